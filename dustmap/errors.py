@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend."""
+"""The one error that is the user's to mend, and the words of any."""
 
 from typing import final
 
@@ -10,3 +10,8 @@ class UserError(ValueError):
     The message says what was expected, what came instead, and what to do. Parsers and checks raise
     it; every other error but OSError and MemoryError is a fault of this package.
     """
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line; the name of its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

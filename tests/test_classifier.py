@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dustmap
 from dustmap import HIPGPClassifier
-from dustmap.estimators._latent import auto_points
+from dustmap.estimators._engines import auto_points
 from dustmap.gp.kernels import Matern32
 from tests.regression_cases import Array
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dustmap import HIPGPRegressor, config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
-from dustmap.runs.checkpoints._written import OWN
+from dustmap.runs.checkpoints._layout import OWN
 from dustmap.tables import read_tables
 from dustmap.tables._outputs import foreign_entries
 
@@ -227,6 +227,8 @@ def test_three_inputs_in_slices(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([*plot, "--slice", "c=50"]) == DONE
     assert main([*plot, "--slice", "c=500", "--overwrite"]) == BAD_INPUT
     assert "--slice c=500: expected" in error(capsys)
+    assert main([*plot, "--slice", "c=top", "--overwrite"]) == BAD_INPUT
+    assert "--slice c=top: expected c=NUMBER" in error(capsys)
 
 
 def test_npz_with_a_matrix_reads_as_the_csv_does(curve: Path, tmp_path: Path) -> None:

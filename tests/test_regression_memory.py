@@ -64,7 +64,7 @@ def test_plans_fit_every_memory_that_the_least_grid_fits(
                     whitening=whitening,
                     max_memory=memory,
                 )
-                plan = planned(problem, settings).plan
+                plan, _ = planned(problem, settings)
                 assert plan.fits or max(plan.grid.shape) == 4, (plan, memory)
             points, _ = planned_points(problem, PointSettings(16, 4.0, torch.float64, memory))
             assert points.fits or max(points.grid.shape) == 4, (points, memory)

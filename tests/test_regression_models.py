@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dustmap import HIPGPRegressor
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
 from tests.regression_cases import ENGINES, wave
@@ -37,6 +38,27 @@ def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -
         model.save(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match=r"expected a directory with model\.json"):
         HIPGPRegressor.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["model.json", "arrays.npz"])
+def test_damaged_files_of_models_are_refused(name: str, tmp_path: Path) -> None:
+    X, truth, noise = wave(30, 1)
+    HIPGPRegressor(learn=False).fit(X, truth + noise).save(tmp_path)
+    half = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(half[: len(half) // 2])
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        HIPGPRegressor.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n_learn", "max_steps", "samples", "rank", "padding", "learning_rate", "max_memory"],
+)
+@pytest.mark.parametrize("value", ["many", None])
+def test_arguments_that_are_no_numbers_are_refused(name: str, value: object) -> None:
+    X, truth, noise = wave(30, 1)
+    with pytest.raises(UserError, match=f"{name} = {value!r}: expected a"):
+        HIPGPRegressor().set_params(**{name: value}).fit(X, truth + noise)
 
 
 def test_saved_models_keep_kernel_and_grid_arguments(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def _noted(text: str, error: BaseException | None) -> str:
 def _said(error: Exception) -> str:
     """Its message; of torch's about memory, what helps, too."""
     said = str(error) or type(error).__name__
-    if _of_memory(error):
+    if _of_memory(error) and "--memory" not in said:
         return (
             f"out of memory: set a smaller --memory, fit.samples or box, or a larger grid.spacing; "
             f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
@@ -167,7 +167,7 @@ def _said(error: Exception) -> str:
 
 
 def _of_memory(error: Exception) -> bool:
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return type(error).__name__.startswith("OutOfMemory") or "can't allocate memory" in str(error)
 
 
 def _fail(error: object, code: int) -> int:

@@ -1,4 +1,4 @@
-"""The engine of "auto": chosen by the kernel that the data have told."""
+"""The engine of "auto", which the learned kernel chooses."""
 
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -8,7 +8,7 @@ from dustmap.engines._exact import ExactEngine
 from dustmap.engines._inducing import InducingEngine
 from dustmap.engines._inducing_plan import planned
 from dustmap.engines._learning import learn_from_start, most_exact
-from dustmap.engines._memory_plan import MemoryPlan
+from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 
 
@@ -32,27 +32,27 @@ class AutomaticEngine(AbstractEngine):
         return self.pathwise.most_rows
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """That of the engine which the model as it stands would get."""
+        """The plan of the engine for the model where learning starts."""
         return self._chosen(problem).plan(problem)
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
-        """Learn by the exact evidence of a random part, and leave the rest to the engine chosen."""
+        """Learn by the exact evidence of a random part; the engine for the result does the rest."""
         settings = self.exact.settings
-        how = settings.learning, settings.max_memory, watch.within("learn")
-        learned = learn_from_start(problem, *how)
+        learned = learn_from_start(problem, settings.learning, settings.max_memory, watch)
         engine = self._chosen(replace(problem, model=learned.model))
         return engine.finish(problem, learned, watch)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Nothing: a fit is loaded by the engine that was chosen."""
+        """Refused: a fit is loaded by the engine that was chosen."""
         raise TypeError("load the fit by the engine that was chosen for it")
 
     def _chosen(self, problem: Problem) -> ExactEngine | InducingEngine | PathwiseEngine:
+        """The engine for the kernel and the noise of the problem."""
         settings = self.inducing.settings
-        found = planned(problem, replace(settings, grid=None))
-        is_fine = found.choice is not None and found.choice.fits and found.choice.fine_enough
+        plan, choice = planned(problem, replace(settings, grid=None))
+        is_fine = choice is not None and choice.fits and choice.fine_enough
         is_dense = len(problem.data) <= most_exact(settings.max_memory)
-        is_full = found.plan.family == "full" or settings.family != "auto"
+        is_full = plan.family == "full" or settings.family != "auto"
         if is_fine and (is_full or not is_dense):
             return self.inducing
         return self.exact if is_dense else self.pathwise

@@ -1,31 +1,25 @@
-"""What an engine is: a problem in, the posterior with the hyperparameters it was found at out.
+"""The interface of engines: a problem in, the posterior at the learned hyperparameters out.
 
 plan(problem)         -> bytes by component, known before anything large is allocated
 fit(problem, watch)   -> learns what the model leaves open, and conditions on all data
-load(problem, arrays) -> the posterior of an earlier fit, to the bit, from what that has left
+load(problem, arrays) -> the posterior of an earlier fit, to the bit, from the arrays it left
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dustmap.engines._memory_plan import MemoryPlan
+from dustmap import inference
+from dustmap.engines._memory import GriddedSizes, MemoryPlan
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractPosterior,
-    Batch,
-    FitStatus,
-    GPModel,
-    HyperparameterFit,
-    Prediction,
-    RegularGrid,
-)
-from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, StudentTNoise
+from dustmap.gp import AbstractPosterior, Batch, FitStatus, GPModel, Prediction, RegularGrid
 from dustmap.linalg import Progress, unwatched
 
 #: Arrays that bring a posterior back, by name.
@@ -38,19 +32,28 @@ def no_step(step: Mapping[str, Any]) -> None:
     """Ignore the step."""
 
 
-def unstaged(name: str) -> AbstractContextManager[None]:
-    """Ignore the stage."""
-    return nullcontext()
+def arrays_of(
+    tensors: Mapping[str, Tensor], spread: inference.CoefficientSpread | None = None
+) -> Arrays:
+    """The tensors, and the spread of fitted coefficients of the mean, for `tensors_of`."""
+    whole = {**tensors, **({} if spread is None else spread.tensors())}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in whole.items()}
+
+
+def tensors_of(arrays: Arrays, device: torch.device | None = None) -> dict[str, Tensor]:
+    """Tensors over the memory of the arrays, or their copies on the device."""
+    tensors = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """model: where learning starts; data; box: nodes of the grid that the map is asked for, None
-    where there is none.
+    """A model where learning starts, and data.
 
-    origin: the model around which priors of hyperparameters stay, where this fit starts from what
-    an earlier one found, with nu degrees of freedom of its noise; None in a first fit.
+    box: nodes of the map's grid, if there is a map. origin, nu: where this fit starts from the
+    result of an earlier one, the model that priors of hyperparameters are centred on, and the
+    degrees of freedom of its Student-t noise.
     """
 
     model: GPModel
@@ -61,35 +64,47 @@ class Problem:
 
     @property
     def nodes(self) -> RegularGrid:
-        """The box, which an engine on the map's own grid needs."""
+        """The box; an error where there is none."""
         if self.box is None:
             raise UserError("this engine solves on the map's grid: give the problem a box")
         return self.box
+
+    def robust(self, settings: inference.RobustSettings | None) -> inference.RobustSettings | None:
+        """Settings of Student-t noise at the degrees of freedom of an earlier fit, if any."""
+        return settings if settings is None or self.nu is None else replace(settings, nu=self.nu)
+
+    def sizes(self, samples: int, itemsize: int) -> GriddedSizes:
+        """Sizes on the box, at the length scale of a first fit: later ones share its bytes."""
+        kernel = (self.origin or self.model).kernel
+        return GriddedSizes.of(kernel, self.nodes, len(self.data), samples, itemsize)
 
 
 @final
 @dataclass(frozen=True)
 class Watch:
-    """checkpointer: keeps states to go on from; on_step: called with every step of learning;
-    progress: with what is counted on the way; stage: a context of "learning" and of "posterior"."""
+    """What follows a fit.
 
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS
+    checkpointer: saves states to resume from. on_step: is called with every step of learning;
+    progress: with counts of the work done. stage: a context of "learning" and of "posterior".
+    """
+
+    checkpointer: inference.AbstractCheckpointer = inference.NO_CHECKPOINTS
     on_step: OnStep = no_step
     progress: Progress = unwatched
-    stage: Callable[[str], AbstractContextManager[None]] = unstaged
+    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def within(self, name: str) -> "Watch":
-        """The same for a part of the computation, with a checkpointer of its own."""
+        """The same for a part of the computation, with a child of the checkpointer."""
         return replace(self, checkpointer=self.checkpointer.child(name))
 
 
 @final
 @dataclass(frozen=True)
 class Learning:
-    """How hyperparameters were learned.
+    """How learning of hyperparameters ended.
 
-    remedy: what to do where learning has not converged; n_data: data that took part; trace:
-    numbers of every step; summary: numbers of the end, for the report.
+    remedy: advice where it has not converged. n_data: data that took part. trace: numbers of every
+    step. summary: numbers of the end, for the report.
     """
 
     status: str
@@ -100,20 +115,16 @@ class Learning:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of_evidence(fit: HyperparameterFit | None) -> "Learning | None":
-        """That of a maximised evidence."""
-        if fit is None:
-            return None
+    def of(
+        status: FitStatus | inference.MGVIStatus,
+        n_data: int,
+        trace: Iterable[Mapping[str, float]] = (),
+        summary: Mapping[str, Any] | None = None,
+    ) -> "Learning":
+        """With the remedy of the status."""
+        converged = status in (FitStatus.CONVERGED, inference.MGVIStatus.CONVERGED)
         return Learning(
-            status=fit.status.value,
-            converged=fit.status is FitStatus.CONVERGED,
-            remedy=fit.status.remedy,
-            n_data=fit.n_data,
-            trace=tuple({"objective_per_datum": value} for value in fit.objective),
-            summary={
-                "log_evidence": fit.log_evidence,
-                "largest_gradient": fit.largest_gradient,
-            },
+            status.value, converged, status.remedy, n_data, tuple(trace), dict(summary or {})
         )
 
 
@@ -122,12 +133,12 @@ class Learning:
 class EngineFit:
     """The posterior of the field.
 
-    model: at the learned values. report: plain values on solution and grid; a residual of
-    iterations is `cg_residual`. evidence: ln p(y) or its lower bound, where the engine knows it.
-    noise: of Student-t noise, on top of the likelihood. arrays: what `load` needs beside the model;
-    empty where the posterior is quickly computed again. plan: how an engine of its own grid has
-    chosen that, for `load`. at_nodes: the field at the nodes of the box, of engines that have it at
-    hand. on_grid: a posterior that draws rays by the thousand, of engines whose own does not.
+    model: at the learned values. report: plain values on solution and grid; `cg_residual` is a
+    residual of iterations. evidence: ln p(y) or its lower bound, where the engine computes one.
+    noise: Student-t, on top of the likelihood. arrays, plan: what `load` needs beside the model;
+    empty where the posterior is quickly computed again. at_nodes: the field at the nodes of the
+    box, where the engine has it at hand. on_grid: a posterior that draws rays by the thousand,
+    where the engine's own cannot.
     """
 
     posterior: AbstractPosterior
@@ -135,7 +146,7 @@ class EngineFit:
     report: Mapping[str, Any] = field(default_factory=dict)
     learning: Learning | None = None
     evidence: float | None = None
-    noise: StudentTNoise | None = None
+    noise: inference.StudentTNoise | None = None
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
     at_nodes: Callable[[], Prediction] | None = None
@@ -145,13 +156,13 @@ class EngineFit:
 class AbstractEngine(ABC):
     """Learns the hyperparameters of a problem and conditions its field on the data.
 
-    An engine is a value: its settings are its fields, and `fit` may be called any number of times.
+    An engine is a value: its settings are its fields, and every `fit` starts afresh.
     """
 
     @property
     @abstractmethod
     def most_rows(self) -> int:
-        """Data beyond are refused."""
+        """The largest number of data that a fit takes."""
 
     @abstractmethod
     def plan(self, problem: Problem) -> MemoryPlan:
@@ -159,8 +170,8 @@ class AbstractEngine(ABC):
 
     @abstractmethod
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
-        """Learn what requires a gradient, and condition on all data."""
+        """Learn what the model leaves open, and condition on all data."""
 
     @abstractmethod
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """The fit that left arrays and plan, with its model in `problem`; nothing is learned."""
+        """The fit that left these arrays and this plan; `problem` has its learned model."""

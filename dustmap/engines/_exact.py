@@ -2,27 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Problem,
-    Watch,
-)
-from dustmap.engines._grids import coarsened
-from dustmap.engines._learning import (
-    MOST_DENSE,
-    EvidenceSettings,
-    Learned,
-    at_mean_distances,
-    bytes_of_exact,
-    learn_from_start,
-)
-from dustmap.engines._memory_plan import MIB, Component, During, MemoryPlan
+from dustmap.engines import _engine, _learning
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._grids import coarsened, first_length
+from dustmap.engines._memory import MIB, Component, During, MemoryPlan
 from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.functionals import PointValues
@@ -36,42 +23,21 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
-#: Dense matrices of the evidence and its gradient, beside one for the factor. Those of rays are
-#: made in chunks, of which two are held where gradients are asked for.
-_GRADIENTS = 4
-#: Of a table of antiderivatives, and of covariances with rays a chunk at a time.
-_TABLE, _CHUNK, _PREDICTIONS = 18 * MIB, 64 * MIB, 64 * MIB
+#: Bytes of a table of antiderivatives, and of the chunks of predictions.
+_TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
 
 
 @final
 @dataclass(frozen=True)
 class ExactSettings:
-    """learning: of hyperparameters; estimator: of the covariances of the data; max_memory: bytes;
-    seed: of draws. draws: whether rays by the thousand are asked for afterwards."""
+    """learning: of hyperparameters; max_memory: bytes; estimator: of the covariances of the data;
+    seed: of draws; draws: plan for draws on a grid, too, which see rays by the thousand."""
 
-    learning: EvidenceSettings
+    learning: _learning.EvidenceSettings
     max_memory: int
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
     seed: int = 0
     draws: bool = False
-
-
-def learning_component(problem: Problem, settings: EvidenceSettings) -> tuple[Component, ...]:
-    """Dense covariances of the data that learn, with their gradients; none where none learn."""
-    if not problem.model.is_learned:
-        return ()
-    n = min(len(problem.data), settings.rows)
-    what = f"dense covariances of {n:,} data and their gradients"
-    chunks = 0 if isinstance(problem.data.functional, PointValues) else 2 * _CHUNK
-    needed = _GRADIENTS * n**2 * _DOUBLE + chunks
-    return (Component("learning", needed, During.LEARNING, what),)
-
-
-def _ray_chunks(problem: Problem) -> tuple[Component, ...]:
-    """Chunks of covariances of rays; those of points are made in place."""
-    if isinstance(problem.data.functional, PointValues):
-        return ()
-    return (Component("chunks", _CHUNK, During.SOLVING, "covariances of rays that are being made"),)
 
 
 @final
@@ -80,25 +46,25 @@ class ExactEngine(AbstractEngine):
     """y ~ N(m, K_ff + Σ), by one dense factor of all data."""
 
     settings: ExactSettings
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_DENSE
+    most_rows: ClassVar[int] = _learning.MOST_DENSE
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of dense covariances in float64, whatever the dtype of the data."""
+        """Bytes of dense covariances in float64, whatever the dtype of the data."""
         n = len(problem.data)
         dense = n**2 * _DOUBLE
         parts = [
             Component("factor", dense, During.WHOLE, f"of the covariance of {n:,} data"),
             Component("covariance", dense, During.SOLVING, f"dense, of {n:,} data"),
             Component("tables", _TABLE, During.WHOLE, "antiderivatives of the kernel, float64"),
-            *learning_component(problem, self.settings.learning),
-            *_ray_chunks(problem),
-            Component("predictions", _PREDICTIONS, During.EXPORT, "covariances, in chunks"),
+            *_learning.learning_component(problem, self.settings.learning),
         ]
+        if not isinstance(problem.data.functional, PointValues):
+            what = "covariances of rays that are being made"
+            parts.append(Component("chunks", _learning.CHUNK, During.SOLVING, what))
+        what = "covariances, in chunks"
+        parts.append(Component("predictions", _PREDICTIONS, During.EXPORT, what))
         if self.settings.draws and problem.box is not None:
-            nodes = draw_grid(problem.box, _length(problem.model)).size
+            nodes = draw_grid(problem.box, first_length(problem.model.kernel)).size
             what = f"root of a covariance of {nodes:,} nodes, for uncertain distances"
             parts.append(Component("draws", 4 * nodes**2 * _DOUBLE, During.DRAWING, what))
         return MemoryPlan(tuple(parts))
@@ -106,48 +72,52 @@ class ExactEngine(AbstractEngine):
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Maximise the evidence of a random part, then condition on all data.
 
-        Hyperparameters are learned with rays to the mean distance. So is the posterior of more
-        than WEIGHTED_ROWS data whose distances are uncertain: the noise has what they add, and the
+        Hyperparameters are learned from rays to the mean distance. So is the posterior of more
+        than WEIGHTED_ROWS data of uncertain distances, whose noise includes that uncertainty; the
         report's `rays` says which rays there were.
         """
-        how = self.settings.learning, self.settings.max_memory, watch.within("learn")
-        return self.finish(problem, learn_from_start(problem, *how), watch)
+        settings = self.settings
+        learned = _learning.learn_from_start(problem, settings.learning, settings.max_memory, watch)
+        return self.finish(problem, learned, watch)
 
-    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
-        """Condition at the hyperparameters that were learned."""
+    def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
+        """Condition at the learned hyperparameters."""
         fit = self.condition(replace(problem, model=learned.model), watch)
         return replace(fit, learning=learned.learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
-        """On all data at the present hyperparameters; with point values coefficients of a mean that
-        is learned are those of generalised least squares, with rays those of the evidence."""
+        """Condition on all data at the present hyperparameters.
+
+        Coefficients of a learned mean are those of generalised least squares with point values, and
+        those of the evidence with rays.
+        """
         data, model = problem.data, problem.model
         self.check_memory(len(data))
         with watch.stage("posterior"):
             if model.mean.is_learned and isinstance(data.functional, PointValues):
                 noise_variance = model.likelihood.noise_variance(data)
-                gp = self._gp(model)
-                beta = gp.fitted_coefficients(data.functional, data.y, noise_variance)
+                beta = self._gp(model).fitted_coefficients(data.functional, data.y, noise_variance)
                 model = model.with_coefficients(beta)
             return self._conditioned(replace(problem, model=model))
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Condition again: that takes seconds. Point values come with their arrays."""
+        """Condition again, which takes seconds, on the point values among the arrays if any."""
         del plan
         if not arrays:
             return self._conditioned(problem)
-        x, y, noise = (torch.from_numpy(arrays[name]) for name in ("x", "y", "noise"))
+        tensors = _engine.tensors_of(arrays)
         normal = replace(problem.model, likelihood=GaussianLikelihood())
-        data = Batch(PointValues(x), y, noise)
-        return replace(
-            self._conditioned(replace(problem, model=normal, data=data)), model=problem.model
-        )
+        data = Batch(PointValues(tensors["x"]), tensors["y"], tensors["noise"])
+        fit = self._conditioned(replace(problem, model=normal, data=data))
+        return replace(fit, model=problem.model)
 
     def _gp(self, model: GPModel) -> ExactGP:
+        """The dense process of the model."""
         return ExactGP(model.kernel, model.mean, self.settings.estimator)
 
     @torch.no_grad()
     def _conditioned(self, problem: Problem) -> EngineFit:
+        """Factor the covariance of all data."""
         model, box = problem.model, problem.box
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
@@ -155,29 +125,28 @@ class ExactEngine(AbstractEngine):
         posterior = self._gp(model).condition(
             points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
         )
-        arrays = {}
+        arrays: Arrays = {}
         if isinstance(points, PointValues):
-            tensors = {"x": points.x, "y": data.y, "noise": noise_variance}
-            arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+            arrays = _engine.arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
 
         @cache
         def on_grid() -> GriddedDraws:
             assert box is not None
-            grid = draw_grid(box, _length(model))
+            grid = draw_grid(box, first_length(model.kernel))
             return GriddedDraws.of(posterior, grid, DRAWS, self.settings.seed)
 
         return EngineFit(
             posterior,
             model,
-            report={"bytes_needed": bytes_of_exact(len(data)), "advice": [], **report},
+            report={"bytes_needed": _learning.bytes_of_exact(len(data)), "advice": [], **report},
             evidence=float(posterior.log_evidence(data.y)),
             arrays=arrays,
             on_grid=None if box is None else on_grid,
         )
 
     def check_memory(self, n: int) -> None:
-        """Refuse so many data that the memory does not hold their matrices."""
-        needed, memory = bytes_of_exact(n), self.settings.max_memory
+        """Refuse n data whose matrices do not fit the memory."""
+        needed, memory = _learning.bytes_of_exact(n), self.settings.max_memory
         if needed > memory:
             raise MemoryError(
                 f"the exact engine needs {needed:,} bytes for {n:,} rows; max_memory = "
@@ -186,8 +155,8 @@ class ExactEngine(AbstractEngine):
 
 
 def _conditioned_rays(data: Batch) -> tuple[Batch, dict[str, str]]:
-    """The data as they are conditioned on, and what the report says of rays that are weighted."""
-    plain = at_mean_distances(data)
+    """Rays to condition on, weighted while they are few, and the entry of the report."""
+    plain = _learning.at_mean_distances(data)
     if plain is data:
         return data, {}
     if len(data) <= WEIGHTED_ROWS:
@@ -201,7 +170,3 @@ def draw_grid(box: RegularGrid, length: float) -> RegularGrid:
     while (grid := coarsened(box, spacing)).size > MOST_NODES:
         spacing *= 1.05
     return grid
-
-
-def _length(model: GPModel) -> float:
-    return float(model.kernel.terms()[0].lengthscale[0].detach())

@@ -6,24 +6,18 @@ Titsias' bound (2009), whose q has a closed form, by L-BFGS.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Problem,
-    Watch,
-)
-from dustmap.engines._inducing import refuse_negligible_noise
+from dustmap import inference
+from dustmap.engines import _inducing
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, arrays_of
 from dustmap.engines._learning import EvidenceSettings, Learned, best_start, learn
-from dustmap.engines._memory_plan import Component, During, MemoryPlan
+from dustmap.engines._memory import AbstractFitPlan, Component, During, MemoryPlan
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.families import AbstractGaussian, FullRankFamily
@@ -31,23 +25,8 @@ from dustmap.gp.features import CholeskyFeatures, clustered_points
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import (
-    CoefficientSpread,
-    RowSource,
-    StepDecay,
-    StepSchedule,
-    SVISettings,
-    SVIState,
-    VariationalModel,
-    VariationalPosterior,
-    fit_collapsed,
-    fit_svi,
-    mean_spread,
-    settle,
-    solve_collapsed,
-)
+from dustmap.inference import RowSource, VariationalModel, VariationalPosterior
 
-MOST_ROWS = 100_000_000
 #: Largest gradient of the bound per datum at which L-BFGS ends.
 _TOLERANCE = 1e-4
 #: Inducing points of "auto", and its passes: at least so many, and enough for so many steps.
@@ -62,7 +41,7 @@ _ROWS_OF_CHUNK, _CHUNK_COPIES, _GRAPH_COPIES = 8, 4, 13
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
 #: Adam's rate falls tenfold at each of these fractions of the passes.
-_DECAY = StepDecay(0.1, (0.5, 0.8))
+_DECAY = inference.StepDecay(0.1, (0.5, 0.8))
 #: Share of the rows held out for `patience`.
 _HELD_OUT = 0.1
 _MAX_PASSES = 20
@@ -77,18 +56,18 @@ class FreePointSettings:
 
     most_points: inducing points of "auto", where as many rows differ.
     patience: passes without a better score of held-out rows that end the training, None for all
-    epochs. learn_points: whether the inducing points move. max_steps: of L-BFGS (sgpr).
+    epochs. learn_points: move the inducing points, too. max_steps: of L-BFGS (sgpr).
     """
 
-    inducing: int | None
-    batch_size: int
-    epochs: int | None
-    learning_rate: float
-    patience: int | None
-    learn_points: bool
-    dtype: torch.dtype
-    max_memory: int
-    seed: int
+    inducing: int | None = None
+    batch_size: int = 256
+    epochs: int | None = None
+    learning_rate: float = 0.02
+    patience: int | None = None
+    learn_points: bool = True
+    dtype: torch.dtype = torch.float64
+    max_memory: int = 2**32
+    seed: int = 0
     most_points: int = AUTO_INDUCING
     max_steps: int = 100
 
@@ -100,8 +79,8 @@ class FreePointSettings:
 
 @final
 @dataclass(frozen=True)
-class FreePointPlan:
-    """What the fitted model is built of, beside its prior and its points (n_inducing, D)."""
+class FreePointPlan(AbstractFitPlan):
+    """Sizes of the variational model, without its prior and its points (n_inducing, D)."""
 
     n_inducing: int
     n: int
@@ -110,47 +89,41 @@ class FreePointPlan:
 
     @property
     def bytes_needed(self) -> int:
-        """Of K_uu, its factor and their gradients, and of the matrices of q, in float64."""
+        """Bytes of K_uu, its factor and their gradients, and of the matrices of q, in float64."""
         return _BYTES_PER_PAIR * self.n_inducing**2
 
-    def as_plain(self) -> dict[str, Any]:
-        """Values that JSON can hold."""
-        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+    @property
+    def refusal(self) -> str:
+        return (
+            f"inducing = {self.n_inducing:,} points need {self.bytes_needed:,} bytes; "
+            f"max_memory = {self.max_memory:,}: take fewer points, or raise max_memory"
+        )
 
-    @staticmethod
-    def of_plain(content: Mapping[str, Any]) -> "FreePointPlan":
-        """The plan of `as_plain`."""
-        return FreePointPlan(**{**content, "dtype": getattr(torch, content["dtype"])})
-
-    def check(self) -> None:
-        """Refuse what does not fit."""
-        if self.bytes_needed > self.max_memory:
-            raise MemoryError(
-                f"inducing = {self.n_inducing:,} points need {self.bytes_needed:,} bytes; "
-                f"max_memory = {self.max_memory:,}: take fewer points, or raise max_memory"
-            )
+    def report(self) -> dict[str, Any]:
+        """Sizes as plain values."""
+        return {
+            "n_inducing": self.n_inducing,
+            "dtype": self.dtype_name,
+            "bytes_needed": self.bytes_needed,
+        }
 
 
 @final
 @dataclass(frozen=True)
 class FreePointsEngine(AbstractEngine):
-    """Inducing points anywhere; `collapsed`: learned with q integrated out (sgpr), for Gaussian
-    noise, else on minibatches (svgp), for any likelihood.
+    """Inducing points anywhere.
 
-    start: of the exact evidence of a few rows, from which a kernel that was named starts.
+    collapsed: learn with q integrated out (sgpr), for Gaussian noise; else on minibatches (svgp),
+    for any likelihood. start: of the exact evidence of a few rows, where learning starts.
     """
 
     settings: FreePointSettings
     collapsed: bool
     start: EvidenceSettings | None = None
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_ROWS
+    most_rows: ClassVar[int] = 100_000_000
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of K_uu, its factor and their gradients, and of the rows: stored where half of the memory
-        holds them, and those of a chunk with what they are made of."""
+        """Bytes of K_uu and of the rows, which are stored where half of the memory holds them."""
         n, settings = len(problem.data), self.settings
         count = settings.inducing or min(settings.most_points, n)
         row = count * torch.float64.itemsize
@@ -175,24 +148,23 @@ class FreePointsEngine(AbstractEngine):
                 score = partial(elbo_at_start, batch=data, settings=self.settings)
                 learned = Learned(best_start(problem.model, score), None)
             if start is not None and start.rows > 0:
-                learned = learn(learned.model, data, start, watch.within("learn"))
+                learned = learn(learned.model, data, start, watch)
         problem = replace(problem, model=learned.model)
         with watch.stage("posterior"):
             if isinstance(problem.model.likelihood, GaussianLikelihood):
-                refuse_negligible_noise(problem.model, data)
+                _inducing.refuse_negligible_noise(problem.model, data)
             fit = self._collapsed(problem) if self.collapsed else self._stochastic(problem)
         return replace(fit, learning=learned.learning)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """q from its statistics."""
-        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
         with torch.no_grad():
-            model = _variational(problem.model, plan, tensors["inducing"])
-        q = model.family.posterior(tensors["mean"], tensors["statistics"])
-        posterior = VariationalPosterior(model, q, CoefficientSpread.of_tensors(tensors))
+            model = _variational(problem.model, plan, torch.from_numpy(arrays["inducing"]))
+        posterior = _inducing.variational_posterior(model, arrays)
         return EngineFit(posterior, problem.model, plan=plan)
 
     def _start(self, problem: Problem) -> tuple[VariationalModel, FreePointPlan, torch.Generator]:
+        """The model at the first inducing points, its plan, and a generator for what follows."""
         settings, data = self.settings, problem.data
         generator = torch.Generator().manual_seed(settings.seed)
         points = starting_points(problem.model.kernel, data, settings, generator)
@@ -203,8 +175,8 @@ class FreePointsEngine(AbstractEngine):
         return model, plan, generator
 
     def _stochastic(self, problem: Problem) -> EngineFit:
-        """Natural steps of q alternate with steps of Adam for the rest; at the end q is settled by
-        full passes, so that no noise of minibatches is left in it."""
+        """Natural steps of q alternate with steps of Adam for the rest; full passes at the end
+        clear q of the noise of minibatches."""
         data, settings = problem.data, self.settings
         model, plan, generator = self._start(problem)
         posterior = model.family.prior(plan.dtype, data.y.device)
@@ -214,34 +186,30 @@ class FreePointsEngine(AbstractEngine):
             model, posterior = last.model, last.posterior
             trained = {"steps": last.step, "epochs": last.epoch}
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        settled = settle(model, posterior, data, source, max_passes=_MAX_PASSES)
-        advice = []
-        if not settled.converged:
-            advice.append(
-                f"the ELBO still rose after {settled.passes} passes over all rows: fewer inducing "
-                f"points, or a larger learning_rate for the noise, may settle it"
-            )
+        settled = inference.settle(model, posterior, data, source, max_passes=_MAX_PASSES)
+        advice = [
+            f"the ELBO still rose after {settled.passes} passes over all rows: fewer inducing "
+            f"points, or a larger learning_rate for the noise, may settle it"
+        ]
         report = {
-            **_sizes(plan),
             "passes": settled.passes,
             "settled": settled.converged,
-            "advice": advice,
+            "advice": [] if settled.converged else advice,
             **trained,
         }
         return _fit(problem, model, plan, source, settled.posterior, settled.elbo, report)
 
     def _collapsed(self, problem: Problem) -> EngineFit:
-        """Each evaluation goes over all rows, O(N M²) at the memory of a chunk of them, in float64:
-        the bound's gradient is exact, so that L-BFGS needs no rate and no batches."""
+        """L-BFGS along the bound, each evaluation O(N M²) over all rows in chunks, in float64."""
         data = problem.data
         model, plan, _ = self._start(problem)
         learned = None
         if model.is_learned:
             steps, tolerance = self.settings.max_steps, _TOLERANCE
-            learned = fit_collapsed(model, data, max_steps=steps, tolerance=tolerance)
+            learned = inference.fit_collapsed(model, data, max_steps=steps, tolerance=tolerance)
             model = learned.model
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        solution = solve_collapsed(model, data, source)
+        solution = inference.solve_collapsed(model, data, source)
         climb: dict[str, Any] = {"evaluations": 0, "refused": 0}
         advice = []
         if learned is not None:
@@ -253,7 +221,7 @@ class FreePointsEngine(AbstractEngine):
             }
             if learned.status is not FitStatus.CONVERGED:
                 advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
-        report = {**_sizes(plan), "climb": climb, "advice": advice}
+        report = {"climb": climb, "advice": advice}
         return _fit(problem, model, plan, source, solution.state, solution.value, report)
 
 
@@ -267,30 +235,22 @@ def _fit(
     report: dict[str, Any],
 ) -> EngineFit:
     """The posterior with the spread of a fitted mean, at the kernel and points of the model."""
-    spread = mean_spread(model, q, problem.data, source)
-    posterior = VariationalPosterior(model, q, spread)
-    features = model.features
+    spread = inference.mean_spread(model, q, problem.data, source)
+    posterior, features = VariationalPosterior(model, q, spread), model.features
     assert isinstance(features, CholeskyFeatures)
-    tensors = {"inducing": features.points.detach(), "mean": q.mean, "statistics": q.statistics}
-    tensors |= {} if spread is None else spread.tensors()
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    learned = GPModel(features.kernel, model.mean, model.likelihood)
-    return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
-
-
-def _sizes(plan: FreePointPlan) -> dict[str, Any]:
-    return {
-        "n_inducing": plan.n_inducing,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "bytes_needed": plan.bytes_needed,
+    arrays = {
+        **arrays_of({"inducing": features.points}),
+        **_inducing.variational_arrays(posterior),
     }
+    learned, report = GPModel(features.kernel, model.mean, model.likelihood), plan.report() | report
+    return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
 
 
 def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> float:
     """The ELBO of some rows at the present hyperparameters, to compare starts by.
 
-    The evidence of these rows would rather have a function of very short length scales than noise:
-    no few inducing points can follow it.
+    The evidence of these rows would prefer very short length scales to noise, which no few inducing
+    points can follow.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     picked = torch.randperm(len(batch), generator=generator)[:_PROBE].sort().values
@@ -303,7 +263,7 @@ def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> 
         variational = _variational(model, plan, points)
         source = RowSource(variational.features, some.functional)
         prior = variational.family.prior(torch.float64, points.device)
-        return settle(variational, prior, some, source, max_passes=_PROBE_PASSES).elbo
+        return inference.settle(variational, prior, some, source, max_passes=_PROBE_PASSES).elbo
 
 
 def _variational(
@@ -311,11 +271,7 @@ def _variational(
 ) -> VariationalModel:
     """Cholesky whitening at these points (M, D), with the full family."""
     features = CholeskyFeatures(
-        model.kernel,
-        inducing,
-        nugget=_NUGGET,
-        rows_dtype=plan.dtype,
-        learn_points=learn_points,
+        model.kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype, learn_points=learn_points
     )
     family = FullRankFamily(plan.n_inducing, max_bytes=plan.max_memory)
     return VariationalModel(features, model.mean, model.likelihood, family)
@@ -324,7 +280,7 @@ def _variational(
 def starting_points(
     kernel: AbstractKernel, batch: Batch, settings: FreePointSettings, generator: torch.Generator
 ) -> Tensor:
-    """Centres of clusters, as many as asked for."""
+    """Centres of clusters, as many as the settings ask for."""
     asked, n = settings.inducing, len(batch)
     if asked is not None and asked > n:
         raise UserError(
@@ -353,7 +309,7 @@ def _clusters(
 
 def _trained(
     model: VariationalModel, batch: Batch, settings: FreePointSettings, generator: torch.Generator
-) -> SVIState:
+) -> inference.SVIState:
     """The last state on minibatches, or the best by the score of held-out rows."""
     order = torch.randperm(len(batch), generator=generator)
     out = 0 if settings.patience is None else max(1, int(_HELD_OUT * len(batch)))
@@ -361,23 +317,22 @@ def _trained(
     size = min(settings.batch_size, len(part))
     length = min(max(size / len(part), _LEAST_LENGTH), _MOST_LENGTH)
     steps = -(-len(part) // size)
-    svi = SVISettings(
+    svi = inference.SVISettings(
         batch_size=size,
         epochs=settings.epochs or max(AUTO_EPOCHS, -(-_AUTO_STEPS // steps)),
-        schedule=StepSchedule(length, power=0.0),
+        schedule=inference.StepSchedule(length, power=0.0),
         one_pass=False,
         learning_rate=settings.learning_rate,
         patience=settings.patience or 1,
         decay=_DECAY,
     )
     source = RowSource(model.features, part.functional, 0)
-    if out == 0:
-        return fit_svi(model, part, source, svi, generator)
-    return fit_svi(model, part, source, svi, generator, score=lambda state: _score(state, held))
+    score = partial(_score, held=held) if out else None
+    return inference.fit_svi(model, part, source, svi, generator, score=score)
 
 
 @torch.no_grad()
-def _score(state: SVIState, held: Batch) -> float:
+def _score(state: inference.SVIState, held: Batch) -> float:
     """Mean log predictive density of the rows held out."""
     model = state.model
     prediction = VariationalPosterior(model, state.posterior).predict(held.functional)

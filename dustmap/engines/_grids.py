@@ -1,15 +1,16 @@
-"""Grids over the data or over the box of a map: as fine as the kernel and the noise ask for."""
+"""Grids over the data or over the box of a map: as fine as the kernel and the noise require."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dustmap.engines._engine import Problem
+from dustmap.engines._memory import AbstractFitPlan
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import CholeskyFeatures
@@ -29,12 +30,34 @@ _DIRECTIONS = 64
 _MIN_NODES = 4
 
 
+class AbstractGridPlan(AbstractFitPlan):
+    """A plan on a grid, whose whitened variables live on `torus_shape`."""
+
+    grid: RegularGrid
+    torus_shape: tuple[int, ...]
+
+    @property
+    def n_features(self) -> int:
+        """M_w."""
+        return math.prod(self.torus_shape)
+
+    def report(self) -> dict[str, Any]:
+        """Sizes as plain values."""
+        return {
+            "grid_shape": list(self.grid.shape),
+            "torus_shape": list(self.torus_shape),
+            "n_features": self.n_features,
+            "dtype": self.dtype_name,
+            "bytes_needed": self.bytes_needed,
+        }
+
+
 @final
 @dataclass(frozen=True)
 class GridChoice:
     """A grid and the median Var r expected of it, over σ² and over the posterior variance.
 
-    fits: whether it is within its budget.
+    fits: whether the grid is within its budget.
     """
 
     grid: RegularGrid
@@ -76,6 +99,18 @@ def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> Regular
     return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
 
 
+def chosen_grid(
+    problem: Problem, plan: Callable[[RegularGrid], AbstractGridPlan], most: int
+) -> GridChoice:
+    """The automatic grid whose plan fits the memory with at most so many variables."""
+
+    def fits(grid: RegularGrid) -> bool:
+        tried = plan(grid)
+        return tried.fits and tried.n_features <= most
+
+    return automatic_grid(problem.model.kernel, inputs(problem), typical_noise(problem), fits)
+
+
 def automatic_grid(
     kernel: AbstractKernel,
     x: Tensor,
@@ -90,9 +125,9 @@ def automatic_grid(
     """
     lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
     _refuse_flat(lower, upper)
-    density_of_data = typical_density(x, shortest_lengths(kernel))
-    expected = expected_variance(kernel, density_of_data, noise_variance)
-    lengths = shortest_lengths(kernel).tolist()
+    shortest, longest = lengths_of(kernel).amin(0), lengths_of(kernel).amax(0).tolist()
+    expected = expected_variance(kernel, typical_density(x, shortest), noise_variance)
+    lengths = shortest.tolist()
 
     def judged(grid: RegularGrid) -> GridChoice:
         unexplained = float(unexplained_variance(kernel, grid.spacing).median())
@@ -110,10 +145,15 @@ def automatic_grid(
     if chosen is None:
         widest = [
             max(length, (b - a) / (_MIN_NODES - 1) * (1.0 + 1e-6))
-            for a, b, length in zip(lower, upper, longest_lengths(kernel).tolist(), strict=True)
+            for a, b, length in zip(lower, upper, longest, strict=True)
         ]
         chosen = judged(_coarser(lower, upper, lengths, widest, fits))
     return chosen
+
+
+def times(shape: Sequence[int]) -> str:
+    """Sizes of the axes, for a message."""
+    return " × ".join(map(str, shape))
 
 
 def coarse_advice(residual_ratio: float) -> list[str]:
@@ -173,7 +213,7 @@ def expected_variance(kernel: AbstractKernel, density: float, noise_variance: fl
     (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density: along rays ω = s n / ℓ in
     seeded random directions n, ℓ the shortest length scale of each axis.
     """
-    dim, lengths = kernel.dim, shortest_lengths(kernel)
+    dim, lengths = kernel.dim, lengths_of(kernel).amin(0)
     generator = torch.Generator().manual_seed(0)
     n = torch.randn((_DIRECTIONS if dim > 1 else 1, dim), generator=generator, dtype=torch.float64)
     log_s = torch.linspace(-9.0, 12.0, 2001, dtype=torch.float64)
@@ -198,20 +238,18 @@ def typical_density(x: Tensor, lengths: Tensor) -> float:
     return float(np.median(counts[cell.ravel()])) / float(extent.prod())
 
 
-def shortest_lengths(kernel: AbstractKernel) -> Tensor:
-    """The shortest length scale of any term, on every axis (D,)."""
-    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
-    return torch.stack(terms).amin(0)
+def lengths_of(kernel: AbstractKernel) -> Tensor:
+    """Length scales (T, D) of the terms, on every axis."""
+    return torch.stack([t.lengthscale.detach().expand(kernel.dim) for t in kernel.terms()])
 
 
-def longest_lengths(kernel: AbstractKernel) -> Tensor:
-    """The longest length scale of any term, on every axis (D,)."""
-    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
-    return torch.stack(terms).amax(0)
+def first_length(kernel: AbstractKernel) -> float:
+    """Length scale of the first term, on the first axis."""
+    return float(lengths_of(kernel)[0, 0])
 
 
 def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
-    """An error when data X (N, D) lie outside the user's grid: how many, on which axis, how far."""
+    """Refuse data X (N, D) outside the user's grid: how many, on which axis, how far."""
     outside = ~grid.contains(X)
     if not bool(outside.any()):
         return

@@ -2,7 +2,7 @@
 
 The feature map is a value of the plan: "hip" (PCG on the box), "torus" (points on all of the padded
 torus), "cholesky" or "ciq". Gaussian noise has its closed form, one pass for S and CG for the mean;
-epochs of natural-gradient steps on minibatches lead there, too.
+epochs of natural-gradient steps on minibatches converge to the same.
 """
 
 import logging
@@ -10,67 +10,27 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Problem,
-    Watch,
-)
-from dustmap.engines._exact import learning_component
-from dustmap.engines._extrapolation import ExtrapolatingFeatures
-from dustmap.engines._grids import coarse_advice
+from dustmap import inference
+from dustmap.engines import _engine, _learning
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._grids import coarse_advice, first_length
 from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
-from dustmap.engines._inducing_posterior import PlacesAndRays, draws_on_grid
-from dustmap.engines._learning import (
-    Learned,
-    learn_from_start,
-    refine_noise,
-    refined_learning,
-)
-from dustmap.engines._memory_plan import WORKING, Component, During, MemoryPlan
+from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
+from dustmap.engines._places import ExtrapolatingFeatures, PlacesAndRays, draws_on_grid
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid
-from dustmap.gp.families import (
-    AbstractFamily,
-    AbstractGaussian,
-    BlockFamily,
-    FullRankFamily,
-    LowRankDiagonalFamily,
-    MeanFieldFamily,
-)
-from dustmap.gp.features import (
-    AbstractFeatureMap,
-    CholeskyFeatures,
-    CIQFeatures,
-    HIPFeatures,
-    TorusFeatures,
-)
+from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, families, features
+from dustmap.gp.features import AbstractFeatureMap, HIPFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.inference import (
-    CoefficientSpread,
-    RowSource,
-    SVISettings,
-    SVIState,
-    VariationalModel,
-    VariationalPosterior,
-    fit_mean,
-    fit_svi,
-    full_elbo,
-    mean_spread,
-    nugget_for,
-    solve_direct,
-)
+from dustmap.inference import VariationalModel, VariationalPosterior
 from dustmap.linalg import TilePartition
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 10_000_000
 #: Data whose residual variance stands for that of all, and whose rounding does.
 _SAMPLE, _ROUNDED = 2000, 64
 #: Of the solve for the mean: tens to hundreds are the rule.
@@ -91,36 +51,24 @@ class InducingEngine(AbstractEngine):
     """q(ε) = N(m, S) in a structured family, ε whitened inducing points on a grid."""
 
     settings: InducingSettings
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_ROWS
+    most_rows: ClassVar[int] = 10_000_000
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of inducing points at the length scale where learning starts."""
-        plan, n = planned(problem, self.settings).plan, len(problem.data)
+        """Bytes of inducing points at the length scale where learning starts."""
+        (plan, _), n = planned(problem, self.settings), len(problem.data)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
         is_points = isinstance(problem.data.functional, PointValues)
         copies = _POINT_COPIES if is_points else _ROW_COPIES
         rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
+        spectra = f"spectra of {plan.grid.size:,}"
+        statistics = f"{plan.family}, statistics of {plan.n_features:,} variables"
+        made_of = f"{n:,} of {plan.n_features:,} features, and what they are made of"
         parts = [
-            Component(
-                "inducing points", plan.bytes_prior, During.FIT, f"spectra of {plan.grid.size:,}"
-            ),
-            Component(
-                "family",
-                plan.bytes_family,
-                During.FIT,
-                f"{plan.family}, statistics of {plan.n_features:,} variables",
-            ),
-            Component(
-                "rows",
-                rows,
-                During.FIT,
-                f"{n:,} of {plan.n_features:,} features, and what they are made of",
-            ),
-            *learning_component(problem, self.settings.learning),
-            Component("working space", WORKING, During.WHOLE, "chunks of rows and of transforms"),
+            Component("inducing points", plan.bytes_prior, During.FIT, spectra),
+            Component("family", plan.bytes_family, During.FIT, statistics),
+            Component("rows", rows, During.FIT, made_of),
+            *_learning.learning_component(problem, self.settings.learning),
+            WORKING_COMPONENT,
         ]
         if plan.whitening == "hip" and plan.grid.size <= HIPFeatures.dense_below:
             what = f"of the covariance of {plan.grid.size:,} inducing points, float64"
@@ -131,90 +79,86 @@ class InducingEngine(AbstractEngine):
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn by the exact evidence of a random part; then the posterior of all data."""
         settings = self.settings
-        how = settings.learning, settings.max_memory, watch.within("learn")
-        return self.finish(problem, learn_from_start(problem, *how), watch)
+        learned = _learning.learn_from_start(problem, settings.learning, settings.max_memory, watch)
+        return self.finish(problem, learned, watch)
 
-    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
-        """The posterior at the kernel that was learned; the noise of point values is refined."""
+    def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
+        """The posterior at the learned kernel; the noise of point values is refined."""
         model, report = _within_the_box(learned.model, problem.box)
-        learning = learned.learning
+        learned = replace(learned, model=model)
         if isinstance(problem.data.functional, PointValues):
-            settings = self.settings.learning
             with watch.stage("learning"):
-                refined = refine_noise(model, problem.data, settings.rows, settings.seed)
-            model, learning = refined.model, refined_learning(learning, None, refined)
-            refuse_negligible_noise(model, problem.data)
+                learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
+            refuse_negligible_noise(learned.model, problem.data)
         with watch.stage("posterior"):
-            fit = self.condition(replace(problem, model=model), watch)
-        return replace(fit, report={**fit.report, **report}, learning=learning)
+            fit = self.condition(replace(problem, model=learned.model), watch)
+        return replace(fit, report={**fit.report, **report}, learning=learned.learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""
-        found = planned(problem, self.settings)
-        found.plan.check()
-        plan, advice = self._precise_enough(problem, found.plan)
+        plan, choice = planned(problem, self.settings)
+        plan.check()
+        plan, advice = self._precise_enough(problem, plan)
         variational = self._model(problem.model, plan)
         if self.settings.epochs:
             variational = self._model(problem.model.fixed(), plan)
             fit = self._stochastic(problem, variational, plan, watch.within("condition"))
         else:
             fit = self._direct(problem, variational, plan, watch)
-        expected = {} if found.choice is None else found.choice.expected
-        report = {**fit.report, "expected": expected}
+        report = {**fit.report, "expected": {} if choice is None else choice.expected}
         report["advice"] = [*advice, *report["advice"]]
         return replace(fit, report=report)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """q from its statistics where they were kept, else computed again."""
+        """q from its statistics, or computed again where no plan was saved."""
         if plan is None:
             return self.condition(problem, Watch())
-        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        model = self._model(problem.model, plan)
-        q = model.family.posterior(tensors["mean"], tensors["statistics"])
-        posterior = VariationalPosterior(model, q, CoefficientSpread.of_tensors(tensors))
+        posterior = variational_posterior(self._model(problem.model, plan), arrays)
         return EngineFit(posterior, problem.model, plan=plan)
 
     @torch.no_grad()
     def _model(self, model: GPModel, plan: InducingPlan) -> VariationalModel:
-        features = self._features(model.kernel, plan)
-        return VariationalModel(features, model.mean, model.likelihood, make_family(plan))
+        phi = self._features(model.kernel, plan)
+        return VariationalModel(phi, model.mean, model.likelihood, make_family(plan))
 
     def _features(self, kernel: AbstractKernel, plan: InducingPlan) -> AbstractFeatureMap:
         """Rows of Φ; for point values on a grid of their own, of places beyond it as well."""
         settings, grid, dtype = self.settings, plan.grid, plan.dtype
-        nugget = nugget_for(kernel, dtype) if settings.nugget is None else settings.nugget
+        nugget = settings.nugget
+        if nugget is None:
+            nugget = inference.nugget_for(kernel, dtype)
         estimator, steps = settings.estimator, settings.pcg_steps
         if plan.whitening == "cholesky":
             nugget = max(nugget, _LEAST_NUGGET) if settings.nugget is None else nugget
-            return CholeskyFeatures(kernel, grid, estimator, nugget=nugget, rows_dtype=dtype)
+            return features.CholeskyFeatures(
+                kernel, grid, estimator, nugget=nugget, rows_dtype=dtype
+            )
         if plan.whitening == "ciq":
-            how = {"nugget": nugget, "rows_dtype": dtype, "rtol": plan.rtol}
-            return CIQFeatures(kernel, grid, estimator, **how)  # type: ignore[arg-type]
+            return features.CIQFeatures(
+                kernel, grid, estimator, nugget=nugget, rows_dtype=dtype, rtol=plan.rtol
+            )
         prior = GridPrior.padded(
             kernel, grid, nugget=nugget, dtype=dtype, torus_shape=plan.torus_shape
         )
-        inner: HIPFeatures | TorusFeatures = TorusFeatures(prior, estimator)
+        inner: AbstractFeatureMap = features.TorusFeatures(prior, estimator)
         if plan.whitening == "hip":
             inner = HIPFeatures(prior, estimator, rtol=plan.rtol, max_steps=steps)
         if settings.points_per_length is not None:
             return inner
-        # Beyond the box the images of the wrapped kernel would repeat the opposite face: there the
-        # plain kernel says how a point depends on the nodes.
-        plain = HIPFeatures(replace(prior, wrapping=None), rtol=plan.rtol, max_steps=steps)
-        return ExtrapolatingFeatures(inner, plain, grid)
+        return ExtrapolatingFeatures.around(inner, prior, plan.rtol, steps)
 
     def _direct(
         self, problem: Problem, model: VariationalModel, plan: InducingPlan, watch: Watch
     ) -> EngineFit:
-        """S by one pass and the mean by CG; rows are kept where half of the memory holds them.
+        """S by one pass and the mean by CG; rows are stored where half of the memory holds them.
 
-        On a grid over the data a learned mean gets the coefficients that fit these best, in place,
-        and their spread enters the posterior. On the map's box it stays as the evidence had it: the
-        inducing points leave more of a ray unexplained than a fit of the mean could overlook.
+        On a grid over the data a learned mean gets the coefficients that fit these best, and their
+        spread enters the posterior. On the map's box it stays as the evidence had it: a fit of the
+        mean would absorb what the inducing points leave unexplained of a ray.
         """
         data = problem.data
-        source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        solution = solve_direct(
+        source = inference.RowSource(model.features, data.functional, plan.max_memory // 2)
+        solution = inference.solve_direct(
             model,
             data,
             source,
@@ -225,22 +169,28 @@ class InducingEngine(AbstractEngine):
         state, elbo = solution.state, solution.elbo
         spread = None
         if self.settings.points_per_length is None:
-            spread = mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
+            spread = inference.mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
         if spread is not None:
-            fitted = fit_mean(model, state, data, source, spread)
+            fitted = inference.fit_mean(model, state, data, source, spread)
             model, state = fitted.model, fitted.state
-            elbo = full_elbo(model, state, data, source)
+            elbo = inference.full_elbo(model, state, data, source)
         with torch.no_grad():
             # Of the median datum: a part of the data is enough.
             some = slice(0, len(data), max(1, len(data) // _SAMPLE))
             rows, noise = source.select(some), model.likelihood.noise_variance(data)[some]
             ratio = float((rows.residual_variance / noise).median())
-        solve = solution.solve
-        advice = [*coarse_advice(ratio), *_row_advice(rows.solves)]
+        solve, solves = solution.solve, rows.solves
+        advice = coarse_advice(ratio)
+        if solves.unconverged:
+            advice.append(
+                f"{solves.unconverged} of {solves.columns} rows of features stopped at a relative "
+                f'residual of up to {solves.residual:.1e}: use dtype="float64", more padding, or '
+                f'whitening="torus"'
+            )
         advice += [] if solve.converged else [solve.message()]
         report = {
             **_sizes(plan, model.features),
-            "rows": asdict(rows.solves),
+            "rows": asdict(solves),
             "solve": {
                 "status": solve.worst.name.lower(),
                 "steps": int(solve.steps.max()),
@@ -249,47 +199,45 @@ class InducingEngine(AbstractEngine):
             "residual_ratio": ratio,
             "advice": advice,
         }
-        return self._fit(problem, model, plan, state, spread, elbo, report)
+        posterior = VariationalPosterior(model, state, spread)
+        return self._fit(problem, posterior, plan, elbo, report)
 
     def _stochastic(
         self, problem: Problem, model: VariationalModel, plan: InducingPlan, watch: Watch
     ) -> EngineFit:
-        """Natural-gradient steps on minibatches, in an order that the seed gives."""
+        """Natural-gradient steps on minibatches, in an order set by the seed."""
         data, settings = problem.data, self.settings
-        source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        last = fit_svi(
+        source = inference.RowSource(model.features, data.functional, plan.max_memory // 2)
+        last = inference.fit_svi(
             model,
             data,
             source,
-            SVISettings(batch_size=settings.batch, epochs=settings.epochs),
+            inference.SVISettings(batch_size=settings.batch, epochs=settings.epochs),
             torch.Generator().manual_seed(settings.seed),
             progress=_epochs(len(data), watch),
             checkpointer=watch.checkpointer,
         )
-        elbo = full_elbo(model, last.posterior, data, source)
+        elbo = inference.full_elbo(model, last.posterior, data, source)
         sizes = _sizes(plan, model.features)
         report = {**sizes, "steps": last.step, "epochs": last.epoch, "advice": []}
-        return self._fit(problem, model, plan, last.posterior, None, elbo, report)
+        posterior = VariationalPosterior(model, last.posterior)
+        return self._fit(problem, posterior, plan, elbo, report)
 
     def _fit(
         self,
         problem: Problem,
-        model: VariationalModel,
+        posterior: VariationalPosterior,
         plan: InducingPlan,
-        state: AbstractGaussian,
-        spread: CoefficientSpread | None,
         elbo: float,
         report: dict[str, Any],
     ) -> EngineFit:
-        posterior = VariationalPosterior(model, state, spread)
-        learned = replace(problem.model, mean=model.mean)
+        """The fit with its arrays, or on the map's box with its places."""
+        learned = replace(problem.model, mean=posterior.model.mean)
         if problem.box is None or self.settings.points_per_length is None:
-            tensors = {"mean": state.mean, "statistics": state.statistics}
-            tensors |= {} if spread is None else spread.tensors()
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            arrays = variational_arrays(posterior)
             return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
         places = PlacesAndRays.of(posterior)
-        nodes = PointValues(problem.box.points(device=state.mean.device))
+        nodes = PointValues(problem.box.points(device=posterior.state.mean.device))
         return EngineFit(
             places,
             learned,
@@ -303,7 +251,7 @@ class InducingEngine(AbstractEngine):
     def _precise_enough(
         self, problem: Problem, plan: InducingPlan
     ) -> tuple[InducingPlan, list[str]]:
-        """The plan, in float64 where rounding to float32 would drown point values; and why."""
+        """The plan, in float64 where rounding to float32 would drown point values; and advice."""
         if plan.dtype == torch.float64 or not isinstance(problem.data.functional, PointValues):
             return plan, []
         try:
@@ -337,83 +285,78 @@ class InducingEngine(AbstractEngine):
         return float(((rounded - exact).square().sum(-1) / noise).median())
 
 
-def make_family(plan: InducingPlan) -> AbstractFamily:
+def variational_arrays(posterior: VariationalPosterior) -> Arrays:
+    """Arrays of q(ε) and of the spread of a fitted mean, for `variational_posterior`."""
+    q = posterior.state
+    return _engine.arrays_of({"mean": q.mean, "statistics": q.statistics}, posterior.spread)
+
+
+def variational_posterior(model: VariationalModel, arrays: Arrays) -> VariationalPosterior:
+    """The posterior of `variational_arrays`."""
+    tensors = _engine.tensors_of(arrays)
+    q = model.family.posterior(tensors["mean"], tensors["statistics"])
+    spread = inference.CoefficientSpread.of_tensors(tensors)
+    return VariationalPosterior(model, q, spread)
+
+
+def make_family(plan: InducingPlan) -> families.AbstractFamily:
     """The family of the plan."""
+    M_w, most = plan.n_features, plan.max_memory
     if plan.family == "mean-field":
-        return MeanFieldFamily(plan.n_features)
+        return families.MeanFieldFamily(M_w)
     if plan.family == "low-rank":
-        return LowRankDiagonalFamily(plan.n_features, plan.rank, max_bytes=plan.max_memory)
+        return families.LowRankDiagonalFamily(M_w, plan.rank, max_bytes=most)
     if plan.family == "full":
-        return FullRankFamily(plan.n_features, max_bytes=plan.max_memory)
+        return families.FullRankFamily(M_w, max_bytes=most)
     assert plan.block is not None
-    partition = TilePartition(plan.torus_shape, plan.block)
-    return BlockFamily(partition, max_bytes=plan.max_memory)
+    return families.BlockFamily(TilePartition(plan.torus_shape, plan.block), max_bytes=most)
 
 
-def _row_advice(solves: Any) -> list[str]:
-    if not solves.unconverged:
-        return []
-    return [
-        f"{solves.unconverged} of {solves.columns} rows of features stopped at a relative residual "
-        f'of up to {solves.residual:.1e}: use dtype="float64", more padding, or whitening="torus"'
-    ]
-
-
-def _sizes(plan: InducingPlan, features: AbstractFeatureMap) -> dict[str, Any]:
-    """Plain values of the plan, and what the construction of the prior did."""
+def _sizes(plan: InducingPlan, phi: AbstractFeatureMap) -> dict[str, Any]:
+    """Plain values of the plan and of the construction of the prior."""
     return {
-        "grid_shape": list(plan.grid.shape),
-        "torus_shape": list(plan.torus_shape),
-        "n_features": plan.n_features,
-        "dtype": str(plan.dtype).removeprefix("torch."),
+        **plan.report(),
         "whitening": plan.whitening,
         "family": plan.family,
         "block": None if plan.block is None else list(plan.block),
         "rank": plan.rank,
-        "bytes_needed": plan.bytes_needed,
         "bytes_rows": plan.bytes_rows,
-        "prior": _prior_report(features),
+        "prior": _prior_report(phi),
     }
 
 
-def _prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
-    if isinstance(features, ExtrapolatingFeatures):
-        features = features.outer
-    if isinstance(features, CholeskyFeatures | CIQFeatures):
-        return {"nugget": features.nugget * float(features.kernel.variance().detach())}
-    assert isinstance(features, HIPFeatures | TorusFeatures)
-    report = features.prior.report
-    return {
-        "wrap_error": report.wrap_error,
-        "wrap_inflation": report.wrap_inflation,
-        "smallest_eigenvalue": report.smallest_eigenvalue,
-        "clamped": report.clamped,
-        "nugget": report.nugget,
-    }
+def _prior_report(phi: AbstractFeatureMap) -> dict[str, float | int]:
+    """Errors and repairs of the prior."""
+    if isinstance(phi, ExtrapolatingFeatures):
+        phi = phi.outer
+    if isinstance(phi, features.CholeskyFeatures | features.CIQFeatures):
+        return {"nugget": phi.nugget * float(phi.kernel.variance().detach())}
+    assert isinstance(phi, HIPFeatures | features.TorusFeatures)
+    names = ("wrap_error", "wrap_inflation", "smallest_eigenvalue", "clamped", "nugget")
+    return {name: getattr(phi.prior.report, name) for name in names}
 
 
 def _within_the_box(model: GPModel, box: RegularGrid | None) -> tuple[GPModel, dict[str, float]]:
-    """A length scale beyond the longest side of the box is as good as that side, which a torus can
-    hold: the model with it, and what the report says."""
-    length = float(model.kernel.terms()[0].lengthscale[0].detach())
-    longest = math.inf
-    if box is not None:
-        longest = max(b - a for a, b in zip(box.lower, box.upper, strict=True))
+    """The model with a length scale no longer than the box, which a torus can hold and which is as
+    good as a longer one, and the entry of the report."""
+    if box is None:
+        return model, {}
+    length = first_length(model.kernel)
+    longest = max(b - a for a, b in zip(box.lower, box.upper, strict=True))
     if length <= longest:
         return model, {}
     log.info("length scale %.4g, beyond the box: %.4g taken", length, longest)
-    kernel = model.kernel.with_parameters(
-        [
-            p.at(torch.full_like(p.value, math.log(longest))) if p.is_one_of(("length",)) else p
-            for p in model.kernel.parameters()
-        ]
-    )
+    at_longest = [
+        p.at(torch.full_like(p.value, math.log(longest))) if p.is_one_of(("length",)) else p
+        for p in model.kernel.parameters()
+    ]
+    kernel = model.kernel.with_parameters(at_longest)
     return replace(model, kernel=kernel), {"length_learned_beyond_the_box": length}
 
 
 @torch.no_grad()
 def refuse_negligible_noise(model: GPModel, data: Batch) -> None:
-    """The precision I + Φᵀ Σ⁻¹ Φ loses its identity beside 1/σ² ≫ 10¹³ / k(0)."""
+    """Refuse 1/σ² ≫ 10¹³ / k(0), beside which I + Φᵀ Σ⁻¹ Φ loses its identity to rounding."""
     least = float(model.likelihood.noise_variance(data).min() / model.kernel.variance())
     if least < _LEAST_NOISE:
         raise UserError(
@@ -423,11 +366,11 @@ def refuse_negligible_noise(model: GPModel, data: Batch) -> None:
         )
 
 
-def _epochs(n: int, watch: Watch) -> Callable[[SVIState], None]:
-    """Log an epoch, and pass its numbers on."""
+def _epochs(n: int, watch: Watch) -> Callable[[inference.SVIState], None]:
+    """Log every epoch, and pass its numbers to `watch`."""
     last = [0]
 
-    def after(state: SVIState) -> None:
+    def after(state: inference.SVIState) -> None:
         if state.epoch > last[0]:
             last[0] = state.epoch
             elbo = state.taken.elbo / n

@@ -7,55 +7,20 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-)
-from dustmap.engines._gridded_memory import (
-    FIELD_VECTORS,
-    LINEAR,
-    Allotment,
-    GriddedSizes,
-    RowBytes,
-    row_component,
-    spectra_component,
-    working_component,
-)
-from dustmap.engines._memory_plan import Component, During, MemoryPlan
-from dustmap.gp import GPModel, GridPrior, Parameters
-from dustmap.gp.features import (
-    AbstractBeams,
-    BeamTable,
-    beamed_interpolation,
-    interpolation,
-    row_bytes,
-)
+from dustmap import inference
+from dustmap.engines import _engine, _memory
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
+from dustmap.engines._memory import Component, During, MemoryPlan
+from dustmap.gp import GPModel, GridPrior, Parameters, features
 from dustmap.gp.functionals import LineIntegrals, world_of
-from dustmap.inference import (
-    Interpolation,
-    LogNormalModel,
-    LogNormalPosterior,
-    MGVIRound,
-    MGVISettings,
-    MGVISolution,
-    MGVIStatus,
-    RobustSettings,
-    fit_mgvi,
-    nugget_for,
-)
+from dustmap.inference import MGVIRound, MGVISolution
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 10_000_000
 #: Vectors over the torus a sample: where deviations follow the curvature, those they start from,
 #: those drawn one by one, and these side by side.
 DRAW_VECTORS = 3
@@ -78,17 +43,17 @@ _STAGES = {
 @final
 @dataclass(frozen=True)
 class LogNormalSettings:
-    """samples: drawn in pairs, an odd number one more; cg_steps: of a solve; robust: Student-t
-    noise, None for Gaussian; memory: bytes; beams: shared by rays of a fit, None for rows of their
-    own: the posterior's stay exact."""
+    """samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
+    robust: Student-t noise, None for Gaussian. beams: shared by rays of a fit, None for rows of
+    their own, as the posterior has in any case."""
 
     samples: int
     cg_steps: int
     seed: int
     dtype: torch.dtype
     memory: int
-    robust: RobustSettings | None = None
-    beams: AbstractBeams | None = None
+    robust: inference.RobustSettings | None = None
+    beams: features.AbstractBeams | None = None
 
     @property
     def drawn(self) -> int:
@@ -102,73 +67,48 @@ class LogNormalEngine(AbstractEngine):
     """ρ = exp(H β + R ε) at the nodes of the box: mode, hyperparameters and samples."""
 
     settings: LogNormalSettings
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_ROWS
+    most_rows: ClassVar[int] = 10_000_000
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of samples, draws and the solver."""
-        rays, s, itemsize = problem.data.functional, self.sizes(problem), self.itemsize
+        """Bytes of samples, draws and the solver."""
+        rays, s = problem.data.functional, self.sizes(problem)
         assert isinstance(rays, LineIntegrals)
-        rank = min(_RANK, s.data // 8)
+        field, rank = s.nodes * s.itemsize, min(_RANK, s.data // 8)
         needed, allotted = self.row_bytes(problem)(rays), self.allotment(problem).rows
-        rows, how = row_component(needed, allotted, len(rays))
-        sketched = _SKETCHED_FIELDS * _SKETCHED * s.nodes * itemsize
+        rows, how = _memory.row_component(needed, allotted, len(rays))
+        making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field
+        solving = (_memory.FIELD_VECTORS * s.samples + 3 * rank) * s.data * s.itemsize
+        samples = f"{s.samples} densities at {s.nodes:,} nodes"
+        draws = f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each"
+        fields = f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each"
+        products = f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples"
+        vectors = f"vectors over {s.data:,} stars and a preconditioner of rank {rank}"
         parts = (
-            Component(
-                "samples",
-                3 * s.samples * s.nodes * itemsize,
-                During.WHOLE,
-                f"{s.samples} densities at {s.nodes:,} nodes",
-            ),
-            spectra_component(s),
-            Component(
-                "draws",
-                drawing_bytes(s),
-                During.DRAWING,
-                f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each",
-            ),
-            Component(
-                "fields",
-                _DRAWN_FIELDS * s.samples * s.nodes * itemsize,
-                During.DRAWING,
-                f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each",
-            ),
-            Component(
-                "making the preconditioner",
-                s.samples * s.vector + sketched,
-                During.PREPARING,
-                f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples",
-            ),
-            Component(
-                "solver",
-                (FIELD_VECTORS * s.samples + 3 * rank) * s.data * itemsize,
-                During.FIT,
-                f"vectors over {s.data:,} stars and a preconditioner of rank {rank}",
-            ),
+            Component("samples", 3 * s.samples * field, During.WHOLE, samples),
+            _memory.spectra_component(s),
+            Component("draws", drawing_bytes(s), During.DRAWING, draws),
+            Component("fields", _DRAWN_FIELDS * s.samples * field, During.DRAWING, fields),
+            Component("making the preconditioner", making, During.PREPARING, products),
+            Component("solver", solving, During.FIT, vectors),
             rows,
-            working_component(),
+            _memory.WORKING_COMPONENT,
         )
         return MemoryPlan(parts, {"rows of the stars": how})
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
-        """Mode, hyperparameters and samples; priors stay around the problem's origin."""
+        """Mode, hyperparameters and samples; priors are centred on the problem's origin."""
         settings, data = self.settings, problem.data
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
-        robust = settings.robust
-        if robust is not None and problem.nu is not None:
-            robust = replace(robust, nu=problem.nu)
         names = problem.model.log_names
-        solution = fit_mgvi(
-            self._model(problem.model, problem),
+        solution = inference.fit_mgvi(
+            self._model(problem),
             data,
-            MGVISettings(
+            inference.MGVISettings(
                 samples=settings.drawn,
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
-                robust=robust,
+                robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
@@ -179,24 +119,27 @@ class LogNormalEngine(AbstractEngine):
         mean = fitted.mean.with_coefficients(solution.coefficients)
         learned = GPModel(fitted.prior.kernel, mean, fitted.likelihood)
         # As a later command will see it, so that both see the same bits.
-        loaded = self.load(replace(problem, model=learned), _arrays(solution.posterior))
+        posterior = solution.posterior
+        assert posterior.explained is not None
+        names_kept = ("explained", "log_density", "log_samples")
+        arrays = _engine.arrays_of({name: getattr(posterior, name) for name in names_kept})
+        trace = [_numbers(line, names) for line in solution.history]
         return replace(
-            loaded,
+            self.load(replace(problem, model=learned), arrays),
             report=_report(solution),
-            learning=_learning(solution, len(data), names),
+            learning=Learning.of(solution.status, len(data), trace),
             noise=None if solution.weights is None else solution.weights.noise,
         )
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """The posterior that an earlier fit has left: its samples are all there is to it.
+        """The posterior of an earlier fit, which is made of its samples alone.
 
-        Runs of earlier versions know no share that is explained; their coverage goes by the prior's
-        variance.
+        Runs of earlier versions have no explained share of the prior's variance; their coverage
+        goes by that variance.
         """
         del plan
-        device = problem.data.y.device
-        tensors = {name: torch.from_numpy(np.asarray(v)).to(device) for name, v in arrays.items()}
-        posterior = LogNormalPosterior(
+        tensors = _engine.tensors_of(arrays, problem.data.y.device)
+        posterior = inference.LogNormalPosterior(
             self._rows(problem),
             tensors["log_density"],
             tensors["log_samples"],
@@ -204,66 +147,61 @@ class LogNormalEngine(AbstractEngine):
         )
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return self.settings.dtype.itemsize
-
-    def _model(self, model: GPModel, problem: Problem) -> LogNormalModel:
+    def _model(self, problem: Problem) -> inference.LogNormalModel:
+        """Prior, mean and noise, and rows of the fit through shared beams where there are any."""
+        model, settings = problem.model, self.settings
         prior = GridPrior.padded(
             model.kernel,
             problem.nodes,
-            nugget=nugget_for(model.kernel, self.settings.dtype),
-            dtype=self.settings.dtype,
-            memory=self.settings.memory,
+            nugget=inference.nugget_for(model.kernel, settings.dtype),
+            dtype=settings.dtype,
+            memory=settings.memory,
             world=world_of(problem.data.functional),
         )
-        return LogNormalModel(prior, model.mean, model.noise, self._rows_of_fit(problem))
+        rows = functools.partial(self._rows(problem), memory=self.allotment(problem).rows)
+        if settings.beams is not None:
+            beamed = features.beamed_interpolation
+            rows = functools.partial(beamed, beams=settings.beams, **rows.keywords)
+        return inference.LogNormalModel(prior, model.mean, model.noise, rows)
 
     def _rows(self, problem: Problem) -> "functools.partial[Any]":
-        settings = self.settings
+        """Rows of any functional by multilinear interpolation."""
+        memory, dtype = self.settings.memory // 2, self.settings.dtype
         return functools.partial(
-            interpolation, grid=problem.nodes, memory=settings.memory // 2, dtype=settings.dtype
+            features.interpolation, grid=problem.nodes, memory=memory, dtype=dtype
         )
 
-    def _rows_of_fit(self, problem: Problem) -> Interpolation:
-        """Through shared beams where there are any."""
-        rows = functools.partial(self._rows(problem), memory=self.allotment(problem).rows)
-        if self.settings.beams is None:
-            return rows
-        return functools.partial(beamed_interpolation, beams=self.settings.beams, **rows.keywords)
+    def sizes(self, problem: Problem) -> _memory.GriddedSizes:
+        """Sizes of the solve on the map's grid."""
+        return problem.sizes(self.settings.drawn, self.settings.dtype.itemsize)
 
-    def sizes(self, problem: Problem) -> GriddedSizes:
-        """At the length scale where a first fit started, so that later ones share its bytes."""
-        kernel, n = (problem.origin or problem.model).kernel, len(problem.data)
-        return GriddedSizes.of(kernel, problem.nodes, n, self.settings.drawn, self.itemsize)
-
-    def allotment(self, problem: Problem) -> Allotment:
+    def allotment(self, problem: Problem) -> _memory.Allotment:
         """Bytes for stored rows, and for vectors that are solved for together."""
         sizes, rays = self.sizes(problem), problem.data.functional
         held, memory = drawing_bytes(sizes), self.settings.memory
-        return Allotment.of(memory, sizes, held, rays, self.row_bytes(problem))
+        return _memory.Allotment.of(memory, sizes, held, rays, self.row_bytes(problem))
 
-    def row_bytes(self, problem: Problem) -> RowBytes:
-        """Of rows with their transpose, those of shared beams included."""
-        grid, settings = problem.nodes, self.settings
-        beams = settings.beams
+    def row_bytes(self, problem: Problem) -> _memory.RowBytes:
+        """Bytes of rows with their transpose, those of shared beams included."""
+        grid, dtype, beams = problem.nodes, self.settings.dtype, self.settings.beams
         if beams is None:
-            return functools.partial(row_bytes, grid=grid, order=LINEAR, dtype=settings.dtype)
+            order = _memory.LINEAR
+            return functools.partial(features.row_bytes, grid=grid, order=order, dtype=dtype)
 
         def shared(rays: LineIntegrals) -> int:
-            table = BeamTable.of(grid, beams, dtype=settings.dtype, device=rays.device)
+            table = features.BeamTable.of(grid, beams, dtype=dtype, device=rays.device)
             return table.planned_bytes(rays)
 
         return shared
 
 
-def drawing_bytes(sizes: GriddedSizes) -> int:
+def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
     """Bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
 
 
 def _report(solution: MGVISolution) -> dict[str, object]:
+    """Sizes of the prior and the end of the fit, as plain values."""
     last, prior = solution.history[-1], solution.model.prior.report
     weights = solution.weights
     robust = {} if weights is None else {"outliers": weights.outliers}
@@ -281,17 +219,6 @@ def _report(solution: MGVISolution) -> dict[str, object]:
     }
 
 
-def _learning(solution: MGVISolution, n: int, names: tuple[str, ...]) -> Learning:
-    status = solution.status
-    return Learning(
-        status=status.value,
-        converged=status is MGVIStatus.CONVERGED,
-        remedy=status.remedy,
-        n_data=n,
-        trace=tuple(_numbers(line, names) for line in solution.history),
-    )
-
-
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     """Numbers of one round, by name."""
     parameters = {f"log_{n}": value for n, value in zip(names, line.parameters, strict=True)}
@@ -304,17 +231,8 @@ def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     }
 
 
-def _arrays(posterior: LogNormalPosterior) -> Arrays:
-    assert posterior.explained is not None
-    return {
-        "explained": posterior.explained.cpu().numpy(),
-        "log_density": posterior.log_density.cpu().numpy(),
-        "log_samples": posterior.log_samples.cpu().numpy(),
-    }
-
-
 def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[MGVIRound], None]:
-    """Log a round, and pass its numbers on."""
+    """Log a round, and pass its numbers to `watch`."""
 
     def after(line: MGVIRound) -> None:
         log.info(

@@ -1,7 +1,7 @@
 """The global engine: sparse weights on a grid, one solve for mean and draws of all data.
 
-Rays are solved on the map's own grid, whose hyperparameters the evidence of the gridded model
-tells; point values on a grid that the learned kernel asks for.
+Rays are solved on the map's own grid, with hyperparameters of the greatest evidence of the gridded
+model; point values on a grid as fine as the learned kernel requires.
 """
 
 import logging
@@ -9,101 +9,47 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
-import torch
 
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-)
-from dustmap.engines._exact import learning_component
-from dustmap.engines._gridded_memory import (
-    FIELD_VECTORS,
-    KRIGING,
-    RANK_VECTORS,
-    Allotment,
-    GriddedSizes,
-    RowBytes,
-    row_component,
-    spectra_component,
-    working_component,
-)
-from dustmap.engines._learning import (
-    EvidenceSettings,
-    Learned,
-    learn_from_start,
-    refine,
-    refine_noise,
-    refined_learning,
-)
-from dustmap.engines._memory_plan import MIB, Component, During, MemoryPlan
-from dustmap.engines._pathwise_points import (
-    PointSettings,
-    fit_points,
-    planned_points,
-    points_report,
-    restored_points,
-)
+from dustmap import inference
+from dustmap.engines import _learning, _memory, _pathwise_points
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
+from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import row_bytes
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import (
-    CoefficientSpread,
-    GlobalFit,
-    GlobalSettings,
-    LearnStep,
-    ModelMaker,
-    PathwisePosterior,
-    RobustSettings,
-    explained_share,
-    fit_global,
-)
+from dustmap.inference import GlobalFit, GlobalSettings, LearnStep
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 100_000_000
 #: Data that take part in learning on the grid, at most: more would hardly sharpen it.
 LEARN_ROWS = 100_000
-#: Arrays of a posterior beside the spread of its coefficients.
-_FIELDS = ("coefficients", "eps_mean", "deviations")
-_NO_NOISE = GaussianLikelihood()
-#: Columns of a block at most, and the rank of its preconditioner.
-_WIDEST, _RANK = 64, 200
 #: Bytes of the place of a weight.
 _INDEX = 8
 #: Bytes of residual variances with their derivatives, where a kernel is learned.
-_RESIDUALS = 400 * MIB
+_RESIDUALS = 400 * _memory.MIB
 
 
 @final
 @dataclass(frozen=True)
 class PathwiseSettings:
-    """points: of point values. learning: of the kernel of point values.
+    """points: of any solve; its padding and grid, and learning, are of point values alone.
 
-    samples, rtol, max_steps, order, robust: of a solve on the map's grid, see `GlobalSettings`;
-    estimator: of its residual variances; memory: bytes.
+    rtol, max_steps, order, robust: of a solve on the map's grid, see `GlobalSettings`; estimator:
+    of its residual variances.
     """
 
-    points: PointSettings
-    learning: EvidenceSettings
+    points: _pathwise_points.PointSettings
+    learning: _learning.EvidenceSettings
     rtol: float = 1e-3
     max_steps: int = 500
     order: int | None = None
-    robust: RobustSettings | None = None
+    robust: inference.RobustSettings | None = None
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return self.points.dtype.itemsize
 
 
 @final
@@ -112,45 +58,26 @@ class PathwiseEngine(AbstractEngine):
     """ε̂ and draws ε_s of the posterior, by one block of conjugate gradients."""
 
     settings: PathwiseSettings
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_ROWS
+    most_rows: ClassVar[int] = 100_000_000
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of the solve on the map's grid, and of learning before it; of point values, of the least
-        grid that they may get."""
+        """Bytes of learning and of the solve, that of point values on their least grid."""
         if problem.box is None:
             return self._plan_points(problem)
         rays = problem.data.functional
         assert isinstance(rays, LineIntegrals)
         s, allotment = self.sizes(problem), self.allotment(problem)
-        columns = max(1, min(_WIDEST, 1 + s.samples, allotment.vectors // s.column))
-        rank = min(_RANK, allotment.vectors // (RANK_VECTORS * s.vector))
-        rows, how = row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
+        solver, columns = _memory.solver_components(
+            s.vector, s.column, allotment.vectors, s.samples
+        )
+        rows, how = _memory.row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
+        what = f"mean and {s.samples} draws of {s.torus:,} variables, and their solution"
         parts = [
-            Component(
-                "draws",
-                2 * (1 + s.samples) * s.vector,
-                During.WHOLE,
-                f"mean and {s.samples} draws of {s.torus:,} variables, and their solution",
-            ),
-            spectra_component(s),
-            Component(
-                "making the preconditioner",
-                RANK_VECTORS * rank * s.vector,
-                During.PREPARING,
-                f"{RANK_VECTORS} vectors for each of rank {rank}",
-            ),
-            Component("preconditioner", rank * s.vector, During.SOLVING, f"of rank {rank}"),
-            Component(
-                "solver",
-                columns * s.column,
-                During.SOLVING,
-                f"{columns} columns of {FIELD_VECTORS} vectors each",
-            ),
+            Component("draws", 2 * (1 + s.samples) * s.vector, During.WHOLE, what),
+            _memory.spectra_component(s),
+            *solver,
             rows,
-            working_component(),
+            _memory.WORKING_COMPONENT,
         ]
         if problem.model.kernel.is_learned:
             what = "tables of residual variances and their derivatives, in chunks"
@@ -163,13 +90,14 @@ class PathwiseEngine(AbstractEngine):
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn, then solve for all data."""
         if problem.box is None:
-            how = self.settings.learning, self.settings.points.max_memory, watch.within("learn")
-            return self.finish(problem, learn_from_start(problem, *how), watch)
+            learning, memory = self.settings.learning, self.settings.points.max_memory
+            learned = _learning.learn_from_start(problem, learning, memory, watch)
+            return self.finish(problem, learned, watch)
         model, settings = problem.model, self._global_settings(problem)
         # The numbers of Student-t noise are learned beside the evidence, not by it.
-        learned = model if settings.robust is None else replace(model, likelihood=_NO_NOISE)
-        names = learned.log_names
-        fit = fit_global(
+        noise = model.likelihood if settings.robust is None else GaussianLikelihood()
+        names = replace(model, likelihood=noise).log_names
+        fit = inference.fit_global(
             model,
             problem.data,
             problem.nodes,
@@ -184,73 +112,56 @@ class PathwiseEngine(AbstractEngine):
         return replace(
             loaded,
             report=fit.report,
-            learning=_learning(fit, len(problem.data), names),
+            learning=_grid_learning(fit, len(problem.data), names),
             noise=None if fit.robust is None else fit.robust.noise,
         )
 
-    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
+    def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
-        settings = self.settings.learning
-        how = problem.data, settings.rows, settings.seed
+        settings, data = self.settings.learning, problem.data
         with watch.stage("learning"):
-            refined = refine(learned.model, *how)
-            noise = refine_noise(refined.model, *how)
-        stages = refined_learning(learned.learning, refined, noise)
-        fit = self.condition(replace(problem, model=noise.model), watch)
-        return replace(fit, learning=stages)
+            learned = _learning.refine(learned, data, settings)
+            learned = _learning.refine_noise(learned, data, settings)
+        fit = self.condition(replace(problem, model=learned.model), watch)
+        return replace(fit, learning=learned.learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
-        """On point values, at the present hyperparameters."""
+        """Condition on point values at the present hyperparameters."""
         with watch.stage("posterior"):
-            plan, choice = planned_points(problem, self.settings.points)
+            plan, choice = _pathwise_points.planned_points(problem, self.settings.points)
             plan.check()
-            fit = fit_points(problem.model, problem.data, plan)
+            fit = _pathwise_points.fit_points(problem.model, problem.data, plan)
         expected = {} if choice is None else choice.expected
         return EngineFit(
             fit.posterior,
             replace(problem.model, mean=fit.posterior.model.mean),
-            points_report(fit, plan) | {"expected": expected},
-            arrays=fit.arrays(),
+            _pathwise_points.points_report(fit, plan) | {"expected": expected},
+            arrays=_pathwise_points.pathwise_arrays(fit.posterior),
             plan=fit.plan,
         )
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """The posterior that an earlier fit has left: nothing is solved again.
+        """The posterior of an earlier fit, without a solve.
 
-        Runs of earlier versions know no share that is explained; their coverage goes by their std.
+        Runs of earlier versions have no explained share of the prior's variance; their coverage
+        goes by their std.
         """
-        if plan is not None:
-            posterior = restored_points(problem.model, plan, arrays)
-            return EngineFit(posterior, problem.model, plan=plan)
         device = problem.data.y.device
-        order = int(arrays["order"])
+        if plan is not None:
+            gridded = _pathwise_points.gridded_points(problem.model, plan)
+            posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
+            return EngineFit(posterior, problem.model, plan=plan)
         torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
-        tensors = {
-            name: torch.from_numpy(np.asarray(value)).to(device)
-            for name, value in arrays.items()
-            if name in (*_FIELDS, "explained") or name.startswith("spread_")
-        }
-        coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
-        posterior = PathwisePosterior(
-            self._maker(problem).on_torus(problem.model, torus, order),
-            coefficients,
-            mean,
-            deviations,
-            spread=CoefficientSpread.of_tensors(tensors),
-            explained=tensors.get("explained"),
-        )
+        grid = self._global_settings(problem).grid
+        maker = inference.ModelMaker(problem.nodes, grid, self.settings.estimator)
+        gridded = maker.on_torus(problem.model, torus, int(arrays["order"]))
+        posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
-    def _maker(self, problem: Problem) -> ModelMaker:
-        grid = self._global_settings(problem).grid
-        return ModelMaker(problem.nodes, grid, self.settings.estimator)
-
     def _global_settings(self, problem: Problem) -> GlobalSettings:
-        """What an earlier fit has learned needs no start from few data."""
+        """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
         settings, points = self.settings, self.settings.points
-        allotment, robust = self.allotment(problem), settings.robust
-        if robust is not None and problem.nu is not None:
-            robust = replace(robust, nu=problem.nu)
+        allotment = self.allotment(problem)
         return GlobalSettings(
             samples=points.samples,
             rtol=settings.rtol,
@@ -263,78 +174,58 @@ class PathwiseEngine(AbstractEngine):
             solve_memory=allotment.vectors,
             start_rows=GlobalSettings.start_rows if problem.origin is None else 0,
             learn_rows=LEARN_ROWS,
-            robust=robust,
+            robust=problem.robust(settings.robust),
         )
 
-    def sizes(self, problem: Problem) -> GriddedSizes:
-        """At the length scale where a first fit started, so that later ones share its bytes."""
-        kernel, n = (problem.origin or problem.model).kernel, len(problem.data)
-        samples, itemsize = self.settings.points.samples, self.settings.itemsize
-        return GriddedSizes.of(kernel, problem.nodes, n, samples, itemsize)
+    def sizes(self, problem: Problem) -> _memory.GriddedSizes:
+        """Sizes of the solve on the map's grid."""
+        points = self.settings.points
+        return problem.sizes(points.samples, points.dtype.itemsize)
 
-    def allotment(self, problem: Problem) -> Allotment:
+    def allotment(self, problem: Problem) -> _memory.Allotment:
         """Bytes for stored rows, and for vectors that are solved for together."""
         s = self.sizes(problem)
         held = 2 * (1 + s.samples) * s.vector
         budget, rays = self.settings.points.max_memory, problem.data.functional
-        return Allotment.of(budget, s, held, rays, self.row_bytes(problem))
+        return _memory.Allotment.of(budget, s, held, rays, self.row_bytes(problem))
 
-    def row_bytes(self, problem: Problem) -> RowBytes:
+    def row_bytes(self, problem: Problem) -> _memory.RowBytes:
+        """Bytes of stored rows of kriging weights."""
         grid, dtype = problem.nodes, self.settings.points.dtype
-        return partial(row_bytes, grid=grid, order=KRIGING, dtype=dtype)
+        return partial(row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
-        plan, _ = planned_points(problem, self.settings.points)
+        """Bytes of the solve on a grid of its own."""
+        plan, _ = _pathwise_points.planned_points(problem, self.settings.points)
         width = plan.n if plan.in_data_space else plan.n_features
         vector, half = width * plan.dtype.itemsize, plan.max_memory // 2
-        rank = min(_RANK, half // (RANK_VECTORS * vector))
-        columns = max(1, min(_WIDEST, 1 + plan.samples, half // (FIELD_VECTORS * vector)))
-        weights = 2 * plan.n * KRIGING**plan.grid.dim * (plan.dtype.itemsize + _INDEX)
+        column = _memory.FIELD_VECTORS * vector
+        solver, _ = _memory.solver_components(vector, column, half, plan.samples)
+        weights = 2 * plan.n * _memory.KRIGING**plan.grid.dim * (plan.dtype.itemsize + _INDEX)
+        fields = f"draws, vectors and spectra of {plan.grid.size:,} nodes"
+        rows = f"{plan.n:,} sparse rows and their transpose"
         parts = (
-            Component(
-                "grid",
-                plan.bytes_needed,
-                During.WHOLE,
-                f"draws, vectors and spectra of {plan.grid.size:,} nodes",
-            ),
-            Component(
-                "making the preconditioner",
-                RANK_VECTORS * rank * vector,
-                During.PREPARING,
-                f"{RANK_VECTORS} vectors for each of rank {rank}",
-            ),
-            Component("preconditioner", rank * vector, During.SOLVING, f"of rank {rank}"),
-            Component(
-                "solver",
-                columns * FIELD_VECTORS * vector,
-                During.SOLVING,
-                f"{columns} columns of {FIELD_VECTORS} vectors each",
-            ),
-            Component(
-                "rows",
-                min(weights, half),
-                During.FIT,
-                f"{plan.n:,} sparse rows and their transpose",
-            ),
-            *learning_component(problem, self.settings.learning),
-            working_component(),
+            Component("grid", plan.bytes_needed, During.WHOLE, fields),
+            *solver,
+            Component("rows", min(weights, half), During.FIT, rows),
+            *_learning.learning_component(problem, self.settings.learning),
+            _memory.WORKING_COMPONENT,
         )
         return MemoryPlan(parts)
 
 
 def _arrays(fit: GlobalFit, seed: int) -> Arrays:
-    posterior = fit.posterior
-    spread = {} if posterior.spread is None else posterior.spread.tensors()
+    """Arrays of the posterior and of the features that it was solved with."""
     return {
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
-        **{name: getattr(posterior, name).cpu().numpy() for name in _FIELDS},
-        **{name: value.cpu().numpy() for name, value in spread.items()},
-        "explained": explained_share(posterior, seed).cpu().numpy(),
+        **_pathwise_points.pathwise_arrays(fit.posterior),
+        "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
     }
 
 
-def _learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning | None:
+def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning | None:
+    """How the evidence of the gridded model was maximised."""
     learned = fit.learned
     if learned is None:
         return None
@@ -358,7 +249,7 @@ def _numbers(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[LearnStep], None]:
-    """Log a step, and pass its numbers on."""
+    """Log a step, and pass its numbers to `watch`."""
 
     def after(step: LearnStep) -> None:
         pairs = zip(names, step.parameters, strict=True)

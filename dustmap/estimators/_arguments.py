@@ -1,7 +1,11 @@
-"""Arguments of the estimator, checked and in the form the engines take."""
+"""Arguments of the estimators, checked and in the form that engines take.
+
+`asked` is all arguments of an estimator, by name.
+"""
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,33 +15,18 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from dustmap.engines import (
-    FAMILIES,
-    MOST_DENSE,
-    WHITENINGS,
-    EvidenceSettings,
-    FreePointSettings,
-    InducingSettings,
-    PointSettings,
-    most_exact,
-    refuse_outside,
-)
+from dustmap import engines
 from dustmap.errors import UserError
 from dustmap.estimators._standardisation import Array
-from dustmap.gp import AbstractMean, ConstantMean, LinearMean, Parameter, RegularGrid
+from dustmap.gp import AbstractMean, ConstantMean, LinearMean, RegularGrid
 from dustmap.gp.kernels import KERNELS, AbstractKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 
-ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
 MEANS = ("constant", "linear")
 LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
 NOISES = ("auto", "learn", "given", "scale", "jitter", "student-t")
 STUDENT_T = "student-t"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-#: `engine="auto"` is exact up to so many rows without asking for anything else.
-MAX_EXACT = 2_000
-MAX_GRID_DIM = 4
 
 
 def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
@@ -61,44 +50,8 @@ def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
 
 
 def seed_of(random_state: Any) -> int:
-    """An integer seed from whatever scikit-learn takes as random_state."""
+    """An integer seed from a random_state of scikit-learn."""
     return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-def engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
-    """The engine's name, by the size of the data and whether a grid was given.
-
-    It stays "auto" where the choice depends on the kernel that will be learned: see
-    `engine_for`.
-    """
-    name = one_of("engine", engine, ENGINES)
-    has_grid = not isinstance(grid, str)
-    if name == "auto":
-        name = _automatic_engine(has_grid, n, dim, max_memory)
-    if name == "exact":
-        _check_exact(has_grid, n)
-    elif name in ("svgp", "sgpr"):
-        _refuse_grid(has_grid, name)
-    elif dim > MAX_GRID_DIM:
-        raise UserError(
-            f"X has {dim} columns, but a grid has {MAX_GRID_DIM} axes at most: use "
-            f'engine="svgp" or "sgpr" (or "exact" for few rows), or fewer columns'
-        )
-    return name
-
-
-def student_t_engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
-    """As `engine_of`, of those that have Student-t noise."""
-    if engine == "auto":
-        on_grid = not isinstance(grid, str) or (n > MAX_EXACT and dim <= MAX_GRID_DIM)
-        engine = "global" if on_grid else "exact"
-    name = engine_of(engine, grid, n, dim, max_memory)
-    if name not in ("exact", "global"):
-        raise UserError(
-            f'engine="{name}" has no noise="student-t": use engine="global" (up to {MAX_GRID_DIM} '
-            f'columns), "exact" (up to {MOST_DENSE:,} rows) or "auto"'
-        )
-    return name
 
 
 def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
@@ -109,7 +62,7 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
     if isinstance(grid, RegularGrid):
         if grid.dim != X.shape[1]:
             raise UserError(f"grid has {grid.dim} axes but X has {X.shape[1]} columns")
-        refuse_outside(grid, X)
+        engines.refuse_outside(grid, X)
         return grid
     if isinstance(grid, tuple) and all(isinstance(m, int) for m in grid):
         return tuple(grid)
@@ -119,117 +72,104 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
     )
 
 
+def evidence_settings(
+    asked: Mapping[str, Any], seed: int, search_start: bool
+) -> engines.EvidenceSettings:
+    """How hyperparameters are learned by the exact evidence."""
+    rows, steps = at_least(2, "n_learn", asked), at_least(1, "max_steps", asked)
+    return engines.EvidenceSettings(rows, steps, seed=seed, search_start=search_start)
+
+
 def inducing_settings(
-    learning: EvidenceSettings,
+    asked: Mapping[str, Any],
+    learning: engines.EvidenceSettings,
     grid: RegularGrid | tuple[int, ...] | None,
-    *,
-    family: object,
-    block: Sequence[int] | None,
-    rank: int,
-    whitening: object,
-    padding: float,
-    dtype: object,
-    max_memory: int,
-) -> InducingSettings:
+) -> engines.InducingSettings:
     """The settings of the gridded engine; grid in standardised units."""
-    _refuse_unless(padding > 0, "padding", padding, "a positive number of length scales")
-    _refuse_unless(max_memory > 0, "max_memory", max_memory, "a positive number of bytes")
+    padding, block = asked["padding"], asked["block"]
+    _refuse_unless(_real(padding) > 0, "padding", padding, "a positive number of length scales")
+    max_memory = asked["max_memory"]
+    _refuse_unless(_real(max_memory) > 0, "max_memory", max_memory, "a positive number of bytes")
     tiles = block is None or (len(block) > 0 and all(b > 0 for b in block))
     _refuse_unless(tiles, "block", block, "None or a tuple of nodes per axis, each at least 1")
-    return InducingSettings(
+    return engines.InducingSettings(
         learning,
-        family=one_of("family", family, FAMILIES),
+        family=one_of("family", asked["family"], engines.FAMILIES),
         block=None if block is None else tuple(block),
-        rank=at_least(0, "rank", rank),
-        whitening=one_of("whitening", whitening, WHITENINGS),
+        rank=at_least(0, "rank", asked),
+        whitening=one_of("whitening", asked["whitening"], engines.WHITENINGS),
         padding=float(padding),
-        dtype=DTYPES[one_of("dtype", dtype, tuple(DTYPES))],
+        dtype=_dtype(asked),
         max_memory=int(max_memory),
         grid=grid,
     )
 
 
-def point_settings(inducing: InducingSettings, samples: int, seed: int) -> PointSettings:
+def point_settings(
+    asked: Mapping[str, Any], inducing: engines.InducingSettings
+) -> engines.PointSettings:
     """The settings of the global engine, which shares grid, padding, dtype and memory."""
-    _refuse_unless(samples >= 2, "samples", samples, "a whole number of at least 2")
-    i = inducing
-    return PointSettings(int(samples), i.padding, i.dtype, i.max_memory, seed, i.grid)
+    samples, i = asked["samples"], inducing
+    _refuse_unless(_real(samples) >= 2, "samples", samples, "a whole number of at least 2")
+    return engines.PointSettings(
+        int(samples), i.padding, i.dtype, i.max_memory, i.learning.seed, i.grid
+    )
 
 
 def free_point_settings(
-    inducing: object,
-    batch_size: int,
-    epochs: object,
-    learning_rate: float,
-    patience: int | None,
-    learned: frozenset[str],
-    dtype: object,
-    max_memory: int,
-    seed: int,
-    max_steps: int = 100,
-) -> FreePointSettings:
+    asked: Mapping[str, Any], seed: int, max_steps: int = 100
+) -> engines.FreePointSettings:
     """The settings of the engines of free inducing points."""
-    rate = float(learning_rate)
-    _refuse_unless(0 <= rate < 1, "learning_rate", learning_rate, "a number in [0, 1)")
-    return FreePointSettings(
-        inducing=_auto_or_count("inducing", inducing),
-        batch_size=at_least(1, "batch_size", batch_size),
-        epochs=_auto_or_count("epochs", epochs),
+    rate = _real(asked["learning_rate"])
+    _refuse_unless(0 <= rate < 1, "learning_rate", asked["learning_rate"], "a number in [0, 1)")
+    return engines.FreePointSettings(
+        inducing=_auto_or_count("inducing", asked),
+        batch_size=at_least(1, "batch_size", asked),
+        epochs=_auto_or_count("epochs", asked),
         learning_rate=rate,
-        patience=None if patience is None else at_least(1, "patience", patience),
-        learn_points="inducing" in learned,
-        dtype=DTYPES[one_of("dtype", dtype, tuple(DTYPES))],
-        max_memory=at_least(1, "max_memory", max_memory),
+        patience=None if asked["patience"] is None else at_least(1, "patience", asked),
+        learn_points="inducing" in learned_names(asked["learn"]),
+        dtype=_dtype(asked),
+        max_memory=at_least(1, "max_memory", asked),
         seed=seed,
         max_steps=max_steps,
     )
 
 
-def at_least(low: int, name: str, value: int) -> int:
-    """`value` if it is a whole number ≥ low."""
-    good = float(value).is_integer() and value >= low
+def at_least(low: int, name: str, asked: Mapping[str, Any]) -> int:
+    """The named argument if it is a whole number ≥ low."""
+    value = asked[name]
+    good = _real(value).is_integer() and _real(value) >= low
     _refuse_unless(good, name, value, f"a whole number of at least {low}")
     return int(value)
 
 
-def _automatic_engine(has_grid: bool, n: int, dim: int, max_memory: int) -> str:
-    if has_grid:
-        return "hip"
-    dense = most_exact(max_memory)
-    if dim > MAX_GRID_DIM:
-        return "exact" if n <= dense else "svgp"
-    return "exact" if n <= min(MAX_EXACT, dense) else "auto"
+def _real(value: Any) -> float:
+    """A number as a float; nan for anything else."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
-def _check_exact(has_grid: bool, n: int) -> None:
-    _refuse_grid(has_grid, "exact")
-    if n <= MOST_DENSE:
-        return
-    raise UserError(
-        f"X has {n:,} rows: the exact engine holds dense {n:,} × {n:,} matrices ({8 * n**2:,} "
-        f'bytes each) and takes {MOST_DENSE:,} rows at most; use engine="hip" (up to '
-        f'{MAX_GRID_DIM} columns) or "svgp", or fit a random part of the rows'
-    )
+def _dtype(asked: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of that name."""
+    return DTYPES[one_of("dtype", asked["dtype"], tuple(DTYPES))]
 
 
-def _refuse_grid(has_grid: bool, engine: str) -> None:
-    if has_grid:
-        raise UserError(
-            f'engine="{engine}" has no grid: leave grid="auto", or use engine="hip" for the grid'
-        )
-
-
-def _auto_or_count(name: str, value: object) -> int | None:
+def _auto_or_count(name: str, asked: Mapping[str, Any]) -> int | None:
     """A whole number ≥ 1, or None for "auto"."""
+    value = asked[name]
     if isinstance(value, str):
         one_of(name, value, ("auto",))
         return None
-    if not isinstance(value, int | float | np.integer | np.floating):
-        raise UserError(f'{name} = {value!r}: expected "auto" or a whole number of at least 1')
-    return at_least(1, name, value)  # type: ignore[arg-type]
+    expected = '"auto" or a whole number of at least 1'
+    _refuse_unless(not math.isnan(_real(value)), name, value, expected)
+    return at_least(1, name, asked)
 
 
 def _refuse_unless(good: bool, name: str, value: object, expected: str) -> None:
+    """Name the argument, its value and what is expected of it."""
     if not good:
         raise UserError(f"{name} = {value!r}: expected {expected}")
 
@@ -251,17 +191,19 @@ def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKe
                 f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
                 f"kernel with dim={dim}"
             )
-        made: AbstractKernel = kernel
+        made = kernel
     else:
-        name = one_of("kernel", "matern32" if kernel is None else kernel, tuple(KERNELS))
+        name = "matern32" if kernel is None else kernel
+        if not (isinstance(name, str) and name.startswith("matern-")):
+            name = one_of("kernel", name, tuple(KERNELS))
         made = kernel_named(name, [1.0] * dim)
+    kinds = ["length" if p.is_one_of(("length",)) else "variance" for p in made.parameters()]
     return made.with_parameters(
-        [replace(p, is_learned=p.is_learned and _kind(p) in learned) for p in made.parameters()]
+        [
+            replace(p, is_learned=p.is_learned and kind in learned)
+            for p, kind in zip(made.parameters(), kinds, strict=True)
+        ]
     )
-
-
-def _kind(parameter: Parameter) -> str:
-    return "length" if parameter.is_one_of(("length",)) else "variance"
 
 
 def make_mean(mean: object, dim: int, learned: frozenset[str]) -> AbstractMean:
@@ -281,7 +223,13 @@ def make_likelihood(
     """
     learn = "noise" in learned
     if isinstance(noise, int | float) and not isinstance(noise, bool):
-        _refuse_noise(given, noise)
+        if given:
+            raise UserError(
+                f"noise = {noise} is the standard deviation of all data, and noise_std was given "
+                f"to fit as well: leave one of them out"
+            )
+        if not 0 < noise < float("inf"):
+            raise UserError(f"noise must be a positive standard deviation, got {noise}")
         return GaussianLikelihood(jitter=float(noise) / y_scale, learn=False)
     name = one_of("noise", noise, NOISES)
     if name == "auto":
@@ -298,16 +246,6 @@ def make_likelihood(
     scale = 1.0 if name == "scale" else None
     jitter = 0.3 * spread if name in ("learn", "jitter") else None
     return GaussianLikelihood(scale, jitter, learn=learn)
-
-
-def _refuse_noise(given: bool, noise: float) -> None:
-    if given:
-        raise UserError(
-            f"noise = {noise} is the standard deviation of all data, and noise_std was given to "
-            f"fit as well: leave one of them out"
-        )
-    if not 0 < noise < float("inf"):
-        raise UserError(f"noise must be a positive standard deviation, got {noise}")
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:

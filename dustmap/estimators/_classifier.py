@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
-from dustmap.estimators._latent import LINKS, Classification, fit_latent
+from dustmap.estimators._engines import LINKS, Classification, fit_latent
 from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp import GPModel
 from dustmap.gp.kernels import AbstractKernel
@@ -56,6 +56,14 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     kernels_ : the learned kernel of each latent function: one of two classes, else one per class
     elbos_ : lower bounds of ln P(y) of the same
     report_ : list of dicts of plain values, one per latent function: sizes, passes, advice
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.linspace(0.0, 1.0, 30)[:, None]
+    >>> model = HIPGPClassifier(epochs=5).fit(X, np.where(X[:, 0] > 0.5, "above", "below"))
+    >>> model.predict(np.array([[0.1], [0.9]])).tolist()
+    ['below', 'above']
     """
 
     def __init__(
@@ -88,7 +96,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learns latent functions from X (N, D) and labels y (N,) of any type."""
+        """Learn latent functions from X (N, D) and labels y (N,) of any type."""
         inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
@@ -97,30 +105,20 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"y has one class only, {classes.tolist()[0]!r}: a classifier needs rows of two or "
                 f"more"
             )
-        learned = _arguments.learned_names(self.learn)
+        learned, dim = _arguments.learned_names(self.learn), inputs.shape[1]
         named = not isinstance(self.kernel, AbstractKernel)
         scaling = Standardisation.of(inputs, np.zeros(len(inputs)), unit_scales=not named)
         settings = _arguments.free_point_settings(
-            self.inducing,
-            self.batch_size,
-            self.epochs,
-            self.learning_rate,
-            self.patience,
-            learned,
-            self.dtype,
-            self.max_memory,
-            _arguments.seed_of(self.random_state),
+            self.get_params(deep=False), _arguments.seed_of(self.random_state)
         )
         link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
-        ones = [1] if len(classes) == 2 else range(len(classes))
-        points = scaling.points(inputs)
-        latents = []
-        for one in ones:
-            model = GPModel(
-                _arguments.make_kernel(self.kernel, inputs.shape[1], learned),
-                _arguments.make_mean(self.mean, inputs.shape[1], learned),
-                BernoulliLikelihood(link),
-            )
+        model = GPModel(
+            _arguments.make_kernel(self.kernel, dim, learned),
+            _arguments.make_mean(self.mean, dim, learned),
+            BernoulliLikelihood(link),
+        )
+        points, latents = scaling.points(inputs), []
+        for one in [1] if len(classes) == 2 else range(len(classes)):
             targets = torch.from_numpy((codes == one).astype(np.float64))
             latents.append(fit_latent(model, points, targets, settings, named))
         self._keep(Classification(scaling, tuple(latents)), classes)
@@ -153,7 +151,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return labels
 
     def save(self, path: str | Path) -> None:
-        """Writes the fitted classifier to a new directory of JSON and npy files (no pickle)."""
+        """Write the fitted classifier to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
         _saving.write_classification(
             Path(path), self._classification, self.classes_, self.get_params(deep=False)
@@ -161,7 +159,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote, ready to predict."""
+        """Read the fitted classifier that `save` wrote."""
         classification, classes, parameters = _saving.read_classification(Path(path))
         estimator = cls(**parameters)
         estimator.n_features_in_ = len(classification.scaling.x_scale)
@@ -169,12 +167,12 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _keep(self, fitted: Classification, classes: NDArray[Any]) -> None:
-        """Sets the attributes of a fitted estimator."""
+        """Set the attributes of a fitted estimator."""
         self._classification, self.classes_ = fitted, classes
         latents = fitted.latents
-        self.kernels_ = [fitted.scaling.user_kernel(latent.kernel) for latent in latents]
-        self.elbos_ = np.array([latent.elbo for latent in latents])
-        self.report_ = [latent.report for latent in latents]
+        self.kernels_ = [fitted.scaling.user_kernel(latent.model.kernel) for latent in latents]
+        self.elbos_ = np.array([latent.evidence for latent in latents])
+        self.report_ = [dict(latent.report) for latent in latents]
 
     def _log_odds(self, X: ArrayLike) -> Array:
         check_is_fitted(self)

@@ -10,10 +10,16 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import EvidenceSettings, plain_rows
+from dustmap.engines import plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
-from dustmap.estimators._engines import EngineArguments, FittedRegression, fit_regression
+from dustmap.estimators._engines import (
+    EngineArguments,
+    FittedRegression,
+    engine_name,
+    fit_regression,
+    student_t_engine_name,
+)
 from dustmap.estimators._standardisation import Array, Standardisation, spread
 from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
@@ -109,6 +115,15 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters; Gaussian noise only
     elbo_ : its lower bound of the hip, svgp and sgpr engines
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.linspace(0.0, 6.0, 40)[:, None]
+    >>> model = HIPGPRegressor("matern52", noise=0.1).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = model.predict(np.array([[1.5]]), return_std=True)
+    >>> bool(abs(mean[0] - np.sin(1.5)) < 2 * std[0] < 0.2), model.engine_
+    (True, 'exact')
     """
 
     def __init__(
@@ -161,7 +176,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
-        """Learns hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
+        """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
         inputs, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
@@ -212,13 +227,13 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._mean(drawn.mT)
 
     def save(self, path: str | Path) -> None:
-        """Writes the fitted regression to a new directory of JSON and npy files (no pickle)."""
+        """Write the fitted regression to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
         _saving.write_regression(Path(path), self._regression, self.get_params(deep=False))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote, ready to predict."""
+        """Read the fitted regression that `save` wrote."""
         regression, parameters = _saving.read_regression(Path(path))
         estimator = cls(**parameters)
         estimator.n_features_in_ = len(regression.scaling.x_scale)
@@ -228,46 +243,20 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _engine_arguments(
         self, inputs: Array, scaling: Standardisation, named: bool
     ) -> EngineArguments:
+        asked, (n, dim) = self.get_params(deep=False), inputs.shape
         grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
+        if isinstance(grid, RegularGrid):
+            grid = scaling.grid(grid)
         seed = _arguments.seed_of(self.random_state)
-        learning = EvidenceSettings(
-            rows=_arguments.at_least(2, "n_learn", self.n_learn),
-            max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
-            seed=seed,
-            search_start=named,
-        )
-        inducing = _arguments.inducing_settings(
-            learning,
-            scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
-            family=self.family,
-            block=self.block,
-            rank=self.rank,
-            whitening=self.whitening,
-            padding=self.padding,
-            dtype=self.dtype,
-            max_memory=self.max_memory,
-        )
-        engine_of = _arguments.engine_of
-        if self._is_student_t:
-            engine_of = _arguments.student_t_engine_of
-        n, dim = inputs.shape
+        learning = _arguments.evidence_settings(asked, seed, named)
+        inducing = _arguments.inducing_settings(asked, learning, grid)
+        name_of = student_t_engine_name if self._is_student_t else engine_name
         return EngineArguments(
-            engine_of(self.engine, self.grid, n, dim, inducing.max_memory),
+            name_of(self.engine, self.grid, n, dim, inducing.max_memory),
             dim,
             inducing,
-            _arguments.point_settings(inducing, self.samples, seed),
-            _arguments.free_point_settings(
-                self.inducing,
-                self.batch_size,
-                self.epochs,
-                self.learning_rate,
-                self.patience,
-                _arguments.learned_names(self.learn),
-                self.dtype,
-                self.max_memory,
-                seed,
-                learning.max_steps,
-            ),
+            _arguments.point_settings(asked, inducing),
+            _arguments.free_point_settings(asked, seed, learning.max_steps),
             self._is_student_t,
         )
 
@@ -285,7 +274,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _keep(self, fitted: FittedRegression) -> None:
-        """Sets the attributes of a fitted estimator."""
+        """Set the attributes of a fitted estimator."""
         self._regression = fitted
         scaling = fitted.scaling
         self.engine_ = fitted.engine

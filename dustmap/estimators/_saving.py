@@ -9,42 +9,24 @@ arrays.npz        exact: the data; hip: mean and statistics of q(ε); global: me
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from dustmap.engines import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    EvidenceSettings,
-    ExactEngine,
-    ExactSettings,
-    FreePointPlan,
-    FreePointsEngine,
-    FreePointSettings,
-    InducingEngine,
-    InducingPlan,
-    InducingSettings,
-    PathwiseEngine,
-    PathwiseSettings,
-    PointPlan,
-    PointSettings,
-    Problem,
-)
+from dustmap import engines
+from dustmap.engines import Arrays, EngineFit
 from dustmap.errors import UserError
-from dustmap.estimators._engines import FittedRegression
-from dustmap.estimators._latent import Classification, Latent
-from dustmap.estimators._standardisation import Standardisation, kernel_of_terms
+from dustmap.estimators._engines import Classification, FittedRegression, value_of
+from dustmap.estimators._standardisation import Standardisation, kernel_of
 from dustmap.gp import AbstractMean, Batch, ConstantMean, GPModel, LinearMean, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, KernelTerm, kernel_named
+from dustmap.gp.kernels import AbstractKernel, kernel_named
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import StudentTNoise
 
@@ -52,13 +34,6 @@ REGRESSOR, CLASSIFIER, ARRAYS = "model.json", "classifier.json", "arrays.npz"
 FORMAT = 1
 
 _Json = dict[str, Any]
-#: Engines by the names that files give them -> how their plans are read.
-_PLANS: Mapping[str, Callable[[_Json], InducingPlan | PointPlan | FreePointPlan]] = {
-    "hip": InducingPlan.of_plain,
-    "global": PointPlan.of_plain,
-    "svgp": FreePointPlan.of_plain,
-    "sgpr": FreePointPlan.of_plain,
-}
 
 
 def write_regression(path: Path, fitted: FittedRegression, parameters: Mapping[str, Any]) -> None:
@@ -69,7 +44,10 @@ def write_regression(path: Path, fitted: FittedRegression, parameters: Mapping[s
         "engine": fitted.engine,
         "scaling": asdict(fitted.scaling),
         **_plain_kernel_and_mean(model),
-        "noise": _plain_noise(model.noise),
+        "noise": {
+            "scale": value_of(model.noise.log_scale),
+            "jitter": value_of(model.noise.log_jitter),
+        },
         "noise_is_given": fitted.noise_is_given,
         "evidence": fitted.evidence,
         "report": fitted.report,
@@ -93,9 +71,9 @@ def read_regression(path: Path) -> tuple[FittedRegression, _Json]:
     fit = _loaded(engine, model, content.get("plan"), arrays)
     noise = None if dof is None else StudentTNoise(dof)
     fitted = FittedRegression(
-        scaling=_scaling(content["scaling"]),
+        scaling=Standardisation.of_plain(content["scaling"]),
         engine=engine,
-        fit=EngineFit(fit.posterior, model, noise=noise, arrays=arrays, plan=fit.plan),
+        fit=replace(fit, noise=noise, arrays=arrays),
         evidence=content["evidence"],
         noise_is_given=content["noise_is_given"],
         report=content["report"],
@@ -116,7 +94,7 @@ def write_classification(
     arrays = {
         f"{name}_{i}": array
         for i, latent in enumerate(fitted.latents)
-        for name, array in latent.fit.arrays.items()
+        for name, array in latent.arrays.items()
     }
     _write(path, CLASSIFIER, content, arrays)
 
@@ -131,10 +109,9 @@ def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json
         kernel, mean = _kernel_and_mean(plain)
         model = GPModel(kernel, mean, BernoulliLikelihood(BernoulliLink(plain["link"])))
         fit = _loaded("svgp", model, plain["plan"], own)
-        whole = EngineFit(fit.posterior, model, evidence=plain["elbo"], arrays=own, plan=fit.plan)
-        latents.append(Latent(whole, plain["report"]))
+        latents.append(replace(fit, report=plain["report"], evidence=plain["elbo"], arrays=own))
     classes = content["classes"]
-    fitted = Classification(_scaling(content["scaling"]), tuple(latents))
+    fitted = Classification(Standardisation.of_plain(content["scaling"]), tuple(latents))
     labels = np.array(classes["values"], dtype=classes["dtype"])
     return fitted, labels, arguments(content["parameters"])
 
@@ -152,46 +129,42 @@ def _write(path: Path, name: str, content: _Json, arrays: Arrays) -> None:
 def _read(path: Path, name: str) -> tuple[_Json, dict[str, NDArray[Any]]]:
     if not (path / name).is_file():
         raise FileNotFoundError(f"{path}: expected a directory with {name} and {ARRAYS}")
-    content: _Json = json.loads((path / name).read_text(encoding="utf-8"))
+    try:
+        content: _Json = json.loads((path / name).read_text(encoding="utf-8"))
+    except ValueError as damage:
+        raise UserError(f"{path / name} is damaged ({damage}): save the model again") from damage
     if content.get("format") != FORMAT:
         raise UserError(
             f"{path / name} has format {content.get('format')!r} and this version of dustmap "
             f"reads {FORMAT}: fit the model again"
         )
-    with np.load(path / ARRAYS, allow_pickle=False) as stored:
-        return content, {key: stored[key] for key in stored.files}
+    try:
+        # NumPy leaves a damaged file open that it has opened itself.
+        with (path / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return content, {key: stored[key] for key in stored.files}
+    except (ValueError, EOFError, zipfile.BadZipFile) as damage:
+        raise UserError(f"{path / ARRAYS} is damaged ({damage}): save the model again") from damage
 
 
 def _loaded(engine: str, model: GPModel, plan: _Json | None, arrays: Arrays) -> EngineFit:
-    """The fit of an engine at the settings that its plan was made with."""
+    """The fit of an engine from its plan, whose absence means dense algebra."""
     dim = model.kernel.dim
     none = Batch(PointValues(torch.zeros(0, dim, dtype=torch.float64)), torch.zeros(0).double())
-    found = None if plan is None else _PLANS[engine](plan)
-    return _engine(engine, found).load(Problem(model, none), arrays, found)
-
-
-def _engine(engine: str, plan: Any) -> AbstractEngine:
-    learning = EvidenceSettings(rows=2)
-    if isinstance(plan, InducingPlan):
-        dtype, memory = plan.dtype, plan.max_memory
-        return InducingEngine(InducingSettings(learning, dtype=dtype, max_memory=memory))
-    if isinstance(plan, PointPlan):
-        points = PointSettings(plan.samples, 4.0, plan.dtype, plan.max_memory, plan.seed)
-        return PathwiseEngine(PathwiseSettings(points, learning))
-    if isinstance(plan, FreePointPlan):
-        settings = FreePointSettings(
-            inducing=plan.n_inducing,
-            batch_size=1,
-            epochs=None,
-            learning_rate=0.0,
-            patience=None,
-            learn_points=False,
-            dtype=plan.dtype,
-            max_memory=plan.max_memory,
-            seed=0,
-        )
-        return FreePointsEngine(settings, collapsed=engine == "sgpr")
-    return ExactEngine(ExactSettings(learning, max_memory=2**62))
+    problem, learning = engines.Problem(model, none), engines.EvidenceSettings(rows=2)
+    if plan is None:
+        exact = engines.ExactEngine(engines.ExactSettings(learning, max_memory=2**62))
+        return exact.load(problem, arrays)
+    if engine == "hip":
+        grid = engines.InducingPlan.of_plain(plan)
+        inducing = engines.InducingEngine(engines.InducingSettings(learning))
+        return inducing.load(problem, arrays, grid)
+    if engine == "global":
+        points = engines.PointPlan.of_plain(plan)
+        of_points = engines.PointSettings(points.samples, 4.0, points.dtype, points.max_memory)
+        pathwise = engines.PathwiseEngine(engines.PathwiseSettings(of_points, learning))
+        return pathwise.load(problem, arrays, points)
+    free = engines.FreePointsEngine(engines.FreePointSettings(), collapsed=engine == "sgpr")
+    return free.load(problem, arrays, engines.FreePointPlan.of_plain(plan))
 
 
 def plain_arguments(parameters: Mapping[str, Any]) -> _Json:
@@ -205,6 +178,7 @@ def arguments(plain: _Json) -> _Json:
 
 
 def _plain(value: Any) -> Any:
+    """Write one argument as a value of JSON."""
     if isinstance(value, AbstractKernel):
         return {"kernel": _terms(value)}
     if isinstance(value, RegularGrid):
@@ -217,6 +191,7 @@ def _plain(value: Any) -> Any:
 
 
 def _argument(value: Any) -> Any:
+    """Read one argument."""
     if not isinstance(value, dict):
         return value
     if "kernel" in value:
@@ -225,6 +200,7 @@ def _argument(value: Any) -> Any:
 
 
 def _plain_kernel_and_mean(model: GPModel) -> _Json:
+    """Write kernel and mean of a model."""
     return {
         "kernel": _terms(model.kernel),
         "mean": model.mean.coefficients().tolist(),
@@ -233,6 +209,7 @@ def _plain_kernel_and_mean(model: GPModel) -> _Json:
 
 
 def _kernel_and_mean(content: _Json, learn: bool = True) -> tuple[AbstractKernel, AbstractMean]:
+    """Read kernel and mean; `learn` is whether coefficients of the mean were fitted."""
     value = content["mean"]
     mean: AbstractMean = ConstantMean(value[0], learn=learn)
     if content["linear_mean"]:
@@ -241,6 +218,7 @@ def _kernel_and_mean(content: _Json, learn: bool = True) -> tuple[AbstractKernel
 
 
 def _terms(kernel: AbstractKernel) -> list[_Json]:
+    """Write the terms of a kernel."""
     return [
         {
             "profile": term.profile.name,
@@ -252,36 +230,12 @@ def _terms(kernel: AbstractKernel) -> list[_Json]:
 
 
 def _kernel(terms: list[_Json]) -> AbstractKernel:
-    def double(value: Any) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64)
-
-    return kernel_of_terms(
-        [
-            KernelTerm(
-                double(term["variance"]),
-                double(term["lengthscale"]),
-                kernel_named(term["profile"], term["lengthscale"]).profile,
-            )
-            for term in terms
-        ]
-    )
-
-
-def _plain_noise(likelihood: GaussianLikelihood) -> dict[str, float | None]:
-    logs = {"scale": likelihood.log_scale, "jitter": likelihood.log_jitter}
-    return {name: None if log is None else float(log.detach().exp()) for name, log in logs.items()}
-
-
-def _scaling(content: _Json) -> Standardisation:
-    return Standardisation(
-        tuple(content["x_center"]),
-        tuple(content["x_scale"]),
-        content["y_center"],
-        content["y_scale"],
-    )
+    """Read the kernel of `_terms`."""
+    return kernel_of([kernel_named(t["profile"], t["lengthscale"], t["variance"]) for t in terms])
 
 
 def _plain_classes(classes: NDArray[Any]) -> _Json:
+    """Write labels with their dtype."""
     if classes.dtype.kind not in "OUSiufb":
         raise TypeError(
             f"labels of dtype {classes.dtype} cannot be saved: use strings, numbers or booleans"
@@ -295,13 +249,14 @@ def _plain_classes(classes: NDArray[Any]) -> _Json:
     }
 
 
-def _plain_latent(latent: Latent) -> _Json:
-    likelihood = latent.fit.model.likelihood
+def _plain_latent(latent: EngineFit) -> _Json:
+    """A latent function without its arrays."""
+    likelihood = latent.model.likelihood
     assert isinstance(likelihood, BernoulliLikelihood)
     return {
-        **_plain_kernel_and_mean(latent.fit.model),
+        **_plain_kernel_and_mean(latent.model),
         "link": likelihood.link.value,
-        "plan": latent.fit.plan.as_plain(),
-        "elbo": latent.elbo,
+        "plan": latent.plan.as_plain(),
+        "elbo": latent.evidence,
         "report": latent.report,
     }

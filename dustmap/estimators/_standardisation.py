@@ -1,7 +1,8 @@
-"""Standardised units: a data set as the engines see it."""
+"""Standardised units, in which engines see a data set."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, KernelTerm, StationaryKernel, SumKernel
+from dustmap.gp.kernels import AbstractKernel, StationaryKernel, SumKernel
 
 Array = NDArray[np.float64]
 
@@ -25,6 +26,15 @@ class Standardisation:
     x_scale: tuple[float, ...]
     y_center: float
     y_scale: float
+
+    @staticmethod
+    def of_plain(content: Mapping[str, Any]) -> "Standardisation":
+        """From values of JSON, whose tuples are lists."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        return Standardisation(**values)
 
     @classmethod
     def of(cls, X: Array, y: Array, *, unit_scales: bool) -> Self:
@@ -52,17 +62,15 @@ class Standardisation:
 
     def grid(self, grid: RegularGrid) -> RegularGrid:
         """A grid of the user, in standardised units."""
-        lower = [
-            (a - c) / s for a, c, s in zip(grid.lower, self.x_center, self.x_scale, strict=True)
-        ]
-        spacing = [h / s for h, s in zip(grid.spacing, self.x_scale, strict=True)]
-        return RegularGrid(tuple(lower), tuple(spacing), grid.shape)
+        center, scale = np.array(self.x_center), np.array(self.x_scale)
+        lower, spacing = (np.array(grid.lower) - center) / scale, np.array(grid.spacing) / scale
+        return RegularGrid(tuple(lower.tolist()), tuple(spacing.tolist()), grid.shape)
 
     def user_grid(self, grid: RegularGrid) -> RegularGrid:
         """A grid in standardised units, in those of the user."""
-        lower = [c + a * s for a, c, s in zip(grid.lower, self.x_center, self.x_scale, strict=True)]
-        spacing = [h * s for h, s in zip(grid.spacing, self.x_scale, strict=True)]
-        return RegularGrid(tuple(lower), tuple(spacing), grid.shape)
+        lower = self.user_points(np.array(grid.lower))
+        spacing = np.array(grid.spacing) * np.array(self.x_scale)
+        return RegularGrid(tuple(lower.tolist()), tuple(spacing.tolist()), grid.shape)
 
     def user_points(self, points: Array) -> Array:
         """Points (M, D) in standardised units, in those of the user."""
@@ -71,9 +79,13 @@ class Standardisation:
     def user_kernel(self, kernel: AbstractKernel) -> AbstractKernel:
         """A kernel of x' and y' as one of x and y."""
         scales = torch.tensor(self.x_scale, dtype=torch.float64)
-        return kernel_of_terms(
+        return kernel_of(
             [
-                KernelTerm(term.variance * self.y_scale**2, term.lengthscale * scales, term.profile)
+                StationaryKernel(
+                    term.profile,
+                    (term.lengthscale.detach() * scales).tolist(),
+                    float(term.variance.detach() * self.y_scale**2),
+                )
                 for term in kernel.terms()
             ]
         )
@@ -91,15 +103,9 @@ def _own(values: Array) -> Tensor:
     return torch.from_numpy(values).clone()
 
 
-def kernel_of_terms(terms: list[KernelTerm]) -> AbstractKernel:
-    """Σ variance · profile(|x / ℓ|), detached from whatever the terms were computed from."""
-    kernels = [
-        StationaryKernel(
-            term.profile, term.lengthscale.detach().tolist(), float(term.variance.detach())
-        )
-        for term in terms
-    ]
-    return kernels[0] if len(kernels) == 1 else SumKernel(kernels)
+def kernel_of(terms: list[StationaryKernel]) -> AbstractKernel:
+    """The sum of the terms, or the only one."""
+    return terms[0] if len(terms) == 1 else SumKernel(terms)
 
 
 def spread(values: Array, name: str = "y") -> Array:

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
-    from dustmap.gp._hyperparameters import HyperparameterFit as HyperparameterFit
-    from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparameters
-    from dustmap.gp._hyperparameters import mean_scale as mean_scale
-    from dustmap.gp._lbfgs import FitStatus as FitStatus
-    from dustmap.gp._lbfgs import gradient_at as gradient_at
-    from dustmap.gp._lbfgs import maximise as maximise
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
     from dustmap.gp._means import DiscMean as DiscMean
@@ -35,12 +29,18 @@ if TYPE_CHECKING:
     from dustmap.gp._means import LogDiscMean as LogDiscMean
     from dustmap.gp._means import orthogonal_directions as orthogonal_directions
     from dustmap.gp._model import GPModel as GPModel
-    from dustmap.gp._neighbour_evidence import NeighbourEvidence as NeighbourEvidence
-    from dustmap.gp._neighbour_evidence import fit_neighbour_evidence as fit_neighbour_evidence
-    from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
+    from dustmap.gp._model import HyperparameterFit as HyperparameterFit
+    from dustmap.gp._model import fit_hyperparameters as fit_hyperparameters
+    from dustmap.gp._model import mean_scale as mean_scale
+    from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
+    from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
+    from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
+    from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter
     from dustmap.gp._parameters import Parameters as Parameters
+    from dustmap.gp._parameters import gradient_at as gradient_at
+    from dustmap.gp._parameters import maximise as maximise
     from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport

@@ -37,14 +37,12 @@ class Batch:
     added_variance: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_vector("y", self.y, self.functional)
-        if self.response is not None:
-            _check_vector("response", self.response, self.functional)
-        if self.added_variance is not None:
-            _check_vector("added_variance", self.added_variance, self.functional)
+        for name in ("y", "response", "added_variance", "noise_variance"):
+            value = getattr(self, name)
+            if name == "y" or value is not None:
+                _check_vector(name, value, self.functional)
         if self.noise_variance is None:
             return
-        _check_vector("noise_variance", self.noise_variance, self.functional)
         if self.noise_variance.dtype != self.y.dtype:
             raise UserError(
                 f"noise_variance is {self.noise_variance.dtype}, y is {self.y.dtype}: convert one "
@@ -56,11 +54,13 @@ class Batch:
         return len(self.functional)
 
     def __getitem__(self, index: Tensor | slice) -> "Batch":
-        noise, response, added = (
-            None if value is None else value[index]
-            for value in (self.noise_variance, self.response, self.added_variance)
-        )
-        return Batch(self.functional[index], self.y[index], noise, response, added)
+        return self._rows(self.functional[index], index)
+
+    def _rows(self, functional: AbstractFunctional, index: Tensor | slice) -> "Batch":
+        """Return the rows `index`, whose functionals these are."""
+        rest: list[Any] = [getattr(self, field.name) for field in fields(self)[1:]]
+        mine: list[Any] = [None if value is None else value[index] for value in rest]
+        return Batch(functional, *mine)
 
 
 def _check_vector(name: str, value: Tensor, functional: AbstractFunctional) -> None:
@@ -98,11 +98,7 @@ def whole_batch(data: Batch) -> Batch:
 def own_batch(data: Batch) -> Batch:
     """The data whose geometry this rank holds: all of them unless ranks share it."""
     shared = data.functional
-    if not isinstance(shared, Sharded):
-        return data
-    rest: list[Any] = [getattr(data, field.name) for field in fields(data)[1:]]
-    mine: list[Any] = [None if value is None else value[shared.own] for value in rest]
-    return Batch(shared.local, *mine)
+    return data._rows(shared.local, shared.own) if isinstance(shared, Sharded) else data
 
 
 @final

@@ -18,7 +18,7 @@ from dustmap.gp._means import AbstractMean, generalised_least_squares, orthogona
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.linalg import standard_normal
+from dustmap.linalg import chunks, standard_normal
 
 #: Largest N of a dense N × N covariance.
 MAX_DATA = 10_000
@@ -52,8 +52,14 @@ class _LogEvidence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         L, alpha = ctx.saved_tensors
-        dA = density_gradient(L, alpha).mul_(grad)
-        return (-grad * alpha, dA.diagonal(), *_upper_gradients(dA, ctx.rows))
+        # ∂ ln N(r; 0, A)/∂A = ½ (α αᵀ − A⁻¹)
+        dA = torch.cholesky_inverse(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5).mul_(grad)
+        upper, start = [], 0
+        for count in ctx.rows:
+            upper.append(dA[start : start + count, start:].clone())
+            upper[-1][:, count:] *= 2.0  # right of a diagonal block one stands for two entries
+            start += count
+        return (-grad * alpha, dA.diagonal(), *upper)
 
 
 def symmetric(upper: Sequence[Tensor]) -> Tensor:
@@ -67,16 +73,6 @@ def symmetric(upper: Sequence[Tensor]) -> Tensor:
         K[start:, rows] = block.mT
         start = rows.stop
     return K
-
-
-def _upper_gradients(dA: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
-    """Return ∂/∂upper from ∂/∂A: what is right of a diagonal block stands for two entries."""
-    start = 0
-    for count in rows:
-        gradient = dA[start : start + count, start:].clone()
-        gradient[:, count:] *= 2.0
-        yield gradient
-        start += count
 
 
 def covariance_factor(covariance: Tensor, noise_variance: Tensor) -> Tensor:
@@ -107,12 +103,6 @@ def log_density(L: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     log_root_det = L.diagonal().log().sum()
     constant = 0.5 * len(residual) * math.log(2.0 * math.pi)
     return -0.5 * (residual @ alpha) - log_root_det - constant, alpha
-
-
-def density_gradient(L: Tensor, alpha: Tensor) -> Tensor:
-    """∂ ln N(r; 0, A)/∂A = ½ (α αᵀ − A⁻¹) (N, N), from the lower factor L of A and α = A⁻¹ r."""
-    gradient = torch.cholesky_inverse(L).mul_(-0.5)
-    return gradient.addr_(alpha, alpha, alpha=0.5)
 
 
 def symmetric_root(covariance: Tensor, scale: float) -> Tensor:
@@ -177,12 +167,8 @@ class ExactGP:
     ) -> "ExactPosterior":
         """Return the posterior given y (N,) with noise_variance (N,), at the present parameters.
 
-        Parameters
-        ----------
-        mean_is_fitted
-            Whether the mean's coefficients were fitted to these data, see `fitted_coefficients`.
-            Their uncertainty is then part of the posterior (universal kriging); coefficients that
-            are given add none.
+        mean_is_fitted: whether the mean's coefficients were fitted to these data, as by
+        `fitted_coefficients`. Their uncertainty is then part of the posterior (universal kriging).
         """
         _check_data(functional, y, noise_variance)
         residual = y.double() - self.mean.values(functional)
@@ -227,7 +213,7 @@ class ExactGP:
 
     def _upper_rows(self, functional: AbstractFunctional) -> Iterator[Tensor]:
         """Return the rows of K_ff from the diagonal on: half of the pairs."""
-        for rows in chunks(len(functional), len(functional)):
+        for rows in _chunks(len(functional), len(functional)):
             yield self.between(functional[rows], functional[rows.start :])
 
 
@@ -242,22 +228,8 @@ class ExactPosterior(AbstractPosterior):
     u is what fitted coefficients of the mean add: T Tᵀ = (Hᵀ A⁻¹ H)⁻¹ is their covariance under a
     flat prior, and L⁻¹ H T = U.
 
-    Parameters
-    ----------
-    gp
-        The prior, as it was.
-    functional
-        The N data.
-    cholesky : (N, N)
-        Factor L of A = K_ff + diag(σ²).
-    alpha : (N,)
-        A⁻¹ (y − m).
-    dtype
-        Precision of the answers, that of y.
-    trend : (N, K)
-        U.
-    directions : (P, K)
-        T; K = 0 where the coefficients are known.
+    cholesky (N, N): factor L of A = K_ff + diag(σ²); alpha (N,): A⁻¹ (y − m); dtype: of the
+    answers, that of y; trend (N, K): U; directions (P, K): T, K = 0 for known coefficients.
     """
 
     gp: ExactGP
@@ -271,9 +243,16 @@ class ExactPosterior(AbstractPosterior):
     @torch.no_grad()
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """m_* + K_*f α and k_** − ‖V_*‖² + ‖u_*‖², by chunks of the functionals asked for."""
-        parts = [self._predict_chunk(functional[c]) for c in self._chunks(functional)]
-        mean = torch.cat([mean for mean, _ in parts])
-        variance = torch.cat([variance for _, variance in parts])
+        parts = []
+        for c in self._chunks(functional):
+            part = functional[c]
+            K_sf, V = self._whitened(part)
+            prior = self.gp.variance(part)
+            left = prior - V.square().sum(0)
+            refuse_negative(left, prior, "a posterior variance")
+            fitted = self._trend_error(part, V).square().sum(1)
+            parts.append((self.gp.mean.values(part) + K_sf @ self.alpha, left + fitted))
+        mean, variance = (torch.cat(values) for values in zip(*parts, strict=True))
         clamped = int((variance < 0).sum())
         return Prediction(mean.to(self.dtype), variance.clamp(min=0.0).to(self.dtype), clamped)
 
@@ -296,8 +275,7 @@ class ExactPosterior(AbstractPosterior):
         """Return the joint draws through the symmetric root of the joint covariance."""
         scale = float(self.gp.variance(functional).max())
         root = symmetric_root(self._covariance(functional), scale)
-        shape = (count, len(functional))
-        white = standard_normal(shape, generator, root)
+        white = standard_normal((count, len(functional)), generator, root)
         mean = self.predict(functional).mean
         return mean + (white @ root.mT).to(self.dtype)
 
@@ -306,14 +284,6 @@ class ExactPosterior(AbstractPosterior):
         V = torch.cat([self._whitened(functional[c])[1] for c in self._chunks(functional)], dim=1)
         u = self._trend_error(functional, V)
         return K.addmm_(V.mT, V, alpha=-1.0).addmm_(u, u.mT)
-
-    def _predict_chunk(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
-        K_sf, V = self._whitened(functional)
-        prior = self.gp.variance(functional)
-        variance = prior - V.square().sum(0)
-        refuse_negative(variance, prior, "a posterior variance")
-        fitted = self._trend_error(functional, V).square().sum(1)
-        return self.gp.mean.values(functional) + K_sf @ self.alpha, variance + fitted
 
     def _trend_error(self, functional: AbstractFunctional, V: Tensor) -> Tensor:
         """Return u_* (N_*, K) for V (N, N_*) = L⁻¹ K_f*."""
@@ -324,14 +294,12 @@ class ExactPosterior(AbstractPosterior):
         return K_sf, torch.linalg.solve_triangular(self.cholesky, K_sf.mT, upper=False)
 
     def _chunks(self, functional: AbstractFunctional) -> Iterator[slice]:
-        return chunks(len(functional), len(self.functional))
+        return _chunks(len(functional), len(self.functional))
 
 
-def chunks(n: int, columns: int) -> Iterator[slice]:
+def _chunks(n: int, columns: int) -> Iterator[slice]:
     """Slices of range(n) whose rows of `columns` pairs are few enough to compute at once."""
-    step = max(1, _PAIRS // max(1, columns))
-    for start in range(0, n, step):
-        yield slice(start, min(start + step, n))
+    return chunks(n, max(1, _PAIRS // max(1, columns)))
 
 
 def _check_data(functional: AbstractFunctional, y: Tensor, noise_variance: Tensor) -> None:

@@ -23,19 +23,8 @@ EDGE_SLACK = 1e-6  # in units of the spacing: a rounded point on the upper face 
 class RegularGrid:
     """Regular grid z_i = lower + i · spacing in D dimensions, flattened in C order.
 
-    Parameters
-    ----------
-    lower : (D,)
-        Coordinates of the first node.
-    spacing : (D,)
-        Distance between nodes, > 0.
-    shape : (M_1..M_D)
-        Nodes per axis, at least two each.
-
-    Raises
-    ------
-    ValueError
-        Where the entries are not one per axis, not finite, or an axis has fewer than two nodes.
+    lower (D,): coordinates of the first node; spacing (D,): > 0; shape (M_1..M_D): nodes per axis,
+    at least two each.
 
     Examples
     --------
@@ -52,7 +41,19 @@ class RegularGrid:
         object.__setattr__(self, "lower", tuple(float(v) for v in self.lower))
         object.__setattr__(self, "spacing", tuple(float(v) for v in self.spacing))
         object.__setattr__(self, "shape", tuple(int(v) for v in self.shape))
-        _check_grid(self.lower, self.spacing, self.shape)
+        if not len(self.lower) == len(self.spacing) == len(self.shape):
+            raise UserError(
+                "lower, spacing and shape must have one entry per axis: got "
+                f"{len(self.lower)}, {len(self.spacing)} and {len(self.shape)} entries."
+            )
+        _check_points_per_axis(self.shape)
+        if not all(math.isfinite(v) for v in self.lower):
+            raise UserError(f"lower must be finite, got {self.lower}.")
+        if not all(math.isfinite(v) and v > 0 for v in self.spacing):
+            raise UserError(
+                f"spacing must be positive and finite, got {self.spacing}; check that upper > "
+                "lower."
+            )
 
     @classmethod
     def from_bounds(
@@ -104,7 +105,7 @@ class RegularGrid:
         return torch.stack([m.reshape(-1) for m in mesh], dim=-1).to(dtype or torch.float64)
 
     def contains(self, x: "Tensor") -> "Tensor":
-        """Which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
+        """Tell which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
         import torch
 
         if x.shape[-1] != self.dim:
@@ -124,21 +125,4 @@ def _check_points_per_axis(shape: Sequence[int]) -> None:
         raise UserError(
             f"shape must hold at least two points on every axis, got {tuple(shape)}; "
             "leave out an axis that has only one point."
-        )
-
-
-def _check_grid(
-    lower: tuple[float, ...], spacing: tuple[float, ...], shape: tuple[int, ...]
-) -> None:
-    if not len(lower) == len(spacing) == len(shape):
-        raise UserError(
-            "lower, spacing and shape must have one entry per axis: got "
-            f"{len(lower)}, {len(spacing)} and {len(shape)} entries."
-        )
-    _check_points_per_axis(shape)
-    if not all(math.isfinite(v) for v in lower):
-        raise UserError(f"lower must be finite, got {lower}.")
-    if not all(math.isfinite(v) and v > 0 for v in spacing):
-        raise UserError(
-            f"spacing must be positive and finite, got {spacing}; check that upper > lower."
         )

@@ -6,7 +6,7 @@ from the centre.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self, final
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
-from dustmap.gp.functionals import AbstractFunctional, GaussLegendre, PointMeasure
+from dustmap.gp.functionals import AbstractFunctional, GaussLegendre
+from dustmap.linalg import chunks
 
 #: Directions of H below this fraction of the largest are not determined by the data.
 _UNDETERMINED = 1e-10
@@ -155,19 +156,11 @@ class LogDiscMean(AbstractMean):
         self.height, self.length = height, length
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
-        return torch.cat(
-            [
-                torch.stack(
-                    [
-                        measure.weights.sum(-1),
-                        (measure.weights * _height(measure.points)).sum(-1) / self.height,
-                        (measure.weights * _outwards(measure.points)).sum(-1) / self.length,
-                    ],
-                    dim=-1,
-                )
-                for measure in _measures(functional)
-            ]
-        )
+        def profiles(points: Tensor) -> Tensor:
+            z, R = _height(points) / self.height, _outwards(points) / self.length
+            return torch.stack([torch.ones_like(z), z, R], dim=-1)
+
+        return _integrals(functional, profiles)
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return basis.new_tensor([size, 1.0, 1.0])
@@ -191,18 +184,14 @@ class DiscMean(AbstractMean):
         self.height, self.length = height, length
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
-        return torch.cat(
-            [
-                (measure.weights * self._profile(measure.points)).sum(-1, keepdim=True)
-                for measure in _measures(functional)
-            ]
-        )
+        def profile(points: Tensor) -> Tensor:
+            exponent = -_height(points) / self.height - _outwards(points) / self.length
+            return exponent.exp().unsqueeze(-1)
+
+        return _integrals(functional, profile)
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        return size / basis.square().mean(0).sqrt()
-
-    def _profile(self, points: Tensor) -> Tensor:
-        return (-_height(points) / self.height - _outwards(points) / self.length).exp()
+        return size / _sizes(basis)
 
 
 def _height(points: Tensor) -> Tensor:
@@ -215,15 +204,17 @@ def _outwards(points: Tensor) -> Tensor:
     return torch.hypot(SUN_RADIUS - points[..., 0], points[..., 1]) - SUN_RADIUS
 
 
-def _measures(functional: AbstractFunctional) -> Iterator[PointMeasure]:
-    """The functionals as sums over points, a few thousand at a time."""
+def _integrals(functional: AbstractFunctional, profiles: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return H (N, P) of profiles (..., P) at points (..., 3), few functionals at a time."""
     if functional.dim != 3:
         raise UserError(f"a disc is for data in 3 dimensions, got {functional.dim}")
-    for start in range(0, len(functional), _CHUNK):
-        measure = functional[slice(start, start + _CHUNK)].measure(_RULE)
+    rows = []
+    for part in chunks(len(functional), _CHUNK):
+        measure = functional[part].measure(_RULE)
         if measure.direction is not None:
             raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
-        yield measure
+        rows.append((measure.weights.unsqueeze(-1) * profiles(measure.points)).sum(1))
+    return torch.cat(rows)
 
 
 def _check_scales(height: float, length: float) -> None:

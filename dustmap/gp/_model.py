@@ -1,19 +1,23 @@
-"""A Gaussian process with noise as one value: kernel, mean, likelihood."""
+"""A Gaussian process with noise as one value, and its parameters of largest evidence."""
 
 from dataclasses import dataclass, replace
 from typing import final
 
+import torch
 from torch import Tensor
 
+from dustmap.gp import _parameters
+from dustmap.gp._batch import Batch, whole_batch
+from dustmap.gp._exact import ExactGP
 from dustmap.gp._means import AbstractMean
-from dustmap.gp._parameters import AbstractParametric, Parameters
+from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GPModel(AbstractParametric):
+class GPModel(_parameters.AbstractParametric):
     """ρ ~ GP(mean, kernel), y = functionals of ρ + noise of the likelihood.
 
     `Parameters.of(model)` has what is learned of it, and builds it at other values.
@@ -38,8 +42,103 @@ class GPModel(AbstractParametric):
     @property
     def log_names(self) -> tuple[str, ...]:
         """Names of the numbers that are learned of kernel and noise, kernel first."""
-        return Parameters.of(self, without=("mean",)).names
+        return _parameters.Parameters.of(self, without=("mean",)).names
 
     def with_coefficients(self, coefficients: Tensor) -> "GPModel":
         """With other coefficients β (P,) of the mean."""
         return replace(self, mean=self.mean.with_coefficients(coefficients))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HyperparameterFit:
+    """The model of largest evidence, as `maximise` left it.
+
+    log_evidence: of the n_data data used, at the end; objective: log evidence plus log prior per
+    datum at every evaluation, the last being the end; largest_gradient: of that objective at the
+    end; refused: evaluations where the covariance could not be factorised.
+    """
+
+    model: GPModel
+    log_evidence: float
+    objective: tuple[float, ...]
+    status: _parameters.FitStatus
+    largest_gradient: float
+    n_data: int
+    refused: int = 0
+
+    @staticmethod
+    def of(
+        parameters: _parameters.Parameters[GPModel], maximum: _parameters.Maximum, n_data: int
+    ) -> "HyperparameterFit":
+        """Return the model at a maximum of its log evidence by `n_data` data."""
+        log_prior, _ = parameters.log_prior(maximum.theta)
+        return HyperparameterFit(
+            parameters.build(maximum.theta),
+            n_data * maximum.history[-1] - log_prior,
+            maximum.history,
+            maximum.status,
+            maximum.largest_gradient,
+            n_data,
+            maximum.refused,
+        )
+
+
+def fit_hyperparameters(
+    model: GPModel,
+    batch: Batch,
+    *,
+    estimator: AbstractEstimator | None = None,
+    wrapping: Wrapping | None = None,
+    max_steps: int = 100,
+    tolerance: float = 1e-5,
+    prior_std: float | None = None,
+    max_data: int | None = None,
+    seed: int = 0,
+) -> HyperparameterFit:
+    """Maximise ln p(y | θ) over what `model` learns, by L-BFGS.
+
+    estimator, wrapping: as for `ExactGP`; tolerance: of the largest |gradient| per datum, below
+    which it stops; prior_std: width of a normal prior of every log-parameter around its start (2 is
+    a factor of 7), None for a flat one; max_data: size of a random subset that is used instead.
+    """
+    if max_data is not None and len(batch) > max_data:
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(batch), generator=generator)[:max_data]
+        batch = batch[chosen.sort().values.to(batch.y.device)]
+    used = whole_batch(batch)
+    functional, y = used.functional, used.y
+
+    def gp(of: GPModel) -> ExactGP:
+        return ExactGP(of.kernel, of.mean, estimator, wrapping)
+
+    if model.mean.is_learned:
+        with torch.no_grad():
+            noise_variance = model.likelihood.noise_variance(used)
+        beta = gp(model).fitted_coefficients(functional, y, noise_variance)
+        model = model.with_coefficients(beta)
+    parameters = _parameters.Parameters.of(
+        model, scales={"mean": mean_scale(model.mean, used)}, prior_std=prior_std
+    )
+    parameters.require_some("the model")
+
+    def log_evidence(theta: Tensor) -> Tensor:
+        at = parameters.build(theta)
+        return gp(at).log_evidence(functional, y, at.likelihood.noise_variance(used))
+
+    maximum = _parameters.maximise(
+        parameters,
+        lambda theta: _parameters.gradient_at(theta, log_evidence),
+        n_data=len(used),
+        max_steps=max_steps,
+        tolerance=tolerance,
+    )
+    return HyperparameterFit.of(parameters, maximum, len(used))
+
+
+def mean_scale(mean: AbstractMean, batch: Batch) -> Tensor:
+    """Return the change (P,) of each coefficient that moves the data by their own spread."""
+    tiny = torch.finfo(torch.float64).tiny
+    basis = mean.basis(batch.functional)
+    spread = batch.y.double().square().mean().sqrt() + tiny
+    return spread / basis.square().mean(0).sqrt().clamp(min=tiny)

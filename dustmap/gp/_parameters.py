@@ -3,10 +3,12 @@
 Kernels, means, likelihoods, feature maps and models are immutable and know their `Parameter`s.
 `Parameters.of(model)` gathers what is learned into one vector θ; `build(θ)` is the model there,
 whose tensors carry the graph of θ. Gradients, differences and optimisers all go through `build`.
+`maximise` finds maxima of functions of θ by L-BFGS in bounded coordinates of order one.
 """
 
+import enum
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
@@ -17,6 +19,11 @@ from dustmap.errors import UserError
 
 #: Logarithms stay within this distance of their start: a factor of 1000 either way.
 LOG_RANGE = math.log(1e3)
+#: θ (P,) ↦ an objective and its gradient (P,).
+Objective = Callable[[Tensor], tuple[float, Tensor]]
+#: How far below the start a point is taken to be at which the model is refused: a wall from which
+#: the line search turns back.
+_WALL = 1e3
 
 
 @final
@@ -32,17 +39,21 @@ class Parameter:
 
     @staticmethod
     def log(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
-        """The logarithm of positive numbers; float64."""
+        """Return the logarithm of positive numbers, float64."""
         return Parameter(name, torch.tensor(value, dtype=torch.float64).log(), True, learn)
 
     @staticmethod
     def linear(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
-        """Numbers as they are; float64."""
+        """Return numbers as they are, float64."""
         return Parameter(name, torch.tensor(value, dtype=torch.float64), False, learn)
 
     def at(self, value: Tensor) -> "Parameter":
         """The same parameter at another value."""
         return replace(self, value=value)
+
+    def reshaped(self, value: Tensor) -> "Parameter":
+        """The same parameter at another value of any shape, in its own shape and dtype."""
+        return self.at(value.to(self.value).reshape(self.value.shape))
 
     def indexed(self, index: int) -> "Parameter":
         """The same as one of several of a name: length[0], length[1], ..."""
@@ -55,7 +66,7 @@ class Parameter:
 
 
 class AbstractParametric:
-    """What has parameters: an immutable value that can be built anew with other ones.
+    """An immutable value with parameters, which can be built anew with other ones.
 
     parts: the fields of a dataclass whose parameters are its own, one after the other; what has
     parameters that are in no field overrides both methods.
@@ -90,15 +101,12 @@ class AbstractParametric:
             if not any(p.is_one_of((name,)) for p in own):
                 known = ", ".join(p.name for p in own) or "none"
                 raise UserError(f'parameter "{name}" is unknown: expected some of {known}')
-        return self.with_parameters([replace(p, is_learned=p.is_one_of(names)) for p in own])
+        return self._mapped(lambda p: replace(p, is_learned=p.is_one_of(names)))
 
     def holding(self, *names: str) -> Self:
         """The same where the parameters of these names are not learned."""
-        return self.with_parameters(
-            [
-                replace(p, is_learned=p.is_learned and not p.is_one_of(names))
-                for p in self.parameters()
-            ]
+        return self._mapped(
+            lambda p: replace(p, is_learned=p.is_learned and not p.is_one_of(names))
         )
 
     def fixed(self) -> Self:
@@ -107,20 +115,18 @@ class AbstractParametric:
 
     def with_value(self, name: str, value: Tensor) -> Self:
         """The same with another unconstrained value of the parameters of a name."""
-        return self.with_parameters(
-            [
-                p.at(value.to(p.value).reshape(p.value.shape)) if p.is_one_of((name,)) else p
-                for p in self.parameters()
-            ]
-        )
+        return self._mapped(lambda p: p.reshaped(value) if p.is_one_of((name,)) else p)
 
     def detached(self) -> Self:
         """The same values without their graph."""
-        return self.with_parameters([p.at(p.value.detach()) for p in self.parameters()])
+        return self._mapped(lambda p: p.at(p.value.detach()))
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its parameters on a device."""
-        return self.with_parameters([p.at(p.value.to(device)) for p in self.parameters()])
+        return self._mapped(lambda p: p.at(p.value.to(device)))
+
+    def _mapped(self, function: Callable[[Parameter], Parameter]) -> Self:
+        return self.with_parameters([function(p) for p in self.parameters()])
 
 
 M = TypeVar("M", bound=AbstractParametric)
@@ -129,7 +135,7 @@ M = TypeVar("M", bound=AbstractParametric)
 @final
 @dataclass(frozen=True, eq=False)
 class Parameters(Generic[M]):
-    """What is learned of a model, as one vector θ (P,) on the CPU, float64.
+    """The learned parameters of a model as one vector θ (P,) on the CPU, float64.
 
     model: θ is where it is; names, is_log, scale (P,): of every number, scale being what a step
     of one is to those that are no logarithms. lower, upper (P,): bounds of θ. Priors are normal,
@@ -155,22 +161,19 @@ class Parameters(Generic[M]):
         scales: Mapping[str, Tensor] | None = None,
         prior_std: float | None = None,
     ) -> "Parameters[M]":
-        """What `model` learns, but for parameters of the names in `without`.
+        """Return what `model` learns, but for parameters of the names in `without`.
 
         scales: of parameters that are no logarithms, by their names, of their shapes.
         """
         learned = [p for p in model.parameters() if p.is_learned and not p.is_one_of(without)]
-        sizes = [p.value.numel() for p in learned]
+        numbers = [p for p in learned for _ in range(p.value.numel())]
         theta = _joined([p.value for p in learned])
         ones = [(scales or {}).get(p.name, torch.ones_like(p.value)) for p in learned]
-        is_log = torch.tensor(
-            [p.is_log for p, n in zip(learned, sizes, strict=True) for _ in range(n)],
-            dtype=torch.bool,
-        )
+        is_log = torch.tensor([p.is_log for p in numbers], dtype=torch.bool)
         reach = torch.where(is_log, LOG_RANGE, math.inf).to(theta)
         return Parameters(
             model,
-            tuple(p.name for p, n in zip(learned, sizes, strict=True) for _ in range(n)),
+            tuple(p.name for p in numbers),
             theta,
             is_log,
             _joined(ones),
@@ -198,8 +201,7 @@ class Parameters(Generic[M]):
             if not p.is_learned or p.is_one_of(self.without):
                 values.append(p)
                 continue
-            part = theta[start : start + p.value.numel()]
-            values.append(p.at(part.to(p.value).reshape(p.value.shape)))
+            values.append(p.reshaped(theta[start : start + p.value.numel()]))
             start += p.value.numel()
         return self.model.with_parameters(values)
 
@@ -239,13 +241,145 @@ class Parameters(Generic[M]):
         return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))
 
     def _by_name(self, limits: Mapping[str, float], otherwise: float) -> Tensor:
-        stems = (name.partition("[")[0] for name in self.names)
-        pairs = zip(self.names, stems, strict=True)
-        found = [limits.get(name, limits.get(stem, otherwise)) for name, stem in pairs]
-        return torch.tensor(found, dtype=self.theta.dtype)
+        bounds = [limits.get(n, limits.get(n.partition("[")[0], otherwise)) for n in self.names]
+        return torch.tensor(bounds, dtype=self.theta.dtype)
 
 
 def _joined(values: Sequence[Tensor]) -> Tensor:
     if not values:
         return torch.zeros(0, dtype=torch.float64)
     return torch.cat([v.detach().double().reshape(-1).cpu() for v in values])
+
+
+@final
+class FitStatus(enum.Enum):
+    """The end of a maximisation."""
+
+    CONVERGED = "converged"
+    MAX_STEPS = "max_steps"
+    AT_BOUND = "at_bound"
+    STAGNATED = "stagnated"
+
+    @property
+    def remedy(self) -> str:
+        """Advice to the caller."""
+        return _WHAT_TO_DO[self]
+
+
+_WHAT_TO_DO = {
+    FitStatus.CONVERGED: "nothing to do",
+    FitStatus.MAX_STEPS: "the gradient is not small yet: increase max_steps",
+    FitStatus.AT_BOUND: (
+        "a parameter moved by a factor of nearly 1000 from its start: the data may not constrain "
+        "it; start elsewhere, fix it, or set prior_std"
+    ),
+    FitStatus.STAGNATED: (
+        "the line search found no better point though the gradient is not small: loosen "
+        "tolerance, or start elsewhere"
+    ),
+}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Maximum:
+    """The end of L-BFGS, θ = theta (P,).
+
+    history: (objective + ln prior) / N at every evaluation, the last being the end;
+    largest_gradient: of that, in bounded coordinates, at the end; refused: evaluations at which
+    the model was refused (K_uu not positive definite for too long a length scale, say) and the line
+    search turned back.
+    """
+
+    theta: Tensor
+    history: tuple[float, ...]
+    status: FitStatus
+    largest_gradient: float
+    refused: int
+
+
+def maximise(
+    parameters: Parameters[Any],
+    objective: Objective,
+    *,
+    n_data: int,
+    max_steps: int,
+    tolerance: float,
+) -> Maximum:
+    """L-BFGS with strong Wolfe line searches from `parameters.theta`, on objective + ln prior.
+
+    objective: of θ; a ValueError of it, but at the start, is a wall. n_data: N, by which the sum
+    is divided. tolerance: of the largest |gradient|, below which it stops. The objective is
+    evaluated at the end once more.
+    """
+    search = _Search(parameters, objective, n_data)
+    z = torch.zeros_like(parameters.theta, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [z],
+        max_iter=max_steps,
+        max_eval=4 * max_steps,
+        history_size=20,
+        tolerance_grad=tolerance,
+        tolerance_change=1e-13,
+        line_search_fn="strong_wolfe",
+    )
+    history: list[float] = []
+
+    def closure() -> float:
+        value, gradient = search.attempt(z.detach())
+        z.grad = -gradient
+        history.append(value)
+        return -value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    end = z.detach()
+    value, gradient = search.evaluate(end)
+    largest = float(gradient.abs().max())
+    finished = optimiser.state[z]["n_iter"] < max_steps and len(history) < 4 * max_steps
+    if parameters.ends_at_bound(end):
+        status = FitStatus.AT_BOUND
+    elif largest <= tolerance:
+        status = FitStatus.CONVERGED
+    else:
+        status = FitStatus.STAGNATED if finished else FitStatus.MAX_STEPS
+    theta, _ = parameters.at_bounded(end)
+    return Maximum(theta, (*history, value), status, largest, search.refused)
+
+
+@final
+class _Search:
+    """The objective per datum as a function of bounded coordinates z."""
+
+    def __init__(self, parameters: Parameters[Any], objective: Objective, n_data: int) -> None:
+        self._parameters, self._objective, self._n = parameters, objective, n_data
+        self._wall = math.nan
+        self.refused = 0
+
+    def evaluate(self, z: Tensor) -> tuple[float, Tensor]:
+        """(objective + ln prior) / N at z and its gradient in z."""
+        theta, slope = self._parameters.at_bounded(z)
+        value, gradient = self._objective(theta)
+        log_prior, pull = self._parameters.log_prior(theta)
+        return (value + log_prior) / self._n, (gradient + pull) * slope / self._n
+
+    def attempt(self, z: Tensor) -> tuple[float, Tensor]:
+        """`evaluate`, or the wall where the model is refused; not at the start."""
+        try:
+            value, gradient = self.evaluate(z)
+        except ValueError:
+            if math.isnan(self._wall):
+                raise
+            self.refused += 1
+            return self._wall, torch.zeros_like(z)
+        if math.isnan(self._wall):
+            self._wall = value - _WALL * (1.0 + abs(value))
+        return value, gradient
+
+
+def gradient_at(theta: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """Value and gradient (P,) of a scalar function at θ (P,), by reverse mode."""
+    leaf = theta.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = function(leaf)
+        (gradient,) = torch.autograd.grad(value, leaf)
+    return float(value.detach()), gradient

@@ -9,20 +9,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.linalg import (
-    AbstractOperator,
-    AbstractWorld,
-    Alone,
-    CirculantOperator,
-    ToeplitzOperator,
-    divided,
-    fast_length,
-)
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
 _ROUND_OFF = 1e-14
@@ -48,21 +40,12 @@ _FLOAT32_SPREAD = 1e-6
 class PriorReport:
     """Report on the construction of a `GridPrior`.
 
-    Parameters
-    ----------
-    torus_shape
-        Points per axis of the torus (L_1, ..., L_D).
-    wrap_error
-        Largest prior correlation between opposite faces of the box through the padding, the one
-        approximation of the wrapped kernel (0 for the minimal embedding).
-    wrap_inflation
-        Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
-    smallest_eigenvalue
-        Smallest eigenvalue of C over the largest, before clamping, with nugget.
-    clamped
-        Number of eigenvalues raised to round-off.
-    nugget
-        Variance added to the diagonal of K, C and R Rᵀ.
+    torus_shape: points per axis (L_1, ..., L_D); wrap_error: largest prior correlation between
+    opposite faces of the box through the padding, the one approximation of the wrapped kernel (0
+    for the minimal embedding); wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the
+    variance at a node; smallest_eigenvalue: of C over the largest, before clamping, with nugget;
+    clamped: number of eigenvalues raised to round-off; nugget: variance added to the diagonal of
+    K, C and R Rᵀ.
     """
 
     torus_shape: tuple[int, ...]
@@ -93,13 +76,8 @@ class GridPrior(AbstractParametric):
 
     Build it with `GridPrior.padded` (the default of all engines) or `GridPrior.minimal` (the
     embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
-    indefinite, but then it has no root).
-
-    Parameters
-    ----------
-    world
-        Ranks that divide the columns of products with K, R and powers of C among them; all of them
-        have to ask for the same.
+    indefinite, but then it has no root). The ranks of `world` divide the columns of products with
+    K, R and powers of C among them; all of them have to ask for the same.
 
     Examples
     --------
@@ -116,12 +94,12 @@ class GridPrior(AbstractParametric):
     wrapping: Wrapping | None
     spectrum: Tensor
     lags: Tensor
-    inverse: CirculantOperator
+    inverse: linalg.CirculantOperator
     nugget: float
     dtype: torch.dtype
     memory: int
     report: PriorReport
-    world: AbstractWorld = field(default_factory=Alone)
+    world: linalg.AbstractWorld = field(default_factory=linalg.Alone)
 
     @staticmethod
     def padded(
@@ -133,18 +111,13 @@ class GridPrior(AbstractParametric):
         dtype: torch.dtype = torch.float64,
         torus_shape: Sequence[int] | None = None,
         memory: int = 2**33,
-        world: AbstractWorld | None = None,
+        world: linalg.AbstractWorld | None = None,
     ) -> "GridPrior":
-        """Return the wrapped kernel on box + `padding` length scales per axis.
+        """Return the wrapped kernel on box + `padding` length scales per axis, or on `torus_shape`,
+        which keeps M_w fixed while the kernel is learned.
 
-        Parameters
-        ----------
-        nugget
-            White variance relative to λ_max, applied alike to K, C and R.
-        torus_shape
-            Overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
-        memory
-            Bytes that building may take; refused beforehand beyond.
+        nugget: white variance relative to λ_max, applied alike to K, C and R; memory: bytes beyond
+        which building is refused.
         """
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
@@ -153,16 +126,16 @@ class GridPrior(AbstractParametric):
         _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
         table = wrapped_lags(kernel, grid.spacing, shape)
-        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        spectrum, variance = _eigenvalues(table, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
         wrap_error = _wrap_error(kernel, grid, periods)
         inflation = float(table.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
         nugget_variance = float(variance.detach())
         report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
-        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        lags = _lags(table, grid, variance)
         inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
-        wrapping, world = Wrapping(periods), world or Alone()
+        wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
             kernel, grid, wrapping, spectrum, lags, inverse, nugget, dtype, memory, report, world
         )
@@ -180,12 +153,12 @@ class GridPrior(AbstractParametric):
         _check_arguments(kernel, grid, 1.0, nugget)
         shape = tuple(2 * m - 2 for m in grid.shape)
         _refuse_beyond(memory, shape, grid)
-        table = _minimal_table(kernel, grid, shape)
-        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        table = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
+        spectrum, variance = _eigenvalues(table, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
         report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
-        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        lags = _lags(table, grid, variance)
         inverse = _inverse(spectrum, shape, grid)
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
 
@@ -197,11 +170,11 @@ class GridPrior(AbstractParametric):
 
     def with_kernel(self, kernel: AbstractKernel) -> "GridPrior":
         """The same prior of another kernel, on the same torus."""
-        if self.wrapping is None:
-            return GridPrior.minimal(
-                kernel, self.grid, nugget=self.nugget, dtype=self.dtype, memory=self.memory
-            )
-        return self.on_torus(kernel, self.torus_shape)
+        if self.wrapping is not None:
+            return self.on_torus(kernel, self.torus_shape)
+        return GridPrior.minimal(
+            kernel, self.grid, nugget=self.nugget, dtype=self.dtype, memory=self.memory
+        )
 
     def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> "GridPrior":
         """The same padded prior of another kernel, on a torus of this shape."""
@@ -230,24 +203,26 @@ class GridPrior(AbstractParametric):
         """Whether C is positive definite, so that it has a root."""
         return self.report.smallest_eigenvalue > 0 or self.report.clamped > 0
 
-    def covariance(self) -> AbstractOperator:
+    def covariance(self) -> linalg.AbstractOperator:
         """Return K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
-        minimal = math.prod(fast_length(2 * m - 1) for m in self.grid.shape)
+        minimal = math.prod(linalg.fast_length(2 * m - 1) for m in self.grid.shape)
         if minimal < self.n_white:
-            return divided(ToeplitzOperator(self.lags.detach(), self.dtype), self.world)
+            return linalg.divided(
+                linalg.ToeplitzOperator(self.lags.detach(), self.dtype), self.world
+            )
         return self._block(self.spectrum.detach(), self.grid.shape)
 
-    def root(self) -> AbstractOperator:
+    def root(self) -> linalg.AbstractOperator:
         """R (M, M_w) = first block row of C^{1/2} (002, eq. 20); differentiable in the kernel."""
         return self._block(self._root_spectrum(), None)
 
-    def torus_root(self, power: float) -> AbstractOperator:
+    def torus_root(self, power: float) -> linalg.AbstractOperator:
         """Return C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
         self._root_spectrum()
         spectrum = self.spectrum.pow(power).to(self.dtype)
-        return self._divided(CirculantOperator(spectrum, self.torus_shape))
+        return self._divided(linalg.CirculantOperator(spectrum, self.torus_shape))
 
-    def preconditioner(self) -> AbstractOperator:
+    def preconditioner(self) -> linalg.AbstractOperator:
         """Return P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
         return self.inverse.to(self.dtype)
 
@@ -256,9 +231,8 @@ class GridPrior(AbstractParametric):
 
         Differentiable in the kernel where gradients are on, and then computed anew.
         """
-        if torch.is_grad_enabled() and self.lags.requires_grad:
-            return self._factorised()
-        return self._detached_factor
+        has_graph = torch.is_grad_enabled() and self.lags.requires_grad
+        return self._factorised() if has_graph else self._detached_factor
 
     @cached_property
     def _detached_factor(self) -> Tensor:
@@ -289,16 +263,18 @@ class GridPrior(AbstractParametric):
         """All points of the torus as a grid: the box first, then the padding, on every axis."""
         return RegularGrid(self.grid.lower, self.grid.spacing, self.torus_shape)
 
-    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> AbstractOperator:
+    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> linalg.AbstractOperator:
         box = self.grid.shape
         return self._divided(
-            CirculantOperator(spectrum.to(self.dtype), self.torus_shape, rows=box, columns=columns)
+            linalg.CirculantOperator(
+                spectrum.to(self.dtype), self.torus_shape, rows=box, columns=columns
+            )
         )
 
-    def _divided(self, operator: CirculantOperator) -> AbstractOperator:
+    def _divided(self, operator: linalg.CirculantOperator) -> linalg.AbstractOperator:
         """By columns, unless derivatives with respect to the kernel are asked for."""
         has_graph = torch.is_grad_enabled() and operator.spectrum.requires_grad
-        return operator if has_graph else divided(operator, self.world)
+        return operator if has_graph else linalg.divided(operator, self.world)
 
     def _root_spectrum(self) -> Tensor:
         if not self.is_definite:
@@ -332,7 +308,7 @@ def _padded_shape(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> 
     longest = torch.stack([term.lengthscale.detach() for term in kernel.terms()]).amax(0)
     scales = longest.expand(grid.dim).tolist()
     return tuple(
-        fast_length(m + math.ceil(padding * scale / h))
+        linalg.fast_length(m + math.ceil(padding * scale / h))
         for m, scale, h in zip(grid.shape, scales, grid.spacing, strict=True)
     )
 
@@ -360,18 +336,16 @@ def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> No
         )
 
 
-def _eigenvalues(table: Tensor) -> Tensor:
-    """Return λ = FFT(c): real, because c is symmetric in every axis."""
-    spectrum: Tensor = torch.fft.rfftn(table.to(torch.float64)).real
-    return spectrum
-
-
-def _with_nugget(spectrum: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
+def _eigenvalues(table: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
+    """Return λ = FFT(c) with the nugget, real because c is symmetric in every axis, and that."""
+    spectrum = torch.fft.rfftn(table.to(torch.float64)).real
     variance = nugget * spectrum.max()
     return spectrum + variance, variance
 
 
-def _add_nugget(lags: Tensor, variance: Tensor) -> Tensor:
+def _lags(table: Tensor, grid: RegularGrid, variance: Tensor) -> Tensor:
+    """Return the lags of the grid, of those of the torus, with the nugget at lag 0."""
+    lags = table[tuple(slice(0, m) for m in grid.shape)]
     unit = torch.zeros_like(lags)
     unit.view(-1)[0] = 1.0
     return lags + variance * unit
@@ -396,17 +370,19 @@ def _cheapest_inverse(
     nugget: float,
     spectrum: Tensor,
     shape: tuple[int, ...],
-) -> CirculantOperator:
+) -> linalg.CirculantOperator:
     """Return the preconditioner on a narrower torus where that is markedly smaller."""
     narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if math.prod(narrow) > 0.8 * math.prod(shape):
         return _inverse(spectrum, shape, grid)
     with torch.no_grad():
         table = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-        return _inverse(_with_nugget(_eigenvalues(table), nugget)[0], narrow, grid)
+        return _inverse(_eigenvalues(table, nugget)[0], narrow, grid)
 
 
-def _inverse(spectrum: Tensor, shape: tuple[int, ...], grid: RegularGrid) -> CirculantOperator:
+def _inverse(
+    spectrum: Tensor, shape: tuple[int, ...], grid: RegularGrid
+) -> linalg.CirculantOperator:
     """Return crop C⁻¹ pad.
 
     Negative eigenvalues (an indefinite minimal embedding, or what the left-out images of a narrow
@@ -414,7 +390,7 @@ def _inverse(spectrum: Tensor, shape: tuple[int, ...], grid: RegularGrid) -> Cir
     """
     spectrum = spectrum.detach()
     floor = max(-2.0 * float(spectrum.min()), _ROUND_OFF * float(spectrum.max()))
-    return CirculantOperator(1.0 / spectrum.clamp_min(floor), shape, grid.shape, grid.shape)
+    return linalg.CirculantOperator(1.0 / spectrum.clamp_min(floor), shape, grid.shape, grid.shape)
 
 
 def _refuse_singular_float32(kernel: AbstractKernel, spectrum: Tensor, dtype: torch.dtype) -> None:
@@ -430,17 +406,8 @@ def _refuse_singular_float32(kernel: AbstractKernel, spectrum: Tensor, dtype: to
 
 def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float, ...]) -> float:
     """Largest correlation between opposite faces: k(L_d − (M_d − 1) h_d) / k(0) over the axes."""
-    gaps = torch.diag(
-        torch.tensor(
-            [p - (m - 1) * h for p, m, h in zip(periods, grid.shape, grid.spacing, strict=True)],
-            dtype=torch.float64,
-        )
-    )
+    gaps = [p - (m - 1) * h for p, m, h in zip(periods, grid.shape, grid.spacing, strict=True)]
     with torch.no_grad():
         variance = kernel.variance()
-        return float((kernel(gaps.to(variance.device)) / variance).max())
-
-
-def _minimal_table(kernel: AbstractKernel, grid: RegularGrid, shape: tuple[int, ...]) -> Tensor:
-    """Tabulate the plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
-    return mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
+        across = torch.diag(torch.tensor(gaps, dtype=torch.float64, device=variance.device))
+        return float((kernel(across) / variance).max())

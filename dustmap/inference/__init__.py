@@ -17,9 +17,6 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
-from dustmap.inference._checkpoint import NO_CHECKPOINTS as NO_CHECKPOINTS
-from dustmap.inference._checkpoint import AbstractCheckpointer as AbstractCheckpointer
-from dustmap.inference._checkpoint import NoCheckpoints as NoCheckpoints
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -40,7 +37,10 @@ from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._precision import power_stability as power_stability
+from dustmap.inference._state import NO_CHECKPOINTS as NO_CHECKPOINTS
+from dustmap.inference._state import AbstractCheckpointer as AbstractCheckpointer
 from dustmap.inference._state import Layout as Layout
+from dustmap.inference._state import NoCheckpoints as NoCheckpoints
 from dustmap.inference._state import ParameterVector as ParameterVector
 from dustmap.inference._state import Plain as Plain
 from dustmap.inference._state import State as State
@@ -48,37 +48,35 @@ from dustmap.inference._state import StateReader as StateReader
 from dustmap.inference._state import state_of as state_of
 from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
-from dustmap.inference.evidence._learn_evidence import keyed_prior_draws as keyed_prior_draws
-from dustmap.inference.evidence._learn_evidence import learn_evidence as learn_evidence
-from dustmap.inference.evidence._learn_values import AbstractMaker as AbstractMaker
-from dustmap.inference.evidence._learn_values import AbstractSolver as AbstractSolver
-from dustmap.inference.evidence._learn_values import LearnedModel as LearnedModel
-from dustmap.inference.evidence._learn_values import LearnSettings as LearnSettings
-from dustmap.inference.evidence._learn_values import LearnStep as LearnStep
+from dustmap.inference.evidence._newton import LearnedModel as LearnedModel
+from dustmap.inference.evidence._newton import LearnSettings as LearnSettings
+from dustmap.inference.evidence._newton import LearnStep as LearnStep
+from dustmap.inference.evidence._newton import keyed_prior_draws as keyed_prior_draws
+from dustmap.inference.evidence._newton import learn_evidence as learn_evidence
+from dustmap.inference.evidence._newton_point import AbstractMaker as AbstractMaker
+from dustmap.inference.evidence._newton_point import AbstractSolver as AbstractSolver
 from dustmap.inference.evidence._robust import RobustFit as RobustFit
 from dustmap.inference.evidence._robust import RobustStep as RobustStep
+from dustmap.inference.evidence._robust import Sites as Sites
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import site_data as site_data
+from dustmap.inference.evidence._robust import student_t_moments as student_t_moments
 from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
-from dustmap.inference.evidence._student_t_noise import Sites as Sites
 from dustmap.inference.evidence._student_t_noise import StudentTModel as StudentTModel
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
+from dustmap.inference.evidence._student_t_noise import StudentTWeights as StudentTWeights
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
-from dustmap.inference.evidence._student_t_noise import student_t_moments as student_t_moments
-from dustmap.inference.evidence._student_t_weights import StudentTWeights as StudentTWeights
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
-from dustmap.inference.lognormal._lognormal import (
-    LogNormalPosterior as LogNormalPosterior,
-)
+from dustmap.inference.lognormal._lognormal import LogNormalPosterior as LogNormalPosterior
 from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density
 from dustmap.inference.lognormal._mgvi import MGVISolution as MGVISolution
 from dustmap.inference.lognormal._mgvi import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
-from dustmap.inference.lognormal._mgvi_report import MGVIRound as MGVIRound
-from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISettings
+from dustmap.inference.lognormal._mgvi_state import MGVIRound as MGVIRound
+from dustmap.inference.lognormal._mgvi_state import MGVISettings as MGVISettings
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
@@ -100,21 +98,21 @@ from dustmap.inference.variational._collapsed import SGPR as SGPR
 from dustmap.inference.variational._collapsed import (
     AbstractCollapsedObjective as AbstractCollapsedObjective,
 )
+from dustmap.inference.variational._collapsed import CollapsedFit as CollapsedFit
 from dustmap.inference.variational._collapsed import CollapsedGradient as CollapsedGradient
 from dustmap.inference.variational._collapsed import CollapsedSolution as CollapsedSolution
 from dustmap.inference.variational._collapsed import collapsed_gradient as collapsed_gradient
+from dustmap.inference.variational._collapsed import fit_collapsed as fit_collapsed
 from dustmap.inference.variational._collapsed import solve_collapsed as solve_collapsed
-from dustmap.inference.variational._hyperparameters import CollapsedFit as CollapsedFit
-from dustmap.inference.variational._hyperparameters import fit_collapsed as fit_collapsed
 from dustmap.inference.variational._model import RowSource as RowSource
 from dustmap.inference.variational._model import VariationalModel as VariationalModel
+from dustmap.inference.variational._model import VariationalPosterior as VariationalPosterior
+from dustmap.inference.variational._model import fit_mean as fit_mean
+from dustmap.inference.variational._model import mean_spread as mean_spread
+from dustmap.inference.variational._natural_step import StepDecay as StepDecay
+from dustmap.inference.variational._natural_step import StepSchedule as StepSchedule
+from dustmap.inference.variational._natural_step import SVISettings as SVISettings
 from dustmap.inference.variational._natural_step import natural_step as natural_step
-from dustmap.inference.variational._predict import VariationalPosterior as VariationalPosterior
-from dustmap.inference.variational._predict import fit_mean as fit_mean
-from dustmap.inference.variational._predict import mean_spread as mean_spread
-from dustmap.inference.variational._svi import StepDecay as StepDecay
-from dustmap.inference.variational._svi import StepSchedule as StepSchedule
-from dustmap.inference.variational._svi import SVISettings as SVISettings
 from dustmap.inference.variational._svi import SVIState as SVIState
 from dustmap.inference.variational._svi import fit_svi as fit_svi
 from dustmap.inference.variational._svi import svi as svi

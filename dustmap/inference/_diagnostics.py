@@ -6,9 +6,9 @@ columns are (N,); v_n is the variance of y itself, noise included, unless y is a
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class DatumScores:
 
     def where(self, chosen: Tensor) -> "DatumScores":
         """Those under a mask (N,)."""
-        return DatumScores(*(column[chosen] for column in self._columns()))
+        return DatumScores(*(column[chosen] for column in vars(self).values()))
 
     @property
     def pit(self) -> Tensor:
@@ -97,14 +97,11 @@ class DatumScores:
     def _coverage(self, half_width: float) -> float:
         return float((self.normal.abs() <= half_width).double().mean())
 
-    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.residual, self.normal, self.log_density, self.crps
-
-    @classmethod
-    def joined(cls, parts: list[Self]) -> Self:
+    @staticmethod
+    def joined(parts: "Iterable[DatumScores]") -> "DatumScores":
         """One after the other."""
-        columns = zip(*(part._columns() for part in parts), strict=True)
-        return cls(*(torch.cat(column) for column in columns))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return DatumScores(*(torch.cat(column) for column in columns))
 
 
 def scores(y: Tensor, mean: Tensor, variance: Tensor) -> Scores:
@@ -134,17 +131,16 @@ def scores_of_student_t(
     _check(y, mean, variance + width2)
     columns = (y.double(), mean, variance, width2)
     parts = zip(*(torch.split(column, _MIXTURES_AT_ONCE) for column in columns), strict=True)
-    return DatumScores.joined(list(_of_mixtures(parts, nu)))
+    dof = torch.tensor(nu, dtype=torch.float64, device=y.device)
 
-
-def _of_mixtures(parts: Iterator[tuple[Tensor, ...]], nu: float) -> Iterator[DatumScores]:
-    dof = torch.tensor(nu, dtype=torch.float64)
-    for y, mean, variance, width2 in parts:
-        mixture = NormalMixture.student_t(y, mean, variance, width2, dof.to(y.device))
+    def of_part(y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor) -> DatumScores:
+        mixture = NormalMixture.student_t(y, mean, variance, width2, dof)
         residual = y - mixture.mean
         # Of the tail beyond y, lest the other one be 1 to rounding.
         normal = residual.sign() * _normal_score(mixture.log_tail(y))
-        yield DatumScores(residual, normal, mixture.log_density(y), mixture.crps(y))
+        return DatumScores(residual, normal, mixture.log_density(y), mixture.crps(y))
+
+    return DatumScores.joined(of_part(*part) for part in parts)
 
 
 def _normal_score(log_tail: Tensor) -> Tensor:

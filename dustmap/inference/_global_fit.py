@@ -12,41 +12,32 @@ from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference._model_maker import GridSettings, ModelMaker
-from dustmap.inference._state import State, StateReader
-from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
-from dustmap.inference.evidence._learn_values import (
-    AbstractSolver,
-    LearnedModel,
-    LearnSettings,
-    LearnStep,
-)
-from dustmap.inference.evidence._robust import (
-    RobustFit,
-    Turns,
-    fit_student_t,
-    site_data,
-    site_weights,
-)
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
+from dustmap.inference.evidence import _newton, _robust
+from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
-from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import GlobalSolution, restored_solution, solution_state
+from dustmap.inference.solve._solution import (
+    SOLVE,
+    GlobalSolution,
+    restored_solution,
+    solution_state,
+)
 from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
-Steps = Callable[[LearnStep], None]
+Steps = Callable[[_newton.LearnStep], None]
 
 
 @final
 @dataclass(frozen=True)
 class GlobalSettings:
-    """How to fit.
+    """Settings of `fit_global`.
 
     samples: draws S; standard deviations have a relative error of 1/√(2S). rtol,
     max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory,
@@ -70,7 +61,7 @@ class GlobalSettings:
     memory: int = 2**33
     rows_memory: int | None = None
     solve_memory: int | None = None
-    learn: LearnSettings = field(default_factory=LearnSettings)
+    learn: _newton.LearnSettings = field(default_factory=_newton.LearnSettings)
     robust: RobustSettings | None = None
 
     @property
@@ -94,7 +85,7 @@ class GlobalSettings:
 @final
 @dataclass(frozen=True, eq=False)
 class GlobalFit:
-    """The posterior and how it was found.
+    """Result of `fit_global`.
 
     gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. learned: how
     learning ended, None where nothing was learned; started: the same of its start with few data, if
@@ -107,9 +98,9 @@ class GlobalFit:
     gp: GPModel
     model: GridModel
     solution: GlobalSolution
-    started: LearnedModel[GlobalSolution] | None
-    learned: LearnedModel[GlobalSolution] | None
-    robust: RobustFit[GlobalSolution] | None
+    started: _newton.LearnedModel[GlobalSolution] | None
+    learned: _newton.LearnedModel[GlobalSolution] | None
+    robust: _robust.RobustFit[GlobalSolution] | None
     turns: tuple[float, ...] | None
     residual_ratio: float
     stencils: StencilOrder | None
@@ -129,7 +120,7 @@ class GlobalFit:
     def report(self) -> dict[str, Any]:
         """Plain values for a run's report."""
         prior, solve = self.features.prior, self.solution.solve
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "torus": list(prior.torus_shape),
             "wrap_error": prior.report.wrap_error,
             "wrap_inflation": prior.report.wrap_inflation,
@@ -146,15 +137,15 @@ class GlobalFit:
             "residual_variance_over_noise": self.residual_ratio,
         }
         if self.posterior.spread is not None:
-            found["coefficient_error"] = self.posterior.spread.error
+            values["coefficient_error"] = self.posterior.spread.error
         if self.learned is not None:
-            found["learning_monte_carlo_errors"] = list(self.learned.monte_carlo_errors)
-            found["learning_standard_deviations"] = list(self.learned.standard_deviations)
+            values["learning_monte_carlo_errors"] = list(self.learned.monte_carlo_errors)
+            values["learning_standard_deviations"] = list(self.learned.standard_deviations)
         if self.robust is not None:
-            found["outliers"] = self.robust.outliers
-            found["robust_noise"] = self.robust.message()
-            found["robust_turns"] = list(self.turns or ())
-        return found
+            values["outliers"] = self.robust.outliers
+            values["robust_noise"] = self.robust.message()
+            values["robust_turns"] = list(self.turns or ())
+        return values
 
 
 def fit_global(
@@ -168,7 +159,7 @@ def fit_global(
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> GlobalFit:
-    """Learns what `model` says is learned; then solves.
+    """Learn what `model` declares as learned; then solve.
 
     Learning maximises the evidence of the gridded model. The final solve takes all data. With
     Student-t noise it is normal data in the place of each (`fit_student_t`): these and all of the
@@ -176,9 +167,8 @@ def fit_global(
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
     "converged".
 
-    checkpointer: its parts are the stages, each with its own result. Going on, the stages that are
-    finished give theirs, and nothing is kept of the whole. steps: called with those of learning;
-    progress: with draws and steps of CG.
+    checkpointer: has a child for every stage; a resumed fit takes the results of finished stages
+    from these. steps: called with those of learning; progress: with draws and steps of CG.
     """
     if len(data) == 0:
         raise UserError("data is empty: fit_global needs at least one datum")
@@ -215,13 +205,13 @@ class _Fit:
         self.model, self.maker, self.data, self.settings = model, maker, data, settings
         self.steps, self.progress, self.checkpointer = steps, progress, checkpointer
         self.fit_mean = model.mean.is_learned
-        self.started: LearnedModel[GlobalSolution] | None = None
-        self.learned: LearnedModel[GlobalSolution] | None = None
-        self.robust: RobustFit[GlobalSolution] | None = None
-        self.turns: Turns | None = None
+        self.started: _newton.LearnedModel[GlobalSolution] | None = None
+        self.learned: _newton.LearnedModel[GlobalSolution] | None = None
+        self.robust: _robust.RobustFit[GlobalSolution] | None = None
+        self.turns: _robust.Turns | None = None
 
     def learn(self) -> None:
-        """Finds kernel and likelihood; with Student-t noise, also the weights of all data."""
+        """Learn kernel and likelihood; with Student-t noise, also the weights of all data."""
         self.maker.choose_order(self.model, self.data)
         learns, few = self._learns, self.settings.start_rows
         # Outliers would bend what few data say: weights come first where there are any.
@@ -243,7 +233,7 @@ class _Fit:
         """The final solve of all data."""
         model = self.maker.build(self.model)
         settings = self.settings.solve(self.settings.samples, self.fit_mean)
-        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
+        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
         solution = solve_global(
             model,
             data,
@@ -266,7 +256,7 @@ class _Fit:
         )
 
     @property
-    def _learn_settings(self) -> LearnSettings:
+    def _learn_settings(self) -> _newton.LearnSettings:
         """From the second turn on with as many deviations as the one before ended with."""
         if self.learned is None:
             return self.settings.learn
@@ -284,7 +274,7 @@ class _Fit:
 
     def _take_turns(self, robust: RobustSettings) -> None:
         """Noise and sites at a fixed kernel, then the kernel at fixed sites, until both rest."""
-        turns = self.turns = Turns(len(self.data))
+        turns = self.turns = _robust.Turns(len(self.data))
         learns = self.model.kernel.is_learned
         self._weigh("weights-0", robust)
         while learns and len(turns.nats) < robust.max_turns and not turns.settled:
@@ -299,16 +289,16 @@ class _Fit:
 
     def _weigh(self, name: str, robust: RobustSettings) -> None:
         checkpointer, model = self.checkpointer.child(name), self.maker.build(self.model)
-        self.robust = fit_student_t(
+        self.robust = _robust.fit_student_t(
             model, self.data, robust, self._solver, start=self.robust, checkpointer=checkpointer
         )
         fitted = self.robust.model
         self.model = replace(self.model, mean=fitted.mean, likelihood=fitted.likelihood)
 
-    def _learned_at_sites(self, name: str) -> LearnedModel[GlobalSolution]:
+    def _learned_at_sites(self, name: str) -> _newton.LearnedModel[GlobalSolution]:
         """The kernel; numbers of the likelihood are those of the sites, which hold them."""
         assert self.robust is not None
-        weights = site_weights(self.maker.build(self.model), self.data, self.robust.sites)
+        weights = _robust.site_weights(self.maker.build(self.model), self.data, self.robust.sites)
         held = replace(self.model, likelihood=self.model.likelihood.fixed())
         learned = self._learned(name, held, weights, self.settings.learn_rows)
         self.model = replace(self.model, kernel=learned.gp.kernel, mean=learned.gp.mean)
@@ -316,21 +306,21 @@ class _Fit:
 
     def _learned(
         self, name: str, model: GPModel, weights: Tensor | None, rows: int
-    ) -> LearnedModel[GlobalSolution]:
+    ) -> _newton.LearnedModel[GlobalSolution]:
         """Learning from a random part of the data; with Student-t noise of their sites."""
         part = _random_part(len(self.data), rows, self.settings.seed)
-        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
+        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
         some = data if part is None else data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
-        return learn_evidence(
+        return _newton.learn_evidence(
             self.maker,
             model,
             whole_batch(some),
             self._learn_settings,
             self._solver(some),
-            prior_draws=keyed_prior_draws(self.settings.seed),
+            prior_draws=_newton.keyed_prior_draws(self.settings.seed),
             weights=weights,
             ceilings=self.maker.ceilings(model.kernel),
             floors=scatter_floor(model.noise, some),

@@ -6,20 +6,12 @@ from typing import final
 
 import torch
 
-from dustmap.gp import (
-    MOST_INFLATION,
-    Batch,
-    GPModel,
-    GridPrior,
-    RegularGrid,
-    torus_for,
-    wrap_inflation,
-)
+from dustmap import gp
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.inference._state import State, StateReader, state_of
-from dustmap.inference.evidence._learn_values import AbstractMaker
+from dustmap.inference.evidence._newton_point import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld, fast_length
 
@@ -80,7 +72,7 @@ class ModelMaker(AbstractMaker):
 
     def __init__(
         self,
-        grid: RegularGrid,
+        grid: gp.RegularGrid,
         settings: GridSettings,
         estimator: AbstractEstimator,
         world: AbstractWorld | None = None,
@@ -97,7 +89,7 @@ class ModelMaker(AbstractMaker):
             return self.settings.order
         return 4 if self.stencils is None else self.stencils.order
 
-    def build(self, model: GPModel) -> GridModel:
+    def build(self, model: gp.GPModel) -> GridModel:
         """The model; its torus stays that of the last one while the padding suits the kernel."""
         self._torus = self._fitting(model.kernel, self._torus)
         return self.on_torus(model, self._torus, self.order)
@@ -114,7 +106,7 @@ class ModelMaker(AbstractMaker):
             raise reader.refusal(f"a torus {torus}, this problem {dim} axes")
         self._torus, self.stencils = torus, stored.stencils
 
-    def on_torus(self, model: GPModel, torus: tuple[int, ...], order: int) -> GridModel:
+    def on_torus(self, model: gp.GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
         features = LocalFeatures(
             self._prior(model.kernel, torus),
@@ -136,8 +128,8 @@ class ModelMaker(AbstractMaker):
         low = high - _RANGE
         while high - low > _BISECTED:
             middle = 0.5 * (low + high)
-            if wrap_inflation(_with_length(kernel, middle), self.grid, self._largest()) > (
-                MOST_INFLATION
+            if gp.wrap_inflation(_with_length(kernel, middle), self.grid, self._largest()) > (
+                gp.MOST_INFLATION
             ):
                 high = middle
             else:
@@ -145,8 +137,8 @@ class ModelMaker(AbstractMaker):
         return {"length": low}
 
     @torch.no_grad()
-    def choose_order(self, model: GPModel, data: Batch) -> None:
-        """Chooses the order of the stencils for this model, unless it is given."""
+    def choose_order(self, model: gp.GPModel, data: gp.Batch) -> None:
+        """Choose the order of the stencils for this model, unless it is given."""
         if self.settings.order is not None:
             return
         self._torus = self._fitting(model.kernel, self._torus)
@@ -158,8 +150,8 @@ class ModelMaker(AbstractMaker):
             memory=self.settings.for_rows,
         )
 
-    def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> GridPrior:
-        return GridPrior.padded(
+    def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> gp.GridPrior:
+        return gp.GridPrior.padded(
             kernel,
             self.grid,
             nugget=nugget_for(kernel, self.settings.dtype),
@@ -179,14 +171,14 @@ class ModelMaker(AbstractMaker):
         return present if covers and not lavish else wanted
 
     def _padded(self, kernel: AbstractKernel, padding: float) -> tuple[int, ...]:
-        torus = torus_for(kernel, self.grid, padding)
+        torus = gp.torus_for(kernel, self.grid, padding)
         limit = 1.0
         while True:
             most = (math.ceil(limit * m) for m in self._largest())
             shape = tuple(
                 min(length, fast_length(m)) for length, m in zip(torus, most, strict=True)
             )
-            if shape == torus or wrap_inflation(kernel, self.grid, shape) <= MOST_INFLATION:
+            if shape == torus or gp.wrap_inflation(kernel, self.grid, shape) <= gp.MOST_INFLATION:
                 return shape
             limit *= _LARGER
 

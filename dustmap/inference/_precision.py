@@ -7,9 +7,9 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.gp.families import AbstractGaussian
 from dustmap.inference._state import Layout
-from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, pcg, standard_normal, unwatched
 
 #: Stream of the keyed noise z, by position among the directions.
 _STREAM = 2
@@ -20,58 +20,42 @@ _NAMES = ("directions", "fields", "draws")
 
 
 @final
-class PrecisionOperator(AbstractOperator):
+class PrecisionOperator(linalg.AbstractSymmetric):
     """Λ = I + Φᵀ diag(w) Φ (M_w, M_w), the posterior precision of ε for Gaussian noise (S3).
 
     phi (N, M_w): an operator; weights (N,) = 1/σ_n².
     """
 
-    def __init__(self, phi: AbstractOperator, weights: Tensor) -> None:
+    def __init__(self, phi: linalg.AbstractOperator, weights: Tensor) -> None:
         self._phi, self._weights = phi, weights.to(phi.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._phi.shape[1], self._phi.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._phi.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._phi.device
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
 
     def matmul(self, x: Tensor) -> Tensor:
         return x + self._phi.rmatmul(self._weights * self._phi.matmul(x))
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
 
 @final
-class FamilyPreconditioner(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class FamilyPreconditioner(linalg.AbstractSymmetric):
     """S (M_w, M_w) of a structured posterior, the Jacobi preconditioner of Λ in its structure."""
 
-    def __init__(self, state: AbstractGaussian) -> None:
-        self._state = state
+    state: AbstractGaussian
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self._state.mean), len(self._state.mean)
+        return len(self.state.mean), len(self.state.mean)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._state.mean.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._state.mean.device
+    def _made_of(self) -> Tensor:
+        return self.state.mean
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._state.apply_covariance(x)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
+        return self.state.apply_covariance(x)
 
 
 def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> float:
@@ -96,7 +80,7 @@ def power_stability(
 
     Converges from below; the factor 1.05 covers what 30 steps leave.
     """
-    v = standard_normal(precision.shape[:1], generator, state.mean)
+    v = linalg.standard_normal(precision.shape[:1], generator, state.mean)
     for _ in range(steps):
         v = v / v.norm()
         v = state.apply_covariance(precision.matmul(v))
@@ -132,7 +116,7 @@ class CoefficientSpread:
         """
         root = inverse_root(gram)
         K = len(gram)
-        normal = KeyedNormal(seed, _STREAM)
+        normal = linalg.KeyedNormal(seed, _STREAM)
         z = torch.zeros(count, K, dtype=T.dtype)
         for s in range(count):
             z[s] = normal.draw(s, K)
@@ -162,17 +146,17 @@ class CoefficientSpread:
 
 @torch.no_grad()
 def coefficient_spread(
-    phi: AbstractOperator,
-    precision: AbstractOperator,
+    phi: linalg.AbstractOperator,
+    precision: linalg.AbstractOperator,
     D: Tensor,
     U: Tensor,
     directions: Tensor,
     *,
     seed: int,
     count: int,
-    preconditioner: AbstractOperator | None = None,
+    preconditioner: linalg.AbstractOperator | None = None,
     max_steps: int = 500,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> CoefficientSpread:
     """The spread of coefficients fitted to y = H β + Φ ε + noise, by K solves with Λ.
 
@@ -183,22 +167,34 @@ def coefficient_spread(
     field can imitate the mean it is far below 1, and so has the residual to be: every correction
     is asked for a residual that suits the S of the one before.
     """
+
+    def correction(one: Tensor, tolerance: float) -> Tensor:
+        # A column at a time: no more memory than one right-hand side takes.
+        norm = float(one.norm())
+        rtol = min(1.0, tolerance / norm) if norm > 0 else 1.0
+        return linalg.pcg(
+            precision,
+            one,
+            preconditioner=preconditioner,
+            rtol=max(rtol, 4.0 * torch.finfo(one.dtype).eps),
+            max_steps=max_steps,
+            progress=progress,
+        ).x
+
     W = torch.zeros(U.shape[1], phi.shape[1], dtype=phi.dtype, device=phi.device)
     best, gram, error = W, torch.eye(len(W), dtype=U.dtype, device=U.device), float("inf")
     for _ in range(_CORRECTIONS):
         misfit = U.mT - D * phi.matmul(W).double()
         r = phi.rmatmul((D * misfit).to(phi.dtype)) - W
         tried = misfit @ misfit.mT + W.double() @ W.double().mT
-        found = float(torch.linalg.matrix_norm(inverse_root(tried).mT @ r.double(), 2))
-        if not found < error:
+        left = float(torch.linalg.matrix_norm(inverse_root(tried).mT @ r.double(), 2))
+        if not left < error:
             break
-        best, gram, error = W, tried, found
+        best, gram, error = W, tried, left
         if error <= _ERROR:
             break
         least = float(torch.linalg.eigvalsh(tried).min().clamp_min(0.0)) ** 0.5
-        W = W + _corrections(
-            precision, r, 0.5 * _ERROR * least, preconditioner, max_steps, progress
-        )
+        W = W + torch.stack([correction(one, 0.5 * _ERROR * least) for one in r])
     spread = CoefficientSpread.of_gram(gram, directions, best, seed, count)
     return replace(spread, error=error)
 
@@ -209,28 +205,3 @@ def inverse_root(gram: Tensor) -> Tensor:
     least = torch.finfo(values.dtype).eps * values.max()
     root: Tensor = vectors * values.clamp_min(least).rsqrt()
     return root
-
-
-def _corrections(
-    precision: AbstractOperator,
-    r: Tensor,
-    tolerance: float,
-    preconditioner: AbstractOperator | None,
-    max_steps: int,
-    progress: Progress,
-) -> Tensor:
-    """Λ⁻¹ r (K, M_w), one column after the other: no more memory than one right-hand side takes."""
-    columns = []
-    for one in r:
-        norm = float(one.norm())
-        rtol = min(1.0, tolerance / norm) if norm > 0 else 1.0
-        result = pcg(
-            precision,
-            one,
-            preconditioner=preconditioner,
-            rtol=max(rtol, 4.0 * torch.finfo(r.dtype).eps),
-            max_steps=max_steps,
-            progress=progress,
-        )
-        columns.append(result.x)
-    return torch.stack(columns)

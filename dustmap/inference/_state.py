@@ -1,15 +1,18 @@
 """The state of a long computation: fields of dataclasses as plain values and tensors, and back.
 
 `state_of` walks the fields of dataclasses; `StateReader` makes the same dataclasses of them again,
-to the bit, and refuses what another computation has left in one line. Fields may be tensors, plain
+to the bit, and refuses the state of another computation in one line. Fields may be tensors, plain
 values, enumerations, tuples, lists, mappings, optionals, other such dataclasses, and states.
 
 What cannot be stored (models, problems, operators) is annotated as `REBUILT`: the walk leaves it
 out, and its owner makes it anew from the fields that are stored.
+
+An `AbstractCheckpointer` saves and loads states.
 """
 
 import enum
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import (
@@ -28,22 +31,25 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, NystromPreconditioner
 
 Scalar: TypeAlias = str | int | float | bool | None
 #: What JSON can hold.
 Plain: TypeAlias = Scalar | Sequence["Plain"] | Mapping[str, "Plain"]
-#: Names of values that tell what a state is, whether it is a result, how arrays lay in memory, and
-#: what it holds; the value in the place of an array.
+#: Names of the values for the kind of a state, whether it is a result, how arrays lay in memory,
+#: and its content; the value in the place of an array.
 _WHAT, _FINISHED, _STRIDES, _FIELDS, _ARRAY = "what", "finished", "strides", "fields", "array"
 _REMEDY = "it belongs to another computation: start this one anew"
 V = TypeVar("V")
+_PLAIN = (bool, int, float, str)
+#: Name of the value that numbers the times that a part was at work.
+_TURN = "turn"
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class State:
-    """A complete state: a computation that goes on from it gives the bits that it gives without
-    an interruption.
+    """A complete state: a computation resumed from it gives the bits of an uninterrupted one.
 
     values: counters, flags, histories; floats come back exactly. arrays: of any dtype and device;
     they come back on the CPU.
@@ -139,7 +145,7 @@ class _Walk:
 class StateReader:
     """A state while it is read. what: whose state it is.
 
-    Whatever is not as expected is a ValueError of one line.
+    Whatever is not as expected is a UserError of one line.
     """
 
     what: str
@@ -182,9 +188,9 @@ class StateReader:
         if stored != present:
             raise self.refusal(f"{name} = {stored}, this problem {present}")
 
-    def refusal(self, found: str) -> UserError:
-        """The error for a state that says what this problem cannot have."""
-        return UserError(f"checkpoint: the state of {self.what} has {found}; {_REMEDY}")
+    def refusal(self, content: str) -> UserError:
+        """The error for a state with content that this problem cannot have."""
+        return UserError(f"checkpoint: the state of {self.what} has {content}; {_REMEDY}")
 
 
 @final
@@ -291,9 +297,6 @@ class _Reading:
         return self.reader.refusal(f"{path} = {stored!r}")
 
 
-_PLAIN = (bool, int, float, str)
-
-
 def _is_plain(hint: type, stored: object) -> bool:
     if hint is bool or isinstance(stored, bool):
         return hint is bool and isinstance(stored, bool)
@@ -308,3 +311,113 @@ def _stored_hints(record: Any) -> dict[str, Any]:
         for each in fields(record)
         if REBUILT not in getattr(hints[each.name], "__metadata__", ())
     }
+
+
+class AbstractCheckpointer(ABC):
+    """Saves and loads the states of one computation; its parts have their own, by name."""
+
+    @abstractmethod
+    def child(self, name: str) -> "AbstractCheckpointer":
+        """That of a part of this computation."""
+
+    @abstractmethod
+    def load(self) -> State | None:
+        """The state saved last before an interruption, or the result of a finished computation."""
+
+    @abstractmethod
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        """Offer a state to go on from: where one is due, make() is called and its state saved.
+
+        Its arrays are safe, or copied, when this returns: the computation changes them further on.
+        May raise to end the computation, after the state is safe.
+        """
+
+    @abstractmethod
+    def finish(self, result: State) -> None:
+        """Save the result, always; the states of the parts are no longer needed."""
+
+
+@final
+class NoCheckpoints(AbstractCheckpointer):
+    """Saves nothing."""
+
+    def child(self, name: str) -> "NoCheckpoints":
+        return self
+
+    def load(self) -> None:
+        return None
+
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        """Nothing is due."""
+
+    def finish(self, result: State) -> None:
+        """Nothing is saved."""
+
+
+#: The default of functions that take a checkpointer.
+NO_CHECKPOINTS = NoCheckpoints()
+
+
+def load_reader(checkpointer: AbstractCheckpointer, what: str) -> StateReader | None:
+    """The state of `what` to go on from, None where there is none."""
+    state = checkpointer.load()
+    return None if state is None else StateReader.of(state, what)
+
+
+@final
+@dataclass(frozen=True)
+class PartOfWhole(AbstractCheckpointer):
+    """The checkpointer of a part that comes again and again, and whose result goes into the next
+    state of the whole: it needs no record of its own.
+
+    turn: which time this is. States of other turns are of no use.
+    """
+
+    checkpointer: AbstractCheckpointer
+    turn: int
+
+    def child(self, name: str) -> AbstractCheckpointer:
+        return PartOfWhole(self.checkpointer.child(name), self.turn)
+
+    def load(self) -> State | None:
+        state = self.checkpointer.load()
+        return None if state is None or state.values.get(_TURN) != self.turn else state
+
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        def marked() -> State:
+            state = make()
+            return State({**state.values, _TURN: self.turn}, state.arrays)
+
+        self.checkpointer.save_if_due(marked)
+
+    def finish(self, result: State) -> None:
+        """The whole saves it."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NystromState:
+    """The fields of a Nyström preconditioner in a space of d dimensions."""
+
+    vectors: Annotated[Tensor, Layout("space", "rank d")]
+    values: Annotated[Tensor, Layout("space", "rank", dtype=torch.float64)]
+    shift: float
+    tail: float
+
+    @staticmethod
+    def of(operator: AbstractOperator | None) -> "NystromState | None":
+        """None where there is no preconditioner."""
+        if operator is None:
+            return None
+        if not isinstance(operator, NystromPreconditioner):
+            raise UserError(
+                "checkpoints hold preconditioners made by nystrom, got "
+                f"{type(operator).__name__}: solve without a checkpointer, or with another "
+                "preconditioner"
+            )
+        return NystromState(operator.vectors, operator.values, operator.shift, operator.tail)
+
+    def operator(self, world: AbstractWorld | None = None) -> NystromPreconditioner:
+        """The preconditioner; world: the ranks that apply it, which others may have made."""
+        world = world or Alone()
+        return NystromPreconditioner(self.vectors, self.values, self.shift, self.tail, world)

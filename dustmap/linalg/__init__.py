@@ -28,9 +28,11 @@ from dustmap.linalg._cg import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
+from dustmap.linalg._chunks import Progress as Progress
 from dustmap.linalg._chunks import TilePartition as TilePartition
 from dustmap.linalg._chunks import chunks as chunks
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
+from dustmap.linalg._chunks import unwatched as unwatched
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
 from dustmap.linalg._ciq import RootOperator as RootOperator
@@ -45,6 +47,7 @@ from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve as ShiftedSolve
 from dustmap.linalg._minres import shifted_minres as shifted_minres
+from dustmap.linalg._operator import AbstractAdjointPair as AbstractAdjointPair
 from dustmap.linalg._operator import AbstractComposite as AbstractComposite
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
 from dustmap.linalg._operator import AbstractSymmetric as AbstractSymmetric
@@ -58,8 +61,6 @@ from dustmap.linalg._preconditioners import NystromPreconditioner as NystromPrec
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator
 from dustmap.linalg._preconditioners import RootPreconditioner as RootPreconditioner
 from dustmap.linalg._preconditioners import nystrom as nystrom
-from dustmap.linalg._progress import Progress as Progress
-from dustmap.linalg._progress import unwatched as unwatched
 from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._random import counter_uniform as counter_uniform
 from dustmap.linalg._random import keyed_normal as keyed_normal

@@ -6,21 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._iteration import (
-    GO_ON,
-    Outcome,
-    SolveResult,
-    SolveStatus,
-    StepRule,
-    System,
-    is_stuck,
-    norms,
-    safe_norms,
-    take_rows,
-    with_rows,
-)
+from dustmap.linalg import _iteration
+from dustmap.linalg._chunks import STEPS, Progress, unwatched
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._progress import STEPS, Progress, unwatched
 from dustmap.linalg._world import gram, row_factor, symmetric
 
 # Rounding errors of a Gram matrix of vectors, in units of their precision.
@@ -44,7 +32,7 @@ def block_pcg(
     max_steps: int = 1000,
     refresh: int = 50,
     progress: Progress = unwatched,
-) -> SolveResult:
+) -> _iteration.SolveResult:
     """Solve A x = b for symmetric positive definite A (n, n), all columns in one Krylov space.
 
     Each step minimises the error of every column over the directions of all of them, so k
@@ -66,26 +54,8 @@ def block_pcg(
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
 
-    Parameters
-    ----------
-    b : (..., n)
-        Right-hand sides.
-    preconditioner
-        Approximation T of A⁻¹, symmetric positive definite.
-    x0 : (..., n)
-        Where to start; 0 by default.
-    progress
-        Called before every step with the most there may be.
-
-    Returns
-    -------
-    SolveResult
-        x (..., n) with a status, the number of steps and the true residual of every column.
-
-    Raises
-    ------
-    ValueError
-        As `pcg` does.
+    Arguments, result and errors are those of `pcg`. Reference: O'Leary (1980); Dubrulle (2001),
+    "Retooling the method of block conjugate gradients".
 
     Examples
     --------
@@ -94,18 +64,13 @@ def block_pcg(
     >>> result.x.round(decimals=4)
     tensor([[1., 1., 1.],
             [2., 2., 1.]])
-
-    References
-    ----------
-    O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate gradients"; van der
-    Vorst & Ye (2000) on residual replacement.
     """
-    rule = StepRule(rtol, max_steps, refresh)
+    rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
-        system = System.of(A, b, preconditioner, x0, rule)
-        outcome = Outcome.empty_like(system.b)
+        system = _iteration.System.of(A, b, preconditioner, x0, rule)
+        outcome = _iteration.unsolved(system.b, rtol)
         _Block(system, rule).solve_into(outcome, progress)
-    return outcome.result(b.shape, rtol)
+    return _iteration.batched(outcome, b.shape)
 
 
 @final
@@ -120,32 +85,25 @@ class _Block:
     and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
     """
 
-    def __init__(self, system: System, rule: StepRule) -> None:
+    def __init__(self, system: _iteration.System, rule: _iteration.StepRule) -> None:
         self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
-        b = system.b
-        self.rounding = _ROUNDING * torch.finfo(b.dtype).eps
-        self.floor = max((_NOISE * torch.finfo(b.dtype).eps) ** 2, _LEAST_FLOOR)
-        scale = safe_norms(b)
-        self.index = scale.nonzero().squeeze(1)
-        self.scale = scale[self.index]
-        self.b = take_rows(b, self.index) / self.scale[:, None]
+        eps = torch.finfo(system.b.dtype).eps
+        self.rounding, self.floor = _ROUNDING * eps, max((_NOISE * eps) ** 2, _LEAST_FLOOR)
+        self.index, self.scale, self.b, self.x = system.scaled()
         self.lie = torch.full_like(self.scale, math.inf)
         self.stalls = torch.zeros_like(self.index)
         self.is_open = torch.ones_like(self.index, dtype=torch.bool)
-        self.trouble = GO_ON
+        self.trouble = _iteration.GO_ON
         self.is_warm = system.start is not None
-        self.x = torch.zeros_like(self.b)
-        if system.start is not None:
-            self.x = take_rows(system.start, self.index) / self.scale[:, None]
         self.p: Tensor | None = None
-        self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
+        self.weights = self.b.new_zeros(len(self.index), 0, dtype=torch.float64)
 
-    def solve_into(self, outcome: Outcome, progress: Progress) -> None:
+    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
         """Iterate until the status of every column is known."""
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=r.device)
-            self._finish(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
+            self._finish(outcome, everyone, _iteration.norms(r), torch.zeros_like(self.is_open), 0)
         step = 0
         if bool(self.is_open.any()):
             self._restart(r)
@@ -159,21 +117,21 @@ class _Block:
 
     def _restart(self, r: Tensor) -> None:
         """K q = r (a, n): a new block of directions from residuals."""
-        lengths = norms(r).clamp_min(torch.finfo(r.dtype).tiny)
+        lengths = _iteration.norms(r).clamp_min(torch.finfo(r.dtype).tiny)
         self._factor(r / lengths[:, None], 0.0)
-        self._refuse_if(len(self.q) == 0, SolveStatus.NOT_POSITIVE_DEFINITE)
+        self._refuse_if(len(self.q) == 0, _iteration.SolveStatus.NOT_POSITIVE_DEFINITE)
         self.weights = lengths.double()[:, None] * self.expand
 
     def _factor(self, block: Tensor, scale: float) -> None:
         """S q = block (k, n) with q T qᵀ = 1; z = T q, `overlap` q qᵀ and `expand` S."""
         z = block if self.preconditioner is None else self.preconditioner.matmul(block)
         G = gram(block, z)
-        if self._refuse_if(not bool(G.isfinite().all()), SolveStatus.NON_FINITE):
+        if self._refuse_if(not bool(G.isfinite().all()), _iteration.SolveStatus.NON_FINITE):
             G = torch.zeros_like(G)
         factor = row_factor(G, self.floor, scale)
         self._refuse_if(
             factor.lowest < -self.rounding * max(factor.highest, scale),
-            SolveStatus.NOT_POSITIVE_DEFINITE,
+            _iteration.SolveStatus.NOT_POSITIVE_DEFINITE,
         )
         self.expand = factor.expand
         reduce = factor.reduce.to(block.dtype)
@@ -181,8 +139,8 @@ class _Block:
         if self.preconditioner is not None:
             self.z = reduce @ z
 
-    def _refuse_if(self, condition: bool, status: SolveStatus) -> bool:
-        if condition and self.trouble == GO_ON:
+    def _refuse_if(self, condition: bool, status: _iteration.SolveStatus) -> bool:
+        if condition and self.trouble == _iteration.GO_ON:
             self.trouble = status.value
         return condition
 
@@ -196,14 +154,14 @@ class _Block:
 
     def _advance(self) -> None:
         """x ← x + K α p and S q ← q − α A p with α = (q · p) (p A pᵀ)⁺."""
-        if self.trouble != GO_ON or self.p is None:
+        if self.trouble != _iteration.GO_ON or self.p is None:
             return
         self.Ap = self.A.matmul(self.p)
         D = gram(self.p, self.Ap)
-        if self._refuse_if(not bool(D.isfinite().all()), SolveStatus.NON_FINITE):
+        if self._refuse_if(not bool(D.isfinite().all()), _iteration.SolveStatus.NON_FINITE):
             return
         self.inverse, lowest = _curvature_inverse(D, self.rounding)
-        if self._refuse_if(lowest < -self.rounding, SolveStatus.NOT_POSITIVE_DEFINITE):
+        if self._refuse_if(lowest < -self.rounding, _iteration.SolveStatus.NOT_POSITIVE_DEFINITE):
             return
         alpha = gram(self.q, self.p) @ self.inverse
         dtype = self.x.dtype
@@ -211,56 +169,56 @@ class _Block:
         self._factor(torch.addmm(self.q, alpha.to(dtype), self.Ap, alpha=-1.0), 1.0)
         self.weights = self.weights @ self.expand
 
-    def _claimed(self) -> Tensor:
-        """Return the norms (a,) of the residuals K q that the recursion believes in."""
-        if self.preconditioner is None:
-            return norms(self.weights)
-        return ((self.weights @ gram(self.q, self.q)) * self.weights).sum(1).clamp_min(0).sqrt()
-
-    def _examine(self, outcome: Outcome, step: int) -> None:
+    def _examine(self, outcome: _iteration.SolveResult, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
-        claimed = self._claimed()
+        claimed = _iteration.norms(self.weights)
+        if self.preconditioner is not None:  # ‖K q‖ where q is orthonormal in T only
+            squares = (self.weights @ gram(self.q, self.q)) * self.weights
+            claimed = squares.sum(1).clamp_min(0).sqrt()
         doubtful = ~(claimed > self.rule.rtol)
-        if self.trouble != GO_ON or self.rule.is_due(step):
+        if self.trouble != _iteration.GO_ON or self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
         which = (doubtful & self.is_open).nonzero().squeeze(1)
         if which.numel() == 0:
             return
         r = self.weights.to(self.q.dtype) @ self.q
-        true_r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
-        residual = norms(true_r)
-        drift = norms(true_r - take_rows(r, which))
+        true_r = _iteration.take_rows(self.b, which) - self.A.matmul(
+            _iteration.take_rows(self.x, which)
+        )
+        residual = _iteration.norms(true_r)
+        drift = _iteration.norms(true_r - _iteration.take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
-        stuck = self._count_stalls(which, residual, lied)
-        self._finish(outcome, which, residual, stuck, step)
+        stalled = lied & _iteration.is_stuck(residual, self.lie[which])
+        fresh = lied & ~stalled
+        self.stalls[which] = torch.where(fresh, 0, self.stalls[which] + stalled)
+        self.lie[which] = torch.where(fresh, residual, self.lie[which])
+        self._finish(outcome, which, residual, self.stalls[which] >= _PATIENCE, step)
         remain = self.is_open[which]
         if bool(remain.any()):
-            self._restart(with_rows(r, which, true_r))
+            self._restart(_iteration.with_rows(r, which, true_r))
             if bool(lied[remain].any()):
                 self.p = None
 
-    def _count_stalls(self, which: Tensor, residual: Tensor, lied: Tensor) -> Tensor:
-        """Count lies without progress in columns `which`; tell which have had too many."""
-        stalled = lied & is_stuck(residual, self.lie[which])
-        fresh = lied & ~stalled
-        self.stalls[which] = torch.where(stalled, self.stalls[which] + 1, self.stalls[which])
-        self.stalls[which] = torch.where(fresh, 0, self.stalls[which])
-        self.lie[which] = torch.where(fresh, residual, self.lie[which])
-        return self.stalls[which] >= _PATIENCE
-
     def _finish(
-        self, outcome: Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int
+        self,
+        outcome: _iteration.SolveResult,
+        which: Tensor,
+        residual: Tensor,
+        stuck: Tensor,
+        step: int,
     ) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""
         trouble = torch.full_like(which, self.trouble)
-        if self.trouble == GO_ON:
-            trouble[stuck] = SolveStatus.STAGNATED.value
+        if self.trouble == _iteration.GO_ON:
+            trouble[stuck] = _iteration.SolveStatus.STAGNATED.value
         status = self.rule.verdict(residual, trouble, step)
-        known = status != GO_ON
+        known = status != _iteration.GO_ON
         done = which[known]
         if done.numel() > 0:
-            x = take_rows(self.x, done) * self.scale[done, None]
-            outcome.write(self.index[done], x, status[known], residual[known], step)
+            x = _iteration.take_rows(self.x, done) * self.scale[done, None]
+            _iteration.write_columns(
+                outcome, self.index[done], x, status[known], residual[known], step
+            )
             self.is_open[done] = False
 
 

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -10,31 +11,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
-from dustmap.linalg._iteration import (
-    GO_ON,
-    Outcome,
-    SolveResult,
-    SolveStatus,
-    StepRule,
-    System,
-    UnconvergedWarning,
-    is_frozen,
-    is_stuck,
-    norms,
-    safe_norms,
-    take_rows,
-    with_rows,
-)
+from dustmap.linalg import _iteration, _toeplitz
+from dustmap.linalg._chunks import SOLVES, STEPS, Progress, chunks, unwatched
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._progress import SOLVES, STEPS, Progress, unwatched
-from dustmap.linalg._toeplitz import (
-    CACHE_BYTES,
-    PLANNED_ROWS,
-    CirculantOperator,
-    ToeplitzOperator,
-    toeplitz_bilinear_derivative,
-)
 
+# A recursive residual this many times below the true one has lost touch with it.
+_LIE_FACTOR = 4.0
+# A true residual that `refresh` steps change by less than this fraction is at the rounding level.
+_FROZEN = 1e-6
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
 _TRANSFORMS = 3
@@ -50,7 +34,7 @@ def pcg(
     max_steps: int = 1000,
     refresh: int = 50,
     progress: Progress = unwatched,
-) -> SolveResult:
+) -> _iteration.SolveResult:
     """Solve A x = b for symmetric positive definite A (n, n), every column on its own.
 
     A column stops when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖. The residual that
@@ -65,23 +49,17 @@ def pcg(
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
        true residual.
 
-    Nothing is differentiated here: see `toeplitz_solve`.
+    Nothing is differentiated here: see `toeplitz_solve`. Reference: Hestenes & Stiefel (1952); van
+    der Vorst & Ye (2000) on residual replacement.
 
     Parameters
     ----------
-    b : (..., n)
-        Right-hand sides.
+    b, x0 : (..., n)
+        Right-hand sides, and where to start: 0 by default.
     preconditioner
         Approximation of A⁻¹, symmetric positive definite.
-    x0 : (..., n)
-        Where to start; 0 by default.
     progress
         Called before every step with the most there may be.
-
-    Returns
-    -------
-    SolveResult
-        x (..., n) with a status, the number of steps and the true residual of every column.
 
     Raises
     ------
@@ -95,23 +73,19 @@ def pcg(
     >>> result = pcg(A, torch.tensor([3.0, 4.0]))
     >>> result.x.round(decimals=4), result.converged
     (tensor([1., 1.]), True)
-
-    References
-    ----------
-    Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
-    rule = StepRule(rtol, max_steps, refresh)
+    rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
-        system = System.of(A, b, preconditioner, x0, rule)
-        outcome, count = Outcome.empty_like(system.b), len(system.b)
+        system = _iteration.System.of(A, b, preconditioner, x0, rule)
+        outcome, count = _iteration.unsolved(system.b, rtol), len(system.b)
         size = _columns_together(system)
-        for first in range(0, count, size):
-            group = _Columns(system.rows(slice(first, first + size)), first, rule)
+        for part in chunks(count, size):
+            group = _Columns(system.rows(part), part.start, rule)
             if size < count:
-                progress(SOLVES, first, count)
+                progress(SOLVES, part.start, count)
             group.solve_into(outcome, progress)
         progress(SOLVES, count, count)
-    return outcome.result(b.shape, rtol)
+    return _iteration.batched(outcome, b.shape)
 
 
 @final
@@ -123,29 +97,26 @@ class _Columns:
     recursion was last caught lying.
     """
 
-    def __init__(self, system: System, first: int, rule: StepRule) -> None:
+    def __init__(self, system: _iteration.System, first: int, rule: _iteration.StepRule) -> None:
         self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
-        scale = safe_norms(system.b)
-        nonzero = scale.nonzero().squeeze(1)
-        self.index, self.scale = first + nonzero, scale[nonzero]
+        nonzero, self.scale, self.b, self.x = system.scaled()
+        self.index = first + nonzero
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.b = self.r = self.p = take_rows(system.b, nonzero) / self.scale[:, None]
-        self.x = torch.zeros_like(self.b)
+        self.r = self.p = self.b
         self.is_warm = system.start is not None
-        if system.start is not None:
-            self.x = take_rows(system.start, nonzero) / self.scale[:, None]
+        if self.is_warm:
             self.r = self.b - self.A.matmul(self.x)
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
         self.lie = torch.full_like(self.scale, math.inf)
         self.seen = torch.full_like(self.scale, math.inf)
 
-    def solve_into(self, outcome: Outcome, progress: Progress) -> None:
+    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
         """Iterate until every column has left."""
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
-            trouble = torch.full_like(everyone, GO_ON)
-            self._finish(outcome, everyone, norms(self.r), trouble, 0)
+            trouble = torch.full_like(everyone, _iteration.GO_ON)
+            self._finish(outcome, everyone, _iteration.norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -162,12 +133,12 @@ class _Columns:
         q = self.A.matmul(self.p)
         curvature = _dots(self.p, q)
         alpha = self.rz / curvature
-        trouble = torch.full_like(self.index, GO_ON)
+        trouble = torch.full_like(self.index, _iteration.GO_ON)
         healthy = (self.rz > 0) & (alpha > 0) & alpha.isfinite()
         if not bool(healthy.all()):
             finite = curvature.isfinite() & self.rz.isfinite()
-            trouble[~healthy] = SolveStatus.NOT_POSITIVE_DEFINITE.value
-            trouble[~finite] = SolveStatus.NON_FINITE.value
+            trouble[~healthy] = _iteration.SolveStatus.NOT_POSITIVE_DEFINITE.value
+            trouble[~finite] = _iteration.SolveStatus.NON_FINITE.value
             alpha = torch.where(healthy, alpha, 0.0)
         self.x.addcmul_(self.p, alpha[:, None])
         self.r = torch.addcmul(self.r, q, alpha[:, None], value=-1.0)
@@ -182,48 +153,50 @@ class _Columns:
         self.p = torch.addcmul(z, self.p, (self.keep * rz / self.rz)[:, None])
         self.rz, self.keep = rz, torch.ones_like(self.keep)
 
-    def _examine(self, outcome: Outcome, trouble: Tensor, step: int) -> None:
+    def _examine(self, outcome: _iteration.SolveResult, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
-        claimed = norms(self.r)
-        doubtful = (trouble != GO_ON) | ~(claimed > self.rule.rtol)
+        claimed = _iteration.norms(self.r)
+        doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rule.rtol)
         if self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
         which = doubtful.nonzero().squeeze(1)
         if which.numel() == 0:
             return
-        claimed = claimed[which]
-        residual = claimed if step == 1 and not self.is_warm else self._replace_residual(which)
-        lied = self.rule.has_lied(claimed, residual)
-        stuck = lied & is_stuck(residual, self.lie[which])
+        residual = claimed = claimed[which]
+        if step > 1 or self.is_warm:
+            r = _iteration.take_rows(self.b, which) - self.A.matmul(
+                _iteration.take_rows(self.x, which)
+            )
+            self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
+        lied = (claimed <= self.rule.rtol) | (residual > _LIE_FACTOR * claimed)
+        stuck = lied & _iteration.is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
-            stuck |= is_frozen(residual, self.seen[which])
+            stuck |= (residual - self.seen[which]).abs() <= _FROZEN * residual
             self.seen[which] = residual
-        trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
+        trouble[which[stuck & (trouble[which] == _iteration.GO_ON)]] = (
+            _iteration.SolveStatus.STAGNATED.value
+        )
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
         self._finish(outcome, which, residual, trouble[which], step)
 
-    def _replace_residual(self, which: Tensor) -> Tensor:
-        """r ← b − A x in columns `which`; its norms."""
-        true_r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
-        self.r = with_rows(self.r, which, true_r)
-        return norms(true_r)
-
     def _finish(
-        self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
+        self,
+        outcome: _iteration.SolveResult,
+        which: Tensor,
+        residual: Tensor,
+        trouble: Tensor,
+        step: int,
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
         status = self.rule.verdict(residual, trouble, step)
-        known = status != GO_ON
+        known = status != _iteration.GO_ON
         done = which[known]
         if done.numel() == 0:
             return
-        x = take_rows(self.x, done) * self.scale[done, None]
-        outcome.write(self.index[done], x, status[known], residual[known], step)
-        self._drop(done)
-
-    def _drop(self, done: Tensor) -> None:
-        """Forget columns `done`: the last ones that stay move into their places."""
+        x = _iteration.take_rows(self.x, done) * self.scale[done, None]
+        _iteration.write_columns(outcome, self.index[done], x, status[known], residual[known], step)
+        # the last columns that stay move into the places of those that leave
         count = len(self.index) - len(done)
         if count == 0:
             self.index = self.index[:0]
@@ -236,10 +209,8 @@ class _Columns:
         def packed(v: Tensor) -> Tensor:
             return v.index_copy_(0, holes, v.index_select(0, movers))[:count]
 
-        self.index, self.scale, self.rz = packed(self.index), packed(self.scale), packed(self.rz)
-        self.keep, self.lie = packed(self.keep), packed(self.lie)
-        self.seen = packed(self.seen)
-        self.b, self.x, self.r, self.p = (packed(v) for v in (self.b, self.x, self.r, self.p))
+        for name in ("index", "scale", "rz", "keep", "lie", "seen", "b", "x", "r", "p"):
+            setattr(self, name, packed(getattr(self, name)))
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
@@ -247,25 +218,23 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
 
-def _columns_together(system: System) -> int:
+def _columns_together(system: _iteration.System) -> int:
     """Count the right-hand sides to iterate at once.
 
     FFT products cost the same per column however many there are, so on a CPU a group whose
     vectors stay in cache is faster than all of them; other operators share work over columns.
     """
     b, operators = system.b, [op for op in (system.A, system.preconditioner) if op is not None]
-    tori = [size for op in operators if (size := _torus_size(op)) is not None]
+    circulants = [
+        op.circulant if isinstance(op, _toeplitz.ToeplitzOperator) else op for op in operators
+    ]
+    tori = [
+        math.prod(C.torus_shape) for C in circulants if isinstance(C, _toeplitz.CirculantOperator)
+    ]
     if b.device.type != "cpu" or len(tori) < len(operators):
         return max(1, b.shape[0])
     bytes_per_column = (_VECTORS * b.shape[1] + _TRANSFORMS * max(tori)) * b.dtype.itemsize
-    return max(PLANNED_ROWS, CACHE_BYTES // bytes_per_column)
-
-
-def _torus_size(A: AbstractOperator) -> int | None:
-    """Count the points of the torus of an FFT operator, None for others."""
-    if isinstance(A, ToeplitzOperator):
-        return math.prod(A.circulant.torus_shape)
-    return math.prod(A.torus_shape) if isinstance(A, CirculantOperator) else None
+    return max(_toeplitz.PLANNED_ROWS, _toeplitz.CACHE_BYTES // bytes_per_column)
 
 
 def toeplitz_solve(
@@ -276,7 +245,7 @@ def toeplitz_solve(
     preconditioner: AbstractOperator | None = None,
     rtol: float = 1e-6,
     max_steps: int = 1000,
-) -> tuple[Tensor, SolveResult]:
+) -> tuple[Tensor, _iteration.SolveResult]:
     """Solve K x = b by PCG, differentiable in lags and b without differentiating the iterations.
 
         a = K⁻¹ x̄,    b̄ = a,    lags-bar[ℓ] = −∂(aᵀ K x)/∂lags[ℓ]
@@ -284,35 +253,20 @@ def toeplitz_solve(
     so the backward pass is one more solve with the same settings. It is exact for K in any
     number of dimensions, up to the tolerance of the two solves.
 
-    Parameters
-    ----------
-    lags : (M1, …, MD)
-        K as in `ToeplitzOperator`.
-    b : (..., M)
-        Right-hand sides; their precision is the working precision.
-    operator
-        Any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then only
-        carries the gradient.
-
-    Returns
-    -------
-    tuple[Tensor, SolveResult]
-        x (..., M) and the report of the forward solve, for the caller to judge. A backward solve
-        has no caller to report to: it warns with `UnconvergedWarning`.
+    lags (M1, …, MD): as in `ToeplitzOperator`; b (..., M): in the working precision; operator: any
+    equal to `ToeplitzOperator(lags)`, used for the products, `lags` then only carrying the
+    gradient. Returns x (..., M) and the report of the forward solve, for the caller to judge; a
+    backward solve that falls short warns with `UnconvergedWarning`.
     """
     if operator is None:
-        operator = ToeplitzOperator(lags.detach(), b.dtype)
+        operator = _toeplitz.ToeplitzOperator(lags.detach(), b.dtype)
     if operator.shape != (lags.numel(), lags.numel()):
         raise UserError(
             f"operator: expected shape {(lags.numel(), lags.numel())} for lags of shape "
             f"{tuple(lags.shape)}, got {operator.shape}"
         )
-    system = operator
-
-    def solve(right: Tensor) -> SolveResult:
-        return pcg(system, right, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps)
-
-    report: list[SolveResult] = []
+    solve = partial(pcg, operator, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps)
+    report: list[_iteration.SolveResult] = []
     x: Tensor = _ToeplitzSolve.apply(lags, b, solve, report)  # type: ignore[no-untyped-call]
     return x, report[0]
 
@@ -323,8 +277,8 @@ class _ToeplitzSolve(torch.autograd.Function):
         ctx: Any,
         lags: Tensor,
         b: Tensor,
-        solve: Callable[[Tensor], SolveResult],
-        report: list[SolveResult],
+        solve: Callable[[Tensor], _iteration.SolveResult],
+        report: list[_iteration.SolveResult],
     ) -> Tensor:
         result = solve(b)
         report.append(result)
@@ -339,10 +293,12 @@ class _ToeplitzSolve(torch.autograd.Function):
         adjoint = ctx.solve(grads[0])
         if not adjoint.converged:
             warnings.warn(
-                f"gradient of toeplitz_solve: {adjoint.message()}", UnconvergedWarning, stacklevel=2
+                f"gradient of toeplitz_solve: {adjoint.message()}",
+                _iteration.UnconvergedWarning,
+                stacklevel=2,
             )
         shape, dtype = ctx.lags
         grad_lags = None
         if ctx.needs_input_grad[0]:
-            grad_lags = -toeplitz_bilinear_derivative(adjoint.x, x, shape).to(dtype)
+            grad_lags = -_toeplitz.toeplitz_bilinear_derivative(adjoint.x, x, shape).to(dtype)
         return grad_lags, adjoint.x, None, None

@@ -1,11 +1,11 @@
-"""Division of work: chunks that get smaller where memory runs out, tiles of a grid."""
+"""Division of work: progress through it, chunks that adapt to the memory, tiles of a grid."""
 
 import gc
 import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,17 @@ HALVINGS = 3
 #: What torch's allocator of the CPU says in a RuntimeError when there is nothing left.
 _CPU_SAYS = "can't allocate memory"
 
+#: Progress of a long computation, which a command line shows as bars or lines: (what is being
+#: done, parts done, parts in all); the last call has as many done as there are.
+Progress: TypeAlias = Callable[[str, int, int], None]
+#: Its parts in solvers: right-hand sides, steps of those at work, products with vectors.
+SOLVES, STEPS, PRODUCTS = "solves", "steps of CG", "products for the preconditioner"
+
 T = TypeVar("T")
+
+
+def unwatched(what: str, done: int, total: int) -> None:
+    """Ignore progress: the default of whatever reports any."""
 
 
 @final
@@ -39,13 +49,9 @@ def chunks(n: int, size: int) -> Iterator[slice]:
 class AdaptiveBatch:
     """The size of the chunks of one step: halved when one runs out of memory, HALVINGS times.
 
-    Parameters
-    ----------
-    what
-        The step, for people.
-    advice
-        What to set where that does not help. The size stays small for the chunks that follow. Every
-        halving is one warning of the logger of this module, which a run counts for its report.
+    what: the step, for people; advice: what to set where halving does not help. The size stays
+    small for the chunks that follow. Every halving is one warning of the logger of this module,
+    which a run counts for its report.
     """
 
     def __init__(self, what: str, size: int, advice: str) -> None:
@@ -65,22 +71,19 @@ class AdaptiveBatch:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                said = str(error)
+                first = " ".join(str(error).split())[:200]
             # Outside of the handler, whose traceback would keep alive what the step had made.
-            self._halve(said)
-
-    def _halve(self, said: str) -> None:
-        first = " ".join(said.split())[:200]
-        if self.halvings >= HALVINGS or self.size == 1:
-            raise OutOfMemory(
-                f"out of memory in {self.what}, in chunks of {self.size} too: {self.advice} "
-                f"({first})"
-            )
-        self.size, self.halvings = (self.size + 1) // 2, self.halvings + 1
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        log.warning("out of memory in %s: again in chunks of %d (%s)", self.what, self.size, first)
+            if self.halvings >= HALVINGS or self.size == 1:
+                raise OutOfMemory(
+                    f"out of memory in {self.what}, in chunks of {self.size} too: {self.advice} "
+                    f"({first})"
+                )
+            self.size, self.halvings = (self.size + 1) // 2, self.halvings + 1
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            what = self.what
+            log.warning("out of memory in %s: again in chunks of %d (%s)", what, self.size, first)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -146,7 +149,11 @@ class TilePartition:
         excess = [c * t - n for c, t, n in zip(self._counts, self._tile, self.shape, strict=True)]
         padding = [width for axis in reversed(excess) for width in (0, axis)]
         padded = torch.nn.functional.pad(x.reshape(-1, *self.shape), padding)
-        split = padded.reshape(-1, *self._interleaved).permute(self._gathering)
+        pairs = [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
+        # axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)
+        dim = len(self.shape)
+        order = [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
+        split = padded.reshape(-1, *pairs).permute(order)
         return split.reshape(*batch, self.n_blocks, self.block_size)
 
     def from_blocks(self, blocks: Tensor) -> Tensor:
@@ -157,7 +164,9 @@ class TilePartition:
                 f"got shape {tuple(blocks.shape)}"
             )
         batch = blocks.shape[:-2]
-        split = blocks.reshape(-1, *self._counts, *self._tile).permute(self._scattering)
+        dim = len(self.shape)
+        order = [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]
+        split = blocks.reshape(-1, *self._counts, *self._tile).permute(order)
         lengths = [c * t for c, t in zip(self._counts, self._tile, strict=True)]
         grid = split.reshape(-1, *lengths)
         for axis, length in enumerate(self.shape):
@@ -171,20 +180,3 @@ class TilePartition:
     @property
     def _counts(self) -> tuple[int, ...]:
         return tuple(-(-n // t) for t, n in zip(self._tile, self.shape, strict=True))
-
-    @property
-    def _interleaved(self) -> list[int]:
-        """(n1, t1, n2, t2, …)."""
-        return [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
-
-    @property
-    def _gathering(self) -> list[int]:
-        """Axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)."""
-        dim = len(self.shape)
-        return [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
-
-    @property
-    def _scattering(self) -> list[int]:
-        """The inverse order of `_gathering`."""
-        dim = len(self.shape)
-        return [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]

@@ -10,19 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
+from dustmap.linalg import _operator
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
 from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
-from dustmap.linalg._operator import (
-    AbstractComposite,
-    AbstractOperator,
-    DenseOperator,
-    check_vectors,
-)
 from dustmap.linalg._preconditioners import PreconditionedOperator, RootPreconditioner
 
 #: K(θ) of its parameters θ; its products are differentiable in them.
-Build = Callable[..., AbstractOperator]
+Build = Callable[..., _operator.AbstractOperator]
 
 
 @final
@@ -30,22 +25,10 @@ Build = Callable[..., AbstractOperator]
 class RootResult:
     """Report on a product with a root, one verdict per right-hand side.
 
-    Parameters
-    ----------
-    status : (...)
-        int8 values of `SolveStatus`.
-    steps : (...) int64
-    residuals : (...) float64
-        The true relative residual of the smallest shift.
-    rtol
-        The one asked for.
-    bounds
-        The interval of the quadrature.
-    quadrature_error
-        Its largest relative error there, and where right-hand sides have met smaller eigenvalues
-        than its own, down to these.
-    message
-        One sentence on the worst columns.
+    status, steps, rtol: as in `ShiftedSolve`; residuals (...): the true one of the smallest shift;
+    bounds: the interval of the quadrature; quadrature_error: its largest relative error there, and
+    where right-hand sides have met smaller eigenvalues than its own, down to these; message: one
+    sentence on the worst columns.
     """
 
     status: Tensor
@@ -82,17 +65,9 @@ class RootResult:
 class RootMethod:
     """Method to take a root: the rule, the stop of msMINRES, and a preconditioner or none.
 
-    Parameters
-    ----------
-    quadrature
-        Nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a preconditioner L
-        Lᵀ; `RootMethod.of` finds them.
-    rtol
-        Relative residual at which the solves of all shifts stop.
-    max_steps
-        Largest number of steps J.
-    memory
-        Bytes for the vectors worked on at once.
+    quadrature: nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a
+    preconditioner L Lᵀ, from `RootMethod.of`; rtol, max_steps: relative residual and number of
+    steps J at which the solves of all shifts stop; memory: bytes for the vectors worked on at once.
     """
 
     quadrature: RootQuadrature
@@ -103,7 +78,7 @@ class RootMethod:
 
     @staticmethod
     def of(
-        K: AbstractOperator,
+        K: _operator.AbstractOperator,
         *,
         nodes: int = 15,
         rtol: float = 1e-6,
@@ -114,12 +89,8 @@ class RootMethod:
     ) -> "RootMethod":
         """For roots of K, with bounds of its spectrum by `spectrum_bounds`.
 
-        Parameters
-        ----------
-        nodes
-            Number of points Q of the quadrature.
-        floor
-            What no eigenvalue (of the preconditioned operator) is known to be below.
+        nodes: points Q of the quadrature; floor: what no eigenvalue (of the preconditioned
+        operator) is known to be below.
         """
         system = K if preconditioner is None else PreconditionedOperator(K, preconditioner)
         quadrature = RootQuadrature.of(spectrum_bounds(system, floor=floor), nodes)
@@ -144,25 +115,13 @@ def inverse_root(
     (P is held fixed) which is another solve and a product with all x_q. If θ wants no gradient, the
     x_q are never formed. A backward solve that misses rtol warns with `UnconvergedWarning`.
 
-    The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖. K found not to be
-    positive definite is an error.
+    The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖.
 
-    Parameters
-    ----------
-    build, parameters
-        K(θ) = build(*parameters), symmetric positive definite, (n, n).
-    b : (..., n)
-        Its precision is the working precision.
+    K(θ) = build(*parameters) (n, n), symmetric; a UserError where it turns out not to be positive
+    definite. b (..., n): in the working precision.
 
-    Returns
-    -------
-    tuple[Tensor, RootResult]
-        K^{-1/2} b (..., n), and the report of its solves.
-
-    Raises
-    ------
-    ValueError
-        Where K turns out not to be positive definite.
+    Reference: Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian
+    processes and Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
 
     Examples
     --------
@@ -171,11 +130,6 @@ def inverse_root(
     >>> y, report = inverse_root(DenseOperator, (K,), torch.ones(2, dtype=torch.float64), method)
     >>> y.round(decimals=6), report.converged
     (tensor([1.0000, 0.5000], dtype=torch.float64), True)
-
-    References
-    ----------
-    Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian processes and
-    Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
     """
     P = method.preconditioner
     if P is None:
@@ -248,7 +202,7 @@ class _InverseRoot(torch.autograd.Function):
 
 
 def _solve(
-    K: AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
+    K: _operator.AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
 ) -> tuple[Tensor, Tensor | None, RootResult]:
     """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
     rule = method.quadrature
@@ -278,7 +232,7 @@ def _bilinear_gradient(
 ) -> list[Tensor | None]:
     """Return −∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
     weights = method.quadrature.weights.to(a).reshape(-1, *([1] * (a.ndim - 1)))
-    if build is DenseOperator:  # without the product itself, which costs as much again
+    if build is _operator.DenseOperator:  # without the product itself, which costs as much again
         n = a.shape[-1]
         return [-(weights * a).reshape(-1, n).mT @ x.reshape(-1, n)]
     with torch.enable_grad():
@@ -305,12 +259,12 @@ def _refuse_indefinite(result: RootResult) -> None:
         )
 
 
-class _AbstractRootOperator(AbstractComposite):
+class _AbstractRootOperator(_operator.AbstractComposite):
     """A root of K (n, n) or its inverse; warns the first time that a solve falls short."""
 
     _name: str
 
-    def __init__(self, K: AbstractOperator, method: RootMethod) -> None:
+    def __init__(self, K: _operator.AbstractOperator, method: RootMethod) -> None:
         self._K, self._method, self._warned = K, method, False
 
     def _checked(self, y: Tensor, result: RootResult) -> Tensor:
@@ -324,7 +278,7 @@ class _AbstractRootOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self._K.shape
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> _operator.AbstractOperator:
         return self._K
 
 
@@ -335,12 +289,12 @@ class InverseRootOperator(_AbstractRootOperator):
     _name = "an inverse root"
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*inverse_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
         """Return R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        _operator.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
             return self.matmul(y)
@@ -355,12 +309,12 @@ class RootOperator(_AbstractRootOperator):
     _name = "a root"
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*square_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
         """Return Rᵀ y = A^{1/2} Lᵀ y."""
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        _operator.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
             return self.matmul(y)

@@ -33,10 +33,7 @@ _NEGATIVE = 10.0
 class SpectrumBounds:
     """0 < lowest ≤ λ ≤ highest for the eigenvalues λ of a positive definite operator.
 
-    Parameters
-    ----------
-    steps
-        Products with the operator that the estimate took, 0 for bounds that were given.
+    steps: products with the operator that the estimate took, 0 for known bounds.
     """
 
     lowest: float
@@ -67,18 +64,10 @@ class RootQuadrature:
         v_q = (q − ½) K(k') / Q,   t_q = lowest · sc²(v_q),   w_q = (2 K(k') / π Q) √lowest dn / cn²
 
     converges exponentially: its relative error is O(exp(−2π² Q / (log(highest/lowest) + 3))).
+    shifts: t_q, ascending; weights: w_q; both (Q,) float64 on the CPU.
 
-    Parameters
-    ----------
-    shifts, weights
-        t_q ascending and w_q, (Q,) float64 on the CPU.
-    bounds
-        The interval.
-
-    References
-    ----------
-    Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions by contour
-    integrals", method 3; Pleiss et al. (2020), eq. 4.
+    Reference: Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions
+    by contour integrals", method 3; Pleiss et al. (2020), eq. 4.
     """
 
     shifts: Tensor
@@ -103,13 +92,8 @@ class RootQuadrature:
         return len(self.shifts)
 
     def relative_error(self, lowest: float | None = None) -> float:
-        """Return max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
-
-        Parameters
-        ----------
-        lowest
-            End of the interval, that of the bounds by default.
-        """
+        """Return max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled; `lowest` is
+        that of the bounds by default."""
         first = self.bounds.lowest if lowest is None else lowest
         ends = math.log(first), math.log(self.bounds.highest)
         points = torch.linspace(*ends, _SAMPLES * self.nodes, dtype=torch.float64).exp()
@@ -128,14 +112,8 @@ def spectrum_bounds(
         highest = 1.05 θ_max,    lowest = max(θ_min / 10, floor, 4 eps θ_max)
 
     because θ_min ≥ λ_min comes down slowly, and an eigenvalue below the rounding errors of the
-    products is not one.
-
-    A θ_min that is negative beyond rounding is an error: A is not positive definite.
-
-    Parameters
-    ----------
-    floor
-        What λ_min is known not to be below, such as a nugget.
+    products is not one. floor: what λ_min is known not to be below, such as a nugget. A θ_min that
+    is negative beyond rounding is an error: A is not positive definite.
     """
     if A.shape[0] != A.shape[1]:
         raise UserError(f"A: expected a square operator, got shape {A.shape}")
@@ -230,9 +208,8 @@ def _ritz_ends(diagonal: list[float], off_diagonal: list[float]) -> tuple[float,
     if not all(math.isfinite(value) for value in diagonal + off_diagonal):
         return math.nan, math.nan
     main = torch.tensor(diagonal, dtype=torch.float64)
-    off = torch.tensor(off_diagonal, dtype=torch.float64)
-    T = torch.diag(main) + torch.diag(off, 1) + torch.diag(off, -1)
-    ritz = torch.linalg.eigvalsh(T)
+    below = torch.tensor(off_diagonal, dtype=torch.float64)
+    ritz = torch.linalg.eigvalsh(torch.diag(main) + torch.diag(below, -1))  # the lower triangle
     return float(ritz[0]), float(ritz[-1])
 
 

@@ -11,12 +11,8 @@ from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
-# A recursive residual this many times below the true one has lost touch with it.
-_LIE_FACTOR = 4.0
 # A restart that does not shrink the true residual by this factor is at the rounding level.
 _PROGRESS_FACTOR = 0.5
-# So is a true residual that `refresh` steps change by less than this fraction.
-_FROZEN = 1e-6
 # Status of a column that is still being worked on.
 GO_ON = -1
 
@@ -34,10 +30,10 @@ class SolveStatus(Enum):
     @property
     def remedy(self) -> str:
         """Advice to the caller."""
-        return _REMEDIES[self]
+        return _ADVICE[self]
 
 
-_REMEDIES = {
+_ADVICE = {
     SolveStatus.CONVERGED: "nothing to do",
     SolveStatus.MAX_STEPS: "raise max_steps, loosen rtol, or use a better preconditioner "
     "(a wider padding makes one)",
@@ -61,18 +57,10 @@ _HOW_ENDED = {
 @final
 @dataclass(frozen=True, eq=False)
 class SolveResult:
-    """Solution of A x = b with one verdict per right-hand side.
+    """Solution x (..., n) of A x = b with one verdict per right-hand side.
 
-    Parameters
-    ----------
-    x : (..., n)
-    status : (...)
-        int8 values of `SolveStatus`.
-    steps : (...) int64
-    residuals : (...) float64
-        The true ‖b − A x‖ / ‖b‖, recomputed from x.
-    rtol
-        The relative residual asked for.
+    status (...): int8 values of `SolveStatus`; steps (...): int64; residuals (...): the true
+    ‖b − A x‖ / ‖b‖, recomputed from x, float64; rtol: the relative residual asked for.
     """
 
     x: Tensor
@@ -94,9 +82,9 @@ class SolveResult:
     def message(self) -> str:
         """Describe the worst columns and the remedy in one sentence."""
         if self.converged:
-            return f"PCG converged after {_largest(self.steps)} steps to rtol {self.rtol:.1e}"
+            return f"PCG converged after {largest(self.steps)} steps to rtol {self.rtol:.1e}"
         worst = self.status == self.worst.value
-        steps, residual = _largest(self.steps[worst]), float(self.residuals[worst].max())
+        steps, residual = largest(self.steps[worst]), float(self.residuals[worst].max())
         failed = int((self.status != SolveStatus.CONVERGED.value).sum())
         columns = f" in {failed} of {self.status.numel()} columns" if self.status.ndim else ""
         return (
@@ -115,7 +103,7 @@ def worst_status(status: Tensor) -> SolveStatus:
     return SolveStatus(int(status.max())) if status.numel() else SolveStatus.CONVERGED
 
 
-def _largest(counts: Tensor) -> int:
+def largest(counts: Tensor) -> int:
     """Return the largest of some counts, 0 of none."""
     return int(counts.max()) if counts.numel() else 0
 
@@ -141,59 +129,44 @@ class StepRule:
         status = torch.where(residual <= self.rtol, SolveStatus.CONVERGED.value, status)
         return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
 
-    def has_lied(self, claimed: Tensor, residual: Tensor) -> Tensor:
-        """Tell where the residual of the recursion, `claimed`, is not the true one."""
-        return (claimed <= self.rtol) | (residual > _LIE_FACTOR * claimed)
-
 
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
     """Tell where the true residual has not shrunk since the recursion was last wrong."""
     return residual > _PROGRESS_FACTOR * last_lie
 
 
-def is_frozen(residual: Tensor, last_due: Tensor) -> Tensor:
-    """Tell where the true residual is what it was before: steps too small to move x."""
-    return (residual - last_due).abs() <= _FROZEN * residual
+def unsolved(b: Tensor, rtol: float) -> SolveResult:
+    """Return a result to fill in for b (k, n); zero right-hand sides are solved already."""
+    status, steps, residuals = (
+        torch.zeros(len(b), dtype=kind, device=b.device)
+        for kind in (torch.int8, torch.int64, torch.float64)
+    )
+    return SolveResult(torch.zeros_like(b), status, steps, residuals, rtol)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The flattened result, filled in as columns finish."""
+def write_columns(
+    result: SolveResult, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int
+) -> None:
+    """Write the finished columns `place`; neighbours as a slice, which is several times as fast."""
+    if bool((place.diff() == 1).all()):
+        result.x[int(place[0]) : int(place[-1]) + 1] = x
+    else:
+        result.x[place] = x
+    result.status[place] = status.to(torch.int8)
+    result.steps[place] = step
+    result.residuals[place] = residual.to(torch.float64)
 
-    x: Tensor
-    status: Tensor
-    steps: Tensor
-    residuals: Tensor
 
-    @staticmethod
-    def empty_like(b: Tensor) -> "Outcome":
-        """For right-hand sides b (k, n); zero right-hand sides are solved already."""
-        count, device = b.shape[0], b.device
-        return Outcome(
-            torch.zeros_like(b),
-            torch.zeros(count, dtype=torch.int8, device=device),
-            torch.zeros(count, dtype=torch.int64, device=device),
-            torch.zeros(count, dtype=torch.float64, device=device),
-        )
-
-    def write(self, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int) -> None:
-        """Write the finished columns `place`."""
-        write_rows(self.x, place, x)
-        self.status[place] = status.to(torch.int8)
-        self.steps[place] = step
-        self.residuals[place] = residual.to(torch.float64)
-
-    def result(self, shape: torch.Size, rtol: float) -> SolveResult:
-        """Reshape to the batch of the right-hand sides."""
-        batch = shape[:-1]
-        return SolveResult(
-            self.x.reshape(shape),
-            self.status.reshape(batch),
-            self.steps.reshape(batch),
-            self.residuals.reshape(batch),
-            rtol,
-        )
+def batched(result: SolveResult, shape: torch.Size) -> SolveResult:
+    """Reshape to the batch of the right-hand sides."""
+    batch = shape[:-1]
+    return SolveResult(
+        result.x.reshape(shape),
+        result.status.reshape(batch),
+        result.steps.reshape(batch),
+        result.residuals.reshape(batch),
+        result.rtol,
+    )
 
 
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
@@ -204,14 +177,6 @@ def take_rows(x: Tensor, which: Tensor) -> Tensor:
 def with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
     """Return x (R, n) with x[which] = rows."""
     return rows if len(which) == len(x) else x.index_copy(0, which, rows)
-
-
-def write_rows(x: Tensor, which: Tensor, rows: Tensor) -> None:
-    """x[which] = rows in place; neighbours as a slice, which is several times as fast."""
-    if bool((which.diff() == 1).all()):
-        x[int(which[0]) : int(which[-1]) + 1] = rows
-    else:
-        x[which] = rows
 
 
 def norms(x: Tensor) -> Tensor:
@@ -240,10 +205,7 @@ def in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
 @final
 @dataclass(frozen=True, eq=False)
 class System:
-    """A x = b ready to be solved: checked, operators in the precision of b, batches flattened.
-
-    b, start: (k, n); start is None for x = 0.
-    """
+    """A x = b, checked: operators in the precision of b; b, start (k, n), None for x = 0."""
 
     A: AbstractOperator
     b: Tensor
@@ -259,7 +221,27 @@ class System:
         rule: StepRule,
     ) -> "System":
         """Check the arguments of a solver and bring them into one form."""
-        check_system(A, b, preconditioner, x0, rule)
+        n = A.shape[0]
+        if A.shape != (n, n):
+            raise UserError(f"A: expected a square operator, got shape {A.shape}")
+        if preconditioner is not None and preconditioner.shape != A.shape:
+            raise UserError(
+                f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
+            )
+        check_vectors("b", b, n, b.dtype, A.device)
+        _check_finite("b", b)
+        if x0 is not None:
+            if x0.shape != b.shape:
+                raise UserError(
+                    f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}"
+                )
+            check_vectors("x0", x0, n, b.dtype, b.device)
+            _check_finite("x0", x0)
+        if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
+            raise UserError(
+                "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
+                f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
+            )
         flat = b.reshape(-1, b.shape[-1])
         return System(
             in_precision(A, b.dtype),
@@ -273,34 +255,15 @@ class System:
         start = None if self.start is None else self.start[part]
         return System(self.A, self.b[part], self.preconditioner, start)
 
-
-def check_system(
-    A: AbstractOperator,
-    b: Tensor,
-    preconditioner: AbstractOperator | None,
-    x0: Tensor | None,
-    rule: StepRule,
-) -> None:
-    """Refuse what cannot be solved, saying what to do."""
-    n = A.shape[0]
-    if A.shape != (n, n):
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
-    if preconditioner is not None and preconditioner.shape != A.shape:
-        raise UserError(
-            f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
-        )
-    check_vectors("b", b, n, b.dtype, A.device)
-    _check_finite("b", b)
-    if x0 is not None:
-        if x0.shape != b.shape:
-            raise UserError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
-        check_vectors("x0", x0, n, b.dtype, b.device)
-        _check_finite("x0", x0)
-    if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
-        raise UserError(
-            "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
-            f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
-        )
+    def scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return which right-hand sides are not zero, their ‖b‖, and b and the start over it."""
+        every = safe_norms(self.b)
+        index = every.nonzero().squeeze(1)
+        scale = every[index]
+        b = take_rows(self.b, index) / scale[:, None]
+        if self.start is None:
+            return index, scale, b, torch.zeros_like(b)
+        return index, scale, b, take_rows(self.start, index) / scale[:, None]
 
 
 def _check_finite(name: str, x: Tensor) -> None:

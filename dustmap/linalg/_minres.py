@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -12,17 +11,9 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg import _iteration
+from dustmap.linalg._chunks import chunks
 from dustmap.linalg._contour import lowest_ritz
-from dustmap.linalg._iteration import (
-    GO_ON,
-    SolveStatus,
-    StepRule,
-    System,
-    norms,
-    safe_norms,
-    take_rows,
-    worst_status,
-)
 from dustmap.linalg._operator import AbstractOperator
 
 # Steps of Lanczos whose vectors are kept before the solutions take them up.
@@ -104,23 +95,13 @@ class ShiftedRecurrences:
 @final
 @dataclass(frozen=True, eq=False)
 class ShiftedSolve:
-    """Combinations of the solutions of (A + t_q I) x_q = b, with one verdict per right-hand side.
+    """Combinations x_p = Σ_q mix_pq x_q (P, ..., n) of the solutions of (A + t_q I) x_q = b, with
+    one verdict per right-hand side.
 
-    Parameters
-    ----------
-    x : (P, ..., n)
-        x_p = Σ_q mix_pq x_q.
-    status : (...)
-        int8 values of `SolveStatus`.
-    steps : (...) int64
-    residuals : (Q, ...) float64
-        ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
-    true_residuals : (...) float64
-        The same for the smallest shift, of which they are the largest, recomputed from x_q.
-    rtol
-        The relative residual asked for.
-    lowest_ritz
-        The smallest Ritz value of A that any right-hand side has met.
+    status (...): int8 values of `SolveStatus`; steps (...): int64; residuals (Q, ...): of the
+    recursion, ‖b − (A + t_q) x_q‖ / ‖b‖, float64; true_residuals (...): those of the smallest
+    shift, the largest of all, recomputed from x_q; rtol: the relative residual asked for;
+    lowest_ritz: the smallest Ritz value of A that any right-hand side has met.
     """
 
     x: Tensor
@@ -132,19 +113,19 @@ class ShiftedSolve:
     lowest_ritz: float
 
     @property
-    def worst(self) -> SolveStatus:
+    def worst(self) -> _iteration.SolveStatus:
         """Worst status of any right-hand side."""
-        return worst_status(self.status)
+        return _iteration.worst_status(self.status)
 
     @property
     def unconverged(self) -> int:
         """Number of right-hand sides that missed rtol."""
-        return int((self.status != SolveStatus.CONVERGED.value).sum())
+        return int((self.status != _iteration.SolveStatus.CONVERGED.value).sum())
 
     def message(self) -> str:
         """One sentence: what happened to the worst columns, and the remedy."""
-        steps = int(self.steps.max()) if self.steps.numel() else 0
-        if self.worst is SolveStatus.CONVERGED:
+        steps = _iteration.largest(self.steps)
+        if self.worst is _iteration.SolveStatus.CONVERGED:
             return f"msMINRES converged after {steps} steps to rtol {self.rtol:.1e}"
         residual = float(self.true_residuals.max())
         ended = self.worst.name.lower().replace("_", " ")
@@ -183,87 +164,46 @@ def shifted_minres(
 
     A Ritz value below zero by more than rounding ends a column as NOT_POSITIVE_DEFINITE.
 
-    Parameters
-    ----------
-    b : (..., n)
-        Right-hand sides.
-    shifts
-        t_q (Q,) ascending.
-    mix : (P, Q)
-        The combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
-    memory
-        Bytes that the vectors of columns worked on at once may take.
+    b (..., n); shifts: t_q (Q,), ascending; mix (P, Q): the combinations that are wanted, by
+    default the Q solutions; memory: bytes that the vectors of columns worked on at once may take.
 
-    References
-    ----------
-    Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for iterative
-    methods"; Pleiss et al. (2020), msMINRES.
+    Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
+    iterative methods"; Pleiss et al. (2020), msMINRES.
     """
-    system = System.of(A, b, None, None, StepRule(rtol, max_steps, 1))
-    _check_shifts(shifts)
-    t = shifts.to(b.device, torch.float64)
-    wanted = torch.eye(len(t), dtype=torch.float64) if mix is None else mix.to(torch.float64)
-    wanted = wanted.to(b.device)
-    flat = system.b
-    width = (BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, b.shape[-1]) * b.dtype.itemsize
-    size = max(1, memory // width)
-    with torch.no_grad():
-        groups = [
-            _Columns(system.A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
-            for first in range(0, len(flat), size)
-        ]
-    if not groups:
-        groups = [_Outcome.of(flat, t, wanted)]
-    return _joined(groups, b.shape[:-1], rtol)
-
-
-def _check_shifts(shifts: Tensor) -> None:
-    """Raise unless shifts are (Q,), non-negative and ascending."""
+    system = _iteration.System.of(A, b, None, None, _iteration.StepRule(rtol, max_steps, 1))
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
         raise UserError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
         )
     if bool((shifts.diff() < 0).any()):
         raise UserError("shifts: expected ascending ones; sort them")
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Outcome:
-    """The flattened result of k columns, filled in as they finish; lowest: smallest Ritz values."""
-
-    x: Tensor
-    status: Tensor
-    steps: Tensor
-    residuals: Tensor
-    true: Tensor
-    lowest: list[float]
-
-    @staticmethod
-    def of(b: Tensor, t: Tensor, mix: Tensor) -> "_Outcome":
-        k, double = len(b), {"dtype": torch.float64, "device": b.device}
-        return _Outcome(
-            b.new_zeros(len(mix), *b.shape),
-            torch.zeros(k, dtype=torch.int8, device=b.device),
-            torch.zeros(k, dtype=torch.int64, device=b.device),
-            torch.zeros(len(t), k, **double),  # type: ignore[call-overload]
-            torch.zeros(k, **double),  # type: ignore[call-overload]
-            [],
-        )
-
-
-def _joined(groups: Sequence[_Outcome], batch: torch.Size, rtol: float) -> ShiftedSolve:
-    """Join the results of groups of columns in the batch shape of b."""
-    x = torch.cat([group.x for group in groups], dim=1)
-    residuals = torch.cat([group.residuals for group in groups], dim=1)
-    return ShiftedSolve(
-        x.reshape(len(x), *batch, x.shape[-1]),
-        torch.cat([group.status for group in groups]).reshape(batch),
-        torch.cat([group.steps for group in groups]).reshape(batch),
-        residuals.reshape(len(residuals), *batch),
-        torch.cat([group.true for group in groups]).reshape(batch),
+    t = shifts.to(b.device, torch.float64)
+    wanted = torch.eye(len(t)).to(t) if mix is None else mix.to(t)
+    k, n = system.b.shape
+    size = max(1, memory // ((BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, n) * b.dtype.itemsize))
+    flat = ShiftedSolve(
+        b.new_zeros(len(wanted), k, n),
+        torch.zeros(k, dtype=torch.int8, device=b.device),
+        torch.zeros(k, dtype=torch.int64, device=b.device),
+        t.new_zeros(len(t), k),
+        t.new_zeros(k),
         rtol,
-        min((value for group in groups for value in group.lowest), default=math.inf),
+        math.inf,
+    )
+    with torch.no_grad():
+        lowest = [
+            _Columns(system.rows(rows), rows.start, t, wanted, rtol, max_steps).solve_into(flat)
+            for rows in chunks(k, size)
+        ]
+    batch = b.shape[:-1]
+    return ShiftedSolve(
+        flat.x.reshape(len(wanted), *b.shape),
+        flat.status.reshape(batch),
+        flat.steps.reshape(batch),
+        flat.residuals.reshape(len(t), *batch),
+        flat.true_residuals.reshape(batch),
+        rtol,
+        min(lowest, default=math.inf),
     )
 
 
@@ -280,32 +220,34 @@ class _Columns:
     """
 
     def __init__(
-        self, A: AbstractOperator, b: Tensor, t: Tensor, mix: Tensor, rtol: float, max_steps: int
+        self,
+        system: _iteration.System,
+        first: int,
+        t: Tensor,
+        mix: Tensor,
+        rtol: float,
+        max_steps: int,
     ) -> None:
-        self.A, self.t, self.rtol, self.max_steps = A, t, rtol, max_steps
+        self.A, self.t, self.rtol, self.max_steps = system.A, t, rtol, max_steps
         # what is wanted, and x_1 for the true residual
-        self.mix = torch.cat([mix, torch.eye(1, len(t), dtype=mix.dtype, device=mix.device)])
-        self.outcome = _Outcome.of(b, t, mix)
-        scale = safe_norms(b)
-        self.index = scale.nonzero().squeeze(1)
-        self.scale = scale[self.index]
-        self.b = take_rows(b, self.index) / self.scale[:, None]
-        self.next, self.before = self.b, torch.zeros_like(self.b)
+        self.mix = torch.cat([mix, torch.eye(1, len(t)).to(mix)])
+        nonzero, self.scale, self.b, self.before = system.scaled()
+        self.index, self.next = first + nonzero, self.b
         count, n = self.b.shape
-        self.solutions = b.new_zeros(count, len(self.mix), n)
+        self.solutions = self.b.new_zeros(count, len(self.mix), n)
         self.carried: tuple[Tensor, Tensor, Tensor] | None = None
-        self.block = b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
-        self.recurrences = ShiftedRecurrences(t, count)
-        self.beta = torch.zeros(count, dtype=torch.float64, device=b.device)
+        self.block = self.b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
+        self.recurrences, self.beta = ShiftedRecurrences(t, count), t.new_zeros(count)
         self.open = torch.ones_like(self.index, dtype=torch.bool)
-        self.trouble = torch.full_like(self.index, GO_ON)
+        self.trouble = torch.full_like(self.index, _iteration.GO_ON)
         self.done_at = torch.zeros_like(self.index)
         self.diagonal: list[Tensor] = []
         self.off_diagonal: list[Tensor] = []
         self.step = 0
+        self.lowest = math.inf
 
-    def solved(self) -> _Outcome:
-        """Iterate until every column has left."""
+    def solve_into(self, outcome: ShiftedSolve) -> float:
+        """Iterate until every column has left; return the smallest Ritz value met."""
         if self.rtol >= 1:
             self.open = torch.zeros_like(self.open)
         while len(self.index) > 0:
@@ -315,8 +257,8 @@ class _Columns:
                 self._advance(filled)
                 filled += 1
             self._take_up(filled)
-            self._finish()
-        return self.outcome
+            self._finish(outcome)
+        return self.lowest
 
     def _advance(self, place: int) -> None:
         """One step of Lanczos, and of the factorisations."""
@@ -328,13 +270,13 @@ class _Columns:
             w = torch.addcmul(w, self.before, self.beta[:, None].to(w.dtype), value=-1.0)
         alpha = (w * v).sum(-1)
         w = torch.addcmul(w, v, alpha[:, None], value=-1.0)
-        length = norms(w)
+        length = _iteration.norms(w)
         self.before = v
         self.next = w / torch.where(length > 0, length, 1.0)[:, None]
         alpha, length = alpha.double(), length.double()
         finite = alpha.isfinite() & length.isfinite()
         if not bool(finite.all()):
-            self.trouble[~finite] = SolveStatus.NON_FINITE.value
+            self.trouble[~finite] = _iteration.SolveStatus.NON_FINITE.value
             alpha, length = torch.where(finite, alpha, 1.0), torch.where(finite, length, 0.0)
             self.next[~finite] = 0.0
             self.open = self.open & finite
@@ -377,30 +319,28 @@ class _Columns:
             c * p,
         )
 
-    def _finish(self) -> None:
+    def _finish(self, outcome: ShiftedSolve) -> None:
         """Columns whose status is known leave with their true residual."""
         over = self.step >= self.max_steps
         leaves = torch.ones_like(self.open) if over else ~self.open
         which = leaves.nonzero().squeeze(1)
         x_1 = self.solutions[which, -1]
         left = self.b[which] - self.A.matmul(x_1) - self.t[0].to(x_1.dtype) * x_1
-        true, claimed = norms(left).double(), self.recurrences.rho[:, which]
-        status = torch.where(self.open[which], SolveStatus.MAX_STEPS.value, 0)
+        true, claimed = _iteration.norms(left).double(), self.recurrences.rho[:, which]
+        status = torch.where(self.open[which], _iteration.SolveStatus.MAX_STEPS.value, 0)
         mistaken = (status == 0) & (true > _LIE_FACTOR * self.rtol)
-        status = torch.where(mistaken, SolveStatus.STAGNATED.value, status)
+        status = torch.where(mistaken, _iteration.SolveStatus.STAGNATED.value, status)
         lowest, indefinite = self._lowest_ritz(which)
-        status = torch.where(indefinite, SolveStatus.NOT_POSITIVE_DEFINITE.value, status)
+        status = torch.where(indefinite, _iteration.SolveStatus.NOT_POSITIVE_DEFINITE.value, status)
         met = self.trouble[which]
-        status = torch.where(met != GO_ON, met, status)
-        place, out = self.index[which], self.outcome
-        out.x[:, place] = (self.solutions[which, :-1] * self.scale[which, None, None]).transpose(
-            0, 1
-        )
-        out.status[place] = status.to(torch.int8)
-        out.steps[place] = self.done_at[which]
-        out.residuals[:, place] = claimed
-        out.true[place] = true
-        out.lowest.append(lowest)
+        status = torch.where(met != _iteration.GO_ON, met, status)
+        place, x = self.index[which], self.solutions[which, :-1] * self.scale[which, None, None]
+        outcome.x[:, place] = x.transpose(0, 1)
+        outcome.status[place] = status.to(torch.int8)
+        outcome.steps[place] = self.done_at[which]
+        outcome.residuals[:, place] = claimed
+        outcome.true_residuals[place] = true
+        self.lowest = min(self.lowest, lowest)
         self._keep((~leaves).nonzero().squeeze(1))
 
     def _lowest_ritz(self, which: Tensor) -> tuple[float, Tensor]:
@@ -417,10 +357,9 @@ class _Columns:
         """Forget all columns but those."""
         if len(stays) == len(self.index):
             return
-        self.index, self.scale, self.b = self.index[stays], self.scale[stays], self.b[stays]
-        self.next, self.before, self.beta = self.next[stays], self.before[stays], self.beta[stays]
-        self.open, self.trouble = self.open[stays], self.trouble[stays]
-        self.done_at = self.done_at[stays]
+        per_column = ("index", "scale", "b", "next", "before", "beta", "open", "trouble", "done_at")
+        for name in per_column:
+            setattr(self, name, getattr(self, name)[stays])
         self.block = self.block[: len(stays)]
         if self.carried is not None:
             x, g, p = (part[stays] for part in self.carried)

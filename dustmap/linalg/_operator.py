@@ -75,6 +75,31 @@ class AbstractComposite(AbstractOperator):
         return self._made_of().device
 
 
+class AbstractAdjointPair(AbstractComposite):
+    """A composite whose two products are each other's derivatives, for vectors as rows (k, ·)."""
+
+    @abstractmethod
+    def _product(self, x: Tensor) -> Tensor:
+        """Return A x for x (k, n): (k, m)."""
+
+    @abstractmethod
+    def _adjoint(self, y: Tensor) -> Tensor:
+        """Return Aᵀ y for y (k, m): (k, n)."""
+
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return apply_linear(x, lambda v: _as_rows(self._product, v, self.shape[0]), self.rmatmul)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        return apply_linear(y, lambda v: _as_rows(self._adjoint, v, self.shape[1]), self.matmul)
+
+
+def _as_rows(product: Callable[[Tensor], Tensor], x: Tensor, length: int) -> Tensor:
+    """Return product(x) (..., length) of a product of rows, for x (..., n)."""
+    return product(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], length)
+
+
 class AbstractSymmetric(AbstractComposite):
     """A composite with A = Aᵀ."""
 
@@ -206,7 +231,7 @@ class _LinearMap(torch.autograd.Function):
 
 @final
 @dataclass(frozen=True, eq=False)
-class SparseOperator(AbstractComposite):
+class SparseOperator(AbstractAdjointPair):
     """A sparse matrix (m, n) in compressed rows, kept together with its transpose.
 
     The transpose is stored because a transposed CSR product is tens of times slower than a
@@ -237,12 +262,8 @@ class SparseOperator(AbstractComposite):
     ) -> "SparseOperator":
         """Build from compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
 
-        Parameters
-        ----------
-        starts
-            (m + 1,).
-        cols, values : (K,)
-            Cols ascending in each row. Nothing is copied if starts and cols are int32.
+        starts (m + 1,); cols, values (K,), cols ascending in each row. Nothing is copied if starts
+        and cols are int32.
         """
         if len(starts) != shape[0] + 1 or cols.shape != values.shape or cols.ndim != 1:
             raise UserError(
@@ -266,7 +287,10 @@ class SparseOperator(AbstractComposite):
         tensor([5., 3.])
         """
         for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
-            _check_indices(name, index, length)
+            low, high = (int(index.min()), int(index.max())) if index.numel() else (0, 0)
+            if index.numel() and not 0 <= low <= high < length:
+                wrong = low if low < 0 else high
+                raise UserError(f"{name}: expected 0 <= index < {length}, got {wrong}")
         place = rows.long() * shape[1] + cols
         if bool((place.diff() <= 0).any()):
             place, order = place.sort()
@@ -294,38 +318,25 @@ class SparseOperator(AbstractComposite):
             for part in (csr.crow_indices(), csr.col_indices(), csr.values())
         )
 
-    def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, lambda v: _product(self.matrix, v), self.rmatmul)
+    def _product(self, x: Tensor) -> Tensor:
+        return _product(self.matrix, x)
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return apply_linear(y, lambda v: _product(self.transposed, v), self.matmul)
-
-
-def _check_indices(name: str, index: Tensor, length: int) -> None:
-    """Raise unless 0 ≤ index < length."""
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
-        wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        raise UserError(f"{name}: expected 0 <= index < {length}, got {wrong}")
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return _product(self.transposed, y)
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Products (..., m) with vectors x (..., n), laid out with neighbouring vectors side by side,
-    as the next product wants them."""
-    if x.ndim == 1:
-        return matrix @ x
-    flat = x.reshape(-1, x.shape[-1])
-    count = -(-len(flat) // _TOGETHER)
+    """Products (k, m) with vectors x (k, n), laid out with neighbouring vectors side by side, as
+    the next product wants them."""
+    if len(x) == 1:
+        return (matrix @ x[0])[None]
+    count = -(-len(x) // _TOGETHER)
     if count <= 1:
-        columns = matrix @ flat.mT
-    else:
-        columns = flat.new_empty(matrix.shape[0], len(flat))
-        start = 0
-        for part in flat.tensor_split(count):
-            columns[:, start : start + len(part)] = matrix @ part.mT
-            start += len(part)
-    return columns.mT.reshape(*x.shape[:-1], matrix.shape[0])
+        return (matrix @ x.mT).mT
+    columns = x.new_empty(matrix.shape[0], len(x))
+    for out, part in zip(columns.tensor_split(count, 1), x.tensor_split(count), strict=True):
+        out.copy_(matrix @ part.mT)
+    return columns.mT
 
 
 def _starts(counts: Tensor) -> Tensor:

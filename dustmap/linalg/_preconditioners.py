@@ -11,22 +11,9 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.linalg._operator import (
-    AbstractOperator,
-    AbstractSymmetric,
-    apply_linear,
-    check_vectors,
-)
-from dustmap.linalg._progress import PRODUCTS, Progress, unwatched
+from dustmap.linalg import _operator, _world
+from dustmap.linalg._chunks import PRODUCTS, Progress, chunks, unwatched
 from dustmap.linalg._toeplitz import CirculantOperator
-from dustmap.linalg._world import (
-    AbstractWorld,
-    Alone,
-    gram,
-    orthonormal_rows,
-    row_factor,
-    symmetric,
-)
 
 # Eigenvalues below this many rounding errors of the largest are none, and below minus as many
 # negative.
@@ -38,7 +25,7 @@ _ROWS_TOGETHER = 32
 
 @final
 @dataclass(frozen=True, eq=False)
-class NystromPreconditioner(AbstractSymmetric):
+class NystromPreconditioner(_operator.AbstractSymmetric):
     """P⁻¹ ≈ A⁻¹ (up to a factor) for A = shift · I + G with G ≈ Uᵀ diag(s) U of low rank.
 
         P⁻¹ = (s_r + shift) Uᵀ diag(1 / (s + shift)) U + (I − Uᵀ U)
@@ -53,29 +40,17 @@ class NystromPreconditioner(AbstractSymmetric):
 
     All of them hold U, hand over the same x, get the same result, and have to ask for it.
 
-    Parameters
-    ----------
-    vectors : (r, n)
-        U, orthonormal rows.
-    values : (r,) float64
-        s, descending, ≥ 0.
-    shift
-        Positive.
-    tail
-        s_r, or 0 if G has no more eigenvalues.
-    world
-        The ranks.
+    vectors (r, n): U, orthonormal rows; values (r,): s, descending, ≥ 0, float64; shift > 0; tail:
+    s_r, or 0 if G has no more eigenvalues; world: the ranks.
 
-    References
-    ----------
-    Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
+    Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
     """
 
     vectors: Tensor
     values: Tensor
     shift: float
     tail: float
-    world: AbstractWorld = field(default_factory=Alone)
+    world: _world.AbstractWorld = field(default_factory=_world.Alone)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,8 +70,8 @@ class NystromPreconditioner(AbstractSymmetric):
         return self.vectors.numel() * self.dtype.itemsize
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, self._product, self._product)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return _operator.apply_linear(x, self._product, self._product)
 
     def _product(self, x: Tensor) -> Tensor:
         n = self.shape[0]
@@ -107,13 +82,10 @@ class NystromPreconditioner(AbstractSymmetric):
         return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
     def refreshed(
-        self, A: AbstractOperator, progress: Progress = unwatched
+        self, A: _operator.AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
-        """Update for an operator that has changed a little, by one product with A on the basis U.
-
-        A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
-        A and its eigenvalues are those of the new A.
-        """
+        """Update for an operator that has changed a little, by one product with A on the basis U:
+        a step of subspace iteration towards the largest eigenvectors of the new A."""
         _check(A, self.shift)
         if A.shape != self.shape:
             raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
@@ -122,13 +94,13 @@ class NystromPreconditioner(AbstractSymmetric):
 
 
 def nystrom(
-    A: AbstractOperator,
+    A: _operator.AbstractOperator,
     rank: int,
     *,
     shift: float = 1.0,
     seed: int = 0,
     power_steps: int = 0,
-    world: AbstractWorld | None = None,
+    world: _world.AbstractWorld | None = None,
     progress: Progress = unwatched,
 ) -> NystromPreconditioner:
     """Preconditioner of A = shift · I + G, G positive semi-definite, of `rank` products with A.
@@ -136,26 +108,14 @@ def nystrom(
         G ≈ Yᵀ (Ω Yᵀ)⁺ Y,   Y = Ω G,   Ω (rank, n) random with orthonormal rows
 
     The small matrices are float64. Directions in which G is lost in the rounding errors of A are
-    left out: the result has the rank of G if that is smaller than `rank`.
+    left out: the result has the rank of G if that is smaller than `rank`. A that is not square or
+    finite, or a negative eigenvalue of A − shift · I, is a UserError.
 
-    Parameters
-    ----------
-    power_steps
-        Each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
-    world
-        Ranks that make and apply it together; all of them have A.
-    progress
-        Called before every few products.
+    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products; world:
+    ranks that make and apply it together, all of which have A.
 
-    Returns
-    -------
-    NystromPreconditioner
-        P⁻¹ (n, n), an operator.
-
-    Raises
-    ------
-    ValueError
-        Where A is not square or finite, or A − shift · I has a negative eigenvalue.
+    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
+    their shift.
 
     Examples
     --------
@@ -163,11 +123,6 @@ def nystrom(
     >>> preconditioner = nystrom(A, rank=2)
     >>> preconditioner.rank, preconditioner.values.round(decimals=3)
     (1, tensor([8.], dtype=torch.float64))
-
-    References
-    ----------
-    Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of their
-    shift.
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:
@@ -175,7 +130,7 @@ def nystrom(
             f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
             f"power_steps={power_steps}"
         )
-    generator, world = torch.Generator().manual_seed(seed), world or Alone()
+    generator, world = torch.Generator().manual_seed(seed), world or _world.Alone()
     n = A.shape[0]
     omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
     with torch.no_grad():
@@ -186,7 +141,11 @@ def nystrom(
 
 
 def _approximation(
-    A: AbstractOperator, omega: Tensor, shift: float, world: AbstractWorld, progress: Progress
+    A: _operator.AbstractOperator,
+    omega: Tensor,
+    shift: float,
+    world: _world.AbstractWorld,
+    progress: Progress,
 ) -> NystromPreconditioner:
     """Nyström from an orthonormal basis `omega` (l, n). Blocks of vectors are of a rank's share of
     the columns: their inner products are sums over ranks."""
@@ -195,11 +154,11 @@ def _approximation(
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
         return NystromPreconditioner(omega, none, shift, 0.0, world)
     Y = _shifted_product(A, omega, shift, world, progress)
-    core = world.total(gram(omega[:, world.share(n)], Y))
+    core = world.total(_world.gram(omega[:, world.share(n)], Y))
     if not bool(core.isfinite().all()):
         raise UserError("nystrom: products with A are not finite; check its entries and scale")
     rounding = torch.finfo(Y.dtype).eps
-    factor = row_factor(core, _NOISE * rounding, shift)
+    factor = _world.row_factor(core, _NOISE * rounding, shift)
     if factor.lowest < -_NEGATIVE * rounding * max(factor.highest, shift):
         raise UserError(
             f"nystrom: expected A - shift I positive semi-definite, got an eigenvalue below "
@@ -207,40 +166,43 @@ def _approximation(
         )
     # G ≈ Bᵀ B; of B's singular values the squares are kept.
     B = factor.reduce.to(Y.dtype) @ Y
-    values, rotation = torch.linalg.eigh(symmetric(world.total(gram(B, B))))
+    values, rotation = torch.linalg.eigh(_world.symmetric(world.total(_world.gram(B, B))))
     values, rotation = values.flip(0), rotation.flip(1)
-    basis = orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B, world)
+    basis = _world.orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B, world)
     is_all_of_G = len(values) < len(omega) or len(values) == 0
     tail = 0.0 if is_all_of_G else float(values[-1])
     return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
 
 
 def _shifted_product(
-    A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld, progress: Progress
+    A: _operator.AbstractOperator,
+    x: Tensor,
+    shift: float,
+    world: _world.AbstractWorld,
+    progress: Progress,
 ) -> Tensor:
     """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
     mine = world.share(x.shape[1])
     parts = [x[:0, mine]]
-    for first in range(0, len(x), _ROWS_TOGETHER):
-        progress(PRODUCTS, first, len(x))
-        part = x[first : first + _ROWS_TOGETHER]
-        parts.append(A.matmul(part)[:, mine].sub(part[:, mine], alpha=shift))
+    for rows in chunks(len(x), _ROWS_TOGETHER):
+        progress(PRODUCTS, rows.start, len(x))
+        parts.append(A.matmul(x[rows])[:, mine].sub(x[rows, mine], alpha=shift))
     progress(PRODUCTS, len(x), len(x))
     return torch.cat(parts)
 
 
-def _orthonormal(x: Tensor, world: AbstractWorld) -> Tensor:
+def _orthonormal(x: Tensor, world: _world.AbstractWorld) -> Tensor:
     """Return the orthonormal rows nearest to x (l, n), whole."""
     n = x.shape[1]
-    return _whole(orthonormal_rows(x[:, world.share(n)], world), n, world)
+    return _whole(_world.orthonormal_rows(x[:, world.share(n)], world), n, world)
 
 
-def _whole(part: Tensor, n: int, world: AbstractWorld) -> Tensor:
+def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:
     """(l, n) of what each rank has of its columns, in rows as one process would have them."""
     return world.gathered(part, world.shares(n)).contiguous()
 
 
-def _check(A: AbstractOperator, shift: float) -> None:
+def _check(A: _operator.AbstractOperator, shift: float) -> None:
     """Raise unless A is square and the shift positive."""
     if A.shape[0] != A.shape[1]:
         raise UserError(f"A: expected a square operator, got shape {A.shape}")
@@ -251,16 +213,11 @@ def _check(A: AbstractOperator, shift: float) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class RootPreconditioner:
-    """P = L Lᵀ ≈ K (n, n), given by L and L⁻¹.
+    """P = L Lᵀ ≈ K (n, n), given by root = L and inverse = L⁻¹ (n, n), adjoint pairs that need not
+    be symmetric or triangles."""
 
-    Parameters
-    ----------
-    root, inverse
-        L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
-    """
-
-    root: AbstractOperator
-    inverse: AbstractOperator
+    root: _operator.AbstractOperator
+    inverse: _operator.AbstractOperator
 
     def __post_init__(self) -> None:
         n = self.root.shape[0]
@@ -276,18 +233,10 @@ class RootPreconditioner:
 
             c_j = ((M − j) lags_j + j lags_{M−j}) / M    along every axis
 
-        It has K's size, so that its root is one, and its eigenvalues lie between those of K.
+        It has K's size, so that its root is one, and its eigenvalues lie between those of K. lags
+        (M1, …, MD): as in `ToeplitzOperator`; dtype: working precision, by default lags'.
 
-        Parameters
-        ----------
-        lags : (M1, …, MD)
-            As in `ToeplitzOperator`.
-        dtype
-            Working precision, by default lags'.
-
-        References
-        ----------
-        T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
+        Reference: T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
         """
         column = lags.detach().to(torch.float64)
         for axis, m in enumerate(column.shape):
@@ -320,7 +269,7 @@ class RootPreconditioner:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _SpectralOperator(AbstractSymmetric):
+class _SpectralOperator(_operator.AbstractSymmetric):
     """rest · I + Uᵀ diag(values − rest) U for orthonormal rows U (r, n); symmetric."""
 
     vectors: Tensor
@@ -341,16 +290,16 @@ class _SpectralOperator(AbstractSymmetric):
         return self.vectors
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self.rest * x + ((x @ self.vectors.mT) * self.above) @ self.vectors
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class PreconditionedOperator(AbstractSymmetric):
+class PreconditionedOperator(_operator.AbstractSymmetric):
     """L⁻¹ K L⁻ᵀ (n, n), symmetric with K."""
 
-    operator: AbstractOperator
+    operator: _operator.AbstractOperator
     preconditioner: RootPreconditioner
 
     def __post_init__(self) -> None:
@@ -364,7 +313,7 @@ class PreconditionedOperator(AbstractSymmetric):
     def shape(self) -> tuple[int, int]:
         return self.operator.shape
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> _operator.AbstractOperator:
         return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:

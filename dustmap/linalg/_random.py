@@ -31,18 +31,10 @@ class KeyedNormal:
 
     SplitMix64 as a counter, then Box–Muller in float64. Whoever asks for positions in whatever
     chunks, on however many processes, gets the same numbers; they are made on the CPU, so every
-    device gets the same too, and float32 numbers are rounded float64 ones.
+    device gets the same too, and float32 numbers are rounded float64 ones. Each use of random
+    numbers has a stream of its own.
 
-    Parameters
-    ----------
-    seed
-        Seed of the run.
-    stream
-        Number of the purpose: each use of random numbers has its own.
-
-    References
-    ----------
-    Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators".
+    Reference: Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators".
 
     Examples
     --------
@@ -128,10 +120,7 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def _mix(word: int) -> int:
     """Apply SplitMix64's mixer to one word, after one step of its counter."""
-    word = (word + _GOLDEN) % _WORD
-    for shift, factor in _MIXER:
-        word = (word ^ (word >> shift)) * factor % _WORD
-    return word ^ (word >> _LAST_SHIFT)
+    return int(_mixed(torch.tensor(_signed(word + _GOLDEN))))
 
 
 def _signed(word: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg._chunks import chunks
 from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Measured on 32 MB of shared last-level cache; flat between 8 and 32 MB.
@@ -106,11 +107,6 @@ def first_axis_last(spectrum: Tensor) -> Tensor:
     return spectrum.movedim(0, -1).contiguous()
 
 
-def half_spectrum_shape(torus_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape (L1, …, LD//2+1) of the half spectrum of a real array on the torus."""
-    return (*torus_shape[:-1], torus_shape[-1] // 2 + 1)
-
-
 def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
     """Count the transforms to run at once.
 
@@ -122,11 +118,6 @@ def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torc
     bytes_per_row = 3 * math.prod(torus_shape) * dtype.itemsize
     fewest = PLANNED_ROWS if len(torus_shape) == 1 else 1
     return max(fewest, CACHE_BYTES // bytes_per_row)
-
-
-def fewest_rows(torus_shape: tuple[int, ...]) -> int:
-    """Return 2 for long transforms of one axis, where MKL takes longer for one row than for two."""
-    return 2 if len(torus_shape) == 1 and torus_shape[0] >= 8192 else 1
 
 
 def _is_7_smooth(n: int) -> bool:
@@ -147,14 +138,9 @@ class CirculantOperator(AbstractComposite):
     Computes in the precision of the vector; `.to(dtype)` rounds the spectrum once for many
     products. Differentiable in the spectrum and in the vector.
 
-    Parameters
-    ----------
-    spectrum
-        λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column.
-    torus_shape : (L1, …, LD)
-    rows, columns
-        Leading boxes of the torus that index the rows and columns of A; None is the whole torus.
-        Both are flattened in C order.
+    spectrum: λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column;
+    torus_shape: (L1, …, LD); rows, columns: leading boxes of the torus that index the rows and
+    columns of A in C order, None for the whole torus.
     """
 
     spectrum: Tensor
@@ -164,7 +150,7 @@ class CirculantOperator(AbstractComposite):
     _rotated: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        expected = half_spectrum_shape(self.torus_shape)
+        expected = (*self.torus_shape[:-1], self.torus_shape[-1] // 2 + 1)
         if tuple(self.spectrum.shape) != expected or self.spectrum.is_complex():
             raise UserError(
                 f"CirculantOperator: spectrum must be real of shape {expected} (the rfftn half "
@@ -172,7 +158,11 @@ class CirculantOperator(AbstractComposite):
                 f"{tuple(self.spectrum.shape)}"
             )
         for name, box in (("rows", self.rows), ("columns", self.columns)):
-            if box is not None and not _fits(box, self.torus_shape):
+            fits = box is None or (
+                len(box) == len(self.torus_shape)
+                and all(1 <= m <= L for m, L in zip(box, self.torus_shape, strict=True))
+            )
+            if not fits:
                 raise UserError(
                     f"CirculantOperator: {name} must be a box inside the torus "
                     f"{self.torus_shape}, got {box}"
@@ -208,7 +198,11 @@ class CirculantOperator(AbstractComposite):
         self, x: Tensor, name: str, source: tuple[int, ...], target: tuple[int, ...]
     ) -> Tensor:
         check_vectors(name, x, math.prod(source), x.dtype, self.device)
-        _check_precision(name, x, self.spectrum)
+        if not x.is_floating_point() or x.dtype.itemsize > self.dtype.itemsize:
+            raise UserError(
+                f"{name}: expected a real floating-point tensor no wider than the spectrum's "
+                f"{self.dtype}, got {x.dtype}; convert it, or build the operator in {x.dtype}"
+            )
         boxes = _Boxes(self.torus_shape, source, target)
         spectrum, blocks = self._rotated.to(x.dtype), x.reshape(-1, *source)
         if torch.is_grad_enabled() and (spectrum.requires_grad or x.requires_grad):
@@ -253,7 +247,10 @@ class _CirculantProduct(torch.autograd.Function):
         (grad,) = grads
         grad_x = grad_spectrum = None
         if ctx.needs_input_grad[0]:
-            grad_spectrum = _spectrum_gradient(grad, x, ctx.boxes).to(spectrum.dtype)
+            torus_shape = ctx.boxes.torus_shape
+            cross = cross_spectrum(grad, x, torus_shape).real
+            weight = multiplicity(torus_shape).to(cross) / math.prod(torus_shape)
+            grad_spectrum = (cross * weight).to(spectrum.dtype)
         if ctx.needs_input_grad[1]:
             grad_x = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
                 spectrum, grad, ctx.boxes.swapped()
@@ -264,39 +261,17 @@ class _CirculantProduct(torch.autograd.Function):
 def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
     """In place and in cache-sized batches; x (R, *source), the result (R, *target)."""
     count, torus_shape = x.shape[0], boxes.torus_shape
-    if count == 1 and x.device.type == "cpu":
-        x = x.expand(fewest_rows(torus_shape), *boxes.source)
+    if count == 1 and x.device.type == "cpu" and len(torus_shape) == 1 and torus_shape[0] >= 8192:
+        x = x.expand(2, *boxes.source)  # MKL takes longer for one long transform than for two
     rows = rows_in_cache(torus_shape, x.dtype, x.device)
     if 0 < x.shape[0] <= rows:
         half = padded_rfftn(x, torus_shape).mul_(spectrum)
         return cropped_irfftn(half, torus_shape, boxes.target)[:count]
     out = x.new_empty(x.shape[0], *boxes.target)
-    for first in range(0, x.shape[0], rows):
-        half = padded_rfftn(x[first : first + rows], torus_shape).mul_(spectrum)
-        out[first : first + rows] = cropped_irfftn(half, torus_shape, boxes.target)
+    for part in chunks(x.shape[0], rows):
+        half = padded_rfftn(x[part], torus_shape).mul_(spectrum)
+        out[part] = cropped_irfftn(half, torus_shape, boxes.target)
     return out[:count]
-
-
-def _spectrum_gradient(grad: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
-    """Differentiate Σ ȳ · A x in the half spectrum."""
-    cross = cross_spectrum(grad, x, boxes.torus_shape).real
-    weight = multiplicity(boxes.torus_shape).to(cross) / math.prod(boxes.torus_shape)
-    return cross * weight
-
-
-def _fits(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:
-    """Tell whether a box lies inside the torus."""
-    same_dim = len(box) == len(torus_shape)
-    return same_dim and all(1 <= m <= length for m, length in zip(box, torus_shape, strict=True))
-
-
-def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
-    """Raise where x is wider than the spectrum."""
-    if not x.is_floating_point() or x.dtype.itemsize > spectrum.dtype.itemsize:
-        raise UserError(
-            f"{name}: expected a real floating-point tensor no wider than the spectrum's "
-            f"{spectrum.dtype}, got {x.dtype}; convert it, or build the operator in {x.dtype}"
-        )
 
 
 @final
@@ -306,12 +281,8 @@ class ToeplitzOperator(AbstractComposite):
     Products go through the smallest circulant of fast length that contains K. They are exact
     whether or not that circulant is positive definite, because it is never inverted or rooted.
 
-    Parameters
-    ----------
-    lags : (M1, …, MD)
-        Covariances at non-negative lags, symmetric in every axis.
-    dtype
-        Working precision, by default that of lags. The spectrum is computed in float64.
+    lags (M1, …, MD): covariances at non-negative lags, symmetric in every axis; dtype: working
+    precision, by default that of lags. The spectrum is computed in float64.
 
     Examples
     --------
@@ -329,7 +300,11 @@ class ToeplitzOperator(AbstractComposite):
         self.lags = lags
         box = tuple(lags.shape)
         torus_shape = embedding_shape(box)
-        spectrum = embedding_spectrum(lags.to(torch.float64), torus_shape)
+        # the first column of the circulant mirrors lags, zero where no lag falls
+        column = lags.to(torch.float64)
+        for axis, length in enumerate(torus_shape):
+            column = _mirror(column, axis, length)
+        spectrum = torch.fft.rfftn(column).real
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
 
@@ -381,15 +356,6 @@ def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -
 def embedding_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Torus of fast lengths ≥ 2M − 2 per axis: the smallest that hold every lag twice."""
     return tuple(fast_length(max(1, 2 * m - 2)) for m in shape)
-
-
-def embedding_spectrum(lags: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
-    """Half spectrum of the circulant whose first column mirrors lags, zero where no lag falls."""
-    column = lags
-    for axis, length in enumerate(torus_shape):
-        column = _mirror(column, axis, length)
-    half: Tensor = torch.fft.rfftn(column)
-    return half.real
 
 
 def _mirror(lags: Tensor, axis: int, length: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg._chunks import chunks
 from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Entries of a block that are widened to float64 at a time.
@@ -40,10 +41,7 @@ class AbstractWorld(ABC):
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Return the parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
 
-        Parameters
-        ----------
-        counts
-            n_r of all ranks where they are known; else the ranks ask each other.
+        counts: n_r of all ranks where they are known; else the ranks ask each other.
         """
 
     def share(self, n: int) -> slice:
@@ -91,9 +89,8 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
     width = max(1024, _WIDENED // max(1, x.shape[0] + y.shape[0]))
     total = torch.zeros(x.shape[0], y.shape[0], dtype=torch.float64, device=x.device)
-    for start in range(0, x.shape[1], width):
-        left, right = x[:, start : start + width], y[:, start : start + width]
-        total.addmm_(left.double(), right.double().mT)
+    for part in chunks(x.shape[1], width):
+        total.addmm_(x[:, part].double(), y[:, part].double().mT)
     return total
 
 
@@ -182,19 +179,16 @@ class ShardedRows(AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        rows = self._world.gathered(self._product(x), self._counts)
+        own = self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
+        rows = self._world.gathered(own, self._counts)
         return rows if self._order is None else rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return self._world.total(self._adjoint(y[..., self._mine]))
-
-    def _product(self, x: Tensor) -> Tensor:
-        return self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        width = self.shape[1]
-        return self._local.rmatmul(y) if y.shape[-1] else y.new_zeros(*y.shape[:-1], width)
+        own = y[..., self._mine]
+        if own.shape[-1] == 0:
+            return self._world.total(y.new_zeros(*y.shape[:-1], self.shape[1]))
+        return self._world.total(self._local.rmatmul(own))
 
 
 @final

@@ -1,8 +1,8 @@
 """Runs: a configuration in, a directory with map, pictures and report out.
 
-`prepare` reads and checks what a configuration names, by its data.kind; the run it returns says
-what it would do (`plan`) and does it (`execute_run`). A `RunDirectory` keeps what a run made, and
-`open_run` brings its posterior back.
+`prepare` reads and checks what a configuration names, by its data.kind; the run that it returns has
+a `plan`, and `execute_run` executes it. A `RunDirectory` holds what a run made, and `open_run`
+brings its posterior back.
 """
 
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.runs._dispatch import execute_run as execute_run
-    from dustmap.runs._dispatch import open_run as open_run
-    from dustmap.runs._dispatch import open_star_map as open_star_map
-    from dustmap.runs._dispatch import prepare as prepare
-    from dustmap.runs._dispatch import regression_at as regression_at
-    from dustmap.runs._plans import check_export as check_export
-    from dustmap.runs._plans import export_plan as export_plan
-    from dustmap.runs._plans import sky_plan as sky_plan
-    from dustmap.runs._ranks import ranks_of as ranks_of
+    from dustmap.runs._commands import check_export as check_export
+    from dustmap.runs._commands import execute_run as execute_run
+    from dustmap.runs._commands import export_plan as export_plan
+    from dustmap.runs._commands import open_run as open_run
+    from dustmap.runs._commands import open_star_map as open_star_map
+    from dustmap.runs._commands import prepare as prepare
+    from dustmap.runs._commands import regression_at as regression_at
+    from dustmap.runs._commands import sky_plan as sky_plan
+    from dustmap.runs._machine import ranks_of as ranks_of
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun
     from dustmap.runs._run import Plan as Plan

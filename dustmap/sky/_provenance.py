@@ -7,9 +7,7 @@ from textwrap import wrap
 from typing import Any, final
 
 import h5py
-import numpy as np
 from astropy.io import fits
-from numpy.typing import NDArray
 
 from dustmap import __version__
 from dustmap.sky._streamed_fits import printable
@@ -96,13 +94,6 @@ def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
     cards["FIRSTPIX"] = 0
     cards["LASTPIX"] = 12 * nside**2 - 1
     return cards
-
-
-def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
-    """Make a table of one column of distances, named alike, as the published map has two."""
-    return fits.BinTableHDU.from_columns(
-        [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
-    )
 
 
 def write_attributes(

@@ -29,6 +29,21 @@ _MOST, _SPARE = 2**16, 2**26
 _METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
 
 
+def create_group(
+    path: Path,
+    attributes: Mapping[str, Any],
+    axes: Mapping[str, tuple[NDArray[np.float64], Mapping[str, Any]]],
+) -> zarr.Group:
+    """Make a group of version 3 with the coordinates (n,) and the attributes of its dimensions."""
+    group = zarr.create_group(path, zarr_format=3)
+    group.attrs.update(dict(attributes))
+    for name, (values, described) in axes.items():
+        shape = values.shape
+        array = create_array(group, name, shape, (name,), "f8", chunks=shape, attributes=described)
+        array[:] = values
+    return group
+
+
 def create_array(
     group: zarr.Group,
     name: str,
@@ -55,15 +70,6 @@ def create_array(
         dimension_names=dimensions,
         attributes=dict(attributes or {}),
     )
-
-
-def create_axis(
-    group: zarr.Group, name: str, values: NDArray[np.float64], attributes: Mapping[str, Any]
-) -> None:
-    """Write the coordinates (n,) of a dimension, under its name."""
-    shape = values.shape
-    array = create_array(group, name, shape, (name,), "f8", chunks=shape, attributes=attributes)
-    array[:] = values
 
 
 def opened_array(group: zarr.Group, path: str) -> Array:

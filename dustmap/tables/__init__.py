@@ -6,8 +6,8 @@
     write_table("predicted.parquet", table)      FITS, HDF5, Parquet, VOTable, CSV, ECSV, npz
 
 `_formats` is the one list of formats and their endings; `_columns` what every reader offers;
-`_fits`, `_arrow`, `_arrays` and `_votable` one module a family of formats, reader and writer.
-`_outputs` and `_hdf5_files` serve all that writes files, maps among them. Nothing here knows stars.
+`_fits`, `_arrow`, `_hdf5` and `_votable` one module a family of formats, reader and writer.
+`_outputs` and `_hdf5` serve all that writes files, maps among them. Nothing here knows stars.
 """
 
 from typing import TYPE_CHECKING
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dustmap.tables._formats import read_tables as read_tables
     from dustmap.tables._formats import table_format as table_format
     from dustmap.tables._formats import write_table as write_table
-    from dustmap.tables._hdf5_files import new_hdf5 as new_hdf5
-    from dustmap.tables._hdf5_files import open_hdf5 as open_hdf5
+    from dustmap.tables._hdf5 import new_hdf5 as new_hdf5
+    from dustmap.tables._hdf5 import open_hdf5 as open_hdf5
     from dustmap.tables._outputs import check_enclosed as check_enclosed
     from dustmap.tables._outputs import check_output as check_output
     from dustmap.tables._outputs import replacing as replacing

@@ -22,21 +22,8 @@ from numpy.typing import NDArray
 from pyarrow import csv as pcsv
 
 from dustmap.errors import UserError
-from dustmap.tables._columns import (
-    MASK,
-    NO_DESCRIPTION,
-    AbstractReader,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-    TableDescription,
-    Wanted,
-    opened,
-    translating,
-    typed,
-    wrong_type,
-)
+from dustmap.tables import _columns
+from dustmap.tables._columns import MASK, ColumnRef, ColumnType
 
 # bytes that are read at once, of Parquet and of text, and of the longest line
 _BUFFER = 1 << 20
@@ -54,18 +41,18 @@ _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.
 
 
 @final
-class ParquetReader(AbstractReader):
+class ParquetReader(_columns.AbstractReader):
     """Decode columns page by page, so that large row groups do not fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "Parquet"), self._open() as file:
+        with _columns.translating(path, "Parquet"), self._open() as file:
             schema = file.schema_arrow
             self._metadata: dict[bytes, bytes] = schema.metadata or {}
             yaml = self._metadata.get(_META)
-            self._description = NO_DESCRIPTION
+            self._description = _columns.NO_DESCRIPTION
             if yaml is not None:
-                self._description = TableDescription.parse(yaml.decode().splitlines())
+                self._description = _columns.TableDescription.parse(yaml.decode().splitlines())
             self.columns = tuple(self._column(field) for field in schema)
 
     def keyword(self, name: str) -> str:
@@ -74,18 +61,18 @@ class ParquetReader(AbstractReader):
             return self._description.keyword(name)
         return written.decode("utf-8", "replace").strip()
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         masks = {c.name.removesuffix(MASK) for c in self.columns if c.name.endswith(MASK)}
         names = {ref.name for ref in wanted}
         names |= {name + MASK for name in masks & names}
-        with translating(self._path, "Parquet"), self._open() as file:
+        with _columns.translating(self._path, "Parquet"), self._open() as file:
             for batch in file.iter_batches(
                 batch_size=rows, columns=sorted(names), use_threads=False
             ):
                 yield {ref: _values(batch, ref, kind) for ref, kind in wanted.items()}
 
     def whole(self) -> Table:
-        with translating(self._path, "Parquet"), self._open() as file:
+        with _columns.translating(self._path, "Parquet"), self._open() as file:
             stored = file.read(use_threads=False).combine_chunks()
             table = Table(meta=dict(self._description.meta))
             table.meta.pop("__serialized_columns__", None)
@@ -104,17 +91,19 @@ class ParquetReader(AbstractReader):
             raise FileNotFoundError(self._path)
         return pq.ParquetFile(self._path, buffer_size=_BUFFER, pre_buffer=False)
 
-    def _column(self, field: pa.Field) -> FileColumn:
+    def _column(self, field: pa.Field) -> _columns.FileColumn:
         metadata = field.metadata or {}
         declared = self._description.attribute(field.name, "unit")
         unit = metadata.get(b"unit", declared.encode()).decode()
         nested = pa.types.is_nested(field.type)
         fixed = pa.types.is_fixed_size_list(field.type)
-        return FileColumn(field.name, unit, field.type.list_size if fixed else int(not nested))
+        return _columns.FileColumn(
+            field.name, unit, field.type.list_size if fixed else int(not nested)
+        )
 
 
 def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
-    """A column, null where a second one says that it has no values."""
+    """Take a column, null where a second one says that it has no values."""
     column = table.column(name)
     if name + MASK in table.schema.names:
         column = pc.if_else(table.column(name + MASK), None, column)
@@ -132,11 +121,11 @@ def from_arrow(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[An
     """Convert an Arrow array (N,) to numbers or text of numpy, nulls as `typed` marks them."""
     column = _plain(column)
     if _is_text(column):
-        return typed(column.to_numpy(zero_copy_only=False).astype(object), kind, ref)
+        return _columns.typed(column.to_numpy(zero_copy_only=False).astype(object), kind, ref)
     if not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
-        raise wrong_type(ref, kind, str(column.type))
+        raise _columns.wrong_type(ref, kind, str(column.type))
     values = _filled(column)
-    return typed(np.ma.getdata(values), kind, ref, np.ma.getmaskarray(values))
+    return _columns.typed(np.ma.getdata(values), kind, ref, np.ma.getmaskarray(values))
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -150,14 +139,14 @@ def _is_text(column: pa.Array) -> bool:
 
 
 def _filled(column: pa.Array) -> NDArray[Any]:
-    """Numbers or truth values, masked where they are null."""
+    """Convert numbers or truth values, masked where they are null."""
     missing = column.is_null().to_numpy(zero_copy_only=False)
     column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     return np.ma.MaskedArray(column.to_numpy(zero_copy_only=False), mask=missing)
 
 
 def _as_stored(column: pa.Array) -> Column:
-    """A column of the array's own type, masked where it is null."""
+    """Convert to a column of the array's own type, masked where it is null."""
     column = _plain(column)
     missing = column.is_null().to_numpy(zero_copy_only=False)
     if _is_text(column):
@@ -191,54 +180,54 @@ def write_parquet(path: Path, table: Table) -> None:
 
 
 @final
-class TextReader(AbstractReader):
+class TextReader(_columns.AbstractReader):
     """Read delimited text; the first line that is no comment (#) names the columns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "text"), opened(self._path) as stream:
+        with _columns.translating(path, "text"), _columns.opened(self._path) as stream:
             comments, header = _header(stream)
             first = _line(stream).decode("utf-8", "replace")
         if not header:
             raise UserError(f"{path}: expected a line with the names of the columns, got none")
-        self._description = NO_DESCRIPTION
+        self._description = _columns.NO_DESCRIPTION
         self._separator = next((s for s in ",\t;|" if s in header), " ")
         if comments and comments[0].startswith("%ECSV"):
-            with translating(path, "ECSV"):
-                self._description = TableDescription.parse(comments[1:])
+            with _columns.translating(path, "ECSV"):
+                self._description = _columns.TableDescription.parse(comments[1:])
             self._separator = self._description.delimiter
-        self._squeeze = self._separator == " " and self._description is NO_DESCRIPTION
-        with translating(path, "text"):
+        self._squeeze = self._separator == " " and self._description is _columns.NO_DESCRIPTION
+        with _columns.translating(path, "text"):
             self._names = _names(header, self._separator, self._squeeze)
         if self._squeeze and len(first.split()) == len(self._names) + 1:
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
         unit = self._description.attribute
-        self.columns = tuple(FileColumn(name, unit(name, "unit")) for name in self._names)
+        self.columns = tuple(_columns.FileColumn(name, unit(name, "unit")) for name in self._names)
 
     def keyword(self, name: str) -> str:
         return self._description.keyword(name)
 
     def whole(self) -> Table:
-        """As the reader has it, whatever the file's name says: Gaia's .csv are ECSV, with null."""
+        """Parse by what the header says, not the file's name: Gaia's .csv are ECSV, with null."""
         empty = {"fill_values": [("", "0"), ("null", "0")]}
         options: dict[str, Any] = {"delimiter": self._separator, "comment": "#", "guess": False}
-        if self._description is not NO_DESCRIPTION:
+        if self._description is not _columns.NO_DESCRIPTION:
             kind, options = "ascii.ecsv", {}
         elif self._separator != " ":
             kind = "ascii.csv"
         else:  # the numbers of the rows may have no name in the first line
             kind = "ascii.no_header"
             options |= {"names": self._names, "data_start": 1}
-        with translating(self._path, "text"), opened(self._path) as stream:
+        with _columns.translating(self._path, "text"), _columns.opened(self._path) as stream:
             text = stream.read().decode("utf-8-sig")
             # Without an end of a line astropy takes a text for the name of a file.
             return Table.read(f"{text}\n", format=kind, **empty, **options)
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         for ref in wanted:
             if self._names.count(ref.name) > 1:
                 raise UserError(f"{self._path}: two columns have the name {ref.name}")
-        with translating(self._path, "text"), opened(self._path) as stream:
+        with _columns.translating(self._path, "text"), _columns.opened(self._path) as stream:
             _header(stream)
             before = 0
             for block in _blocks(stream):
@@ -250,8 +239,8 @@ class TextReader(AbstractReader):
                     yield {r: from_arrow(batch.column(r.name), r, wanted[r]) for r in wanted}
                 before += table.num_rows
 
-    def _parsed(self, lines: bytes, wanted: Wanted) -> pa.Table:
-        """The wanted columns of whole lines."""
+    def _parsed(self, lines: bytes, wanted: _columns.Wanted) -> pa.Table:
+        """Parse the wanted columns of whole lines."""
         if not lines.strip():
             return pa.table({ref.name: pa.array([], _ARROW[kind]) for ref, kind in wanted.items()})
         options = pcsv.ConvertOptions(
@@ -271,7 +260,7 @@ class TextReader(AbstractReader):
             options,
         )
 
-    def _explained(self, error: Exception, wanted: Wanted, before: int) -> UserError:
+    def _explained(self, error: Exception, wanted: _columns.Wanted, before: int) -> UserError:
         """Put an error of Arrow into words; `before`: rows in front of the lines that it counts."""
         words = " ".join(str(error).split())
         match = _CONVERSION.search(words)
@@ -289,7 +278,7 @@ class TextReader(AbstractReader):
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines, some _BLOCK bytes of them at a time."""
+    """Yield whole lines, some _BLOCK bytes of them at a time."""
     left = b""
     while block := stream.read(_BLOCK):
         end = block.rfind(b"\n") + 1
@@ -303,19 +292,19 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _squeezed(lines: bytes) -> bytes:
-    """With runs of blanks made one blank, and none at the ends of lines."""
+    """Make one blank of runs of blanks, and none at the ends of lines."""
     clean = re.sub(rb"[ \t\r]+", b" ", lines)
     return re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Columns that nobody may want, as two have their name, need names that differ, no more."""
+    """Number repeated names: Arrow needs distinct ones, though nobody can ask for these."""
     first = {name: i for i, name in reversed(list(enumerate(names)))}
     return [name if first[name] == i else f"{name}#{i}" for i, name in enumerate(names)]
 
 
 def _header(stream: IO[bytes]) -> tuple[list[str], str]:
-    """The comments before the line of names, without their marks, and that line."""
+    """Read the comments before the line of names, without their marks, and that line."""
     comments: list[str] = []
     size = 0
     while line := _line(stream):
@@ -335,7 +324,7 @@ def _line(stream: IO[bytes]) -> bytes:
 
 
 def _check_length(line: bytes, size: int = 0) -> None:
-    """A packed file may have a line, or a header, without end. size: of all lines so far."""
+    """Refuse a line, or lines of `size` bytes so far, without end: a packed file may have one."""
     if max(len(line), size) > _LONGEST:
         raise UserError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
 
@@ -358,16 +347,11 @@ def csv_text(table: Table, separator: str = ",") -> str:
     return text.getvalue()
 
 
-def write_csv(path: Path, table: Table) -> None:
+def write_csv(path: Path, table: Table, separator: str = ",") -> None:
     """Write the lines of `csv_text`."""
-    path.write_text(csv_text(table), encoding="utf-8")
+    path.write_text(csv_text(table, separator), encoding="utf-8")
 
 
 def write_ecsv(path: Path, table: Table) -> None:
     """Write text with units and header in comments."""
     table.write(path, format="ascii.ecsv")
-
-
-def write_tabs(path: Path, table: Table) -> None:
-    """Write the lines of `csv_text` between tabulators."""
-    path.write_text(csv_text(table, "\t"), encoding="utf-8")

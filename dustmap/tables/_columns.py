@@ -48,9 +48,17 @@ class ColumnRef:
 
     @classmethod
     def parse(cls, written: str) -> Self:
-        """Split `name[:,entry]`; any other text is a name."""
+        """Split `name[:,entry]`; any other text is a name.
+
+        >>> ColumnRef.parse("est[:,4]")
+        ColumnRef(name='est', entry=4)
+        """
         match = _ENTRY.match(written)
         return cls(written) if match is None else cls(match[1], int(match[2]))
+
+    def of(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the entry of the values (N,) or (N, K) of the column."""
+        return values if self.entry is None else values[:, self.entry]
 
     def __str__(self) -> str:
         return self.name if self.entry is None else f"{self.name}[:,{self.entry}]"
@@ -101,7 +109,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether a frame of this package raised the error, and not one of a library below it."""
+    """Check whether a frame of this package raised the error, not one of a library below it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
 
@@ -242,10 +250,9 @@ class TableDescription:
             header = dict(get_header_from_yaml(lines))
             columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
             meta = dict(header.get("meta") or {})
-        except (KeyError, TypeError) as error:  # YAML of another structure
-            raise UserError(f"its YAML header cannot be read: {error}") from None
         except Exception as error:  # PyYAML may raise anything on foreign text
-            words = words_of_damage(error)
+            other_structure = isinstance(error, KeyError | TypeError)
+            words = str(error) if other_structure else words_of_damage(error)
             raise UserError(f"its YAML header cannot be read: {words}") from None
         return cls(columns, meta, str(header.get("delimiter", " ")))
 

@@ -1,7 +1,6 @@
 """Binary tables of FITS files, plain or gzipped, read row by row from the front, and written."""
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -17,18 +16,8 @@ from astropy.utils.exceptions import AstropyUserWarning
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables._columns import (
-    AbstractReader,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-    Wanted,
-    opened,
-    text_columns,
-    translating,
-    typed,
-)
+from dustmap.tables import _columns
+from dustmap.tables._columns import ColumnRef, ColumnType
 
 _BLOCK = 2880
 _HEADER = 5000 * _BLOCK  # bytes of a header, at most: a packed one may go on for ever
@@ -36,7 +25,6 @@ _MOST = 2**28  # bytes of rows that are read at once
 _FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
 # TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
 _READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
-_UNREAD = {"C": 8, "M": 16, "P": 8, "Q": 16}
 _UNSIGNED = {"I": 2**15, "J": 2**31, "K": 2**63}
 
 
@@ -58,11 +46,10 @@ class _Field:
         """The numpy type of all elements of one row."""
         if self.code in _READ:
             return (_READ[self.code],) if self.repeat == 1 else (_READ[self.code], (self.repeat,))
-        size = {"A": self.repeat, "X": -(-self.repeat // 8)}.get(self.code)
-        return (f"S{self.repeat}" if self.code == "A" else f"V{size or self._skipped()}",)
-
-    def _skipped(self) -> int:
-        return self.repeat * _UNREAD.get(self.code, 1)
+        if self.code == "A":
+            return (f"S{self.repeat}",)
+        bits = {"X": 1, "C": 64, "P": 64, "M": 128, "Q": 128}[self.code]
+        return (f"V{-(-self.repeat * bits // 8)}",)
 
     @property
     def width(self) -> int:
@@ -70,12 +57,12 @@ class _Field:
 
 
 @final
-class FitsReader(AbstractReader):
+class FitsReader(_columns.AbstractReader):
     """Read the first binary table. Nothing is mapped: one chunk is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "FITS"), opened(self._path) as stream:
+        with _columns.translating(path, "FITS"), _columns.opened(self._path) as stream:
             self._headers: list[fits.Header] = []
             if stream.read(6) != b"SIMPLE":
                 raise UserError(f"{path}: not a FITS file, whatever its name says")
@@ -85,7 +72,7 @@ class FitsReader(AbstractReader):
             self._rows, self._row_bytes = _integer(header, "NAXIS2"), _integer(header, "NAXIS1")
             count = _integer(header, "TFIELDS")
             self._fields = tuple(_field(header, i + 1) for i in range(count))
-            self.columns = tuple(FileColumn(f.name, f.unit, f.width) for f in self._fields)
+            self.columns = tuple(_columns.FileColumn(f.name, f.unit, f.width) for f in self._fields)
             self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
         if self._rows < 0 or self._row_bytes > _MOST:
             raise UserError(
@@ -99,13 +86,13 @@ class FitsReader(AbstractReader):
             )
 
     def keyword(self, name: str) -> str:
-        with translating(self._path, "FITS"):  # cards are parsed as they are asked for
+        with _columns.translating(self._path, "FITS"):  # cards are parsed as they are asked for
             values = [header[name] for header in self._headers if name in header]
             return str(values[-1]).strip() if values else ""
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))
-        with translating(self._path, "FITS"), opened(self._path) as stream:
+        with _columns.translating(self._path, "FITS"), _columns.opened(self._path) as stream:
             stream.seek(self._start)
             for first in range(0, self._rows, rows):
                 count = min(rows, self._rows - first)
@@ -120,14 +107,14 @@ class FitsReader(AbstractReader):
                 yield {ref: self._values(table, ref, kind) for ref, kind in wanted.items()}
 
     def whole(self) -> Table:
-        with translating(self._path, "FITS"), warnings.catch_warnings():
+        with _columns.translating(self._path, "FITS"), warnings.catch_warnings():
             # Foreign units and keywords are kept as they are.
             warnings.simplefilter("ignore", UnitsWarning)
             warnings.simplefilter("ignore", AstropyUserWarning)
             return Table.read(self._path, format="fits")
 
     def _find_table(self, stream: IO[bytes]) -> fits.Header:
-        """The header of the first binary table; the stream stands at its first row afterwards."""
+        """Read the header of the first binary table; leave the stream at its first row."""
         seen: list[str] = []
         while True:
             try:
@@ -142,21 +129,22 @@ class FitsReader(AbstractReader):
             if kind == "BINTABLE" and "ZTABLE" not in header and "ZIMAGE" not in header:
                 return header
             seen.append(kind if kind != "BINTABLE" else "a compressed table or image")
-            stream.seek(_data_bytes(header), 1)
+            size = int(header.data_size_padded)
+            if size < 0:
+                raise UserError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
+            stream.seek(size, 1)
 
     def _values(self, table: NDArray[Any], ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-        index = next(i for i, field in enumerate(self._fields) if field.name == ref.name)
-        field, raw = self._fields[index], table[f"{index}"]
-        if ref.entry is not None:
-            raw = raw[:, ref.entry]
+        index = [field.name for field in self._fields].index(ref.name)
+        field, raw = self._fields[index], ref.of(table[f"{index}"])
         if field.code == "L":
-            return typed(raw == b"T", kind, ref, missing=raw == b"\0")
+            return _columns.typed(raw == b"T", kind, ref, missing=raw == b"\0")
         missing = None if field.null is None else raw == field.null
-        return typed(_scaled(raw, field), kind, ref, missing)
+        return _columns.typed(_scaled(raw, field), kind, ref, missing)
 
 
 def _next_header(stream: IO[bytes]) -> fits.Header:
-    """Letters that are not ASCII, in comments of many a file, do no harm."""
+    """Read the cards of a header; letters beyond ASCII, in many a comment, do no harm."""
     cards = bytearray()
     while block := stream.read(_BLOCK):
         cards += block
@@ -170,7 +158,7 @@ def _next_header(stream: IO[bytes]) -> fits.Header:
 
 
 def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
-    """raw * TSCAL + TZERO, in whole numbers where TZERO only says that they have no sign."""
+    """Return raw * TSCAL + TZERO, in whole numbers where TZERO only makes them unsigned."""
     if field.code == "A" or (field.scale == 1 and field.zero == 0):
         return raw
     if field.scale == 1 and field.zero == _UNSIGNED.get(field.code):
@@ -204,17 +192,8 @@ def _number(header: fits.Header, key: str, default: float | None = None) -> floa
     return value
 
 
-def _integer(header: fits.Header, key: str, default: int | None = None) -> int:
-    return int(_number(header, key, default))
-
-
-def _data_bytes(header: fits.Header) -> int:
-    axes = [_integer(header, f"NAXIS{i + 1}") for i in range(_integer(header, "NAXIS"))]
-    elements = _integer(header, "PCOUNT", 0) + (math.prod(axes) if axes else 0)
-    size = abs(_integer(header, "BITPIX")) // 8 * _integer(header, "GCOUNT", 1) * elements
-    if size < 0:
-        raise UserError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
-    return -(-size // _BLOCK) * _BLOCK
+def _integer(header: fits.Header, key: str) -> int:
+    return int(_number(header, key))
 
 
 def write_fits(path: Path, table: Table) -> None:
@@ -222,7 +201,7 @@ def write_fits(path: Path, table: Table) -> None:
 
     UserError where a text has letters beyond ASCII, which FITS has no place for.
     """
-    for name in text_columns(table):
+    for name in _columns.text_columns(table):
         if not all(str(word).isascii() for word in table[name]):
             raise UserError(
                 f"column {name}: FITS holds ASCII letters alone, and others are here; choose a "

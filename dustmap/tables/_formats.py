@@ -1,26 +1,61 @@
 """The formats of tables, by the endings of names: how each is read and written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
+import numpy as np
 from astropy.table import Table, vstack
 
 from dustmap.errors import UserError
-from dustmap.tables._arrays import Hdf5Reader, NpzReader, write_hdf5, write_npz
-from dustmap.tables._arrow import (
-    ParquetReader,
-    TextReader,
-    write_csv,
-    write_ecsv,
-    write_parquet,
-    write_tabs,
-)
-from dustmap.tables._columns import AbstractReader
-from dustmap.tables._fits import FitsReader, write_fits
+from dustmap.tables import _arrow, _columns, _fits, _hdf5, _votable
+from dustmap.tables._columns import AbstractReader, typed
 from dustmap.tables._outputs import replacing
-from dustmap.tables._votable import VotableReader, write_votable
+
+
+@final
+class NpzReader(AbstractReader):
+    """Hold the arrays of an npz file, which is read whole and without pickles."""
+
+    def __init__(self, path: Path) -> None:
+        with _columns.translating(path, "npz"), np.load(path, allow_pickle=False) as stored:
+            arrays = {name: np.asarray(stored[name]) for name in stored.files}
+        if "columns" in arrays and "data" in arrays:
+            names, matrix = arrays.pop("columns"), arrays.pop("data")
+            if matrix.ndim != 2 or names.shape != matrix.shape[1:]:
+                raise UserError(
+                    f"{path}: expected data (N, C) with columns (C,), got {matrix.shape} and "
+                    f"{names.shape}"
+                )
+            arrays |= {str(name): matrix[:, i] for i, name in enumerate(names)}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if not arrays or {len(s) for s in shapes.values()} != {1} or len(set(shapes.values())) > 1:
+            raise UserError(
+                f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
+            )
+        self._path, self._arrays = path, arrays
+        self.columns = tuple(map(_columns.FileColumn, arrays))
+
+    def keyword(self, name: str) -> str:
+        return ""
+
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
+        with _columns.translating(self._path, "npz"):
+            for first in range(0, len(next(iter(self._arrays.values()))), rows):
+                part = slice(first, first + rows)
+                yield {r: typed(self._arrays[r.name][part], k, r) for r, k in wanted.items()}
+
+    def whole(self) -> Table:
+        return Table(self._arrays)
+
+
+def write_npz(path: Path, table: Table) -> None:
+    """Write one array a column."""
+    arrays = {name: np.asarray(table[name]) for name in table.colnames}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 @final
@@ -35,18 +70,21 @@ class TableFormat:
     bare: bool = False
 
     def reads(self, name: str) -> bool:
-        """Whether a name in small letters has one of the endings."""
+        """Check whether a name in small letters has one of the endings."""
         return name.removesuffix(".gz" if self.packed else "").endswith(self.endings)
 
 
+_write_tabs = partial(_arrow.write_csv, separator="\t")
 FORMATS = (
-    TableFormat((".fits", ".fit"), FitsReader, write_fits, packed=True),
-    TableFormat((".h5", ".hdf5", ".hdf"), Hdf5Reader, write_hdf5),
-    TableFormat((".parquet", ".pq"), ParquetReader, write_parquet),
-    TableFormat((".vot", ".votable", ".xml"), VotableReader, write_votable, packed=True),
-    TableFormat((".csv",), TextReader, write_csv, packed=True, bare=True),
-    TableFormat((".ecsv",), TextReader, write_ecsv, packed=True),
-    TableFormat((".tsv", ".txt", ".dat"), TextReader, write_tabs, packed=True, bare=True),
+    TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
+    TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, _hdf5.write_hdf5),
+    TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
+    TableFormat(
+        (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
+    ),
+    TableFormat((".csv",), _arrow.TextReader, _arrow.write_csv, packed=True, bare=True),
+    TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),
+    TableFormat((".tsv", ".txt", ".dat"), _arrow.TextReader, _write_tabs, packed=True, bare=True),
     TableFormat((".npz",), NpzReader, write_npz, bare=True),
 )
 #: All of them, for messages.

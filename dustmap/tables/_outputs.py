@@ -163,7 +163,6 @@ def undisturbed() -> Iterator[None]:
     waiting: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
-        del frame
         waiting.append(number)
 
     handlers = {number: signal.getsignal(number) for number in _ENDING}
@@ -200,14 +199,14 @@ def _renamed(part: object, partial: Path, target: Path) -> object:
 
 
 def _tag(target: Path) -> str:
-    """The name of the target, cut where a longer one would be too long."""
+    """Return the name of the target, or its hash where a longer one would be too long."""
     if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}-"):
         return target.name
     return hashlib.sha256(os.fsencode(target.name)).hexdigest()
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two names in one step; False where the system or the file system cannot."""
+    """Swap two names in one step; False where the system or the file system cannot."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return swap is not None and (
@@ -223,23 +222,22 @@ def _left_beside(target: Path) -> list[Path]:
 
 
 def _alive(left: Path) -> bool:
-    """Whether the process in its name is at work; this one has not begun yet."""
+    """Check whether the process in its name is at work; this one has not begun yet."""
     process = int(left.name.split("-")[1])
     if process == os.getpid():
         return False
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
     return True
 
 
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
 
-    ValueError, FileExistsError, FileNotFoundError with a line that names the output and says what
+    UserError, FileExistsError, FileNotFoundError with a line that names the output and says what
     stands in its way.
     """
     place = followed(target)
@@ -298,14 +296,8 @@ def refuse_special(target: Path) -> None:
 def foreign_entries(directory: Path, own: str) -> list[str]:
     """List what is in a directory beside the files that `own` matches, a pattern of their paths."""
     known = re.compile(f"{own}|{_TEMPORARY}")
-    foreign: dict[str, None] = {}
-    for folder, folders, files in os.walk(directory):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in (*files, *links):
-            path = Path(folder, name).relative_to(directory)
-            if os.path.islink(directory / path) or not known.fullmatch(path.as_posix()):
-                foreign[path.as_posix()] = None
-    return sorted(foreign)
+    links = {_name(entry, directory): entry.is_symlink() for entry in _entries(directory)}
+    return sorted(name for name, link in links.items() if link or not known.fullmatch(name))
 
 
 def listed(names: list[str], most: int = 3) -> str:
@@ -328,7 +320,7 @@ def _refuse_other_directory(target: Path) -> None:
 
 
 def _is_own_store(directory: Path) -> bool:
-    """Whether its metadata say that dustmap made it: a star store or a map."""
+    """Check whether its metadata say that dustmap made it: a star store or a map."""
     try:
         content = json.loads((directory / "zarr.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -354,15 +346,15 @@ def check_enclosed(directory: Path) -> None:
                     f"{directory}: {_name(entry, root)} is a link to {target}, outside of it; put "
                     "a copy in its place"
                 )
-        elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+        elif not entry.is_file():
             raise UserError(
                 f"{directory}: {_name(entry, root)} is neither a file nor a directory; remove it"
             )
 
 
-def _entries(root: Path) -> Iterator["os.DirEntry[str]"]:
-    """Everything below that is no directory."""
-    waiting: list[str] = [str(root)]
+def _entries(directory: Path) -> Iterator["os.DirEntry[str]"]:
+    """Yield everything below that is no directory, links to directories among it."""
+    waiting = [str(directory)]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
@@ -372,5 +364,5 @@ def _entries(root: Path) -> Iterator["os.DirEntry[str]"]:
                     yield entry
 
 
-def _name(entry: "os.DirEntry[str]", root: Path) -> Path:
-    return Path(entry.path).relative_to(root)
+def _name(entry: "os.DirEntry[str]", directory: Path) -> str:
+    return Path(entry.path).relative_to(directory).as_posix()

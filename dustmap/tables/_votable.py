@@ -20,18 +20,8 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables._columns import (
-    AbstractReader,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-    Wanted,
-    opened,
-    translating,
-    typed,
-    wrong_type,
-)
+from dustmap.tables import _columns
+from dustmap.tables._columns import ColumnRef, ColumnType
 
 #: Bytes of XML that are read, unpacked.
 MOST = 2**28
@@ -43,15 +33,15 @@ _NUMBERS = ("unsignedByte", "short", "int", "long", "float", "double", "boolean"
 
 
 @final
-class VotableReader(AbstractReader):
+class VotableReader(_columns.AbstractReader):
     """Hold the first table of the file; what is larger than `MOST` bytes is refused."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "VOTable"):
-            with opened(path) as stream:
+        with _columns.translating(path, "VOTable"):
+            with _columns.opened(path) as stream:
                 scan = scanned(stream)
-            with opened(path) as stream, warnings.catch_warnings():
+            with _columns.opened(path) as stream, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what astropy tolerates in foreign files
                 document = votable.parse(stream, table_number=0, verify="ignore")
             tables = [table for table in document.iter_tables() if len(table.fields)]
@@ -61,7 +51,7 @@ class VotableReader(AbstractReader):
             _check_rows(self._table, scan)
             dtype = self._table.array.dtype
             self.columns = tuple(
-                FileColumn(field.name, str(field.unit or ""), _width(field, dtype[i]))
+                _columns.FileColumn(field.name, str(field.unit or ""), _width(field, dtype[i]))
                 for i, field in enumerate(self._table.fields)
             )
         self._keywords = scan.keywords
@@ -69,11 +59,11 @@ class VotableReader(AbstractReader):
     def keyword(self, name: str) -> str:
         return self._keywords.get(name.upper(), "")
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         array = self._table.array
         names = [column.name for column in self.columns]
         indices = {ref: names.index(ref.name) for ref in wanted}
-        with translating(self._path, "VOTable"):
+        with _columns.translating(self._path, "VOTable"):
             for first in range(0, len(array), rows):
                 part = array[first : first + rows]
                 yield {ref: self._values(part, indices[ref], ref, wanted[ref]) for ref in wanted}
@@ -84,32 +74,30 @@ class VotableReader(AbstractReader):
     def _values(self, part: Any, index: int, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
         datatype = self._table.fields[index].datatype
         if kind is not ColumnType.TEXT and datatype not in _NUMBERS:
-            raise wrong_type(ref, kind, datatype)
-        values = part[part.dtype.names[index]]
-        if ref.entry is not None:
-            values = values[:, ref.entry]
+            raise _columns.wrong_type(ref, kind, datatype)
+        values = ref.of(part[part.dtype.names[index]])
         raw, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
         if kind is ColumnType.TEXT:
             raw = np.where(missing, "", raw)
-        return typed(raw, kind, ref, missing)
+        return _columns.typed(raw, kind, ref, missing)
 
 
 def _elements(arraysize: str | None) -> int | None:
-    """Elements of a cell; None where each row has its own number."""
+    """Count the elements of a cell; None where each row has its own number."""
     if arraysize is None:
         return 1
     return None if "*" in arraysize else math.prod(int(n) for n in arraysize.split("x"))
 
 
 def _width(field: Field, dtype: np.dtype[Any]) -> int:
-    """1 for a number or a text, 0 for vectors whose length differs from row to row."""
+    """Return 1 for a number or a text, 0 for vectors whose length differs from row to row."""
     if field.datatype in _TEXTS:
         return 1
     return 0 if _elements(field.arraysize) is None else math.prod(dtype.shape)
 
 
 def _cell_bytes(field: Field, dtype: np.dtype[Any]) -> int | None:
-    """Bytes of a cell in BINARY and BINARY2; None where each row has its own number."""
+    """Count the bytes of a cell in BINARY and BINARY2; None where each row has its own."""
     count = _elements(field.arraysize)
     if count is None:
         return None
@@ -196,37 +184,32 @@ def scanned(stream: IO[bytes]) -> Scan:
     UserError where it is no XML to its end, has more than `MOST` bytes, declares entities,
     names other files, or promises more rows or elements than it has bytes.
     """
-    try:
-        return _scanned(stream)
-    except expat.ExpatError as error:
-        raise UserError(f"no XML to its end ({error}); is the file whole?") from None
-
-
-def _scanned(stream: IO[bytes]) -> Scan:
     scan, parser, size = Scan(), expat.ParserCreate(), 0
     parser.buffer_text, parser.buffer_size = True, _BLOCK
     parser.StartElementHandler, parser.EndElementHandler = scan.start, scan.end
     parser.CharacterDataHandler = scan.characters
     parser.EntityDeclHandler = _refuse_entities
-    while block := stream.read(_BLOCK):
-        parser.Parse(block, False)
-        size += len(block)
-        if size > MOST:
-            raise UserError(
-                f"expected a VOTable of at most {MOST >> 20} MiB (unpacked), which is held in "
-                "memory whole; convert it to FITS or Parquet"
-            )
-        if size - parser.CurrentByteIndex > _LONGEST:
-            raise UserError(f"a tag of more than {_LONGEST} bytes in this VOTable")
-    parser.Parse(b"", True)
+    try:
+        while block := stream.read(_BLOCK):
+            parser.Parse(block, False)
+            size += len(block)
+            if size > MOST:
+                raise UserError(
+                    f"expected a VOTable of at most {MOST >> 20} MiB (unpacked), which is held in "
+                    "memory whole; convert it to FITS or Parquet"
+                )
+            if size - parser.CurrentByteIndex > _LONGEST:
+                raise UserError(f"a tag of more than {_LONGEST} bytes in this VOTable")
+        parser.Parse(b"", True)
+    except expat.ExpatError as error:
+        raise UserError(f"no XML to its end ({error}); is the file whole?") from None
     if scan.promised > size:
         raise UserError(f"{size} bytes cannot hold {scan.promised} rows or elements of a cell")
     return scan
 
 
 def _refuse_entities(name: str, *described: object) -> None:
-    """A few of them may stand for gigabytes of text, or for other files."""
-    del described
+    """Refuse what may stand for gigabytes of text, or for other files."""
     raise UserError(f"the VOTable declares the entity {name}, which no table needs; remove it")
 
 

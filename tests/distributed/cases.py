@@ -45,8 +45,7 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
-from dustmap.inference._checkpoint import NystromState
-from dustmap.inference._state import StateReader, state_of
+from dustmap.inference._state import NystromState, StateReader, state_of
 from dustmap.inference.lognormal._lognormal import GramOperator
 from dustmap.linalg import (
     AbstractWorld,

@@ -12,7 +12,7 @@ import pytest
 from dustmap.errors import UserError
 from dustmap.sky.layouts import read_gtomo
 from dustmap.tables import ColumnRef, ColumnType, open_table
-from dustmap.tables._hdf5_files import open_hdf5
+from dustmap.tables._hdf5 import open_hdf5
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.oracle import Verdict, Watch
 from tests.fuzz.process import Input, judged

@@ -107,14 +107,12 @@ def _unexplained(features: LocalFeatures, functional: AbstractFunctional) -> Ten
 
 def _taps(features: LocalFeatures, functional: AbstractFunctional) -> Taps:
     """The rows of W in float64."""
-    observed, layout = (
-        features.estimator.observed(functional, features.prior.kernel),
-        features.layout,
-    )
+    observed = features.estimator.observed(functional, features.prior.kernel)
+    stencil = features.stencil
     if isinstance(observed, LineIntegrals):
-        return layout.ray_sites(observed).taps(layout.stencil.table())
+        return features.ray_sites(observed, stencil).taps(stencil.table())
     assert isinstance(observed, PointMeasure)
-    sites, table = layout.measure_sites(observed)
+    sites, table = features.measure_sites(observed, stencil)
     return sites.taps(table)
 
 

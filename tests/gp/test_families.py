@@ -27,7 +27,7 @@ def test_statistics_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     data = regression(30)
     families = (BlockFamily(TilePartition((5, 6), (2, 4))), FullRankFamily(30))
     whole = [family.precision_statistics(data.phi, data.noise) for family in families]
-    monkeypatch.setattr("dustmap.gp.families._block._CHUNK", 300)
+    monkeypatch.setattr("dustmap.gp.families._structured._BLOCK_CHUNK", 300)
     monkeypatch.setattr("dustmap.gp.families._full_rank._CHUNK", 100)
     pieces = [family.precision_statistics(data.phi, data.noise) for family in families]
     torch.testing.assert_close(pieces, whole, rtol=1e-13, atol=1e-13)

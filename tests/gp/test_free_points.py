@@ -59,7 +59,9 @@ def test_covariances_are_the_kernel_of_differences(
     with torch.no_grad():
         expected = kernel(x[:, None] - z)
         gram = kernel(z[:, None] - z) + 0.1 * kernel.variance() * torch.eye(5).double()
-        torch.testing.assert_close(point_covariances(kernel, x, z), expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            point_covariances(kernel.terms(), x, z), expected, atol=1e-12, rtol=0
+        )
         torch.testing.assert_close(point_gram(kernel, z, 0.1), gram, atol=1e-12, rtol=0)
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
-from dustmap.gp.features import _interpolation as interpolation_module
-from dustmap.gp.features import interpolation
+from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -193,7 +192,7 @@ def test_recomputed_rows_in_chunks_are_the_stored_ones(monkeypatch: pytest.Monke
     grid = _grid((4, 3, 5))
     data = _data(grid, 30)
     kept = interpolation(data, grid, dtype=torch.float64).to_dense()
-    monkeypatch.setattr(interpolation_module, "CHUNK_ENTRIES", 500)
+    monkeypatch.setattr(_local_weights, "CHUNK_ENTRIES", 500)
     streamed = interpolation(data, grid, 10, torch.float64).to_dense()
     torch.testing.assert_close(streamed, kept, rtol=0, atol=1e-15)
 

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm, MonteCarlo
-from dustmap.gp.features import LocalFeatures, Stencil, TorusFeatures, _local, nodes_of
-from dustmap.gp.features import _stencil as sites_module
+from dustmap.gp.features import (
+    LocalFeatures,
+    Stencil,
+    TorusFeatures,
+    _local,
+    _local_weights,
+    nodes_of,
+)
 from dustmap.gp.features._local_weights import RecomputedOperator, Taps
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -194,7 +200,7 @@ def test_stored_and_recomputed_rows_are_the_same(
     functional = some_mixed(len(shape), 20)
     kept = make_features(shape)
     planned = kept.plan_bytes(functional)
-    monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 700)
+    monkeypatch.setattr(_local_weights, "CHUNK_ENTRIES", 700)
     streamed = replace(kept, memory=planned - 1)
     expected = kept.weights(functional)
     actual = streamed.weights(functional)
@@ -218,7 +224,7 @@ def test_chunks_change_no_number(shape: tuple[int, ...], monkeypatch: pytest.Mon
     features, functional = make_features(shape), some_mixed(len(shape), 9)
     eps = draw(2, features.n_features, 0)
     weights, products = _outputs(features, functional, eps)
-    monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 300)
+    monkeypatch.setattr(_local_weights, "CHUNK_ENTRIES", 300)
     again, cut = _outputs(features, functional, eps)
     torch.testing.assert_close(again, weights, rtol=0, atol=1e-11)
     for one, other in zip(products, cut, strict=True):

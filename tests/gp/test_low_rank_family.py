@@ -211,7 +211,7 @@ def test_statistics_add_over_batches_in_place(rank: int, monkeypatch: pytest.Mon
     again = family.precision_statistics(data.phi[11:], weights[11:], into=total)
     assert again is total
     torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr("dustmap.gp.families._low_rank._CHUNK", 7 * M)
+    monkeypatch.setattr("dustmap.gp.families._structured._CHUNK", 7 * M)
     pieces = family.precision_statistics(data.phi, weights)
     torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
     none = family.precision_statistics(data.phi[:0], weights[:0])

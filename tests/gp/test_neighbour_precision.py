@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import NeighbourPrecision
-from dustmap.gp._neighbour_precision import nearest, nearest_before
+from dustmap.gp._neighbours import nearest, nearest_before
 from dustmap.gp.kernels import Matern12, Matern32
 
 

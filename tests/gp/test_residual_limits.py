@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dustmap.gp import GridPrior
 from dustmap.gp.covariances import MonteCarlo
-from dustmap.gp.features import _residual_table as residual_table
 from dustmap.gp.features import _residuals as residuals
+from dustmap.gp.features import _stencil as residual_table
 from dustmap.gp.features import stencil_order
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
@@ -56,7 +56,9 @@ def test_definition_is_the_dense_one(shape: tuple[int, ...]) -> None:
 def test_gradients_in_every_kernel_parameter(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual_table, "_STEPS", {1: 8, 2: 4, 3: 4})  # small tables are quick
+    monkeypatch.setattr(
+        residual_table, "_LATTICE_STEPS", {1: 8, 2: 4, 3: 4}
+    )  # small tables are quick
     monkeypatch.setattr(residual_table, "REACH", 3)
     dim = len(shape)
     prior = make_prior(shape)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from dustmap.gp import GridPrior
 from dustmap.gp.features._local import LocalFeatures
-from dustmap.gp.features._nodes import nodes_of
-from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
-from dustmap.gp.features._residuals import NodeSource, PairWalk, banded_sum
-from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.features._nodes import Nodes, nodes_of
+from dustmap.gp.features._residuals import PairWalk, banded_sum
+from dustmap.gp.features._stencil import BAND, REACH, PairLattice, ResidualTable, Stencil
 from dustmap.gp.functionals import (
     Derivatives,
     PointMeasure,
@@ -125,8 +124,11 @@ def test_banded_sum_is_the_double_loop(dim: int, order: int) -> None:
     table = ResidualTable.of(Stencil.of(prior, order))
     walk = PairWalk.of(table, prior, 2.0)
     functional = rays(prior, 5)
-    source = NodeSource(lambda part: nodes_of(functional[part], prior.grid, prior.torus_shape), 2)
-    actual = banded_sum(walk, source, 5).detach()
+
+    def source(part: slice) -> Nodes:
+        return nodes_of(functional[part], prior.grid, prior.torus_shape)
+
+    actual = banded_sum(walk, source, 2, 5).detach()
     nodes = nodes_of(functional, prior.grid, prior.torus_shape)
     lattice, values = table.lattice, table.values.detach()
     place = ((nodes.cell + nodes.offset) * lattice.steps).round().long().tolist()

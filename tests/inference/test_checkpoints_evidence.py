@@ -26,7 +26,7 @@ from dustmap.inference import (
     fit_student_t,
     learn_evidence,
 )
-from dustmap.inference.solve import _blocks
+from dustmap.inference.solve import _solution
 from dustmap.linalg import SolveResult, block_pcg
 from tests.inference.checkpointers import (
     Interrupted,
@@ -227,7 +227,7 @@ def test_a_fit_that_has_ended_solves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         calls.append(1)
         return block_pcg(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_blocks, "block_pcg", counted)
+    monkeypatch.setattr(_solution, "block_pcg", counted)
     checkpointer, case = MemoryCheckpointer(), Case(1)
     whole = case(checkpointer)
     assert checkpointer.pages.finished == ["whole/start", "whole/newton", "whole/solve"]

@@ -14,7 +14,7 @@ from dustmap.inference import (
     State,
     solve_global,
 )
-from dustmap.inference.solve import _blocks
+from dustmap.inference.solve import _solution
 from dustmap.linalg import SolveResult, block_pcg
 from tests.inference.checkpointers import (
     Interrupted,
@@ -97,7 +97,7 @@ def test_a_result_is_not_solved_for_again(monkeypatch: pytest.MonkeyPatch) -> No
         calls.append(1)
         return block_pcg(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_blocks, "block_pcg", counted)
+    monkeypatch.setattr(_solution, "block_pcg", counted)
     checkpointer = MemoryCheckpointer()
     whole = solved(checkpointer)
     assert (len(calls), checkpointer.pages.finished) == (1, ["whole"])

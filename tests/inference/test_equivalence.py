@@ -18,8 +18,7 @@ from dustmap.inference import (
     solve_direct,
     solve_global,
 )
-from dustmap.inference.evidence._evidence import gradient_values
-from dustmap.inference.evidence._information import Moments
+from dustmap.inference.evidence._evidence import Moments, gradient_values
 from tests.gp.parameters import traced
 
 NOISE = 0.2

@@ -8,8 +8,12 @@ from dustmap.gp import Batch, ExactGP, GPModel, Parameters, gradient_at
 from dustmap.gp.features import TorusFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference.evidence._evidence import evidence_gradient, gradient_values
-from dustmap.inference.evidence._information import Moments, differentiate
+from dustmap.inference.evidence._evidence import (
+    Moments,
+    differentiate,
+    evidence_gradient,
+    gradient_values,
+)
 from tests.inference.evidence_cases import (
     KINDS,
     dense_log_evidence,

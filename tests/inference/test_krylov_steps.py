@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, RegularGrid
-from dustmap.gp.families import AbstractFamily, FullRankFamily, KrylovFullRankFamily
-from dustmap.gp.families import _full_rank as krylov
+from dustmap.gp.families import AbstractFamily, FullRankFamily, KrylovFullRankFamily, _family
 from dustmap.gp.features import CholeskyFeatures, Features
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
@@ -115,7 +114,7 @@ def test_a_step_factorises_nothing_until_its_elbo_is_asked_for(
     def refuse(_: Tensor) -> Tensor:
         raise FactorisedError
 
-    monkeypatch.setattr(krylov, "precision_root", refuse)
+    monkeypatch.setattr(_family, "precision_root", refuse)
     family = krylov_family()
     batch, model = data("student")[1], model_of("student", family)
     source = RowSource(model.features, batch.functional)

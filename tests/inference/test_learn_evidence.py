@@ -23,9 +23,13 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference._newton import bounded_step
-from dustmap.inference.evidence._learn_evidence import learn_evidence
-from dustmap.inference.evidence._learn_values import LearnedModel, LearnSettings, LearnStep
+from dustmap.inference.evidence._newton import (
+    LearnedModel,
+    LearnSettings,
+    LearnStep,
+    bounded_step,
+    learn_evidence,
+)
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 

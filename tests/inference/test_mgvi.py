@@ -19,7 +19,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference._newton import TrustRegion
+from dustmap.inference.evidence._newton import TrustRegion
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     EnergyTarget,
@@ -27,7 +27,12 @@ from dustmap.inference.lognormal._lognormal_energy import (
     LogNormalProblem,
     descend,
 )
-from dustmap.inference.lognormal._mgvi_draws import Perturbations, metric_draws
+from dustmap.inference.lognormal._mgvi_draws import (
+    DrawSolver,
+    Perturbations,
+    draws_at_once,
+    metric_draws,
+)
 from dustmap.inference.lognormal._mgvi_hyper import evidence_step, learned_from
 from dustmap.linalg import AbstractOperator
 
@@ -176,10 +181,14 @@ def test_the_metric_is_symmetric_positive_definite_and_matches_its_parts(
     assert float((A - expected).abs().max()) < 10 * rounding * scale
 
 
+def solver_of(count: int) -> DrawSolver:
+    return DrawSolver(1e-4, 500, draws_at_once(count))
+
+
 def test_metric_draws_have_the_covariance_of_the_inverse_metric() -> None:
     problem = small_problem(dim=1, stars=15)
     iterate = iterate_of(problem, 7, 0)
-    draws, solve = metric_draws(iterate, Perturbations.of(problem, 0, range(800)), 1e-4, 500, None)
+    draws, solve = metric_draws(iterate, Perturbations.of(problem, 0, range(800)), solver_of(800))
     assert solve.converged
     eye = torch.eye(problem.n_latent, dtype=torch.float64)
     J = problem.jacobian(iterate.density, eye).mT
@@ -229,7 +238,7 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
         value: Tensor = -0.5 * (pseudo @ torch.linalg.solve(C, pseudo) + torch.logdet(C))
         return value
 
-    draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), 1e-4, 500, None)[1].x
+    draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), solver_of(600))[1].x
     prior, trust = learned_from(model, None, 1e3), TrustRegion.of(1.0)
     step = evidence_step(iterate, mode.z, draws, prior, Accuracy(), None, trust)
     for place in range(5):

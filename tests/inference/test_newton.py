@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dustmap.inference._newton import TrustRegion, bounded_step
-from dustmap.inference.variational._hyperparameters import Adam
+from dustmap.inference.evidence._newton import TrustRegion, bounded_step
+from dustmap.inference.variational._svi import Adam
 
 
 def vector(*values: float) -> torch.Tensor:

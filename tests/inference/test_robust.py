@@ -19,8 +19,8 @@ from dustmap.inference.evidence._robust import (
 from dustmap.inference.evidence._student_t_noise import (
     RobustSettings,
     StudentTNoise,
+    fitted_noise,
 )
-from dustmap.inference.evidence._student_t_weights import fitted_noise
 from tests.inference.evidence_cases import Dense, DenseSolver, functionals, model, observed
 
 SKY = 200

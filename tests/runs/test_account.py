@@ -14,7 +14,7 @@ import torch
 from dustmap.cli import COMMANDS, parser
 from dustmap.inference import scores_of_normal
 from dustmap.runs import Check, LogProgress, Report, Stage
-from dustmap.runs._seconds import rounded
+from dustmap.runs._machine import rounded
 from dustmap.runs.reports._calibration import (
     PIT_BINS,
     Predictions,
@@ -22,9 +22,8 @@ from dustmap.runs.reports._calibration import (
     calibration,
     quality_proxies,
 )
-from dustmap.runs.reports._progress import _Course
+from dustmap.runs.reports._progress import Stopwatch, _Course, peak_memory
 from dustmap.runs.reports._report import Picture
-from dustmap.runs.reports._stages import Stopwatch, peak_memory
 
 
 def predictions(n: int, scale: float) -> Predictions:

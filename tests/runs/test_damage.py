@@ -9,9 +9,11 @@ from zipfile import BadZipFile
 import pytest
 import torch
 
+from dustmap.errors import UserError
 from dustmap.runs.checkpoints import translating_damage
-from dustmap.runs.checkpoints._written import report_of
-from dustmap.runs.stars._hyperparameters import Hyperparameters
+from dustmap.runs.checkpoints._layout import report_of
+from dustmap.runs.checkpoints._life import ended_with
+from dustmap.runs.stars._model import Hyperparameters
 
 RUN = Path("RUN")
 
@@ -79,3 +81,12 @@ def test_hyperparameters_come_back() -> None:
         Hyperparameters(60.0, 1.0, 1e-3, 1.1, nu=4.0, scatter=0.02, disc_height=-80.0, beyond=0.5),
     ):
         assert Hyperparameters.from_dict(json.loads(json.dumps(at.as_dict()))) == at
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "{}", '{"status": "done", "stages": {"until": "x"}}']
+)
+def test_damaged_reports_are_the_users_to_replace(content: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(UserError, match=r"damaged.*; run it again$"):
+        ended_with(tmp_path)

@@ -11,8 +11,8 @@ from dustmap.config import Config, from_mapping
 from dustmap.gp import Batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointValues
 from dustmap.inference import LogNormalPosterior, StudentTNoise
-from dustmap.runs.stars._engines import fit_stars
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
+from dustmap.runs.stars._engines import StarFit, fit_stars
+from dustmap.runs.stars._model import Hyperparameters
 
 SIZE = (120.0, 80.0, 40.0)
 SIGMA = 0.02

@@ -31,7 +31,7 @@ def interrupting(folder: Path, interval: float) -> AbstractCheckpointer:
         raise Interrupted
 
     ticks = itertools.count()
-    checkpoints = DiskCheckpoints(folder, interval, told=end, clock=lambda: float(next(ticks)))
+    checkpoints = DiskCheckpoints(folder, interval, on_write=end, clock=lambda: float(next(ticks)))
     return checkpoints.checkpointer("fit")
 
 

@@ -15,10 +15,9 @@ from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._checkpoint import NoCheckpoints
-from dustmap.inference.solve import _blocks
+from dustmap.inference.solve import _solution
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
-from dustmap.runs.reports._stages import Stopwatch
+from dustmap.runs.reports._progress import Stopwatch
 from dustmap.runs.stars import _export
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
@@ -49,17 +48,17 @@ def solve(columns: int) -> Any:
     rows, cols = dense.nonzero().T
     A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
     x = torch.empty(columns, 6, dtype=torch.float64)
-    partial = _blocks.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
-    found = _blocks.solved(
+    begun = _solution.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
+    *_, last = _solution.blocks(
         A,
         System(),  # type: ignore[arg-type]
-        partial,
+        begun,
         rtol=1e-10,
         max_steps=50,
         memory=1,
-        checkpointer=NoCheckpoints(),
         progress=unwatched,
     )
+    found = last.result(1e-10)
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)
     assert len(found.steps) == columns
     return found
@@ -80,7 +79,7 @@ def short_of_memory(limit: int, seen: list[int]) -> Callable[..., Any]:
 def test_columns_are_solved_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     solve(9)
     seen: list[int] = []
-    monkeypatch.setattr(_blocks, "block_pcg", short_of_memory(3, seen))
+    monkeypatch.setattr(_solution, "block_pcg", short_of_memory(3, seen))
     watch = Stopwatch()
     with watch.stage("fit"):
         solve(9)
@@ -91,7 +90,7 @@ def test_columns_are_solved_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_end_of_halving_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(_blocks, "block_pcg", short_of_memory(0, seen))
+    monkeypatch.setattr(_solution, "block_pcg", short_of_memory(0, seen))
     with pytest.raises(OutOfMemory, match=r"columns solved together.*set a smaller --memory"):
         solve(16)
     assert seen == [16, 8, 4, 2]

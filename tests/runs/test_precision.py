@@ -27,13 +27,12 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.engines._inducing_posterior import PlacesAndRays
+from dustmap.engines._places import PlacesAndRays
 from dustmap.gp import ExactPosterior, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, VariationalPosterior
 from dustmap.runs import prepare
-from dustmap.runs._run import dtype_of
-from dustmap.runs.stars._engines import fit_stars
-from dustmap.runs.stars._hyperparameters import StarFit
+from dustmap.runs._machine import dtype_of
+from dustmap.runs.stars._engines import StarFit, fit_stars
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.maps._field import empty_arrays

@@ -8,8 +8,8 @@ import torch
 from dustmap.gp import Batch, Prediction
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals
 from dustmap.inference import StudentTNoise
-from dustmap.runs.stars._engines import fit_stars
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
+from dustmap.runs.stars._engines import StarFit, fit_stars
+from dustmap.runs.stars._model import Hyperparameters
 from tests.runs.test_engines import SIZE, config, wave
 
 STARS, SIGMA, SCATTER, RELATIVE = 500, 0.005, 0.03, 0.15

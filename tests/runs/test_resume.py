@@ -5,14 +5,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
 from dustmap.config import load
 from dustmap.inference import State
 from dustmap.runs import Report, Stage, execute_run, prepare
-from dustmap.runs.checkpoints._file import write_state
+from dustmap.runs.checkpoints._state_file import Place, write_state
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.run_outputs import contents, differences, left_over
 from tests.skies import plain_sky, write_plain_sky
@@ -45,9 +44,6 @@ KINDS = {
     "hip": ("fit.engine=hip", "model.std=0.002", "fit.learn_rows=40"),
     "epochs": ("fit.engine=hip", "model.std=0.002", "fit.learn_rows=40", "fit.epochs=2"),
 }
-
-
-Place: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Killed(BaseException):

@@ -10,8 +10,8 @@ from dustmap import config as configuration
 from dustmap.linalg import _toeplitz
 from dustmap.linalg._toeplitz import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
-from dustmap.runs import _seconds as timing
-from dustmap.runs.stars import _seconds
+from dustmap.runs import _machine as timing
+from dustmap.runs.stars import _plan
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from tests.cuda.pretended import pretended_gpu
 
@@ -42,7 +42,7 @@ def test_beams_are_timed_where_the_fit_has_them(
         shapes.append((rows.shape[0], rows.shape[1]))
         return 1.0
 
-    monkeypatch.setattr(_seconds, "_product_seconds", seen)
+    monkeypatch.setattr(_plan, "_product_seconds", seen)
     seconds(catalog)
     (own,) = shapes
     nodes = own[1]
@@ -69,7 +69,6 @@ def test_a_gpu_is_timed_on_the_gpu(
         return timed(work, device)
 
     monkeypatch.setattr(timing, "measured_seconds", watched)
-    monkeypatch.setattr(_seconds, "measured_seconds", watched)
     monkeypatch.setattr(timing, "TRIAL_SIZE", {"cpu": 20, "cuda": 20})
     with pretended_gpu():
         waited: list[object] = []
@@ -107,5 +106,5 @@ def test_fits_need_as_many_products_as_the_estimate_says(
 
     monkeypatch.setattr(_toeplitz, "cropped_irfftn", counted)
     execute_run(run, tmp_path / "run", config, False, Stage.FIT)
-    expected = _seconds.expected_products(config)
+    expected = _plan.expected_products(config)
     assert 0.5 * expected <= fields <= 2.0 * expected

@@ -7,7 +7,8 @@ import pytest
 from dustmap.config import Config, from_mapping
 from dustmap.engines import Learning
 from dustmap.runs.stars._checks import checks_of_fit
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
+from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import Hyperparameters
 from tests.runs.test_relative_scatter import fitted, sky
 
 

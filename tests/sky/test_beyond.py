@@ -17,7 +17,7 @@ from dustmap.gp.kernels import (
     SquaredExponential,
 )
 from dustmap.sky.observations import Observations, PriorDust, observe
-from dustmap.sky.observations._beyond import crowding
+from dustmap.sky.observations._sight_lines import crowding
 from dustmap.sky.stars import AbstractDistances, ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 

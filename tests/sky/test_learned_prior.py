@@ -18,8 +18,7 @@ from dustmap.sky.stars import (
     learn_prior,
 )
 from dustmap.sky.stars._learned_prior import LEAST, MOST
-from dustmap.sky.stars._priors import SurveyRatio
-from dustmap.sky.stars._table import prior_from
+from dustmap.sky.stars._priors import SurveyRatio, prior_from
 
 Array = NDArray[np.float64]
 FLAT = FlatParallax(10_000.0)

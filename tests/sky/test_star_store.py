@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
 
+from dustmap.errors import UserError
 from dustmap.sky.stars import (
     AbstractDistances,
     ExactDistances,
@@ -161,6 +163,27 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "other.zarr", zarr_format=3)
     with pytest.raises(ValueError, match="something else"):
         open_star_store(tmp_path / "other.zarr")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"distance_prior": "wishful"}, "must be flat-parallax or exponential-density"),
+        ({"distance_max_pc": "far"}, "numbers of distance_prior .* are damaged"),
+        ({"distance_max_pc": None}, "numbers of distance_prior .* are damaged"),
+        ({"distance_max_pc": -1.0}, "must be positive"),
+        ({"extinction_system": "A_X"}, "expected an extinction system"),
+        ({"distances": "guessed"}, "distances must be one of"),
+    ],
+)
+def test_damaged_attributes_are_refused(
+    tmp_path: Path, attributes: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "stars.zarr"
+    write(path, with_parallaxes(2))
+    zarr.open_group(path).attrs.update(attributes)
+    with pytest.raises(UserError, match=f"stars.zarr: .*{words}"):
+        open_star_store(path)
 
 
 def test_a_sample_is_from_all_over(tmp_path: Path) -> None:

@@ -12,15 +12,9 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances import _rays
 from dustmap.gp.covariances._far_images import add_far_images, far_images
 from dustmap.gp.covariances._measures import measure_between, measure_cross, measure_variance
-from dustmap.gp.covariances._rays import (
-    ray_between,
-    ray_cross,
-    ray_measure_between,
-    ray_variance,
-    rule_for,
-)
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -41,28 +35,16 @@ _NODES, _ROUGH_NODES = 8, 16
 
 def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
     """Return Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
-    if kernel.periods is None or len(f) == 0:
-        return _direct_cross(kernel, f, nodes, dtype)
-    measure = f.measure(rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
-    far = far_images(kernel, measure, nodes)
-    if far is None:
-        return _direct_cross(kernel, f, nodes, dtype)
-    near = _direct_cross(kernel.without(far.shifts), f, nodes, dtype)
-    return add_far_images(near, far, measure, nodes)
-
-
-def _direct_cross(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
-    """Evaluate K_fu without polynomials for distant images."""
+    far = None
+    if kernel.periods is not None and len(f) > 0:
+        measure = f.measure(_rays.rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
+        far = far_images(kernel, measure, nodes)
+    near = kernel if far is None else kernel.without(far.shifts)
     if isinstance(f, LineIntegrals):
-        return ray_cross(kernel, f, nodes, dtype)
-    return measure_cross(kernel, f, nodes, dtype)
-
-
-def variance_of(kernel: WrappedKernel, f: Observed, dtype: torch.dtype) -> Tensor:
-    """Return Var f_n, (N,)."""
-    if isinstance(f, LineIntegrals):
-        return ray_variance(kernel, f, dtype)
-    return measure_variance(kernel, f, dtype)
+        K = _rays.ray_cross(near, f, nodes, dtype)
+    else:
+        K = measure_cross(near, f, nodes, dtype)
+    return K if far is None else add_far_images(K, far, measure, nodes)
 
 
 def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
@@ -70,10 +52,10 @@ def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dty
     if isinstance(f, PointMeasure):
         if isinstance(g, PointMeasure):
             return measure_between(kernel, f, g, dtype)
-        return ray_measure_between(kernel, g, f, dtype).T
+        return _rays.ray_measure_between(kernel, g, f, dtype).T
     if isinstance(g, PointMeasure):
-        return ray_measure_between(kernel, f, g, dtype)
-    return ray_between(kernel, f, g, dtype)
+        return _rays.ray_measure_between(kernel, f, g, dtype)
+    return _rays.ray_between(kernel, f, g, dtype)
 
 
 class AbstractEstimator(ABC):
@@ -112,7 +94,10 @@ class AbstractEstimator(ABC):
             parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
             return functional.arrange(parts)
         wrapped = WrappedKernel.of(kernel, wrapping, 2 * _count_derivatives(functional))
-        return variance_of(wrapped, self.observed(functional, kernel), dtype)
+        observed = self.observed(functional, kernel)
+        if isinstance(observed, LineIntegrals):
+            return _rays.ray_variance(wrapped, observed, dtype)
+        return measure_variance(wrapped, observed, dtype)
 
     def between(
         self,
@@ -138,9 +123,7 @@ class AbstractEstimator(ABC):
         return between_of(wrapped, observed, other, dtype)
 
     @abstractmethod
-    def observed(
-        self, functional: AbstractFunctional, kernel: AbstractKernel
-    ) -> PointMeasure | LineIntegrals:
+    def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> Observed:
         """Return what is computed with: a sum over points, or rays for closed forms."""
 
 
@@ -154,9 +137,7 @@ class ClosedForm(AbstractEstimator):
     antiderivative and Gauss-Legendre along the shorter ray.
     """
 
-    def observed(
-        self, functional: AbstractFunctional, kernel: AbstractKernel
-    ) -> PointMeasure | LineIntegrals:
+    def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> Observed:
         if isinstance(functional, LineIntegrals):
             return functional
         return functional.measure(GaussLegendre(1))

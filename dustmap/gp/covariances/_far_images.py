@@ -28,6 +28,7 @@ from dustmap.gp.covariances._wrapping import (
     moments,
 )
 from dustmap.gp.functionals import PointMeasure
+from dustmap.linalg import chunks
 
 MOST_PER_AXIS = 26  # polynomials per axis and side: where an image needs more, it counts as near
 MOST_COEFFICIENTS = 12_000_000
@@ -94,10 +95,7 @@ def far_images(kernel: WrappedKernel, measure: PointMeasure, nodes: Nodes) -> Fa
 def add_far_images(K: Tensor, far: FarImages, measure: PointMeasure, nodes: Nodes) -> Tensor:
     """K (N, M) plus the distant images, in blocks of rows; K is overwritten where no graph needs
     it."""
-    groups = [
-        slice(start, min(start + ROWS_PER_PRODUCT, len(measure)))
-        for start in range(0, len(measure), ROWS_PER_PRODUCT)
-    ]
+    groups = chunks(len(measure), ROWS_PER_PRODUCT)
     if not (K.requires_grad or far.coefficients.requires_grad):
         for rows in groups:
             K[rows] += far.cross(measure[rows], nodes).flatten(1)
@@ -109,7 +107,7 @@ def add_far_images(K: Tensor, far: FarImages, measure: PointMeasure, nodes: Node
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """Which images to cover, and how many polynomials per axis: for x, for z and for x - z."""
+    """Images to cover, and the number of polynomials per axis: for x, for z and for x - z."""
 
     boxes: tuple[tuple[Interval, ...], tuple[Interval, ...]]
     shifts: tuple[Shift, ...]
@@ -207,7 +205,7 @@ def _values(
     def blocks() -> Iterator[Block]:
         for shift in plan.shifts:
             moved = origin + torch.tensor(shift, dtype=torch.float64, device=device)
-            yield Block((), partial(_sum_of_terms, at.displacement(moved, torch.float64)))
+            yield (), partial(_sum_of_terms, at.displacement(moved, torch.float64))
 
     return accumulate(terms, blocks, (1, *at.shape), torch.float64, device)[0]
 

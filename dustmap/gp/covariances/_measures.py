@@ -5,9 +5,8 @@ of the wrapped kernel at the lags of a torus, and of the plain kernel at the lag
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +24,8 @@ BLOCK_ELEMENTS = 1 << 17  # a block and its temporaries stay in the cache
 POINTS_PER_BLOCK = 8  # bounds the memory of the backward pass
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Block:
-    """A part of the result: result[index] += evaluate(terms)."""
-
-    index: Index
-    evaluate: Callable[[Terms], Tensor]
+#: A part of a result: result[index] += evaluate(terms).
+Block = tuple[Index, Callable[[Terms], Tensor]]
 
 
 def accumulate(
@@ -55,8 +49,8 @@ def accumulate(
         )
         return result
     with torch.no_grad():
-        for block in blocks():
-            target[block.index] += block.evaluate(terms)
+        for index, evaluate in blocks():
+            target[index] += evaluate(terms)
     return target
 
 
@@ -74,8 +68,8 @@ class _Accumulated(torch.autograd.Function):
         ctx.blocks, ctx.profiles = blocks, profiles
         ctx.save_for_backward(*parameters)
         terms = _terms(profiles, parameters)
-        for block in blocks():
-            target[block.index] += block.evaluate(terms)
+        for index, evaluate in blocks():
+            target[index] += evaluate(terms)
         ctx.mark_dirty(target)
         return target
 
@@ -85,11 +79,11 @@ class _Accumulated(torch.autograd.Function):
         parameters = tuple(p.detach().requires_grad_() for p in ctx.saved_tensors)
         totals = [torch.zeros_like(p) for p in parameters]
         with torch.enable_grad():
-            for block in ctx.blocks():
-                value = block.evaluate(_terms(ctx.profiles, parameters))
+            for index, evaluate in ctx.blocks():
+                value = evaluate(_terms(ctx.profiles, parameters))
                 if not value.requires_grad:
                     continue
-                upstream = grad[block.index].to(value.dtype).expand_as(value)
+                upstream = grad[index].to(value.dtype).expand_as(value)
                 parts = torch.autograd.grad(value, parameters, upstream, allow_unused=True)
                 for total, part in zip(totals, parts, strict=True):
                     if part is not None:
@@ -101,10 +95,7 @@ def _terms(
     profiles: tuple[AbstractProfile, ...], parameters: Sequence[Tensor]
 ) -> tuple[KernelTerm, ...]:
     """Put parameters and profiles together again."""
-    return tuple(
-        KernelTerm(parameters[2 * i], parameters[2 * i + 1], profile)
-        for i, profile in enumerate(profiles)
-    )
+    return tuple(map(KernelTerm, parameters[::2], parameters[1::2], profiles))
 
 
 def measure_cross(
@@ -123,7 +114,7 @@ def measure_cross(
                         for some in chunks(len(shifts), together):
                             few = shifts[some]
                             evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
-                            yield Block((rows, *piece), evaluate)
+                            yield (rows, *piece), evaluate
 
     shape = (len(measure), *nodes.shape)
     return accumulate(kernel.terms, blocks, shape, dtype, measure.device).flatten(1)
@@ -139,7 +130,7 @@ def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.
             extent = (picked.points.amax(1) - picked.points.amin(1)).amax(0)
             origin = Nodes.of_points(torch.zeros_like(extent)[None])
             for shift, _ in kernel.images(torch.stack([-extent, extent]), origin):
-                yield Block((rows,), partial(_own_variance, picked, shift, dtype))
+                yield (rows,), partial(_own_variance, picked, shift, dtype)
 
     return accumulate(kernel.terms, blocks, (len(measure),), dtype, measure.device)
 
@@ -161,7 +152,7 @@ def measure_between(
                         evaluate = partial(
                             _double_sum, picked, shift, other.weights, nodes, group, dtype
                         )
-                        yield Block((rows, columns), evaluate)
+                        yield (rows, columns), evaluate
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
 
@@ -207,15 +198,13 @@ def _weighted_sum(
     left = measure.direction
     directed = None if left is None else [nodes.column(v).to(dtype) for v in left.unbind(-1)]
     right = nodes.direction and [v.to(dtype) for v in nodes.direction]
-    total: Tensor | None = None
+    total = torch.zeros((), dtype=dtype, device=measure.device)
     columns = zip(measure.points[:, group].unbind(1), measure.weights[:, group].T, strict=True)
     for x, w in columns:
         displacement = nodes.displacement(x + shift, dtype)
         weight = nodes.column(w).to(dtype)
         for term in terms:
-            value = term.covariance(displacement, directed, right)
-            total = value * weight if total is None else torch.addcmul(total, value, weight)
-    assert total is not None
+            total = torch.addcmul(total, term.covariance(displacement, directed, right), weight)
     return total
 
 

@@ -36,8 +36,7 @@ def ray_cross(
             picked = rays[rows]
             for shift, box in kernel.images(ends(picked), nodes):
                 for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
-                    evaluate = partial(track_sum, picked, shift, nodes.part(piece))
-                    yield Block((rows, *piece), evaluate)
+                    yield (rows, *piece), partial(track_sum, picked, shift, nodes.part(piece))
 
     shape = (len(rays), *nodes.shape)
     return accumulate(kernel.terms, blocks, shape, dtype, rays.device).flatten(1)
@@ -52,15 +51,14 @@ def ray_measure_between(
     width = max(1, BLOCK_ELEMENTS // (16 * points))
 
     def blocks() -> Iterator[Block]:
-        for left in range(0, len(measure), width):
-            columns = slice(left, min(left + width, len(measure)))
+        for columns in chunks(len(measure), width):
             other = measure[columns]
             nodes = nodes_of(other)
             for rows in row_blocks(kernel, rays.origin[:, None], nodes, BLOCK_ELEMENTS):
                 picked = rays[rows]
                 for shift, _ in kernel.images(ends(picked), nodes):
                     evaluate = partial(weighted_track_sum, picked, shift, nodes, other.weights)
-                    yield Block((rows, columns), evaluate)
+                    yield (rows, columns), evaluate
 
     return accumulate(kernel.terms, blocks, (len(rays), len(measure)), dtype, rays.device)
 
@@ -82,7 +80,7 @@ def track_sum(rays: LineIntegrals, shift: Tensor, nodes: Nodes, terms: Terms) ->
     else:
         turned = nodes.direction
         parts = [gradient_sum(t, delta, track, edges, jumps, turned) for t in terms]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return functools.reduce(operator.add, parts)
 
 
 def antiderivative_sum(
@@ -160,10 +158,8 @@ def _scaled_geometry(
 
 def sum_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Return Σ_d a_d b_d."""
-    total = a[0] * b[0]
-    for d in range(1, len(a)):
-        total = total + a[d] * b[d]
-    return total
+    products: Iterator[Tensor] = map(operator.mul, a, b)
+    return functools.reduce(operator.add, products)
 
 
 def ray_variance(kernel: WrappedKernel, rays: LineIntegrals, dtype: torch.dtype) -> Tensor:
@@ -171,17 +167,15 @@ def ray_variance(kernel: WrappedKernel, rays: LineIntegrals, dtype: torch.dtype)
     edges = rays.edges.shape[1]
 
     def blocks() -> Iterator[Block]:
-        height = max(1, BLOCK_ELEMENTS // edges**2)
-        for start in range(0, len(rays), height):
-            rows = slice(start, start + height)
+        for rows in chunks(len(rays), max(1, BLOCK_ELEMENTS // edges**2)):
             picked = rays[rows]
-            yield Block((rows,), partial(_plain_variance, picked))
-            extent = (ends(picked)[:, 1] - ends(picked)[:, 0]).abs().amax(0)
+            yield (rows,), partial(_plain_variance, picked)
+            extent = ends(picked).diff(dim=1)[:, 0].abs().amax(0)
             origin = Nodes.of_points(torch.zeros_like(extent)[None])
             for shift, _ in kernel.images(torch.stack([-extent, extent]), origin):
                 if bool(shift.any()):
                     rule = rule_for(kernel.terms, picked)
-                    yield Block((rows,), partial(_image_variance, picked, shift, rule))
+                    yield (rows,), partial(_image_variance, picked, shift, rule)
 
     return accumulate(kernel.terms, blocks, (len(rays),), dtype, rays.device)
 
@@ -200,12 +194,8 @@ def ray_between(
     f_order = scaled_lengths(kernel.terms, f).argsort()
     g_order = f_order if f is g else scaled_lengths(kernel.terms, g).argsort()
     rays, others = f[f_order], g[g_order]
-    shape = (len(f), len(g))
-
-    def blocks() -> Iterator[Block]:
-        yield from _sorted_blocks(kernel, rays, others, f is g)
-
-    result = accumulate(kernel.terms, blocks, shape, dtype, f.device)
+    blocks = partial(_sorted_blocks, kernel, rays, others, f is g)
+    result = accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
     if f is g:
         exact = ray_variance(kernel, rays, dtype)
         result = torch.diagonal_scatter(result + result.T, exact)
@@ -300,14 +290,14 @@ def _tile_blocks(
     """Return the antiderivative along the rays of `long`, quadrature along those of `short`."""
     points = short.measure.points.shape[1]
     step = max(1, BLOCK_ELEMENTS // (len(long.rays) * points))
-    for start in range(0, len(short.rays), step):
-        part = short.measure[start : start + step]
-        columns = slice(short.rows.start + start, short.rows.start + start + len(part))
+    for few in chunks(len(short.rays), step):
+        part = short.measure[few]
+        columns = slice(short.rows.start + few.start, short.rows.start + few.stop)
         index = (columns, long.rows) if transpose else (long.rows, columns)
         nodes = nodes_of(part)
         for shift, _ in kernel.images(ends(long.rays), nodes):
             sides = (long.rays, shift, nodes, factor * part.weights)
-            yield Block(index, partial(_pair_sum, *sides, transpose))
+            yield index, partial(_pair_sum, *sides, transpose)
 
 
 def _pair_sum(
@@ -329,16 +319,13 @@ def _line_between(
     """In one dimension all rays are collinear and the second antiderivative is exact."""
 
     def blocks() -> Iterator[Block]:
-        for start in range(0, len(f), TILE):
-            rows = slice(start, start + TILE)
+        for rows in chunks(len(f), TILE):
             picked = f[rows]
-            for left in range(0, len(g), 8 * TILE):
-                columns = slice(left, left + 8 * TILE)
+            for columns in chunks(len(g), 8 * TILE):
                 other = g[columns]
-                for shift, _ in kernel.images(
-                    ends(picked), Nodes.of_points(ends(other).flatten(0, 1))
-                ):
-                    yield Block((rows, columns), partial(_line_sum, picked, other, shift))
+                nodes = Nodes.of_points(ends(other).flatten(0, 1))
+                for shift, _ in kernel.images(ends(picked), nodes):
+                    yield (rows, columns), partial(_line_sum, picked, other, shift)
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
 

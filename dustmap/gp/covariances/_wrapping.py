@@ -31,14 +31,9 @@ MOST_IMAGES = 10**6
 class Nodes:
     """A tensor product of axes, or a plain list of points.
 
-    Parameters
-    ----------
-    axes
-        D float64 tensors that broadcast to (1, *shape): (1, .., M_d, .., 1) of a grid, whose axes
-        ascend, or (1, M) each of a list.
-    direction
-        Like `axes` of a list, the direction of the derivative taken at every node, or None for
-        values.
+    axes: D float64 tensors that broadcast to (1, *shape), (1, .., M_d, .., 1) of a grid, whose axes
+    ascend, or (1, M) each of a list; direction: as `axes` of a list, of the derivative taken at
+    every node, or None for values.
     """
 
     axes: tuple[Tensor, ...]
@@ -49,8 +44,9 @@ class Nodes:
     @staticmethod
     def of_axes(axes: Sequence[Tensor]) -> "Nodes":
         """Return the tensor product of ascending 1-D axes."""
-        dim = len(axes)
-        shaped = (a.reshape(1, *_shape_of_axis(d, dim, len(a))) for d, a in enumerate(axes))
+        shaped = (
+            a.reshape(1, *[1] * d, -1, *[1] * (len(axes) - 1 - d)) for d, a in enumerate(axes)
+        )
         return Nodes(tuple(shaped), tuple(len(a) for a in axes), is_product=True)
 
     @staticmethod
@@ -124,11 +120,6 @@ def pieces(box: Box, limit: int) -> Iterator[Box]:
 def _length(s: slice) -> int:
     """Count the entries of a slice."""
     return int(s.stop) - int(s.start)
-
-
-def _shape_of_axis(axis: int, dim: int, length: int) -> tuple[int, ...]:
-    """Return the shape (1, .., length, .., 1) of an axis."""
-    return tuple(length if d == axis else 1 for d in range(dim))
 
 
 @final
@@ -217,15 +208,8 @@ def _angles(count: int, device: torch.device) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Wrapping:
-    """Covariances of the kernel wrapped around a torus, Σ_j k(x + jL).
-
-    Parameters
-    ----------
-    periods : (D,)
-        L per axis.
-    tolerance
-        Images below tolerance · k(0) are left out.
-    """
+    """Covariances of the kernel wrapped around a torus, Σ_j k(x + jL), for periods L (D,); images
+    below tolerance · k(0) are left out."""
 
     periods: tuple[float, ...]
     tolerance: float = 1e-7

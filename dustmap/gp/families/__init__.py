@@ -14,10 +14,6 @@ that inference never asks which one it has:
 The maps between natural, moment and expectation parameters are the pure functions below.
 """
 
-from dustmap.gp.families._block import BlockFamily as BlockFamily
-from dustmap.gp.families._block import BlockGaussian as BlockGaussian
-from dustmap.gp.families._block import MeanFieldFamily as MeanFieldFamily
-from dustmap.gp.families._block import MeanFieldGaussian as MeanFieldGaussian
 from dustmap.gp.families._family import AbstractDivergence as AbstractDivergence
 from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
@@ -40,5 +36,9 @@ from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
 from dustmap.gp.families._full_rank import KrylovFullRankFamily as KrylovFullRankFamily
 from dustmap.gp.families._full_rank import KrylovFullRankGaussian as KrylovFullRankGaussian
 from dustmap.gp.families._full_rank import SolveLog as SolveLog
-from dustmap.gp.families._low_rank import LowRankDiagonalFamily as LowRankDiagonalFamily
-from dustmap.gp.families._low_rank import LowRankDiagonalGaussian as LowRankDiagonalGaussian
+from dustmap.gp.families._structured import BlockFamily as BlockFamily
+from dustmap.gp.families._structured import BlockGaussian as BlockGaussian
+from dustmap.gp.families._structured import LowRankDiagonalFamily as LowRankDiagonalFamily
+from dustmap.gp.families._structured import LowRankDiagonalGaussian as LowRankDiagonalGaussian
+from dustmap.gp.families._structured import MeanFieldFamily as MeanFieldFamily
+from dustmap.gp.families._structured import MeanFieldGaussian as MeanFieldGaussian

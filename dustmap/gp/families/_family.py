@@ -130,14 +130,8 @@ class KnownDivergence(AbstractDivergence):
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).
 
-    Vectors lie on the last axis.
-
-    Parameters
-    ----------
-    mean : (M_w,)
-        m, in the order of the features; its dtype is that of all products.
-    statistics
-        S⁻¹ − I in the structure of the family, float64.
+    Vectors lie on the last axis. mean (M_w,): m, in the order of the features and the dtype of all
+    products; statistics: S⁻¹ − I in the structure of the family, float64.
     """
 
     mean: Tensor

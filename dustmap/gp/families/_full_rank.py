@@ -11,29 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp.families._family import (
-    EXPECTED,
-    AbstractDivergence,
-    AbstractFamily,
-    AbstractGaussian,
-    AbstractRootedGaussian,
-    plus_identity,
-    precision_root,
-    refuse_beyond,
-)
-from dustmap.linalg import (
-    AbstractOperator,
-    AbstractSymmetric,
-    DiagonalOperator,
-    SolveResult,
-    SolveStatus,
-    UnconvergedWarning,
-    apply_linear,
-    block_pcg,
-    check_vectors,
-    nystrom,
-)
+from dustmap.gp.families import _family
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
 _CHUNK = 2**22
@@ -46,7 +26,7 @@ _SHIFT = 1e-6
 
 @final
 @dataclass(frozen=True, eq=False)
-class FullRankGaussian(AbstractRootedGaussian):
+class FullRankGaussian(_family.AbstractRootedGaussian):
     """N(m, S) with S = Q Qᵀ; mean (M_w,), statistics (M_w, M_w) = S⁻¹ − I, root (M_w, M_w) = Q."""
 
     root: Tensor
@@ -62,14 +42,14 @@ class FullRankGaussian(AbstractRootedGaussian):
         return (w + w @ self.statistics.mT).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return plus_identity(self.statistics)
+        return _family.plus_identity(self.statistics)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         root = self.root.double()
         return root.square().sum(), 2.0 * root.diagonal().log().sum()
 
 
-class _AbstractFullRankFamily(AbstractFamily):
+class _AbstractFullRankFamily(_family.AbstractFamily):
     """Families whose statistics are Σ_n w_n φ_n φ_nᵀ, dense (M_w, M_w)."""
 
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
@@ -86,14 +66,7 @@ class _AbstractFullRankFamily(AbstractFamily):
 @final
 @dataclass(frozen=True)
 class FullRankFamily(_AbstractFullRankFamily):
-    """Unrestricted S: M_w² numbers, exact for Gaussian noise.
-
-    Parameters
-    ----------
-    n_features
-        M_w.
-    max_bytes
-        Memory of the matrices; a family that needs more is refused.
+    """Unrestricted S: M_w² numbers, exact for Gaussian noise; refused beyond `max_bytes`.
 
     Examples
     --------
@@ -110,29 +83,18 @@ class FullRankFamily(_AbstractFullRankFamily):
 
     def __post_init__(self) -> None:
         what = f"FullRankFamily with {self.n_features:,} features"
-        refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> FullRankGaussian:
-        root = precision_root(plus_identity(statistics)).to(mean.dtype)
+        root = _family.precision_root(_family.plus_identity(statistics)).to(mean.dtype)
         return FullRankGaussian(mean, statistics, root)
 
 
 @final
 @dataclass(eq=False)
 class SolveLog:
-    """Counts of the solves with Λ so far, of all states of a family.
-
-    Parameters
-    ----------
-    columns, unconverged
-        Right-hand sides, and those that missed rtol.
-    steps
-        The most that one took.
-    products
-        Of Λ with a vector, the sum of all their steps.
-    residual
-        The largest true one.
-    """
+    """Counts of the solves with Λ so far, of all states of a family: right-hand sides, those that
+    missed rtol, the most steps of one and the sum of all, and the largest true residual."""
 
     columns: int = 0
     unconverged: int = 0
@@ -140,12 +102,12 @@ class SolveLog:
     products: int = 0
     residual: float = 0.0
 
-    def add(self, result: SolveResult) -> None:
+    def add(self, result: linalg.SolveResult) -> None:
         """Count one batched solve."""
         if result.status.numel() == 0:
             return
         self.columns += result.status.numel()
-        self.unconverged += int((result.status != SolveStatus.CONVERGED.value).sum())
+        self.unconverged += int((result.status != linalg.SolveStatus.CONVERGED.value).sum())
         self.steps = max(self.steps, int(result.steps.max()))
         self.products += int(result.steps.sum())
         self.residual = max(self.residual, float(result.residuals.max()))
@@ -153,7 +115,7 @@ class SolveLog:
 
 @final
 @dataclass(frozen=True, eq=False)
-class KrylovFullRankGaussian(AbstractGaussian):
+class KrylovFullRankGaussian(_family.AbstractGaussian):
     """N(m, S) with S = Λ⁻¹; mean (M_w,), statistics (M_w, M_w) = Λ − I.
 
     S v is the solution of Λ x = v by block conjugate gradients in float64, O(J M_w²) a vector.
@@ -164,17 +126,11 @@ class KrylovFullRankGaussian(AbstractGaussian):
     is taken at the solution's x: it falls short by (x − Sφ)ᵀ Λ (x − Sφ), the square of the error,
     and its derivative is 2 x, without another solve.
 
-    Parameters
-    ----------
-    preconditioner : (M_w, M_w)
-        ≈ S, float64.
-    rtol
-        Relative residual at which solves stop.
-    max_steps
-        Largest number of steps J.
+    preconditioner (M_w, M_w): ≈ S, float64; rtol, max_steps: relative residual and steps J at which
+    solves stop.
     """
 
-    preconditioner: AbstractOperator
+    preconditioner: linalg.AbstractOperator
     rtol: float
     max_steps: int
     log: SolveLog
@@ -183,14 +139,14 @@ class KrylovFullRankGaussian(AbstractGaussian):
         def product(x: Tensor) -> Tensor:
             return self._solved(x).to(x.dtype)
 
-        return apply_linear(v, product, product)
+        return linalg.apply_linear(v, product, product)
 
     def apply_precision(self, v: Tensor) -> Tensor:
         w = v.double()
         return (w + w @ self.statistics).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return plus_identity(self.statistics)
+        return _family.plus_identity(self.statistics)
 
     def quadratic(self, phi: Tensor) -> Tensor:
         result: Tensor = _Quadratic.apply(phi, self)  # type: ignore[no-untyped-call]
@@ -202,7 +158,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         return self.factorised().trace_and_log_det()
 
-    def divergence(self) -> AbstractDivergence:
+    def divergence(self) -> _family.AbstractDivergence:
         return _LateDivergence(self)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
@@ -210,14 +166,14 @@ class KrylovFullRankGaussian(AbstractGaussian):
 
     def factorised(self) -> FullRankGaussian:
         """Factorise: q with a root of S, by Cholesky."""
-        root = precision_root(self.precision()).to(self.mean.dtype)
+        root = _family.precision_root(self.precision()).to(self.mean.dtype)
         return FullRankGaussian(self.mean, self.statistics, root)
 
     def _solved(self, v: Tensor) -> Tensor:
         """Return Λ⁻¹ v for v (..., M_w), float64."""
         A, parts = _Precision(self.statistics), []
         for b in torch.split(v.double().reshape(-1, v.shape[-1]), _TOGETHER):
-            solve = block_pcg(
+            solve = linalg.block_pcg(
                 A,
                 b,
                 preconditioner=self.preconditioner,
@@ -250,15 +206,8 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
     crossover met yet (`python -m pipelines.reproduce ciq --only natural`). J grows with the spread
     of what data say of different directions, which is large where noise is small.
 
-    Parameters
-    ----------
-    rank
-        Rank of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
-        takes the diagonal of Λ.
-    seed
-        Seed of its random vectors.
-    log
-        Counts of the solves.
+    rank: of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
+    takes the diagonal of Λ.
     """
 
     n_features: int
@@ -276,7 +225,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
                 f"max_steps={self.max_steps}, rtol={self.rtol}"
             )
         what = f"KrylovFullRankFamily with {self.n_features:,} features"
-        refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> KrylovFullRankGaussian:
         diagonal = 1.0 + statistics.diagonal()
@@ -285,33 +234,35 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
             raise UserError(
                 f"the precision of q is not positive and finite in "
                 f"{int((~(diagonal > 0)).sum())} of {self.n_features} directions: "
-                f"{EXPECTED}"
+                f"{_family.EXPECTED}"
             )
-        preconditioner: AbstractOperator = DiagonalOperator(diagonal.reciprocal())
+        preconditioner: linalg.AbstractOperator = linalg.DiagonalOperator(diagonal.reciprocal())
         if self.rank > 0:
             A = _Precision(statistics)
-            preconditioner = nystrom(A, self.rank, shift=_SHIFT, seed=self.seed)
+            preconditioner = linalg.nystrom(A, self.rank, shift=_SHIFT, seed=self.seed)
         return KrylovFullRankGaussian(
             mean, statistics, preconditioner, self.rtol, self.max_steps, self.log
         )
 
 
-def _judge(solve: SolveResult) -> None:
+def _judge(solve: linalg.SolveResult) -> None:
     """An error where Λ is no precision, a warning where a solution missed rtol."""
-    if solve.worst in (SolveStatus.NOT_POSITIVE_DEFINITE, SolveStatus.NON_FINITE):
+    if solve.worst in (linalg.SolveStatus.NOT_POSITIVE_DEFINITE, linalg.SolveStatus.NON_FINITE):
         raise UserError(
             f"the precision of q is not positive definite or not finite: {solve.message()}. "
-            f"{EXPECTED}"
+            f"{_family.EXPECTED}"
         )
     if not solve.converged:
         warnings.warn(
-            f"solves with the precision of q: {solve.message()}", UnconvergedWarning, stacklevel=4
+            f"solves with the precision of q: {solve.message()}",
+            linalg.UnconvergedWarning,
+            stacklevel=4,
         )
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _LateDivergence(AbstractDivergence):
+class _LateDivergence(_family.AbstractDivergence):
     """One that takes a factorisation."""
 
     q: KrylovFullRankGaussian
@@ -322,7 +273,7 @@ class _LateDivergence(AbstractDivergence):
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Precision(AbstractSymmetric):
+class _Precision(linalg.AbstractSymmetric):
     """Λ = I + statistics, never added up."""
 
     statistics: Tensor
@@ -335,7 +286,7 @@ class _Precision(AbstractSymmetric):
         return self.statistics
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[0], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[0], self.dtype, self.device)
         return torch.addmm(x, x, self.statistics) if x.ndim == 2 else x + x @ self.statistics
 
 

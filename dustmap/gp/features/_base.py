@@ -3,6 +3,7 @@
 Rows are made a group at a time.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,19 +13,11 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    GaussLegendre,
-    LineIntegrals,
-    PointValues,
-    Stacked,
-    by_rows,
-)
 from dustmap.linalg import AbstractOperator, SolveResult, chunks
 
 #: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
@@ -38,17 +31,8 @@ GROUP_BYTES = 16 * 2**20
 @final
 @dataclass(frozen=True)
 class SolveSummary:
-    """Counts of the linear solves behind some rows, all zeros where none was needed.
-
-    Parameters
-    ----------
-    columns, unconverged
-        Number of right-hand sides, and of those that missed the tolerance.
-    steps
-        Largest number of steps taken.
-    residual
-        Largest true relative residual.
-    """
+    """Counts of the linear solves behind some rows, all zeros where none was needed: right-hand
+    sides, those that missed the tolerance, the most steps, and the largest true residual."""
 
     columns: int = 0
     unconverged: int = 0
@@ -81,16 +65,8 @@ class SolveSummary:
 class Features:
     """Rows φ_n of Φ with what they leave unexplained.
 
-    Parameters
-    ----------
-    phi : (N, M_w)
-        φ_n.
-    residual_variance : (N,)
-        Var r_n ≥ 0.
-    solves
-        Counts of the linear solves behind the rows.
-    clamped
-        Number of Var r that round-off had made negative and that were set to 0.
+    phi (N, M_w); residual_variance (N,): Var r_n ≥ 0; solves: behind the rows; clamped: number of
+    Var r that round-off had made negative and that were set to 0.
     """
 
     phi: Tensor
@@ -104,16 +80,16 @@ class Features:
     ) -> "Features":
         """Rows with Var r = k_ff − explained; more negative than round-off is an error."""
         residual = k_ff - explained
-        negative = residual.detach() < 0
-        allowed = _ROUND_OFF[phi.dtype] * k_ff.detach()
-        if bool((residual.detach() < -allowed).any()):
-            worst = int((residual.detach() / k_ff.detach().clamp_min(1e-300)).argmin())
+        value, prior = residual.detach(), k_ff.detach()
+        if bool((value < -_ROUND_OFF[phi.dtype] * prior).any()):
+            worst = int((value / prior.clamp_min(1e-300)).argmin())
             raise UserError(
                 f"the features of datum {worst} explain {float(explained[worst].detach()):.6g}, "
-                f"more than its prior variance {float(k_ff[worst].detach()):.6g}: rounding errors "
+                f"more than its prior variance {float(prior[worst]):.6g}: rounding errors "
                 "of a nearly singular prior; use float64, a nugget or a coarser grid"
             )
-        return Features(phi, residual.clamp_min(0.0), solves or SolveSummary(), int(negative.sum()))
+        clamped = int((value < 0).sum())
+        return Features(phi, residual.clamp_min(0.0), solves or SolveSummary(), clamped)
 
     def __getitem__(self, index: Tensor | slice) -> "Features":
         return Features(self.phi[index], self.residual_variance[index], self.solves, self.clamped)
@@ -153,19 +129,19 @@ class AbstractFeatureMap(AbstractParametric, ABC):
         """Whether a product with `operator` is cheaper than one with stored rows."""
 
     @abstractmethod
-    def rows(self, functional: AbstractFunctional) -> Features:
+    def rows(self, functional: functionals.AbstractFunctional) -> Features:
         """Return Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
 
     @abstractmethod
-    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+    def operator(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         """Return Φ (N, M_w) as an operator that never holds a row; carries no graph."""
 
     @abstractmethod
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         """Φ ε for eps (k, M_w): (k, N), differentiable in the parameters and in eps."""
 
     @abstractmethod
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Return Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
 
 
@@ -189,12 +165,12 @@ class AbstractGridFeatures(AbstractFeatureMap):
     def dtype(self) -> torch.dtype:
         return self.prior.dtype
 
-    def _covariance(self, functional: AbstractFunctional, grid: RegularGrid) -> Tensor:
+    def _covariance(self, functional: functionals.AbstractFunctional, grid: RegularGrid) -> Tensor:
         """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""
         prior = self.prior
         return self.estimator.cross(prior.kernel, functional, grid, prior.wrapping, self.dtype)
 
-    def _variance(self, functional: AbstractFunctional) -> Tensor:
+    def _variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Return k_ff (N,)."""
         prior = self.prior
         return self.estimator.variance(prior.kernel, functional, prior.wrapping, self.dtype)
@@ -208,15 +184,15 @@ class AbstractGridFeatures(AbstractFeatureMap):
 class AbstractRowFeatures(AbstractFeatureMap):
     """A map whose products and residual variances are those of rows, a chunk at a time."""
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         return products_by_rows(self, functional, eps)
 
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
 
 def products_by_rows(
-    features: AbstractFeatureMap, functional: AbstractFunctional, eps: Tensor
+    features: AbstractFeatureMap, functional: functionals.AbstractFunctional, eps: Tensor
 ) -> Tensor:
     """Return Φ ε (k, N) through stored rows, a chunk at a time."""
     parts = chunks(len(functional), features.chunk)
@@ -224,19 +200,19 @@ def products_by_rows(
 
 
 def residual_variance_by_rows(
-    features: AbstractFeatureMap, functional: AbstractFunctional
+    features: AbstractFeatureMap, functional: functionals.AbstractFunctional
 ) -> Tensor:
     """Return Var r (N,) of stored rows, a chunk at a time."""
 
-    def of(f: AbstractFunctional) -> Tensor:
+    def of(f: functionals.AbstractFunctional) -> Tensor:
         parts = chunks(len(f), features.chunk)
         return torch.cat([features.rows(f[part]).residual_variance for part in parts])
 
-    return by_rows(functional, of)
+    return functionals.by_rows(functional, of)
 
 
 def refuse_outside(
-    functional: AbstractFunctional, grid: RegularGrid, wrapping: Wrapping | None
+    functional: functionals.AbstractFunctional, grid: RegularGrid, wrapping: Wrapping | None
 ) -> None:
     """An error for data beyond half of the padding: the torus would take them for nearer ones."""
     if wrapping is None or len(functional) == 0:
@@ -260,15 +236,15 @@ def refuse_outside(
             )
 
 
-def support(functional: AbstractFunctional) -> Tensor:
+def support(functional: functionals.AbstractFunctional) -> Tensor:
     """Return the points (K, D) whose hull holds all that the functionals see."""
-    if isinstance(functional, Stacked):
+    if isinstance(functional, functionals.Stacked):
         return torch.cat([support(part) for part in functional.parts])
-    if isinstance(functional, LineIntegrals):
+    if isinstance(functional, functionals.LineIntegrals):
         return functional.at(functional.edges[:, [0, -1]]).flatten(0, 1)
-    if isinstance(functional, PointValues | Derivatives):
+    if isinstance(functional, functionals.PointValues | functionals.Derivatives):
         return functional.x
-    return functional.measure(GaussLegendre(2)).points.flatten(0, 1)
+    return functional.measure(functionals.GaussLegendre(2)).points.flatten(0, 1)
 
 
 def rows_within(budget: int, bytes_per_row: int) -> int:
@@ -298,32 +274,20 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
         raise UserError("the functional is empty: rows need at least one datum")
     if len(first.phi) == count:
         return first
-    if first.phi.requires_grad:
-        return _concatenated([first, *groups])
-    phi = first.phi.new_empty(count, first.phi.shape[1])
-    variance = first.residual_variance.new_empty(count)
+    has_graph = first.phi.requires_grad
+    phi = first.phi.new_empty(0 if has_graph else count, first.phi.shape[1])
+    variance = first.residual_variance.new_empty(len(phi))
+    rows: list[Tensor] = []
+    variances: list[Tensor] = []
     solves, start, clamped = SolveSummary(), 0, 0
-    for group in _following(first, groups):
+    for group in itertools.chain([first], groups):
         stop = start + len(group.phi)
-        phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
+        if has_graph:
+            rows.append(group.phi)
+            variances.append(group.residual_variance)
+        else:
+            phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
         solves, start, clamped = solves.merged(group.solves), stop, clamped + group.clamped
+    if has_graph:
+        phi, variance = torch.cat(rows), torch.cat(variances)
     return Features(phi, variance, solves, clamped)
-
-
-def _following(first: Features, groups: Iterator[Features]) -> Iterator[Features]:
-    """Yield the first group, then the others."""
-    yield first
-    yield from groups
-
-
-def _concatenated(groups: list[Features]) -> Features:
-    """Concatenate groups of rows, with their graph."""
-    solves = SolveSummary()
-    for group in groups:
-        solves = solves.merged(group.solves)
-    return Features(
-        torch.cat([group.phi for group in groups]),
-        torch.cat([group.residual_variance for group in groups]),
-        solves,
-        sum(group.clamped for group in groups),
-    )

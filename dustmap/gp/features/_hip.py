@@ -11,49 +11,26 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.features._base import (
-    AbstractGridFeatures,
-    AbstractRowFeatures,
-    Features,
-    SolveSummary,
-    gathered,
-    refuse_outside,
-    rows_together,
-    rows_within,
-)
-from dustmap.gp.features._operators import (
-    InverseOperator,
-    ProductOperator,
-    cross_operator,
-)
+from dustmap.gp.features import _base, _operators
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import AbstractOperator, chunks, toeplitz_solve
 
-Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
+Solver = Callable[[Tensor], tuple[Tensor, _base.SolveSummary]]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
+class HIPFeatures(_base.AbstractGridFeatures, _base.AbstractRowFeatures):
     """φ_n = Rᵀ K_uu⁻¹ k_{u,n}: Toeplitz PCG, then the non-square circulant root (002, eq. 20).
 
     Rows of a truncated PCG are still valid features: the residual variance holds for any weights,
 
         Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
 
-    Parameters
-    ----------
-    prior
-        Of the grid: K_uu, R and the preconditioner.
-    estimator
-        Of K_fu and k_ff.
-    rtol, max_steps
-        Residual and number of steps at which PCG stops.
-    memory
-        Bytes a chunk of rows may use; `operator` stores K_fu when it fits.
-    dense_below
-        Up to this many points K_uu is factorised once instead, in float64: the same weights without
-        iterations, and faster than one PCG per datum; 0 always takes PCG.
+    rtol, max_steps: residual and number of steps at which PCG stops; memory: bytes a chunk of rows
+    may use, and K_fu where `operator` stores it; dense_below: up to this many points K_uu is
+    factorised once instead, in float64, for the same weights without iterations, faster than one
+    PCG per datum; 0 always takes PCG.
     """
 
     rtol: float = 1e-5
@@ -69,43 +46,43 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     @property
     def chunk(self) -> int:
         width = 8 * self.prior.grid.size + 3 * self.prior.n_white
-        return rows_within(self.memory, width * self.dtype.itemsize)
+        return _base.rows_within(self.memory, width * self.dtype.itemsize)
 
-    def rows(self, functional: AbstractFunctional) -> Features:
-        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
+    def rows(self, functional: AbstractFunctional) -> _base.Features:
+        _base.refuse_outside(functional, self.prior.grid, self.prior.wrapping)
         size = self.chunk
         if not self.is_dense:
-            size = min(size, rows_together(self.n_features, self.dtype, functional.device))
+            size = min(size, _base.rows_together(self.n_features, self.dtype, functional.device))
         solve, root = self._solver(), self.prior.root()
         k_ff = self._variance(functional)
         groups = (
             self._rows(functional[part], k_ff[part], solve, root)
             for part in chunks(len(functional), size)
         )
-        return gathered(groups, len(functional))
+        return _base.gathered(groups, len(functional))
 
     @property
     def is_dense(self) -> bool:
         """Whether K_uu is factorised rather than solved by PCG."""
         return self.prior.grid.size <= self.dense_below
 
-    def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveSummary]:
+    def weights(self, functional: AbstractFunctional) -> tuple[Tensor, _base.SolveSummary]:
         """Return W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
         return self._solver()(self._cross(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             if self.is_dense:
-                return ProductOperator(
-                    self._matrix(functional, self._dense_weights), self.prior.root()
-                )
+                weights = self._matrix(functional, lambda f: self.weights(f)[0])
+                return _operators.ProductOperator(weights, self.prior.root())
             # K_uu⁻¹ u is large where u = R v is rough: float32 would lose it.
             double = replace(self.prior, dtype=torch.float64)
-            inverse = InverseOperator(
+            inverse = _operators.InverseOperator(
                 double.covariance(), double.preconditioner(), self.rtol, self.max_steps
             )
-            return ProductOperator(
-                self._matrix(functional, self._cross), ProductOperator(inverse, double.root())
+            return _operators.ProductOperator(
+                self._matrix(functional, self._cross),
+                _operators.ProductOperator(inverse, double.root()),
             )
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
@@ -114,46 +91,44 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     def _matrix(
         self, functional: AbstractFunctional, evaluate: Callable[[AbstractFunctional], Tensor]
     ) -> AbstractOperator:
-        return cross_operator(functional, evaluate, self.prior.grid.size, self._like, self.memory)
-
-    def _dense_weights(self, functional: AbstractFunctional) -> Tensor:
-        return self.weights(functional)[0]
+        return _operators.cross_operator(
+            functional, evaluate, self.prior.grid.size, self._like, self.memory
+        )
 
     def _solver(self) -> Solver:
         """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
             factor = self.prior.factor()
-            return lambda K_fu: _dense_solve(factor, K_fu)
+
+            def solve_dense(K_fu: Tensor) -> tuple[Tensor, _base.SolveSummary]:
+                solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
+                return solved.to(K_fu.dtype), _base.SolveSummary(columns=len(K_fu))
+
+            return solve_dense
         lags = self.prior.lags.to(self.dtype)
         K, P = self.prior.covariance(), self.prior.preconditioner()
 
-        def solve(K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+        def solve(K_fu: Tensor) -> tuple[Tensor, _base.SolveSummary]:
             weights, result = toeplitz_solve(
                 lags, K_fu, operator=K, preconditioner=P, rtol=self.rtol, max_steps=self.max_steps
             )
-            return weights, SolveSummary.of(result)
+            return weights, _base.SolveSummary.of(result)
 
         return solve
 
     def _rows(
         self, functional: AbstractFunctional, k_ff: Tensor, solve: Solver, root: AbstractOperator
-    ) -> Features:
+    ) -> _base.Features:
         K_fu = self._cross(functional)
         weights, solves = solve(K_fu)
         phi = root.rmatmul(weights)
         explained = 2.0 * (weights * K_fu).sum(-1) - (phi * phi).sum(-1)
-        return Features.of(phi, k_ff, explained, solves)
-
-
-def _dense_solve(factor: Tensor, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
-    """Solve W = K_fu K_uu⁻¹ by the Cholesky factor, in float64."""
-    solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
-    return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
+        return _base.Features.of(phi, k_ff, explained, solves)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
+class TorusFeatures(_base.AbstractGridFeatures, _base.AbstractRowFeatures):
     """φ_n = C^{-1/2} k_{c,n}, k_c the covariance with every point of the torus.
 
     R φ_n = k_{u,n} exactly, as for HIP, but the features condition on more inducing points, so
@@ -175,30 +150,30 @@ class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
     @property
     def chunk(self) -> int:
-        return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
+        return _base.rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
 
-    def rows(self, functional: AbstractFunctional) -> Features:
-        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
-        size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
+    def rows(self, functional: AbstractFunctional) -> _base.Features:
+        _base.refuse_outside(functional, self.prior.grid, self.prior.wrapping)
+        size = min(self.chunk, _base.rows_together(self.n_features, self.dtype, functional.device))
         root = self.prior.torus_root(-0.5)
         k_ff = self._variance(functional)
         groups = (
             self._rows(functional[part], k_ff[part], root) for part in chunks(len(functional), size)
         )
-        return gathered(groups, len(functional))
+        return _base.gathered(groups, len(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
-            cross = cross_operator(
+            cross = _operators.cross_operator(
                 functional, self._cross, self.n_features, self._like, self.memory
             )
-            return ProductOperator(cross, self.prior.torus_root(-0.5))
+            return _operators.ProductOperator(cross, self.prior.torus_root(-0.5))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         return self._covariance(functional, self.prior.torus_grid())
 
     def _rows(
         self, functional: AbstractFunctional, k_ff: Tensor, root: AbstractOperator
-    ) -> Features:
+    ) -> _base.Features:
         phi = root.matmul(self._cross(functional))
-        return Features.of(phi, k_ff, (phi * phi).sum(-1))
+        return _base.Features.of(phi, k_ff, (phi * phi).sum(-1))

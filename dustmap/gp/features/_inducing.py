@@ -6,6 +6,8 @@ the cache; distances are evaluated again in the backward pass, so that nothing b
 held.
 """
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -20,7 +22,7 @@ from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.features._base import AbstractRowFeatures
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.gp.kernels import AbstractKernel, AbstractProfile
+from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
 from dustmap.linalg import chunks
 
 #: Rows the clusters are sought among, per centre, and at least and at most in all.
@@ -86,19 +88,19 @@ def _moved(rows: Tensor, centres: Tensor) -> Tensor:
     return torch.where(counts[:, None] > 0, sums / counts[:, None].clamp_min(1.0), centres)
 
 
-def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
+def point_covariances(terms: Sequence[KernelTerm], x: Tensor, z: Tensor) -> Tensor:
     """Return K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
 
-    Differentiable once in the kernel's parameters and in both sets of points, in any dimension:
+    Differentiable once in the terms of the kernel and in both sets of points, in any dimension:
     the backward pass costs two matrix products, not D passes over N × M numbers.
     """
-    parts = [
+    parts: list[Tensor] = [
         _Cross.apply(  # type: ignore[no-untyped-call]
             x.double() / t.lengthscale, z.double() / t.lengthscale, t.variance, t.profile
         )
-        for t in kernel.terms()
+        for t in terms
     ]
-    return _sum(parts)
+    return functools.reduce(operator.add, parts)
 
 
 def point_gram(kernel: AbstractKernel, z: Tensor, nugget: float) -> Tensor:
@@ -106,13 +108,13 @@ def point_gram(kernel: AbstractKernel, z: Tensor, nugget: float) -> Tensor:
 
     Half of the symmetric matrix is evaluated. Differentiable once in kernel and points.
     """
-    parts = [
+    parts: list[Tensor] = [
         _Gram.apply(  # type: ignore[no-untyped-call]
             z.double() / t.lengthscale, t.variance, t.profile, nugget
         )
         for t in kernel.terms()
     ]
-    return _sum(parts)
+    return functools.reduce(operator.add, parts)
 
 
 class _Cross(torch.autograd.Function):
@@ -204,14 +206,6 @@ def _blocks(rows: int, columns: int) -> Iterator[slice]:
     return chunks(rows, max(_FEWEST_ROWS, _BLOCK // max(1, columns)))
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
-    """Add tensors in order."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class AbstractInducingFeatures(AbstractRowFeatures):
     """φ_n = L⁻¹ k_{u,n} of some root L Lᵀ = K_uu + ν I, M_w = M.
@@ -236,8 +230,17 @@ class AbstractInducingFeatures(AbstractRowFeatures):
             raise UserError(
                 f"nugget is a fraction of the variance, got {self.nugget}: give 0 or more"
             )
-        if isinstance(self.inducing, Tensor):
-            _check_points(self.inducing, self.kernel)
+        points = self.inducing
+        if isinstance(points, Tensor):
+            if points.ndim != 2 or points.shape[1] != self.kernel.dim:
+                raise UserError(
+                    f"inducing must be (M, {self.kernel.dim}) like the kernel, "
+                    f"got {tuple(points.shape)}"
+                )
+            if not bool(torch.isfinite(points).all()):
+                raise UserError(
+                    "inducing must be finite; drop rows with NaN or infinite coordinates"
+                )
 
     @property
     def n_features(self) -> int:
@@ -291,12 +294,12 @@ class AbstractInducingFeatures(AbstractRowFeatures):
             self.kernel, functional, self.inducing, self.wrapping, self.dtype
         )
 
-
-def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
-    """Raise unless points are finite and (M, D)."""
-    if points.ndim != 2 or points.shape[1] != kernel.dim:
-        raise UserError(
-            f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"
+    def _dense_gram(self) -> Tensor:
+        """Return K_uu + ν I (M, M), float64."""
+        if isinstance(self.inducing, Tensor) and self.wrapping is None:
+            return point_gram(self.kernel, self.inducing, self.nugget)
+        points = self.points
+        K_uu = self.estimator.cross(
+            self.kernel, PointValues(points), self.inducing, self.wrapping, torch.float64
         )
-    if not bool(torch.isfinite(points).all()):
-        raise UserError("inducing must be finite; drop rows with NaN or infinite coordinates")
+        return K_uu + self.nugget * self.kernel.variance() * torch.eye(len(points)).to(K_uu)

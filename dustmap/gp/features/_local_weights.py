@@ -13,16 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.linalg import (
-    AbstractComposite,
-    AbstractOperator,
-    AdaptiveBatch,
-    OutOfMemory,
-    SparseOperator,
-    apply_linear,
-    check_vectors,
-    chunks,
-)
+from dustmap import linalg
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +83,7 @@ class Taps:
         return starts, place.remainder(columns).to(torch.int32), values
 
     def _parts(self, k: int) -> Iterator[slice]:
-        return chunks(len(self.row), max(1, _GATHERED // max(1, k * self.column.shape[1])))
+        return linalg.chunks(len(self.row), max(1, _GATHERED // max(1, k * self.column.shape[1])))
 
 
 @final
@@ -117,11 +108,6 @@ class Sites:
         value = scaled.new_zeros(self.column.shape).index_add(0, self.visit, scaled)
         return Taps(self.row, self.column, value, self.count)
 
-    def add_table_gradient(self, value_gradient: Tensor, out: Tensor) -> None:
-        """Accumulate into out (T, P) what a gradient of the taps' values (C, P) does to a table."""
-        passed = value_gradient.index_select(0, self.visit).to(out.dtype)
-        out.index_add_(0, self.entry, self.weight.to(out.dtype).unsqueeze(-1) * passed)
-
 
 def sites_of(
     row: Tensor,
@@ -142,19 +128,13 @@ def sites_of(
     fresh = torch.ones_like(row, dtype=torch.bool)
     fresh[1:] = (row[1:] != row[:-1]) | (flat[1:] != flat[:-1])
     taps = fresh.nonzero().squeeze(-1)
-    column = _columns(cell[taps], axis_shifts, shape)
-    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
-
-
-def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Flat indices of the p^D nodes around cells (C, D), wrapped: (C, p^D) in C order, int32
-    where that is enough."""
+    # flat indices of the p^D nodes around the taps' cells: (C, p^D) in C order
     kind = torch.int32 if math.prod(shape) < 2**31 else torch.int64
-    flat = torch.zeros(len(cell), 1, dtype=kind, device=cell.device)
+    column = torch.zeros(len(taps), 1, dtype=kind, device=cell.device)
     for d, length in enumerate(shape):
-        along = (cell[:, d : d + 1] + axis_shifts).remainder(length).to(kind)
-        flat = (flat.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
-    return flat
+        along = (cell[taps, d, None] + axis_shifts).remainder(length).to(kind)
+        column = (column.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
+    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
@@ -167,7 +147,7 @@ TapSource = Callable[[slice], Taps]
 
 
 @final
-class RecomputedOperator(AbstractComposite):
+class RecomputedOperator(linalg.AbstractAdjointPair):
     """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
 
     def __init__(
@@ -183,29 +163,21 @@ class RecomputedOperator(AbstractComposite):
     def _made_of(self) -> Tensor:
         return self._like
 
-    def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, self._product, self.rmatmul)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return apply_linear(y, self._adjoint, self.matmul)
-
     @torch.no_grad()
     def _product(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.shape[1]).mT.contiguous()
-        out = x.new_empty(self.shape[0], flat.shape[1])
-        for part in chunks(self.shape[0], self._rows_at_once):
-            out[part] = self._source(part).matmul(flat)
-        return out.mT.reshape(*x.shape[:-1], self.shape[0])
+        columns = x.mT.contiguous()
+        out = x.new_empty(self.shape[0], len(x))
+        for part in linalg.chunks(self.shape[0], self._rows_at_once):
+            out[part] = self._source(part).matmul(columns)
+        return out.mT
 
     @torch.no_grad()
     def _adjoint(self, y: Tensor) -> Tensor:
-        flat = y.reshape(-1, self.shape[0]).mT.contiguous()
-        out = y.new_zeros(self.shape[1], flat.shape[1])
-        for part in chunks(self.shape[0], self._rows_at_once):
-            self._source(part).add_adjoint(flat[part], out)
-        return out.mT.reshape(*y.shape[:-1], self.shape[1])
+        columns = y.mT.contiguous()
+        out = y.new_zeros(self.shape[1], len(y))
+        for part in linalg.chunks(self.shape[0], self._rows_at_once):
+            self._source(part).add_adjoint(columns[part], out)
+        return out.mT
 
 
 def spread_rows(count: int, device: torch.device) -> Tensor:
@@ -223,12 +195,14 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
 
 def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
-) -> AbstractOperator:
+) -> linalg.AbstractOperator:
     """Return W (N, M) stored, or computed anew in every product where memory runs out."""
-    chunks_of_rows = AdaptiveBatch("storing sparse rows", rows_at_once, "they are not stored")
+    chunks_of_rows = linalg.AdaptiveBatch(
+        "storing sparse rows", rows_at_once, "they are not stored"
+    )
     try:
         return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
-    except OutOfMemory as error:
+    except linalg.OutOfMemory as error:
         log.warning("%s; they are computed anew in every product", error)
     return RecomputedOperator(source, shape, chunks_of_rows.size, like)
 
@@ -236,12 +210,12 @@ def stored_or_recomputed(
 @torch.no_grad()
 def stored(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
-) -> SparseOperator:
+) -> linalg.SparseOperator:
     """Return W (N, M) in compressed rows."""
     starts = [torch.zeros(1, dtype=torch.int64, device=like.device)]
     columns, values = [like.new_empty(0, dtype=torch.int32)], [like]
     total = 0
-    for part in chunks(shape[0], rows_at_once):
+    for part in linalg.chunks(shape[0], rows_at_once):
         first, column, value = source(part).compressed(shape[1])
         starts.append(first[1:] + total)
         columns.append(column)
@@ -253,7 +227,7 @@ def stored(
     columns.clear()  # what has been joined need not be held twice
     joined_values = torch.cat(values)
     values.clear()
-    return SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
+    return linalg.SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
 
 
 @final
@@ -297,7 +271,7 @@ class _TableProduct(torch.autograd.Function):
         ctx.save_for_backward(table, u)
         fields, weights = u.mT.contiguous(), table.to(u.dtype)
         out = u.new_empty(piece.count, u.shape[0])
-        for part in chunks(piece.count, piece.rows_at_once):
+        for part in linalg.chunks(piece.count, piece.rows_at_once):
             out[part] = piece.sites(part).taps(weights).matmul(fields)
         return out.mT
 
@@ -310,11 +284,14 @@ class _TableProduct(torch.autograd.Function):
         grad = grads[0].mT.contiguous()
         to_table = torch.zeros_like(table) if ctx.needs_input_grad[0] else None
         to_fields = torch.zeros_like(fields) if ctx.needs_input_grad[1] else None
-        for part in chunks(piece.count, piece.rows_at_once):
+        for part in linalg.chunks(piece.count, piece.rows_at_once):
             sites = piece.sites(part)
             taps = sites.taps(weights)
             if to_table is not None:
-                sites.add_table_gradient(taps.correlations(grad[part], fields), to_table)
+                to_values = taps.correlations(grad[part], fields)
+                passed = to_values.index_select(0, sites.visit).to(table.dtype)
+                weight = sites.weight.to(table.dtype).unsqueeze(-1)
+                to_table.index_add_(0, sites.entry, weight * passed)
             if to_fields is not None:
                 taps.add_adjoint(grad[part], to_fields)
         return to_table, None if to_fields is None else to_fields.mT, None

@@ -12,17 +12,10 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import Wrapping
 from dustmap.gp.features._base import refuse_outside
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    GaussLegendre,
-    LineIntegrals,
-    PointMeasure,
-    Stacked,
-)
 
 #: Steps per cell of a ray. With 2, kriging weights summed over the nodes differ from those summed
 #: over very fine steps by a field whose prior std, for the worst of 40 rays of 0.3–9 cells in
@@ -61,7 +54,7 @@ class Nodes:
 
 
 def nodes_of(
-    functional: AbstractFunctional,
+    functional: functionals.AbstractFunctional,
     grid: RegularGrid,
     torus_shape: tuple[int, ...],
     per_cell: float = PER_CELL,
@@ -77,21 +70,25 @@ def nodes_of(
     """
     periods = tuple(length * h for length, h in zip(torus_shape, grid.spacing, strict=True))
     refuse_outside(functional, grid, Wrapping(periods))
-    if isinstance(functional, Stacked):
+    if isinstance(functional, functionals.Stacked):
         parts = [nodes_of(part, grid, torus_shape, per_cell) for part in functional.parts]
         return stacked_nodes(functional, parts)
-    if isinstance(functional, LineIntegrals):
+    if isinstance(functional, functionals.LineIntegrals):
         row, position, weight = ray_steps(functional, grid, per_cell)
     else:
         row, points, weight = _points(functional)
-        position = _snapped(in_cells(points, grid))
+        position = in_cells(points, grid)
+        nearest = position.round()
+        position = torch.where((position - nearest).abs() < _SNAP, nearest, position)
     corner = position.floor()
     lengths = torch.tensor(torus_shape, dtype=torch.int64, device=position.device)
     cell = corner.to(torch.int64).remainder(lengths)
     return Nodes(row, cell, position - corner, weight, len(functional))
 
 
-def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
+def step_counts(
+    rays: functionals.LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL
+) -> Tensor:
     """Return the number of steps of every ray, at least two: (N,) int64."""
     spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
     cells = (rays.edges[:, -1] - rays.edges[:, 0]) * (rays.direction / spacing).norm(dim=-1)
@@ -99,19 +96,14 @@ def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CE
     return steps
 
 
-def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows, points and weights of values at points."""
-    measure = functional.measure(GaussLegendre(1))
-    if isinstance(functional, Derivatives) or measure.direction is not None:
+def _points(functional: functionals.AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (Q,), points (Q, D) and weights (Q,) of values at points, without weightless ones."""
+    measure = functional.measure(functionals.GaussLegendre(1))
+    if isinstance(functional, functionals.Derivatives) or measure.direction is not None:
         raise UserError(
             f"{type(functional).__name__} with a direction differentiates the field: it is no sum "
             "of values over nodes; use the stencil's derivative weights, or drop these data"
         )
-    return measure_points(measure)
-
-
-def measure_points(measure: PointMeasure) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (Q,), points (Q, D) and weights (Q,) of a measure without its weightless points."""
     count, per_row = measure.weights.shape
     row = torch.arange(count, device=measure.device).repeat_interleave(per_row)
     weight = measure.weights.flatten()
@@ -120,7 +112,7 @@ def measure_points(measure: PointMeasure) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ray_steps(
-    rays: LineIntegrals, grid: RegularGrid, per_cell: float
+    rays: functionals.LineIntegrals, grid: RegularGrid, per_cell: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (Q,), centroids (Q, D) in cells from the grid's lower corner, and weights of steps."""
     steps, total = step_counts(rays, grid, per_cell), rays.weights * rays.edges.diff(dim=-1)
@@ -131,7 +123,10 @@ def ray_steps(
     if rays.weights.shape[1] == 1:
         weight, middle = (width * rays.weights[:, 0])[row], (index + 0.5) * width[row]
     else:
-        weight, middle = _weighted_middles(rays, steps, width, index * width[row], row)
+        weight, moment = _masses(rays, steps, width)
+        low = index * width[row]
+        middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        middle = torch.minimum(torch.maximum(middle, low), low + width[row])
         kept = weight > _WEIGHTLESS * total.sum(-1)[row]
         if not bool(kept.all()):
             row, middle, weight = row[kept], middle[kept], weight[kept]
@@ -141,16 +136,7 @@ def ray_steps(
     return row, torch.addcmul(begin.index_select(0, row), middle[:, None], along), weight
 
 
-def _weighted_middles(
-    rays: LineIntegrals, steps: Tensor, width: Tensor, low: Tensor, row: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weight of every step, and its centroid between `low` and `low + width`, (Q,) each."""
-    weight, moment = _masses(rays, steps, width)
-    middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
-    return weight, torch.minimum(torch.maximum(middle, low), low + width[row])
-
-
-def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+def _masses(rays: functionals.LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Return ∫ w ds and ∫ w (s − s_0) ds over every step, (Q,) each, from the cumulative weight.
 
     Evaluated at the boundaries of the steps, whatever the number J of segments.
@@ -164,9 +150,10 @@ def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, 
     segment = _segment(edges, row, index / steps[row])
     density, begin = rays.weights[row, segment], edges[row, segment]
     share = rays.weights * edges.diff(dim=-1)
-    middles = 0.5 * (edges[:, 1:] + edges[:, :-1])
-    mass = _before(share)[row, segment] + density * (t - begin)
-    moment = _before(share * middles)[row, segment] + 0.5 * density * (t - begin) * (t + begin)
+    moments = share * 0.5 * (edges[:, 1:] + edges[:, :-1])
+    before, first_moment = (v.cumsum(-1) - v for v in (share, moments))
+    mass = before[row, segment] + density * (t - begin)
+    moment = first_moment[row, segment] + 0.5 * density * (t - begin) * (t + begin)
     inner = (index < steps[row])[:-1]
     return mass.diff()[inner].clamp_min(0.0), moment.diff()[inner]
 
@@ -185,11 +172,6 @@ def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
     return (knot - row * columns).clamp(0, columns - 2)
 
 
-def _before(share: Tensor) -> Tensor:
-    """Sum of all shares before each segment, (N, J)."""
-    return share.cumsum(-1) - share
-
-
 def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
     """Return the coordinates (Q, D) in cells from the grid's lower corner."""
     lower, spacing = (
@@ -199,13 +181,7 @@ def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
     return (points - lower) / spacing
 
 
-def _snapped(position: Tensor) -> Tensor:
-    """Round positions that are at a node but for round-off."""
-    nearest = position.round()
-    return torch.where((position - nearest).abs() < _SNAP, nearest, position)
-
-
-def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
+def stacked_nodes(functional: functionals.Stacked, parts: Sequence[Nodes]) -> Nodes:
     """Return the nodes of stacked functionals, from those of each part."""
     starts = functional.offsets
     entry = torch.cat([part.row + start for part, start in zip(parts, starts, strict=False)])
@@ -217,7 +193,7 @@ def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
     return Nodes(row, cell, offset, weight, len(functional))
 
 
-def cell_nodes(rays: LineIntegrals, grid: RegularGrid) -> Nodes:
+def cell_nodes(rays: functionals.LineIntegrals, grid: RegularGrid) -> Nodes:
     """Two points of Gauss and Legendre for every segment of a ray in every cell that it meets.
 
     There the weight is constant and the multilinear interpolant in D dimensions a polynomial of
@@ -243,7 +219,7 @@ def cell_nodes(rays: LineIntegrals, grid: RegularGrid) -> Nodes:
 
 
 def _pieces(
-    rays: LineIntegrals, begin: Tensor, along: Tensor
+    rays: functionals.LineIntegrals, begin: Tensor, along: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, starts and widths as fractions of their rays, and w of the parts between cuts, (Q,).
 

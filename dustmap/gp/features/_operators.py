@@ -1,5 +1,7 @@
 """Φ as a chain of operators: cross-covariances, inverses and roots, never a stored row."""
 
+import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -7,26 +9,17 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp.features._base import rows_within
 from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
-from dustmap.linalg import (
-    AbstractComposite,
-    AbstractOperator,
-    AbstractSymmetric,
-    SolveResult,
-    UnconvergedWarning,
-    check_vectors,
-    chunks,
-    pcg,
-)
 
 
 @final
-class ProductOperator(AbstractComposite):
+class ProductOperator(linalg.AbstractComposite):
     """A B for operators A (m, k) and B (k, n), each applied in its own precision."""
 
-    def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
+    def __init__(self, left: linalg.AbstractOperator, right: linalg.AbstractOperator) -> None:
         if left.shape[1] != right.shape[0]:
             raise UserError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
         self._left, self._right = left, right
@@ -35,11 +28,11 @@ class ProductOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self._left.shape[0], self._right.shape[1]
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> linalg.AbstractOperator:
         return self._left
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         between = self._right.matmul(x.to(self._right.dtype))
         return self._left.matmul(between.to(self._left.dtype))
 
@@ -49,16 +42,11 @@ class ProductOperator(AbstractComposite):
 
 
 @final
-class ArrangedOperator(AbstractComposite):
-    """Rows of several operators with n columns each, row i the order_i-th of their concatenation.
+class ArrangedOperator(linalg.AbstractComposite):
+    """Rows of several operators with n columns each, row i the order_i-th of their concatenation:
+    order (m,) permutes the m rows of all, as in `Stacked`."""
 
-    Parameters
-    ----------
-    order : (m,)
-        A permutation of the m rows of all, as in `Stacked`.
-    """
-
-    def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
+    def __init__(self, parts: Sequence[linalg.AbstractOperator], order: Tensor) -> None:
         rows = sum(part.shape[0] for part in parts)
         if len({part.shape[1] for part in parts}) != 1 or len(order) != rows:
             raise UserError(
@@ -71,26 +59,24 @@ class ArrangedOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return len(self._order), self._parts[0].shape[1]
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> linalg.AbstractOperator:
         return self._parts[0]
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         rows = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
         return rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         natural = torch.empty_like(y).index_copy_(-1, self._order, y)
         pieces = torch.split(natural, [part.shape[0] for part in self._parts], dim=-1)
-        total = self._parts[0].rmatmul(pieces[0])
-        for part, piece in zip(self._parts[1:], pieces[1:], strict=True):
-            total = total + part.rmatmul(piece)
-        return total
+        products = (part.rmatmul(piece) for part, piece in zip(self._parts, pieces, strict=True))
+        return functools.reduce(operator.add, products)
 
 
 @final
-class InverseOperator(AbstractSymmetric):
+class InverseOperator(linalg.AbstractSymmetric):
     """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors.
 
     Warns the first time that a product misses the tolerance.
@@ -98,30 +84,25 @@ class InverseOperator(AbstractSymmetric):
 
     def __init__(
         self,
-        operator: AbstractOperator,
-        preconditioner: AbstractOperator,
+        A: linalg.AbstractOperator,
+        preconditioner: linalg.AbstractOperator,
         rtol: float,
         max_steps: int,
     ) -> None:
-        self._operator, self._preconditioner = operator, preconditioner
-        self._rtol, self._max_steps = rtol, max_steps
-        self._warned = False
+        self._A, self._warned = A, False
+        self._solve = functools.partial(
+            linalg.pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._operator.shape
+        return self._A.shape
 
-    def _made_of(self) -> AbstractOperator:
-        return self._operator
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._A
 
     def matmul(self, x: Tensor) -> Tensor:
-        result = pcg(
-            self._operator,
-            x,
-            preconditioner=self._preconditioner,
-            rtol=self._rtol,
-            max_steps=self._max_steps,
-        )
+        result = self._solve(x)
         if not self._warned:
             self._warned = not result.converged
             warn_unconverged(result, "product with the inverse of K_uu")
@@ -129,15 +110,10 @@ class InverseOperator(AbstractSymmetric):
 
 
 @final
-class CrossCovarianceOperator(AbstractComposite):
+class CrossCovarianceOperator(linalg.AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
-    Parameters
-    ----------
-    evaluate
-        Functional ↦ rows (n, M) without a graph.
-    like
-        A tensor of its dtype and device.
+    evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
     """
 
     def __init__(
@@ -152,7 +128,12 @@ class CrossCovarianceOperator(AbstractComposite):
         self._columns, self._like = columns, like
         width = columns * like.element_size()
         self._chunk = rows_within(budget, 8 * width)
-        self._matrix = self._stored() if len(functional) * width <= budget else None
+        self._matrix: Tensor | None = None
+        if len(functional) * width <= budget:
+            matrix = like.new_empty(self.shape)
+            for part, block in self._blocks():
+                matrix[part] = block
+            self._matrix = matrix
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,11 +143,11 @@ class CrossCovarianceOperator(AbstractComposite):
         return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self._columns, self.dtype, self.device)
+        linalg.check_vectors("x", x, self._columns, self.dtype, self.device)
         return torch.cat([x @ block.mT for _, block in self._blocks()], dim=-1)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         total = y.new_zeros((*y.shape[:-1], self._columns))
         for part, block in self._blocks():
             total += y[..., part] @ block
@@ -176,14 +157,8 @@ class CrossCovarianceOperator(AbstractComposite):
         if self._matrix is not None:
             yield slice(0, self.shape[0]), self._matrix
             return
-        for part in chunks(self.shape[0], self._chunk):
+        for part in linalg.chunks(self.shape[0], self._chunk):
             yield part, self._evaluate(self._functional[part])
-
-    def _stored(self) -> Tensor:
-        out = self._like.new_empty(self.shape)
-        for part in chunks(self.shape[0], self._chunk):
-            out[part] = self._evaluate(self._functional[part])
-        return out
 
 
 def cross_operator(
@@ -192,7 +167,7 @@ def cross_operator(
     columns: int,
     like: Tensor,
     budget: int,
-) -> AbstractOperator:
+) -> linalg.AbstractOperator:
     """Return evaluate(functional) (N, columns) without a graph, each rank's rows its own."""
     rows = torch.no_grad()(evaluate)
     return operator_by_rows(
@@ -200,7 +175,7 @@ def cross_operator(
     )
 
 
-def warn_unconverged(result: SolveResult, what: str) -> None:
+def warn_unconverged(result: linalg.SolveResult, what: str) -> None:
     """One warning that names the solve, its residual and the remedy, if any column missed rtol."""
     if not result.converged:
-        warnings.warn(f"{what}: {result.message()}", UnconvergedWarning, stacklevel=3)
+        warnings.warn(f"{what}: {result.message()}", linalg.UnconvergedWarning, stacklevel=3)

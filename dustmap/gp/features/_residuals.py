@@ -8,34 +8,28 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
+from dustmap.gp import functionals
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
-from dustmap.gp.features._residual_table import (
+from dustmap.gp.features._stencil import (
     BAND,
     ResidualTable,
+    Stencil,
     explained_variance,
     point_variance,
-)
-from dustmap.gp.features._stencil import Stencil
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    LineIntegrals,
-    PointMeasure,
-    PointValues,
-    Stacked,
 )
 from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)
+F = TypeVar("F", bound=functionals.AbstractFunctional)
 
 #: Beyond the band c_r is smooth: every third lag stands for its neighbours.
 _STRIDE = 3
@@ -51,15 +45,6 @@ _CHUNK_ENTRIES = 2**19
 _FEW_POINTS = 8
 #: Of k(0): Var r of a point at a node is 0 but for so much.
 _ROUND_OFF = 1e-9
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NodeSource:
-    """nodes: those of a slice of the data, made anew at every call; rows_at_once: of a slice."""
-
-    nodes: Callable[[slice], Nodes]
-    rows_at_once: int
 
 
 @final
@@ -85,7 +70,7 @@ class PairWalk:
         lattice, D = table.lattice, prior.grid.dim
         entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
         shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
-        entries = [F.pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
+        entries = [pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
         middle = zip(prior.grid.shape, prior.torus_shape, strict=True)
         last = tuple(0.5 * (m + length - 1) for m, length in middle)
         dense = None
@@ -100,7 +85,10 @@ class PairWalk:
         Weights v_q v_q', twice for two different nodes, are 0 for pairs of two rows or out of
         reach.
         """
-        yield self._single(nodes.offset), nodes.weight.square()
+        fine, single = self.table.fine, torch.zeros_like(nodes.row, dtype=torch.int32)
+        for along in nodes.offset.unbind(-1):  # a node's own variance is on the finer lattice
+            single = single * fine + (along * fine).round().to(torch.int32).remainder(fine)
+        yield single, nodes.weight.square()
         place, row = self._lattice_place(nodes), nodes.row.to(torch.int32)
         B, T = self.table.lattice.reach, self.table.lattice.steps
         key = [n.remainder(T) * (2 * B + 3) + B + 1 for n in place]
@@ -133,14 +121,11 @@ class PairWalk:
 
     def _near(self, place: Sequence[Tensor], key: Sequence[Tensor], lag: int) -> Tensor:
         """Return the positions of pairs by their offsets; negative outside the band."""
-        B, index = self.table.lattice.reach, None
+        B, first = self.table.lattice.reach, len(place[0]) - lag
+        index = torch.full_like(place[0][lag:], self.table.fine ** len(place))
         for n, k, entry in zip(place, key, self.entries, strict=True):
-            apart = (n[lag:] - n[: len(n) - lag]).clamp_(-B - 1, B + 1)
-            share = entry.index_select(0, apart.add_(k[: len(n) - lag]))
-            index = (
-                share.add_(self.table.fine ** len(place)) if index is None else index.add_(share)
-            )
-        assert index is not None
+            apart = (n[lag:] - n[:first]).clamp_(-B - 1, B + 1)
+            index.add_(entry.index_select(0, apart.add_(k[:first])))
         return index
 
     def _far(self, place: Sequence[Tensor], lag: int) -> Tensor:
@@ -156,15 +141,6 @@ class PairWalk:
             index.add_(apart, alpha=side ** (len(place) - 1 - d))
         return index.masked_fill_(largest > (side - 1) * half, -1)
 
-    def _single(self, offset: Tensor) -> Tensor:
-        """Return the positions of the nodes' own variances on the finer lattice: (Q,)."""
-        fine = self.table.fine
-        j = (offset * fine).round().to(torch.int32).remainder(fine)
-        flat = j[:, 0]
-        for d in range(1, offset.shape[1]):
-            flat = flat * fine + j[:, d]
-        return flat
-
     def _lattice_place(self, nodes: Nodes) -> list[Tensor]:
         """Return the nearest lattice points, counted from the grid's lower corner, axis by axis."""
         T, positions = self.table.lattice.steps, []
@@ -175,10 +151,15 @@ class PairWalk:
         return positions
 
 
-def banded_sum(walk: PairWalk, source: NodeSource, count: int) -> Tensor:
+#: The nodes of a slice of the data, made anew at every call.
+NodeSource = Callable[[slice], Nodes]
+
+
+def banded_sum(walk: PairWalk, source: NodeSource, rows_at_once: int, count: int) -> Tensor:
     """Return Σ_qq' v_q v_q' c_r(x_q, x_q') over the band: (count,), differentiable in the table."""
+    parts = tuple(chunks(count, rows_at_once))
     result: Tensor = _BandedSum.apply(  # type: ignore[no-untyped-call]
-        walk.table.values, walk, source, count
+        walk.table.values, walk, source, parts, count
     )
     return result
 
@@ -187,11 +168,18 @@ class _BandedSum(torch.autograd.Function):
     """`banded_sum`; its derivative spreads v_q v_q' over the entries of the table."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, walk: PairWalk, source: NodeSource, count: int) -> Tensor:
-        ctx.walk, ctx.source, ctx.count, ctx.like = walk, source, count, values
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        walk: PairWalk,
+        source: NodeSource,
+        parts: tuple[slice, ...],
+        count: int,
+    ) -> Tensor:
+        ctx.walk, ctx.source, ctx.parts, ctx.like = walk, source, parts, values
         out = values.new_zeros(count)
-        for part in chunks(count, source.rows_at_once):
-            nodes = source.nodes(part)
+        for part in parts:
+            nodes = source(part)
             if len(nodes) == 0:
                 continue
             total = torch.zeros_like(nodes.weight)
@@ -202,16 +190,16 @@ class _BandedSum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         to_values = torch.zeros_like(ctx.like)
-        for part in chunks(ctx.count, ctx.source.rows_at_once):
-            nodes = ctx.source.nodes(part)
+        for part in ctx.parts:
+            nodes = ctx.source(part)
             if len(nodes) == 0:
                 continue
             upstream = grads[0][part].index_select(0, nodes.row)
             for index, weight in ctx.walk.visits(nodes):
                 to_values.index_add_(0, index, weight.mul_(upstream[: len(index)]))
-        return to_values, None, None, None
+        return to_values, None, None, None, None
 
 
 def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
@@ -301,10 +289,7 @@ class LocalResiduals:
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
     `tests/gp/residual_definition.py` measures it.
 
-    Parameters
-    ----------
-    prior, estimator, per_cell
-        As in `LocalFeatures`.
+    prior, estimator, per_cell: as in `LocalFeatures`.
     """
 
     prior: GridPrior
@@ -312,44 +297,38 @@ class LocalResiduals:
     order: int = 4
     per_cell: float = PER_CELL
 
-    def variance(self, functional: AbstractFunctional) -> ResidualVariance:
+    def variance(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
         """Return Var r_n (N,) in the prior's dtype, with the count of clamped values."""
         prior = float(self.prior.lags.detach().flatten()[0])
         return ResidualVariance.of(self._raw(functional), self.prior.dtype, prior)
 
-    def _raw(self, functional: AbstractFunctional) -> Tensor:
-        if isinstance(functional, Stacked):
+    def _raw(self, functional: functionals.AbstractFunctional) -> Tensor:
+        if isinstance(functional, functionals.Stacked):
             return functional.arrange([self._raw(part) for part in functional.parts])
         stencil = Stencil.of(self.prior, self.order)
-        if isinstance(functional, PointValues | Derivatives):
-            return self._points(functional, stencil)
+        if isinstance(functional, functionals.PointValues | functionals.Derivatives):
+            return _by_parts(functional, stencil.size, lambda f: self._points(f, stencil))
         observed = self.estimator.observed(functional, self.prior.kernel)
-        if isinstance(observed, PointMeasure) and _is_exact(observed):
-            return self._measure(observed, stencil)
+        if isinstance(observed, functionals.PointMeasure):
+            points = observed.points.shape[1]
+            if observed.direction is not None or points <= _FEW_POINTS:
+                entries = (points * stencil.size) ** 2
+                return _by_parts(observed, entries, lambda f: self._measure(f, stencil))
         return self._pairs(observed, stencil)
 
-    def _points(self, functional: PointValues | Derivatives, stencil: Stencil) -> Tensor:
-        size = max(1, _CHUNK_ENTRIES // stencil.size)
-        parts = [functional[rows] for rows in chunks(len(functional), size)]
-        return _concatenated([self._point_part(part, stencil) for part in parts])
-
-    def _point_part(self, points: PointValues | Derivatives, stencil: Stencil) -> Tensor:
-        nodes = self._nodes(PointValues(points.x), PER_CELL)
-        if isinstance(points, PointValues):
+    def _points(
+        self, points: functionals.PointValues | functionals.Derivatives, stencil: Stencil
+    ) -> Tensor:
+        nodes = self._nodes(functionals.PointValues(points.x), PER_CELL)
+        if isinstance(points, functionals.PointValues):
             return point_variance(stencil, nodes.offset)
         k_ff = ClosedForm().variance(stencil.kernel, points, stencil.wrapping)
         return k_ff - explained_variance(stencil, nodes.offset, points.direction)
 
-    def _measure(self, measure: PointMeasure, stencil: Stencil) -> Tensor:
-        per_row = (measure.points.shape[1] * stencil.size) ** 2
-        size = max(1, _CHUNK_ENTRIES // per_row)
-        parts = [measure[rows] for rows in chunks(len(measure), size)]
-        return _concatenated([self._measure_part(part, stencil) for part in parts])
-
-    def _measure_part(self, measure: PointMeasure, stencil: Stencil) -> Tensor:
+    def _measure(self, measure: functionals.PointMeasure, stencil: Stencil) -> Tensor:
         """k_ff − 2 aᵀk_fu + aᵀ K a with the weights a on the stencils of all points: (n,)."""
         n, q, D = measure.points.shape
-        nodes = self._nodes(PointValues(measure.points.flatten(0, 1)), PER_CELL)
+        nodes = self._nodes(functionals.PointValues(measure.points.flatten(0, 1)), PER_CELL)
         direction = measure.direction
         turned = None if direction is None else direction.repeat_interleave(q, dim=0)
         w = stencil.weights(nodes.offset, turned).reshape(n, q, -1)
@@ -358,9 +337,10 @@ class LocalResiduals:
         place = (nodes.cell + nodes.offset).reshape(n, q, D)
         k_ff = ClosedForm().variance(stencil.kernel, measure, stencil.wrapping)
         k_fu = self._cross(place[:, :, None] - met[:, None], measure, stencil)
-        return k_ff - 2.0 * (a * k_fu).sum(-1) + quadratic_form(self._lags(), a, met)
+        lags = torch.fft.irfftn(self.prior.spectrum, s=self.prior.torus_shape)  # with the nugget
+        return k_ff - 2.0 * (a * k_fu).sum(-1) + quadratic_form(lags, a, met)
 
-    def _cross(self, apart: Tensor, measure: PointMeasure, stencil: Stencil) -> Tensor:
+    def _cross(self, apart: Tensor, measure: functionals.PointMeasure, stencil: Stencil) -> Tensor:
         """Cov(f_n, ρ(z)) at displacements (n, Q, K, D), in cells, of the points from z: (n, K)."""
         n, q, k, D = apart.shape
         lengths = torch.tensor(self.prior.torus_shape, dtype=apart.dtype, device=apart.device)
@@ -370,25 +350,25 @@ class LocalResiduals:
         direction = measure.direction
         if direction is not None:
             direction = direction.repeat_interleave(q * k, dim=0)
-        pairs = PointMeasure(nearest.reshape(-1, 1, D), weight, direction)
-        values = ClosedForm().cross(
-            stencil.kernel, pairs, torch.zeros_like(nearest).reshape(-1, D)[:1], stencil.wrapping
-        )
+        pairs = functionals.PointMeasure(nearest.reshape(-1, 1, D), weight, direction)
+        values = ClosedForm().cross(stencil.kernel, pairs, stencil.origin.x, stencil.wrapping)
         return values.reshape(n, q, k).sum(1)
 
-    def _lags(self) -> Tensor:
-        """Return the prior covariances at the lags of the torus, with the nugget."""
-        lags: Tensor = torch.fft.irfftn(self.prior.spectrum, s=self.prior.torus_shape)
-        return lags
+    def _pairs(
+        self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
+    ) -> Tensor:
+        table = ResidualTable.of(stencil) if torch.is_grad_enabled() else self._detached_table
+        if isinstance(observed, functionals.PointMeasure):
+            walk, nodes = PairWalk.of(table, self.prior, None), observed.weights.numel()
+        else:
+            walk = PairWalk.of(table, self.prior, self._steps)
+            nodes = int(step_counts(observed, self.prior.grid, self._steps).sum())
+        size = max(1, _CHUNK_NODES * len(observed) // max(1, nodes))
 
-    def _pairs(self, observed: PointMeasure | LineIntegrals, stencil: Stencil) -> Tensor:
-        steps = self._steps if isinstance(observed, LineIntegrals) else None
-        graph = torch.is_grad_enabled()
-        table = ResidualTable.of(stencil) if graph else self._detached_table
-        walk = PairWalk.of(table, self.prior, steps)
-        size = max(1, _CHUNK_NODES * len(observed) // max(1, self._count_nodes(observed)))
-        source = NodeSource(lambda part: self._nodes(observed[part], self._steps), size)
-        return banded_sum(walk, source, len(observed))
+        def source(part: slice) -> Nodes:
+            return self._nodes(observed[part], self._steps)
+
+        return banded_sum(walk, source, size, len(observed))
 
     @cached_property
     def _detached_table(self) -> ResidualTable:
@@ -400,20 +380,12 @@ class LocalResiduals:
         rough = any(term.profile.derivatives < 1 for term in self.prior.kernel.terms())
         return max(self.per_cell, ROUGH_PER_CELL) if rough else self.per_cell
 
-    def _count_nodes(self, observed: PointMeasure | LineIntegrals) -> int:
-        if isinstance(observed, PointMeasure):
-            return observed.weights.numel()
-        return int(step_counts(observed, self.prior.grid, self._steps).sum())
-
-    def _nodes(self, functional: AbstractFunctional, per_cell: float) -> Nodes:
+    def _nodes(self, functional: functionals.AbstractFunctional, per_cell: float) -> Nodes:
         return nodes_of(functional, self.prior.grid, self.prior.torus_shape, per_cell)
 
 
-def _is_exact(measure: PointMeasure) -> bool:
-    """Tell whether a measure is summed pair by pair without a table."""
-    return measure.direction is not None or measure.points.shape[1] <= _FEW_POINTS
-
-
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate parts, of which there may be none."""
-    return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)
+def _by_parts(functional: F, entries: int, evaluate: Callable[[F], Tensor]) -> Tensor:
+    """Return evaluate(functional) (N,), of few rows at once; entries: covariances of a row."""
+    size = max(1, _CHUNK_ENTRIES // entries)
+    parts = [evaluate(functional[rows]) for rows in chunks(len(functional), size)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)

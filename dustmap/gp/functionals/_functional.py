@@ -4,7 +4,6 @@ Rules turn a weighted integral along a track into such a sum; `PointValues` and 
 functionals at single points. Coordinates are checked to be finite float64 of the right shape.
 """
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -72,14 +71,8 @@ class AbstractRule(ABC):
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions s and weights v, both (N, Q).
 
-        Parameters
-        ----------
-        edges : (N, J + 1)
-            Segment boundaries.
-        weights : (N, J)
-            w on each.
-        keys : (N,)
-            Identities of the tracks, for rules that draw random numbers.
+        edges (N, J + 1): segment boundaries; weights (N, J): w between them; keys (N,): identities
+        of the tracks, for rules that draw random numbers.
         """
 
 
@@ -166,17 +159,10 @@ class Stratified(AbstractRule):
         return s.clamp(edges[:, :1], edges[:, -1:]), (total / self.count).expand_as(s)
 
 
-@functools.cache
-def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the nodes and weights of the Gauss-Legendre rule on [0, 1]."""
-    nodes, weights = leggauss(order)
-    return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
-
-
 def _rule_like(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Return `gauss_legendre` in the dtype and on the device of the edges."""
-    unit, weights = gauss_legendre(order)
-    return edges.new_tensor(unit), edges.new_tensor(weights)
+    """Nodes and weights of the Gauss-Legendre rule on [0, 1], in the dtype of the edges."""
+    nodes, weights = leggauss(order)
+    return edges.new_tensor(0.5 * (nodes + 1)), edges.new_tensor(0.5 * weights)
 
 
 def _check_count(name: str, value: int) -> None:
@@ -246,16 +232,9 @@ class AbstractRows(AbstractFunctional):
 @final
 @dataclass(frozen=True, eq=False)
 class PointMeasure(AbstractRows):
-    """f_n = Σ_q w_q ρ(x_q), or Σ_q w_q ∂_v ρ(x_q) where a direction v is given.
+    """f_n = Σ_q w_q ρ(x_q), or Σ_q w_q ∂_v ρ(x_q) where there is a direction v.
 
-    Parameters
-    ----------
-    points : (N, Q, D)
-        x_q.
-    weights : (N, Q)
-        w_q.
-    direction : (N, D)
-        v, or None for values.
+    points (N, Q, D): x_q; weights (N, Q): w_q; direction (N, D): v, or None for values.
     """
 
     points: Tensor
@@ -289,12 +268,7 @@ class PointMeasure(AbstractRows):
 @final
 @dataclass(frozen=True, eq=False)
 class PointValues(AbstractRows):
-    """Values of the field at points, f_n = ρ(x_n).
-
-    Parameters
-    ----------
-    x : (N, D)
-        Points, finite.
+    """Values of the field at points x (N, D), f_n = ρ(x_n).
 
     Examples
     --------
@@ -318,15 +292,8 @@ class PointValues(AbstractRows):
 @final
 @dataclass(frozen=True, eq=False)
 class Derivatives(AbstractRows):
-    """Directional derivatives of the field, f_n = v_n · ∇ρ(x_n).
-
-    Parameters
-    ----------
-    x : (N, D)
-        Points, finite.
-    direction : (N, D)
-        v, unit vectors.
-    """
+    """Derivatives of the field, f_n = v_n · ∇ρ(x_n), at points x (N, D) along unit vectors v,
+    `direction` (N, D)."""
 
     x: Tensor
     direction: Tensor

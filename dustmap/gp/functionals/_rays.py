@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.functionals._functional import (
-    AbstractRows,
-    AbstractRule,
-    PointMeasure,
-    coordinates,
-    table,
-    unit_vectors,
-)
+from dustmap.gp.functionals import _functional
 
 FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has not left it
 
@@ -74,21 +67,12 @@ def chord(
 
 @final
 @dataclass(frozen=True, eq=False)
-class LineIntegrals(AbstractRows):
+class LineIntegrals(_functional.AbstractRows):
     """f_n = ∫ w_n(s) ρ(o_n + s ω_n) ds with w_n constant on each of J segments of the ray.
 
-    Parameters
-    ----------
-    origin : (N, D)
-        o.
-    direction : (N, D)
-        ω, unit vectors.
-    edges : (N, J + 1)
-        Segment boundaries, ≥ 0 and not decreasing.
-    weights : (N, J)
-        w on each segment, ≥ 0.
-    keys : (N,) int64
-        Identities of the rays for seeded random rules, 0..N−1 by default; slices keep them.
+    origin (N, D): o; direction (N, D): ω, unit vectors; edges (N, J + 1): segment boundaries, ≥ 0
+    and not decreasing; weights (N, J): w on each segment, ≥ 0; keys (N,) int64: identities of the
+    rays for seeded random rules, 0..N−1 by default, which slices keep.
 
     Examples
     --------
@@ -104,23 +88,23 @@ class LineIntegrals(AbstractRows):
     keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        origin = coordinates("origin", self.origin)
+        origin = _functional.coordinates("origin", self.origin)
         object.__setattr__(self, "origin", origin)
-        object.__setattr__(self, "direction", unit_vectors("direction", self.direction, origin))
-        object.__setattr__(self, "edges", table("edges", self.edges, len(origin)))
-        object.__setattr__(self, "weights", table("weights", self.weights, len(origin)))
+        object.__setattr__(
+            self, "direction", _functional.unit_vectors("direction", self.direction, origin)
+        )
+        object.__setattr__(self, "edges", _functional.table("edges", self.edges, len(origin)))
+        object.__setattr__(self, "weights", _functional.table("weights", self.weights, len(origin)))
         if len(self.keys) == 0:
             object.__setattr__(self, "keys", torch.arange(len(origin), device=origin.device))
-        self._check_segments()
-
-    def _check_segments(self) -> None:
         if self.edges.shape[1] != self.weights.shape[1] + 1:
             raise UserError(
                 f"edges must have one column more than weights, got {tuple(self.edges.shape)} "
                 f"and {tuple(self.weights.shape)}."
             )
-        if bool((self.edges.diff(dim=-1) < 0).any()) or bool((self.edges[:, :1] < 0).any()):
-            row = int(((self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0)).nonzero()[0])
+        wrong = (self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
             raise UserError(
                 f"edges must be >= 0 and must not decrease along the ray: row {row} is "
                 f"{self.edges[row].tolist()}."
@@ -137,7 +121,10 @@ class LineIntegrals(AbstractRows):
     @classmethod
     def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
         """Return ∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
-        start, end = coordinates("start", start), coordinates("end", end, start)
+        start, end = (
+            _functional.coordinates("start", start),
+            _functional.coordinates("end", end, start),
+        )
         length = (end - start).norm(dim=-1, keepdim=True)
         first_axis = torch.zeros_like(start)
         first_axis[:, 0] = 1
@@ -149,7 +136,7 @@ class LineIntegrals(AbstractRows):
     @classmethod
     def from_observer(cls, positions: Tensor, observer: Tensor | float = 0.0) -> "LineIntegrals":
         """Return ∫ρ ds from the observer (D,) to each position (N, D)."""
-        positions = coordinates("positions", positions)
+        positions = _functional.coordinates("positions", positions)
         start = torch.as_tensor(observer, dtype=torch.float64, device=positions.device)
         return cls.segment(start.expand_as(positions), positions)
 
@@ -166,9 +153,9 @@ class LineIntegrals(AbstractRows):
             )
         return cls(plain.origin, plain.direction, plain.edges, 1 / length)
 
-    def measure(self, rule: AbstractRule) -> PointMeasure:
+    def measure(self, rule: _functional.AbstractRule) -> _functional.PointMeasure:
         s, v = rule.nodes(self.edges, self.weights, self.keys)
-        return PointMeasure(self.at(s), v)
+        return _functional.PointMeasure(self.at(s), v)
 
     def at(self, s: Tensor) -> Tensor:
         """Return the points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
@@ -229,4 +216,4 @@ class LineIntegrals(AbstractRows):
 
 
 #: The common form of all functionals, and the one that has closed forms of its own.
-Observed = PointMeasure | LineIntegrals
+Observed = _functional.PointMeasure | LineIntegrals

@@ -9,32 +9,19 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.functionals._functional import (
-    AbstractFunctional,
-    AbstractRows,
-    AbstractRule,
-    PointMeasure,
-)
+from dustmap.gp.functionals import _functional
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, ShardedRows
 
-F = TypeVar("F", bound=AbstractFunctional)
+F = TypeVar("F", bound=_functional.AbstractFunctional)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Stacked(AbstractFunctional):
-    """The functionals of several parts, one after the other.
+class Stacked(_functional.AbstractFunctional):
+    """The functionals of several parts of one dimension, one after the other: row n is entry
+    order[n] of the concatenation, the identity unless rows were picked in another order."""
 
-    Parameters
-    ----------
-    parts
-        Functionals of one dimension.
-    order : (N,)
-        Row n is entry order[n] of the concatenation (the identity unless rows were picked in
-        another order).
-    """
-
-    parts: tuple[AbstractFunctional, ...]
+    parts: tuple[_functional.AbstractFunctional, ...]
     order: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     def __post_init__(self) -> None:
@@ -65,17 +52,14 @@ class Stacked(AbstractFunctional):
     @property
     def offsets(self) -> tuple[int, ...]:
         """Positions where the parts start in the concatenation, and its end: P + 1."""
-        ends = [0]
-        for part in self.parts:
-            ends.append(ends[-1] + len(part))
-        return tuple(ends)
+        return tuple(itertools.accumulate(map(len, self.parts), initial=0))
 
     def __getitem__(self, index: slice | Tensor) -> "Stacked":
         picked = self.order[index]
         order = torch.empty_like(picked)
-        parts: list[AbstractFunctional] = []
+        parts: list[_functional.AbstractFunctional] = []
         count = 0
-        for part, start, stop in self.pieces():
+        for part, (start, stop) in zip(self.parts, itertools.pairwise(self.offsets), strict=True):
             rows = ((picked >= start) & (picked < stop)).nonzero().squeeze(-1)
             if len(rows) > 0 or len(picked) == 0:
                 parts.append(part[picked[rows] - start])
@@ -83,16 +67,11 @@ class Stacked(AbstractFunctional):
                 count += len(rows)
         return Stacked(tuple(parts), order)
 
-    def pieces(self) -> Sequence[tuple[AbstractFunctional, int, int]]:
-        """Return each part with its first and last + 1 position in the concatenation."""
-        ends = self.offsets
-        return [(part, ends[i], ends[i + 1]) for i, part in enumerate(self.parts)]
-
     def arrange(self, blocks: Sequence[Tensor], dim: int = 0) -> Tensor:
         """Concatenate per-part results along `dim` and put them in the order of the rows."""
         return torch.cat(list(blocks), dim=dim).index_select(dim, self.order)
 
-    def measure(self, rule: AbstractRule) -> PointMeasure:
+    def measure(self, rule: _functional.AbstractRule) -> _functional.PointMeasure:
         """One measure for all parts, padded with zero weights; values and integrals only."""
         measures = [part.measure(rule) for part in self.parts]
         if any(measure.direction is not None for measure in measures):
@@ -105,15 +84,17 @@ class Stacked(AbstractFunctional):
         weights = [
             torch.nn.functional.pad(m.weights, (0, width - m.weights.shape[1])) for m in measures
         ]
-        return PointMeasure(points, self.arrange(weights))
+        return _functional.PointMeasure(points, self.arrange(weights))
 
     def moments(self) -> Tensor:
         return self.arrange([part.moments() for part in self.parts])
 
 
-def _flattened(parts: Sequence[AbstractFunctional]) -> list[AbstractFunctional]:
+def _flattened(
+    parts: Sequence[_functional.AbstractFunctional],
+) -> list[_functional.AbstractFunctional]:
     """Parts without nesting: a Stacked that is in its natural order is replaced by its parts."""
-    flat: list[AbstractFunctional] = []
+    flat: list[_functional.AbstractFunctional] = []
     for part in parts:
         natural = isinstance(part, Stacked) and bool((part.order.diff() > 0).all())
         flat.extend(part.parts if isinstance(part, Stacked) and natural else [part])
@@ -128,26 +109,17 @@ def _widened(points: Tensor, width: int) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Sharded(AbstractFunctional):
+class Sharded(_functional.AbstractFunctional):
     """N functionals of one kind, of which every rank holds some.
 
     Every rank has the same N, picks the same rows and gets the same numbers; what takes geometry is
     computed by the rank that has it and gathered, so that all ranks have to ask.
 
-    Parameters
-    ----------
-    local
-        This rank's functionals.
-    counts
-        How many each rank has.
-    world
-        The ranks.
-    order : (N,)
-        Row n is the order_n-th of the ranks' functionals, one after the other, None where that is
-        n.
+    local: this rank's functionals; counts: of each rank; order (N,): row n is the order_n-th of the
+    ranks' functionals, one after the other, None where that is n.
     """
 
-    local: AbstractRows
+    local: _functional.AbstractRows
     counts: tuple[int, ...]
     world: AbstractWorld
     order: Tensor | None = None
@@ -158,14 +130,14 @@ class Sharded(AbstractFunctional):
                 f"counts must be those of {self.world.size} ranks, {len(self.local)} on rank "
                 f"{self.world.rank}, got {self.counts}"
             )
-        if not isinstance(self.local, AbstractRows):
+        if not isinstance(self.local, _functional.AbstractRows):
             raise UserError(
                 f"the ranks share functionals of one kind, got {type(self.local).__name__}: "
                 "share the parts of what is stacked"
             )
 
     @staticmethod
-    def of(local: AbstractRows, world: AbstractWorld) -> "Sharded":
+    def of(local: _functional.AbstractRows, world: AbstractWorld) -> "Sharded":
         """Return the functionals of all ranks, one rank's after the other's."""
         counts = world.gathered(torch.tensor([len(local)]))
         return Sharded(local, tuple(counts.tolist()), world)
@@ -201,11 +173,13 @@ class Sharded(AbstractFunctional):
             order = owner.argsort(stable=True).argsort()
         return Sharded(local, tuple(counts), self.world, order)
 
-    def measure(self, rule: AbstractRule) -> PointMeasure:
+    def measure(self, rule: _functional.AbstractRule) -> _functional.PointMeasure:
         """Gather the measure of all ranks; take it of few rows at a time."""
         own = self.local.measure(rule)
         direction = None if own.direction is None else self.gathered(own.direction)
-        return PointMeasure(self.gathered(own.points), self.gathered(own.weights), direction)
+        return _functional.PointMeasure(
+            self.gathered(own.points), self.gathered(own.weights), direction
+        )
 
     def moments(self) -> Tensor:
         return self.gathered(self.local.moments())
@@ -219,26 +193,26 @@ class Sharded(AbstractFunctional):
         """Return the operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
-    def mapped(self, local: AbstractRows) -> "Sharded":
+    def mapped(self, local: _functional.AbstractRows) -> "Sharded":
         """With other functionals, one for one; local: those of this rank."""
         return replace(self, local=local)
 
-    def whole(self) -> AbstractFunctional:
+    def whole(self) -> _functional.AbstractFunctional:
         """Return the functionals of all ranks, on every rank."""
         return self.local.rowwise(self.gathered)
 
 
-def whole(functional: AbstractFunctional) -> AbstractFunctional:
+def whole(functional: _functional.AbstractFunctional) -> _functional.AbstractFunctional:
     """Return all functionals, gathered where ranks share them."""
     return functional.whole() if isinstance(functional, Sharded) else functional
 
 
-def world_of(functional: AbstractFunctional) -> AbstractWorld:
+def world_of(functional: _functional.AbstractFunctional) -> AbstractWorld:
     """Return the ranks that share the functionals, or one alone."""
     return functional.world if isinstance(functional, Sharded) else Alone()
 
 
-def by_rows(functional: AbstractFunctional, compute: Callable[[Any], Tensor]) -> Tensor:
+def by_rows(functional: _functional.AbstractFunctional, compute: Callable[[Any], Tensor]) -> Tensor:
     """Return compute(functional) (N, ...), row by row where ranks share them."""
     if isinstance(functional, Sharded):
         return functional.gathered(compute(functional.local))
@@ -246,7 +220,7 @@ def by_rows(functional: AbstractFunctional, compute: Callable[[Any], Tensor]) ->
 
 
 def operator_by_rows(
-    functional: AbstractFunctional, build: Callable[[Any], AbstractOperator]
+    functional: _functional.AbstractFunctional, build: Callable[[Any], AbstractOperator]
 ) -> AbstractOperator:
     """build(functional) (N, n), whose rows every rank builds for its own where they are shared."""
     if isinstance(functional, Sharded):

@@ -4,7 +4,9 @@ A term gives the covariances between values and derivatives of the field.
 """
 
 import copy
+import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +18,8 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
+from dustmap.gp.kernels import _profiles
 from dustmap.gp.kernels._matern import KOLMOGOROV, MaternProfile
-from dustmap.gp.kernels._profiles import (
-    AbstractProfile,
-    Matern12Profile,
-    Matern32Profile,
-    Matern52Profile,
-    SquaredExponentialProfile,
-)
 
 
 @final
@@ -36,15 +32,13 @@ class KernelTerm:
 
     variance: Tensor
     lengthscale: Tensor
-    profile: AbstractProfile
+    profile: _profiles.AbstractProfile
 
     def scaled_distance(self, displacement: Sequence[Tensor]) -> Tensor:
         """r = √Σ_d (x_d / ℓ_d)² for per-axis displacements that broadcast against each other."""
         ell = self.lengthscale.to(displacement[0].dtype)
-        squares = [(x / ell[d]).square() for d, x in enumerate(displacement)]
-        total = squares[0]
-        for square in squares[1:]:
-            total = total + square
+        squares = ((x / ell[d]).square() for d, x in enumerate(displacement))
+        total = functools.reduce(operator.add, squares)
         # the clamp makes d√/dx finite at 0, and passes a zero gradient there
         return total.clamp_min(torch.finfo(total.dtype).tiny).sqrt()
 
@@ -76,10 +70,9 @@ class KernelTerm:
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor], weight: Tensor) -> Tensor:
-    """Σ_d weight_d a_d b_d."""
-    total = weight[0] * a[0] * b[0]
-    for d in range(1, len(a)):
-        total = total + weight[d] * a[d] * b[d]
+    """Return Σ_d weight_d a_d b_d."""
+    products = (w * x * y for w, x, y in zip(weight, a, b, strict=True))
+    total: Tensor = functools.reduce(operator.add, products)
     return total
 
 
@@ -97,7 +90,7 @@ class AbstractKernel(AbstractParametric, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Device of the parameters."""
         return self.terms()[0].variance.device
 
     def __call__(self, dx: Tensor) -> Tensor:
@@ -128,12 +121,18 @@ class AbstractKernel(AbstractParametric, ABC):
 
     def spectral_density(self, omega: Tensor) -> Tensor:
         """S(ω) = ∫ k(x) exp(-i ω·x) dx at angular frequencies omega (..., D): (...)."""
-        return torch.stack([_term_density(t, omega) for t in self.terms()]).sum(0)
+        total = torch.zeros((), dtype=omega.dtype, device=omega.device)
+        for term in self.terms():
+            scaled = (omega * term.lengthscale).square().sum(-1).sqrt()
+            density = term.profile.spectral_density(scaled, omega.shape[-1])
+            total = total + term.variance * term.lengthscale.prod() * density
+        return total
 
     def cutoff(self, tolerance: float) -> Tensor:
         """Half axes (D,) of an ellipsoid outside which |k| <= tolerance · k(0)."""
         with torch.no_grad():
-            return torch.stack([_term_cutoff(t, tolerance) for t in self.terms()]).amax(0)
+            reach = [t.lengthscale * t.profile.cutoff(tolerance) for t in self.terms()]
+            return torch.stack(reach).amax(0)
 
     def require_derivatives(self) -> None:
         """Raise unless draws from the prior are differentiable."""
@@ -157,20 +156,19 @@ class AbstractKernel(AbstractParametric, ABC):
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class StationaryKernel(AbstractKernel):
-    """One profile with one length scale, or one per axis; parameters "length" and "variance".
+    """One profile with one length scale ℓ, or D of them; parameters "length" and "variance", k(0).
 
-    profile: correlation profile; lengthscale: ℓ > 0 or D of them; variance: k(0) > 0;
     dim: D, needed when `lengthscale` is a single number.
     """
 
-    profile: AbstractProfile
+    profile: _profiles.AbstractProfile
     length: Parameter
     amplitude: Parameter
     axes: int
 
     def __init__(
         self,
-        profile: AbstractProfile,
+        profile: _profiles.AbstractProfile,
         lengthscale: float | Sequence[float],
         variance: float = 1.0,
         dim: int | None = None,
@@ -315,31 +313,35 @@ def Matern12(
     lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
 ) -> StationaryKernel:
     """Matérn-½: exp(-r)."""
-    return StationaryKernel(Matern12Profile(), lengthscale, variance, dim)
+    return StationaryKernel(_profiles.Matern12Profile(), lengthscale, variance, dim)
 
 
 def Matern32(
     lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
 ) -> StationaryKernel:
     """Matérn-3/2: (1 + √3 r) exp(-√3 r)."""
-    return StationaryKernel(Matern32Profile(), lengthscale, variance, dim)
+    return StationaryKernel(_profiles.Matern32Profile(), lengthscale, variance, dim)
 
 
 def Matern52(
     lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
 ) -> StationaryKernel:
     """Matérn-5/2: (1 + √5 r + 5r²/3) exp(-√5 r)."""
-    return StationaryKernel(Matern52Profile(), lengthscale, variance, dim)
+    return StationaryKernel(_profiles.Matern52Profile(), lengthscale, variance, dim)
 
 
 def SquaredExponential(
     lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
 ) -> StationaryKernel:
     """Squared exponential: exp(-r²/2)."""
-    return StationaryKernel(SquaredExponentialProfile(), lengthscale, variance, dim)
+    return StationaryKernel(_profiles.SquaredExponentialProfile(), lengthscale, variance, dim)
 
 
-_HALF_INTEGERS = {0.5: Matern12Profile(), 1.5: Matern32Profile(), 2.5: Matern52Profile()}
+_HALF_INTEGERS = {
+    0.5: _profiles.Matern12Profile(),
+    1.5: _profiles.Matern32Profile(),
+    2.5: _profiles.Matern52Profile(),
+}
 #: Kernels by the names of configurations; `matern-NU` names those of any smoothness.
 KERNELS = MappingProxyType(
     {
@@ -399,13 +401,3 @@ def _check_positive(name: str, values: tuple[float, ...]) -> None:
     if len(values) == 0 or not all(math.isfinite(v) and v > 0 for v in values):
         shown = values[0] if len(values) == 1 else values
         raise UserError(f"{name} must be positive and finite, got {shown}.")
-
-
-def _term_density(term: KernelTerm, omega: Tensor) -> Tensor:
-    scaled = (omega * term.lengthscale).square().sum(-1).sqrt()
-    density = term.profile.spectral_density(scaled, omega.shape[-1])
-    return term.variance * term.lengthscale.prod() * density
-
-
-def _term_cutoff(term: KernelTerm, tolerance: float) -> Tensor:
-    return term.lengthscale * term.profile.cutoff(tolerance)

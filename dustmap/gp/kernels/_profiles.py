@@ -17,8 +17,8 @@ from dustmap.gp.kernels._radial import (
     fourier_transform,
     second_antiderivative,
     slope_over_r,
+    track_table,
 )
-from dustmap.gp.kernels._track_table import track_table
 
 SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
 
@@ -44,7 +44,7 @@ class AbstractProfile(ABC):
 
     @property
     def derivatives(self) -> int:
-        """How many times a draw is mean-square differentiable; 0 unless a profile says more."""
+        """Number of mean-square derivatives of a draw; 0 unless a profile says more."""
         return 0
 
     def slope(self, r: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class _Descent:
         return -self.profile.curvature(r)
 
     def cutoff(self, tolerance: float) -> float:
-        """Where k is negligible, and with it its slope."""
+        """Return where k is negligible, and with it its slope."""
         return self.profile.cutoff(0.01 * tolerance)
 
 

@@ -44,10 +44,8 @@ class BernoulliLikelihood(AbstractLikelihood):
 
     def noise_variance(self, batch: Batch) -> Tensor:
         """Return zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
-        other = (batch.y != 0) & (batch.y != 1)
-        _refuse(
-            other, batch.y, "BernoulliLikelihood", "0 or 1", "encode the two classes as 0 and 1"
-        )
+        other, name = (batch.y != 0) & (batch.y != 1), "BernoulliLikelihood"
+        _refuse(other, batch.y, name, "0 or 1", "encode the two classes as 0 and 1")
         return torch.zeros_like(batch.y)
 
     def expected_log_prob(

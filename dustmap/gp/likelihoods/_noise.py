@@ -31,8 +31,8 @@ _COUNT = 96
 _LEAST = 2.0
 
 
-#: What parameters of the noise are in reports.
-_NAMES = {"scale": "noise", "jitter": "scatter", "relative": "relative_scatter"}
+#: Names of the parameters of the noise in reports.
+_PARAMETERS = {"scale": "noise", "jitter": "scatter", "relative": "relative_scatter"}
 
 
 @final
@@ -48,14 +48,10 @@ class GaussianLikelihood(AbstractLikelihood):
     Parameters "noise" (ln scale), "scatter" (ln jitter) and "relative_scatter" (ln relative).
 
     a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
-    small would weigh more than those it has made large. Whoever fits the field sets it, and
-    renews it as the field is found.
+    small would weigh more than those it has made large. Whoever fits the field sets and renews it.
 
-    Parameters
-    ----------
-    scale, jitter, relative
-        Starting values > 0, jitter in the units of y; what is None is not in the model. With
-        `learn=False` they stay fixed.
+    scale, jitter, relative: starting values > 0, jitter in the units of y, None for those that are
+    not in the model; fixed with `learn=False`.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class GaussianLikelihood(AbstractLikelihood):
         for name, value in named:
             _check_positive(name, value)
         self._parameters = {
-            part: Parameter.log(_NAMES[part], value, learn=learn)
+            part: Parameter.log(_PARAMETERS[part], value, learn=learn)
             for part, value in named
             if value is not None
         }
@@ -248,13 +244,9 @@ class StudentTLikelihood(AbstractLikelihood):
     ln p is not concave beyond |y − f| = a: g2 may be positive, and the weight −2 g2 of an outlier
     in the precision of q negative.
 
-    Parameters
-    ----------
-    dof
-        ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2).
-    scale
-        Positive; s_n itself, in the units of y, where the batch has no noise_variance, else the
-        factor of its errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
+    dof: ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2); scale > 0: s_n
+    itself, in the units of y, where the batch has no noise_variance, else the factor of its errors,
+    s_n = scale · σ_n. Both are learned unless `learn=False`.
     """
 
     def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
@@ -277,11 +269,6 @@ class StudentTLikelihood(AbstractLikelihood):
         excess, noise = parameters
         made._parameters = (excess, noise)
         return made
-
-    @property
-    def log_excess(self) -> Tensor:
-        """ln(ν − 2)."""
-        return self._parameters[0].value
 
     @property
     def log_scale(self) -> Tensor:
@@ -349,7 +336,7 @@ class StudentTLikelihood(AbstractLikelihood):
 
     def _dof(self) -> Tensor:
         """Return ν, a float64 scalar."""
-        return _LEAST + self.log_excess.exp()
+        return _LEAST + self._parameters[0].value.exp()
 
     def _log_peak(self, width2: Tensor) -> Tensor:
         """Return ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""

@@ -1,25 +1,319 @@
-"""The gradient of the log evidence from posterior moments of ε: Fisher's identity, split."""
+"""The evidence's gradient and curvature in its parameters, from posterior moments of ε.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+The gradient is one backward pass. Its Monte Carlo error and the average information take many
+derivatives (of every datum, of every deviation) in few parameters: forward differences, one set of
+products per parameter and no graph. A `Recolouring` holds the field fixed instead of its whitened
+form, which takes the derivatives of λ out of the products.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, Parameters
-from dustmap.gp.features import LocalFeatures, chunks
-from dustmap.inference.evidence._information import (
-    Moments,
-    Recolouring,
-    differentiate,
-    total_variance,
-)
-from dustmap.inference.solve._grid_model import GridModel
+from dustmap.gp import AbstractParametric, Batch, GridPrior, Parameters
+from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks
+from dustmap.inference._precision import PrecisionOperator
+from dustmap.inference.solve._grid_model import GridModel, prior_of
+from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
+M = TypeVar("M", bound=AbstractParametric)
+#: Change of a parameter in the forward differences.
+_SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
+#: Accuracy of the solves behind the information, whose error enters it squared, and their steps.
+_RTOL, _STEPS = 1e-4, 200
 #: Data in one backward pass through features that hold no rows.
 _PER_PASS = 2**20
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Recolouring:
+    """C_θ^{-1/2} C^{1/2}: white variables at θ of the field that has white variables ε here.
+
+    spectrum: λ of C at the present parameters, without graph; torus_shape: its torus.
+    """
+
+    spectrum: Tensor
+    torus_shape: tuple[int, ...]
+
+    @staticmethod
+    def at(features: AbstractFeatureMap) -> "Recolouring":
+        """At the features' present value."""
+        prior = _prior_of(features)
+        return Recolouring(prior.spectrum.detach(), prior.torus_shape)
+
+    def applied(self, features: AbstractFeatureMap, eps: Tensor) -> Tensor:
+        """ε_θ = C_θ^{-1/2} C^{1/2} ε for eps (k, M_w) and features at θ; carries no graph."""
+        ratio = (self.spectrum / _prior_of(features).spectrum.detach()).sqrt()
+        return CirculantOperator(ratio.to(eps.dtype), self.torus_shape).matmul(eps)
+
+    def log_spectrum(self, features: AbstractFeatureMap, power: Tensor) -> Tensor:
+        """Σ_k p_k ln λ_θ,k, differentiable; power p in the half-spectrum layout of `power`."""
+        return (power * _prior_of(features).spectrum.log()).sum()
+
+    def log_rate(self, features: AbstractFeatureMap) -> Tensor:
+        """ln λ_θ − ln λ, in the half-spectrum layout."""
+        return _prior_of(features).spectrum.detach().log() - self.spectrum.log()
+
+    def power(self, a: Tensor, b: Tensor) -> Tensor:
+        """p_k with Σ_k p_k = aᵀb for fields a, b (M_w,), float64: where in k the product arises."""
+        left = self._modes(a)
+        product = (left * (left if b is a else self._modes(b))).sum(-1)
+        # Modes of the half spectrum stand for two, but the first, and the last of an even length.
+        length = self.torus_shape[-1]
+        count = torch.full_like(product[(0,) * (product.ndim - 1)], 2.0)
+        count[0] = 1.0
+        if length % 2 == 0:
+            count[-1] = 1.0
+        power: Tensor = product * (count / a.numel())
+        return power
+
+    def _modes(self, field: Tensor) -> Tensor:
+        """Return real and imaginary parts of the half spectrum (..., 2), float64."""
+        return torch.view_as_real(torch.fft.rfftn(field.reshape(self.torus_shape))).double()
+
+
+def _prior_of(features: AbstractFeatureMap) -> GridPrior:
+    return prior_of(features, "recolouring of prior_draws", "leave prior_draws out")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Posterior of ε: eps_mean (M_w,), deviations δ_s (S, M_w), and prior draws behind them.
+
+    prior_draws (S, M_w): ε₀_s of δ_s = Λ⁻¹(ε₀_s + ΦᵀΣ^{-1/2} ξ_s), or None.
+    """
+
+    eps_mean: Tensor
+    deviations: Tensor
+    prior_draws: Tensor | None = None
+
+    def check(self, width: int) -> None:
+        """An error unless all belong to a model of M_w = width."""
+        if self.eps_mean.shape != (width,):
+            raise UserError(
+                f"eps_mean must have shape ({width},), the features' M_w, got "
+                f"{tuple(self.eps_mean.shape)}: solve again after a change of grid or torus"
+            )
+        shape = tuple(self.deviations.shape)
+        if len(shape) != 2 or shape[1] != width or shape[0] < 2:
+            raise UserError(
+                f"deviations must be two or more rows of {width} numbers (S, M_w), got shape "
+                f"{shape}: draw at least two samples with this model"
+            )
+        if self.prior_draws is not None and self.prior_draws.shape != shape:
+            raise UserError(
+                f"prior_draws must have the shape {shape} of deviations, one for each, got "
+                f"{tuple(self.prior_draws.shape)}"
+            )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Derivatives:
+    """Derivatives in all P parameters, at θ; zero in those of the mean.
+
+    of_covariance (P, N) = ∂_iA α, with A = ΦΦᵀ + Σ and α = A⁻¹(y − m).
+    of_deviations (S, P): ∂_i of what is averaged over s; its scatter is that of the gradient.
+    guess (P, M_w): (∂_i ln λ) ε̂ in the spectrum where the features live on a torus, else zeros.
+    of_log_sigma (P, N) = ∂_i ln Σ_n; of_log_residual (P, N) = ∂_i ln Var r_n.
+    leverage (N,) = mean_s (Φδ_s)_n² / Σ_n.
+    phi, sigma (N,): Φ and Σ at θ.
+    """
+
+    of_covariance: Tensor
+    of_deviations: Tensor
+    guess: Tensor
+    of_log_sigma: Tensor
+    of_log_residual: Tensor
+    leverage: Tensor
+    phi: AbstractOperator
+    sigma: Tensor
+
+    @property
+    def monte_carlo_covariance(self) -> Tensor:
+        """Covariance (P, P) of the gradient's average over the deviations."""
+        count = len(self.of_deviations)
+        centred = self.of_deviations - self.of_deviations.mean(0)
+        return centred.mT @ centred / (count * (count - 1))
+
+    def average_information(self, preconditioner: AbstractOperator | None = None) -> Tensor:
+        """½ (∂_iA α)ᵀ A⁻¹ (∂_jA α) (P, P), the mean of observed and expected information.
+
+        The metric of a Newton step up the evidence (Gilmour, Thompson and Cullis 1995). One solve
+        with Λ of P columns: for x_i = Λ⁻¹ΦᵀΣ⁻¹q_i the form
+
+            q_iᵀ A⁻¹ q_j = (q_i − Φx_i)ᵀ Σ⁻¹ (q_j − Φx_j) + x_iᵀ x_j
+
+        has an error of second order in that of x, which can only raise the diagonal. `guess` is
+        exact but for −Λ⁻¹ of it and for derivatives of the weights, so that few steps suffice.
+        """
+        A = PrecisionOperator(self.phi, self.sigma.reciprocal())
+        rest = self.of_covariance - self.phi.matmul(self.guess).double()
+        right = self.phi.rmatmul((rest / self.sigma).to(self.phi.dtype)) - self.guess
+        solve = pcg(A, right, preconditioner=preconditioner, rtol=_RTOL, max_steps=_STEPS)
+        x = (self.guess + solve.x).double()
+        rest = self.of_covariance - self.phi.matmul(x.to(self.phi.dtype)).double()
+        rest /= self.sigma.sqrt()
+        return 0.5 * (rest @ rest.mT + x @ x.mT)
+
+    def metric(self, preconditioner: AbstractOperator | None = None) -> Tensor:
+        """The average information with a diagonal at least that expected of the noise (P, P).
+
+        ½ Σ_n (1 − h_n)² (∂_i ln Σ_n)² with leverage h_n. Where the noise is taken far too large,
+        the data inform little and Newton steps would overshoot; near the maximum this adds nothing.
+        """
+        information = self.average_information(preconditioner)
+        share = (1.0 - self.leverage).clamp_min(0.0).square()
+        expected = 0.5 * (self.of_log_sigma.square() @ share)
+        return information + torch.diag((expected - information.diagonal()).clamp_min(0.0))
+
+
+@torch.no_grad()
+def differentiate(
+    model: GridModel,
+    data: Batch,
+    moments: Moments,
+    weights: Tensor | None = None,
+    *,
+    residual_variance: Tensor | None = None,
+    residual_rates: Tensor | None = None,
+    without: Sequence[str] = (),
+) -> Derivatives:
+    """Forward differences of what `evidence_gradient` averages, at fixed moments.
+
+    residual_variance (N,): Var r, where known. without: names of parameters that are left out.
+    residual_rates (P, N): ∂_i ln Var r, where known from parameters nearby.
+    """
+    if residual_variance is None:
+        residual_variance = model.features.residual_variance(data.functional)
+    here_r = residual_variance.detach().double()
+    phi = model.features.operator(data.functional)
+    sigma = noise_variance(model, data, weights) + here_r
+    seen = phi.matmul(moments.eps_mean.to(phi.dtype)).double()
+    alpha = (data.y.double() - model.mean.values(data.functional) - seen) / sigma
+    probe = _Probe.of(alpha, moments, model)
+    here = probe.applied(model.features, phi, sigma)
+    step = _SHIFT[phi.dtype]
+    changes: list[_Applied] = []
+    rates: list[Tensor] = []
+    for i, moved in enumerate(_shifted(model, without, step)):
+        moved_phi, rate = phi, torch.zeros_like(here_r)
+        if moved.features is not model.features:
+            moved_phi = moved.features.operator(data.functional)
+            if residual_rates is None:
+                there_r = moved.features.residual_variance(data.functional).double()
+                both = (here_r > 0) & (there_r > 0)
+                rate = torch.where(both, (there_r / here_r).log(), 0.0) / step
+            else:
+                rate = residual_rates[i]
+        moved_sigma = noise_variance(moved, data, weights) + here_r * (step * rate).exp()
+        there = probe.applied(moved.features, moved_phi, moved_sigma)
+        changes.append(there.since(here, step))
+        rates.append(rate)
+    return Derivatives(
+        torch.stack([change.covariance for change in changes]),
+        torch.stack([change.terms for change in changes], -1),
+        torch.stack([change.guess for change in changes]),
+        torch.stack([change.log_sigma for change in changes]),
+        torch.stack(rates),
+        here.leverage,
+        phi,
+        sigma,
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Applied:
+    """A α (N,), what is averaged over the deviations (S,), −2 ε̂_θ (M_w,), ln Σ (N,) and the
+    leverage (N,)."""
+
+    covariance: Tensor
+    terms: Tensor
+    guess: Tensor
+    log_sigma: Tensor
+    leverage: Tensor
+
+    def since(self, before: "_Applied", step: float) -> "_Applied":
+        """Return divided differences."""
+        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
+        return _Applied(*((here - there) / step for here, there in pairs))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """What is held fixed while the parameters move.
+
+    alpha (N,); eps_mean (M_w,); deviations (S, M_w). With prior draws also recolouring, for it is
+    the field that stays fixed, and power: |δ_s,k|² − |ε₀_s,k|², which ½ ∂ ln λ_k multiplies.
+    """
+
+    alpha: Tensor
+    eps_mean: Tensor
+    deviations: Tensor
+    recolouring: Recolouring | None
+    power: Tensor | None
+
+    @staticmethod
+    def of(alpha: Tensor, moments: Moments, present: GridModel) -> "_Probe":
+        eps_mean = moments.eps_mean.to(present.features.dtype)
+        deviations = moments.deviations.to(present.features.dtype)
+        if moments.prior_draws is None:
+            return _Probe(alpha, eps_mean, deviations, None, None)
+        recolouring = Recolouring.at(present.features)
+        pairs = zip(deviations, moments.prior_draws, strict=True)
+        power = [recolouring.power(d, d) - recolouring.power(e, e) for d, e in pairs]
+        return _Probe(alpha, eps_mean, deviations, recolouring, torch.stack(power))
+
+    def applied(
+        self, features: AbstractFeatureMap, phi: AbstractOperator, sigma: Tensor
+    ) -> _Applied:
+        """At features with operator phi and with sigma (N,); float64."""
+        back = phi.rmatmul(self.alpha.to(phi.dtype))
+        deviations, guess = self.deviations, torch.zeros_like(self.eps_mean)
+        centring = torch.zeros((), dtype=torch.float64)
+        if self.recolouring is not None and self.power is not None:
+            deviations = self.recolouring.applied(features, deviations)
+            guess = -2.0 * self.recolouring.applied(features, self.eps_mean)
+            rate = self.recolouring.log_rate(features)
+            centring = 0.5 * (self.power * rate).flatten(1).sum(-1)
+        seen = phi.matmul(torch.cat([back[None], deviations])).double()
+        ratio = seen[1:].square() / sigma
+        terms = centring - 0.5 * ratio.sum(-1)
+        return _Applied(seen[0] + sigma * self.alpha, terms, guess, sigma.log(), ratio.mean(0))
+
+
+def noise_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
+    """σ_n²/τ_n (N,), float64, differentiable; weights (N,) = τ."""
+    noise = model.likelihood.noise_variance(data).double()
+    return noise if weights is None else noise / weights.double()
+
+
+def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
+    """Diagonal of Σ (N,) = σ_n²/τ_n + Var r, float64, differentiable."""
+    residual_variance = model.features.residual_variance(data.functional)
+    return noise_variance(model, data, weights) + residual_variance.double()
+
+
+def _shifted(model: GridModel, without: Sequence[str], step: float) -> Iterator[GridModel]:
+    """The model with each learned number moved by `step` in turn; the same features where these
+    do not depend on it."""
+    for part in ("features", "mean", "likelihood"):
+        for moved in shifted(Parameters.of(getattr(model, part), without=without), step):
+            yield replace(model, **{part: moved})
+
+
+def shifted(parameters: Parameters[M], step: float) -> Iterator[M]:
+    """The value with each of its learned numbers moved by `step` in turn."""
+    for unit in torch.eye(len(parameters), dtype=parameters.theta.dtype):
+        yield parameters.build(parameters.theta + step * unit)
 
 
 @final
@@ -88,7 +382,11 @@ def gradient_values(
 
     theta (P,): the leaf whose graph `model` carries. sigma (N,): Σ with that graph, where known.
     """
-    _check(model, data, moments, weights)
+    moments.check(model.features.n_features)
+    if weights is not None and weights.shape != (len(data),):
+        raise UserError(
+            f"weights must have shape ({len(data)},), one per datum, got {tuple(weights.shape)}"
+        )
     eps = torch.cat([moments.eps_mean[None], moments.deviations]).to(model.features.dtype)
     inputs: list[Tensor] = [theta]
     if moments.prior_draws is not None:
@@ -146,11 +444,3 @@ def _expected_log_density(model: GridModel, data: Batch, eps: Tensor, sigma: Ten
     residual = data.y.double() - model.mean.values(data.functional) - seen[0]
     square = residual.square() + seen[1:].square().mean(0)
     return -0.5 * (square / sigma + sigma.log()).sum()
-
-
-def _check(model: GridModel, data: Batch, moments: Moments, weights: Tensor | None) -> None:
-    moments.check(model.features.n_features)
-    if weights is not None and weights.shape != (len(data),):
-        raise UserError(
-            f"weights must have shape ({len(data)},), one per datum, got {tuple(weights.shape)}"
-        )

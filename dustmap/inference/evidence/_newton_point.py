@@ -1,31 +1,89 @@
 """One point of Newton's method: solve, gradient and metric at one value of the parameters."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, final
+from typing import Annotated, Generic, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
-from dustmap.inference._checkpoint import AbstractCheckpointer
-from dustmap.inference._state import REBUILT, Layout, ParameterVector, State
-from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
-from dustmap.inference.evidence._information import (
-    Derivatives,
-    Moments,
-    differentiate,
-    noise_variance,
-)
-from dustmap.inference.evidence._learn_values import (
-    AbstractMaker,
-    AbstractSolver,
-    PriorDraws,
-    T,
-)
+from dustmap.inference import _state
+from dustmap.inference.evidence import _evidence
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.linalg import AbstractOperator
 
+#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
+PriorDraws = Callable[[Tensor], Tensor]
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5
+
+
+class PosteriorMoments(Protocol):
+    """What Newton's method needs of a solution; `GlobalSolution` is one.
+
+    eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
+    holds; preconditioner of Λ or None; block_steps: of the solver.
+    """
+
+    @property
+    def eps_mean(self) -> Tensor: ...
+    @property
+    def deviations(self) -> Tensor: ...
+    @property
+    def mean_coefficients(self) -> Tensor: ...
+    @property
+    def preconditioner(self) -> AbstractOperator | None: ...
+    @property
+    def block_steps(self) -> int: ...
+
+
+T = TypeVar("T", bound=PosteriorMoments)
+
+
+class AbstractSolver(ABC, Generic[T]):
+    """Solves for the posterior of some data, and takes and restores states of its solutions."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        start: T | None,
+        checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
+    ) -> T:
+        """The solution at sigma Σ (N,).
+
+        start: an earlier one on the same torus. Each call must use the same random numbers, and
+        fit the mean's coefficients where the mean is learned.
+        """
+
+    @abstractmethod
+    def snapshot(self, solution: T) -> _state.State:
+        """A solution without its model."""
+
+    @abstractmethod
+    def restored(self, model: GridModel, state: _state.State) -> T:
+        """The solution of a snapshot, to the bit; model: as it was when that was found."""
+
+
+class AbstractMaker(ABC):
+    """Makes gridded models at one value of the parameters after the other."""
+
+    @abstractmethod
+    def build(self, model: GPModel) -> GridModel:
+        """The model on a grid, with the graph of its parameters; its torus may be another one than
+        before."""
+
+    @abstractmethod
+    def snapshot(self) -> _state.State:
+        """The state of models beside their parameters, such as the torus."""
+
+    @abstractmethod
+    def restore(self, state: _state.State) -> None:
+        """Go back to where `snapshot` was called: `build` then makes the model it made before."""
 
 
 @final
@@ -33,9 +91,9 @@ _NEARBY = 1.5
 class SolvedState:
     """A solution at θ (P,), with the maker's state that its model was made in."""
 
-    theta: ParameterVector
-    maker: State
-    solution: State
+    theta: _state.ParameterVector
+    maker: _state.State
+    solution: _state.State
 
 
 @final
@@ -43,13 +101,13 @@ class SolvedState:
 class ResidualRates:
     """∂ ln Var r (Q, N) of the data, which changes slowly, as it was at θ (P,)."""
 
-    theta: ParameterVector
-    values: Annotated[Tensor, Layout("rates", "Q N")]
+    theta: _state.ParameterVector
+    values: Annotated[Tensor, _state.Layout("rates", "Q N")]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class EvaluatorState:
+class EvaluatedState:
     """The latest solution, that of the best point where it is another, and derivatives to reuse."""
 
     latest: SolvedState
@@ -63,7 +121,7 @@ class Solved(Generic[T]):
     """A solution with its model, at θ (P,), and the maker's state there."""
 
     theta: Tensor
-    maker: State
+    maker: _state.State
     model: GridModel
     solution: T
 
@@ -76,10 +134,10 @@ class Point(Generic[T]):
     grid_error: median of Var r / σ² over the data.
     """
 
-    solved: Annotated[Solved[T], REBUILT]
-    gradient: ParameterVector
-    information: Annotated[Tensor, Layout("theta", "P P")]
-    error: Annotated[Tensor, Layout("theta", "P P")]
+    solved: Annotated[Solved[T], _state.REBUILT]
+    gradient: _state.ParameterVector
+    information: Annotated[Tensor, _state.Layout("theta", "P P")]
+    error: Annotated[Tensor, _state.Layout("theta", "P P")]
     grid_error: float
 
     @property
@@ -105,50 +163,75 @@ class Point(Generic[T]):
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class Evaluated(Generic[T]):
+    """What a point leaves for the next one: its solution, and ∂ ln Var r; None before the first."""
+
+    latest: Solved[T] | None = None
+    rates: ResidualRates | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Evaluator(Generic[T]):
-    """Solves at one value of the parameters after the other, and reuses what it can."""
+    """Solves and differentiates at one value of the parameters after the other."""
 
-    def __init__(
+    maker: AbstractMaker
+    parameters: Parameters[GPModel]
+    data: Batch
+    solve: AbstractSolver[T]
+    prior_draws: PriorDraws | None
+    weights: Tensor | None
+
+    def at(
         self,
-        maker: AbstractMaker,
-        parameters: Parameters[GPModel],
-        data: Batch,
-        solve: AbstractSolver[T],
-        prior_draws: PriorDraws | None,
-        weights: Tensor | None,
-    ) -> None:
-        self._maker, self._data, self._solve = maker, data, solve
-        self._prior_draws, self._weights = prior_draws, weights
-        self.parameters = parameters
-        self._latest: Solved[T] | None = None
-        self._rates: ResidualRates | None = None
-
-    def at(self, theta: Tensor, samples: int, checkpointer: AbstractCheckpointer) -> Point[T]:
-        """One solve at theta. checkpointer: of the solve."""
+        theta: Tensor,
+        samples: int,
+        before: Evaluated[T],
+        checkpointer: _state.AbstractCheckpointer,
+    ) -> tuple[Point[T], Evaluated[T]]:
+        """One solve at θ (P,), and what the next can reuse. checkpointer: of the solve."""
         leaf = theta.detach().clone().requires_grad_()
-        data, weights = self._data, self._weights
-        model = self._maker.build(self.parameters.build(leaf))
-        one_pass = len(data) <= data_per_pass(model)
+        data, weights = self.data, self.weights
+        model = self.maker.build(self.parameters.build(leaf))
+        one_pass = len(data) <= _evidence.data_per_pass(model)
         with torch.set_grad_enabled(one_pass):
-            noise = noise_variance(model, data, weights)
+            noise = _evidence.noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
-        latest = self._solve_at(theta, model, sigma.detach(), samples, checkpointer)
-        model, solution = latest.model, latest.solution
-        draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
-        moments = Moments(solution.eps_mean, solution.deviations, draws)
+        start = None if before.latest is None else before.latest.solution
+        if start is not None and start.eps_mean.shape[0] != model.features.n_features:
+            start = None
+        made = self.maker.snapshot()
+        solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
+        model = model.with_fitted_mean(solution.mean_coefficients)
+        draws = None if self.prior_draws is None else self.prior_draws(solution.deviations)
+        moments = _evidence.Moments(solution.eps_mean, solution.deviations, draws)
         shared = sigma if one_pass else None
-        gradient = gradient_values(model, leaf, data, moments, weights, shared)
-        derivatives = self._derivatives(model, moments, residual.detach(), theta)
+        gradient = _evidence.gradient_values(model, leaf, data, moments, weights, shared)
+        rates = before.rates
+        if rates is not None and float((rates.theta - theta).abs().max()) > _NEARBY:
+            rates = None
+        derivatives = _evidence.differentiate(
+            model,
+            data,
+            moments,
+            weights,
+            residual_variance=residual.detach(),
+            residual_rates=None if rates is None else rates.values,
+            without=self.parameters.without,
+        )
         _, pull = self.parameters.log_prior(theta)
         information = _regular(derivatives.metric(solution.preconditioner).cpu())
-        return Point(
-            latest,
+        solved = Solved(theta, made, model, solution)
+        point = Point(
+            solved,
             gradient + pull,
             information + self.parameters.prior_precision(),
             derivatives.monte_carlo_covariance.cpu(),
             float((residual.detach() / noise.detach()).median()),
         )
+        return point, Evaluated(solved, rates or ResidualRates(theta, derivatives.of_log_residual))
 
     def gp_at(self, theta: Tensor, solution: T) -> GPModel:
         """The model at theta, its mean with the coefficients of a solution where it is learned."""
@@ -160,71 +243,30 @@ class Evaluator(Generic[T]):
     @property
     def like(self) -> dict[str, Tensor]:
         """The tensors whose devices and types stored ones have."""
-        return {"theta": self.parameters.theta, "rates": self._data.y[:0].double()}
+        return {"theta": self.parameters.theta, "rates": self.data.y[:0].double()}
 
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths of axes of stored tensors."""
-        return {"P": len(self.parameters.theta), "N": len(self._data)}
+        return {"P": len(self.parameters.theta), "N": len(self.data)}
 
-    def snapshot(self, best: Point[T]) -> EvaluatorState:
-        """The state between two points, of which this is the best so far."""
-        assert self._latest is not None
-        other = None if best.solved is self._latest else self.solved_state(best.solved)
-        return EvaluatorState(self.solved_state(self._latest), other, self._rates)
+    def evaluated_state(self, evaluated: Evaluated[T], best: Solved[T]) -> EvaluatedState:
+        """The state between two points; best: the solution of the best point so far."""
+        assert evaluated.latest is not None
+        other = None if best is evaluated.latest else self.snapshot(best)
+        return EvaluatedState(self.snapshot(evaluated.latest), other, evaluated.rates)
 
-    def restore(self, state: EvaluatorState) -> Solved[T]:
-        """Go back to where `snapshot` was called; the solution of the best point."""
-        best = None if state.best is None else self.solved(state.best)
-        self._latest, self._rates = self.solved(state.latest), state.rates
-        return self._latest if best is None else best
-
-    def solved_state(self, solved: Solved[T]) -> SolvedState:
+    def snapshot(self, solved: Solved[T]) -> SolvedState:
         """A solution without its model."""
-        return SolvedState(solved.theta, solved.maker, self._solve.snapshot(solved.solution))
+        return SolvedState(solved.theta, solved.maker, self.solve.snapshot(solved.solution))
 
-    def solved(self, state: SolvedState) -> Solved[T]:
+    def restored(self, state: SolvedState) -> Solved[T]:
         """The solution of a state; leaves the maker there."""
-        self._maker.restore(state.maker)
-        model = self._maker.build(self.parameters.build(state.theta))
-        solution = self._solve.restored(model, state.solution)
+        self.maker.restore(state.maker)
+        model = self.maker.build(self.parameters.build(state.theta))
+        solution = self.solve.restored(model, state.solution)
         model = model.with_fitted_mean(solution.mean_coefficients)
-        return Solved(state.theta, self._maker.snapshot(), model, solution)
-
-    def _solve_at(
-        self,
-        theta: Tensor,
-        model: GridModel,
-        sigma: Tensor,
-        samples: int,
-        checkpointer: AbstractCheckpointer,
-    ) -> Solved[T]:
-        start = None if self._latest is None else self._latest.solution
-        if start is not None and start.eps_mean.shape[0] != model.features.n_features:
-            start = None
-        made = self._maker.snapshot()
-        solution = self._solve(model, sigma, samples, start, checkpointer)
-        model = model.with_fitted_mean(solution.mean_coefficients)
-        self._latest = Solved(theta, made, model, solution)
-        return self._latest
-
-    def _derivatives(
-        self, model: GridModel, moments: Moments, residual: Tensor, theta: Tensor
-    ) -> Derivatives:
-        """With ∂ ln Var r, which changes slowly, from parameters nearby if known there."""
-        if self._rates is not None and float((self._rates.theta - theta).abs().max()) > _NEARBY:
-            self._rates = None
-        derivatives = differentiate(
-            model,
-            self._data,
-            moments,
-            self._weights,
-            residual_variance=residual,
-            residual_rates=None if self._rates is None else self._rates.values,
-            without=self.parameters.without,
-        )
-        self._rates = self._rates or ResidualRates(theta, derivatives.of_log_residual)
-        return derivatives
+        return Solved(state.theta, self.maker.snapshot(), model, solution)
 
 
 def _regular(information: Tensor) -> Tensor:

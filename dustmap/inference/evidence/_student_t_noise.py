@@ -1,35 +1,21 @@
-"""Student-t noise around a field in part known: ν, scale and the likelihood's own numbers.
+"""Student-t noise: its law, ν, scale and the likelihood's own numbers around a field in part known.
 
-Normal data stand in for Student-t data: of all normal q(f) the one of least KL[q ‖ p(f | y)] is the
-posterior of data ỹ_n ~ N(f_n, 1/λ_n), the sites,
-
-    λ_n = −E_q[∂² ln t_n],   λ_n (ỹ_n − E f_n) = E_q[∂ ln t_n]      (Opper and Archambeau 2009)
-
-with the derivatives of ln t_n = ln p(y_n | f_n) in f_n. Expectation–maximisation over weights τ_n
-has the precision E τ_n / s_n² instead, the information of a datum whose weight were known. That is
-(ν + 3)/(ν + 1) times what a Student-t datum has on average, and made standard deviations 10 to 20 %
-too small at ν = 2 to 4.
+Beside a field known by residual and spread alone, weights come by expectation–maximisation: of a
+Student-t datum with width s σ_n it is τ_n = (ν + 1)/(ν + e_n²/(s² σ_n²)), about one for ordinary
+data and next to nothing for outliers.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractParametric,
-    Batch,
-    Parameter,
-    Parameters,
-    gradient_at,
-    maximise,
-)
+from dustmap.gp import AbstractParametric, Batch, Parameter, Parameters, gradient_at, maximise
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
-from dustmap.inference._state import Layout
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
 LEAST_NU, MOST_NU = 1.0, 1e3
@@ -38,14 +24,14 @@ OUTLIER_WEIGHT = 0.1
 #: Data that the noise is learned from at most, nodes of their quadrature, steps of L-BFGS and the
 #: largest gradient per datum at its end.
 _ROWS, _NODES, _STEPS, _GRADIENT = 50_000, 32, 40, 1e-6
-#: Turns of the scale and of the field's variance with it.
-_TURNS = 6
+#: Turns of the scale and of the field's variance with it: by L-BFGS, and by fixed points.
+_TURNS, _FIXED_POINT_TURNS = 6, 8
 #: Jitter, of the median σ, below which there is none.
 _LEAST_JITTER = 0.02
-#: Least precision of a site, in units of 1/s²: no solve can take a negative one.
-_LEAST_PRECISION = 1e-3
-#: Nodes of the quadrature, which errs by 1e-5 for √v ≤ 100 s; data at once.
-_SITE_NODES, _SITE_ROWS = 48, 2**16
+#: σ changes by at most this factor in one round.
+_SCALES = 4.0
+#: Change of the weights below which they rest: solves of a fifth of the noise leave half of it.
+_SETTLED = 0.1
 
 
 @final
@@ -70,7 +56,7 @@ class StudentTNoise:
 @final
 @dataclass(frozen=True)
 class RobustSettings:
-    """How to alternate solves, sites and noise.
+    """Settings of `fit_student_t`.
 
     max_rounds: solves at most, at one kernel. tolerance: of the sites' root mean square change, in
     units of the noise, below which they rest. samples: deviations per solve. nu: degrees of freedom
@@ -140,6 +126,10 @@ class StudentTModel(AbstractParametric):
         """ν within its range, and s."""
         nu, scale = (float(p.value.detach().exp()) for p in (self.nu, self.scale))
         return StudentTNoise(min(max(nu, LEAST_NU), MOST_NU), scale)
+
+    def variance(self, data: Batch) -> Tensor:
+        """σ_n² (N,) of the likelihood, float64."""
+        return self.likelihood.noise_variance(data).double()
 
     def logs(self) -> tuple[float, ...]:
         """ln ν, ln s and what is learned of the likelihood (2 + K,)."""
@@ -230,25 +220,22 @@ class _Objective:
     @torch.no_grad()
     def typical_width(self, model: StudentTModel) -> float:
         """s σ of the median datum."""
-        return model.noise.scale * float(self._given(model).median().sqrt())
+        return model.noise.scale * float(model.variance(self.data).median().sqrt())
 
     @torch.no_grad()
     def _nodes(self, start: StudentTModel, variance: Tensor) -> tuple[Tensor, Tensor]:
         """e² (N, Q) and weights of the rule that suits the present width."""
         noise = start.noise
-        bend = noise.scale * (noise.nu * self._given(start)).sqrt()
+        bend = noise.scale * (noise.nu * start.variance(self.data)).sqrt()
         target = self.data.y.double()
         x, log_weights = SinhTrapezoid(target, bend, _NODES).standard(self.mean, variance)
         e = (target - self.mean)[:, None] - variance.sqrt()[:, None] * x
         return e.square(), log_weights.exp()
 
-    def _given(self, model: StudentTModel) -> Tensor:
-        return model.likelihood.noise_variance(self.data).double()
-
     def _value(self, model: StudentTModel, square: Tensor, shares: Tensor) -> Tensor:
         log_nu, log_scale = (p.value.to(square) for p in (model.nu, model.scale))
         nu = log_nu.clamp(math.log(LEAST_NU), math.log(MOST_NU)).exp()
-        width2 = self._given(model) * (2.0 * log_scale).exp()
+        width2 = model.variance(self.data) * (2.0 * log_scale).exp()
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails
@@ -266,87 +253,132 @@ def _some(n: int, device: torch.device) -> Tensor | slice:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Averages over q of a Student-t datum, (N,) each.
+class StudentTWeights:
+    """ν and scale s of the noise, and tau (N,), the weights τ that follow from the last residuals.
 
-    slope: E ∂ ln t; curvature: −E ∂² ln t, negative of outliers; weight: E τ, of e = y − f that of
-    (ν + 1)/(ν + e²/s²).
+    change: root mean square of the last change of τ/s², in units of 1/s²: that of ordinary data is
+    of order one.
     """
 
-    slope: Tensor
-    curvature: Tensor
-    weight: Tensor
-
-
-@torch.no_grad()
-def student_t_moments(
-    y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
-) -> Moments:
-    """For f ~ N(mean, variance) and y = f + s t_ν with s² = width2, (N,) each; float64.
-
-    With e = y − f and a² = ν s²:
-
-        slope = (ν + 1) E e/(a² + e²)        curvature = (ν + 1) E (a² − e²)/(a² + e²)²
-    """
-    parts: list[tuple[Tensor, ...]] = []
-    for first in range(0, len(y), _SITE_ROWS):
-        rows = slice(first, first + _SITE_ROWS)
-        a2 = (nu * width2[rows].double())[:, None]
-        target, m, v = (x[rows].double() for x in (y, mean, variance))
-        x, log_weights = SinhTrapezoid(target, a2[:, 0].sqrt(), _SITE_NODES).standard(m, v)
-        e = (target - m)[:, None] - v.sqrt()[:, None] * x
-        share = log_weights.exp() * (nu + 1.0) / (a2 + e.square())
-        bend = share * (a2 - e.square()) / (a2 + e.square())
-        parts.append(((share * e).sum(-1), bend.sum(-1), (share * a2 / nu).sum(-1)))
-    slope, curvature, weight = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Moments(slope, curvature, weight)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Sites:
-    """Normal data of value target (N,) = ỹ and precision (N,) = λ > 0, float64."""
-
-    target: Annotated[Tensor, Layout("sites", "N")]
-    precision: Annotated[Tensor, Layout("sites", "N")]
+    settings: RobustSettings
+    noise: StudentTNoise
+    tau: Tensor
+    change: float
 
     @staticmethod
-    def first(y: Tensor, residual: Tensor, variance: Tensor, nu: float) -> "Sites":
-        """Before any field is known: data whose residual (N,) from the prior mean stands out of the
-        others' weigh less, the rest as given (variance (N,) = σ²)."""
-        u = residual.square() / variance
-        wide = float(u.median().clamp_min(1.0))
-        return Sites(y.double(), (nu + 1.0) / (nu + u / wide) / variance)
+    def first(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
+        """For residuals of a field that has not seen the data, u (N,) = e_n²/σ_n².
 
-    def seen(self, mean: Tensor, variance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Moments (N,) of f = Φε + r from those of Φε and the prior residual = Var r.
-
-        Of what ε leaves, r takes its share κ = Var r / (1/λ + Var r).
+        Most of them are dust. The scale is that of half the residuals, so that outliers are what
+        stands out of these, and it shrinks as the field takes up the dust.
         """
-        share = residual / (self.precision.reciprocal() + residual)
-        whole = (1.0 - share).square() * variance + share / self.precision
-        return mean + share * (self.target - mean), whole
+        wide = max(1.0, float(ratio.median().sqrt())) if settings.learn_scale else 1.0
+        noise = StudentTNoise(settings.nu, wide)
+        return StudentTWeights(settings, noise, _weights(noise, ratio), float("inf"))
 
-    def updated(self, moments: Moments, mean: Tensor, width2: Tensor, step: float) -> "Sites":
-        """A step of length `step` ≤ 1 in λ and λỹ to the sites of these moments.
+    def updated(
+        self, left: Tensor, spread: Tensor, learn_nu: bool = True, share: Tensor | None = None
+    ) -> "StudentTWeights":
+        """At E e_n²/σ_n² = left + spread (N,), of the mean residual and of the field around it;
+        share (N,): which part of σ_n² is of the measurement.
 
-        Negative precisions become next to nothing, and the others so much smaller that all
-        information Σ λ_n s_n² stays what it was: without that standard deviations were 2 % too
-        small at ν = 2.3.
+        The spread goes with s², the more the more of the data's freedom the field takes up. With
+        that in mind one turn gets where plain expectation–maximisation creeps to.
         """
-        wanted = moments.curvature * width2
-        kept = wanted.clamp_min(_LEAST_PRECISION)
-        share = float(wanted.sum() / kept.sum())
-        precision = max(share, 0.1) * kept / width2
-        natural = moments.slope + precision * mean
-        damped = (1.0 - step) * self.precision + step * precision
-        natural = (1.0 - step) * self.precision * self.target + step * natural
-        return Sites(natural / damped, damped)
+        settings = replace(self.settings, learn_nu=learn_nu and self.settings.learn_nu)
+        noise = self.noise
+        for _ in range(_FIXED_POINT_TURNS):
+            before = noise.scale
+            ratio = left + spread * (before / self.noise.scale) ** 2
+            noise = fitted_noise(ratio, self.noise, settings, share)
+            if abs(math.log(noise.scale / before)) < 1e-2:
+                break
+        found = StudentTWeights(self.settings, noise, _weights(noise, ratio), 0.0)
+        moved = found.precision_weights - self.precision_weights
+        return replace(found, change=float(moved.square().mean().sqrt()) * noise.scale**2)
 
-    def change(self, moments: Moments, mean: Tensor, width2: Tensor) -> float:
-        """How far they are from those of the moments: root mean square of slopes and precisions, in
-        units of 1/s and 1/s²."""
-        wanted = self.updated(moments, mean, width2, 1.0)
-        precision = (wanted.precision - self.precision) * width2
-        slope = (moments.slope - self.precision * (self.target - mean)) * width2.sqrt()
-        return math.sqrt(float(precision.square().mean()) + float(slope.square().mean()))
+    @property
+    def precision_weights(self) -> Tensor:
+        """τ_n / s² (N,), by which σ_n² is divided."""
+        return self.tau / self.noise.scale**2
+
+    @property
+    def settled(self) -> bool:
+        """Whether the weights rest."""
+        return self.change <= _SETTLED
+
+    @property
+    def outliers(self) -> int:
+        """Data of weight below 0.1."""
+        return int((self.tau < OUTLIER_WEIGHT).sum())
+
+    def message(self) -> str:
+        """One clause for the report."""
+        return (
+            f"Student-t noise of ν = {self.noise.nu:.3g} and scale {self.noise.scale:.3g}, "
+            f"{self.outliers} of {len(self.tau)} data have a weight below {OUTLIER_WEIGHT:g}"
+        )
+
+
+def _weights(noise: StudentTNoise, ratio: Tensor) -> Tensor:
+    """τ_n = (ν + 1) / (ν + u_n / s²) (N,)."""
+    weights: Tensor = (noise.nu + 1.0) / (noise.nu + ratio / noise.scale**2)
+    return weights
+
+
+def fitted_noise(
+    ratio: Tensor,
+    present: StudentTNoise,
+    settings: RobustSettings,
+    share: Tensor | None = None,
+) -> StudentTNoise:
+    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] for u (N,) = E e_n²/σ_n².
+
+    σ_n as given; p = share (N,), 1 where left out: data whose noise is no error of measurement have
+    no say in its law. By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u,
+    w = (ν+1)/(ν+u/s²).
+    """
+    share = torch.ones_like(ratio) if share is None else share.to(ratio)
+    share = share / share.mean()
+    nu, scale = present.nu, present.scale
+    for _ in range(20):
+        before = (nu, scale)
+        if settings.learn_scale:
+            free = _fitted_scale(ratio, nu, scale, share)
+            scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
+        if settings.learn_nu:
+            nu = _fitted_nu(ratio / scale**2, share)
+        if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
+            break
+    return StudentTNoise(nu, scale)
+
+
+def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> float:
+    square = scale**2
+    for _ in range(100):
+        weights = (nu + 1.0) / (nu + ratio / square)
+        new = float((share * weights * ratio).mean())
+        done = abs(math.log(new / square)) < 1e-6
+        square = new
+        if done:
+            break
+    return math.sqrt(square)
+
+
+def _fitted_nu(ratio: Tensor, share: Tensor) -> float:
+    """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
+    low, high = math.log(LEAST_NU), math.log(MOST_NU)
+    best = low
+    for _ in range(4):
+        grid = torch.linspace(low, high, 15, dtype=torch.float64)
+        values = torch.stack([_mean_log_t(ratio, math.exp(v), share) for v in grid.tolist()])
+        best = float(grid[int(values.argmax())])
+        width = float(grid[1] - grid[0])
+        low, high = max(best - width, math.log(LEAST_NU)), min(best + width, math.log(MOST_NU))
+    return math.exp(best)
+
+
+def _mean_log_t(ratio: Tensor, nu: float, share: Tensor) -> Tensor:
+    """Mean of ln t_ν at squared values u (N,)."""
+    constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
+    return constant - 0.5 * (nu + 1.0) * (share * (ratio / nu).log1p()).mean()

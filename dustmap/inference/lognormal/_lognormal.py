@@ -11,21 +11,12 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    AbstractPosterior,
-    Batch,
-    ConstantMean,
-    GridPrior,
-    Parameters,
-    Prediction,
-)
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractComposite, AbstractOperator, AbstractSymmetric
 
 #: Gives L (N, M), the multilinear rows of N functionals on the nodes of the model's grid.
 Interpolation: TypeAlias = Callable[[AbstractFunctional], AbstractOperator]
@@ -35,7 +26,7 @@ _CHUNK = 65_536
 
 @final
 @dataclass(frozen=True, eq=False)
-class LogNormalModel(AbstractParametric):
+class LogNormalModel(gp.AbstractParametric):
     """y = L ρ + noise with ρ = exp(H β + R ε) at the grid's nodes, ε ~ N(0, I).
 
     Between nodes ρ is its multilinear interpolant: weights ≥ 0 that sum to one, the same for
@@ -51,8 +42,8 @@ class LogNormalModel(AbstractParametric):
 
     parts = ("prior", "mean", "likelihood")
 
-    prior: GridPrior
-    mean: AbstractMean
+    prior: gp.GridPrior
+    mean: gp.AbstractMean
     likelihood: GaussianLikelihood
     interpolation: Interpolation
     mean_std: float = 2.0
@@ -64,9 +55,9 @@ class LogNormalModel(AbstractParametric):
                 "learn=False"
             )
 
-    def learned(self) -> "Parameters[LogNormalModel]":
+    def learned(self) -> "gp.Parameters[LogNormalModel]":
         """What is learned of kernel and noise, kernel first; the mean is part of the field."""
-        return Parameters.of(self, without=("mean",))
+        return gp.Parameters.of(self, without=("mean",))
 
     @torch.no_grad()
     def log_mean(self) -> Tensor:
@@ -76,9 +67,9 @@ class LogNormalModel(AbstractParametric):
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":
         """T = (R, H B), from ξ = (ε, b) to the log-density at the nodes."""
-        root = self.prior.root()
-        columns = self._mean_columns().to(self.prior.dtype)
-        return LatentRoot(root, columns)
+        scales = self.scales()
+        columns = self.mean.basis(self._nodes())[:, : len(scales)] * scales
+        return LatentRoot(self.prior.root(), columns.to(self.prior.dtype))
 
     @torch.no_grad()
     def scales(self) -> Tensor:
@@ -96,62 +87,46 @@ class LogNormalModel(AbstractParametric):
             return start
         return start + scales * xi[-len(scales) :].to(scales)
 
-    def _mean_columns(self) -> Tensor:
-        scales = self.scales()
-        return self.mean.basis(self._nodes())[:, : len(scales)] * scales
-
     def _nodes(self) -> PointValues:
         return PointValues(self.prior.grid.points(device=self.prior.spectrum.device))
 
 
 @final
-class LatentRoot(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class LatentRoot(AbstractComposite):
     """T = (R, H B) (M, M_w + P): the log-density is its mean plus T ξ with ξ = (ε, b) ~ N(0, I).
 
     root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean.
     """
 
-    def __init__(self, root: AbstractOperator, columns: Tensor) -> None:
-        self._root, self._columns = root, columns
+    root: AbstractOperator
+    columns: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._root.shape[0], self._root.shape[1] + self._columns.shape[1]
+        return self.root.shape[0], self.n_white + self.columns.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._columns.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._columns.device
-
-    @property
-    def columns(self) -> Tensor:
-        """H B (M, P)."""
-        return self._columns
+    def _made_of(self) -> Tensor:
+        return self.columns
 
     @property
     def n_white(self) -> int:
         """M_w, where ε ends and b begins."""
-        return self._root.shape[1]
+        return self.root.shape[1]
 
     def matmul(self, x: Tensor) -> Tensor:
-        white = self._root.matmul(x[..., : self.n_white])
-        if self._columns.shape[1] == 0:
+        white = self.root.matmul(x[..., : self.n_white])
+        if self.columns.shape[1] == 0:
             return white
-        return white + x[..., self.n_white :] @ self._columns.mT
+        return white + x[..., self.n_white :] @ self.columns.mT
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return torch.cat([self._root.rmatmul(y), y @ self._columns], dim=-1)
-
-    def with_root(self, root: AbstractOperator) -> "LatentRoot":
-        """The same mean with another root, or with a derivative of the root."""
-        return LatentRoot(root, self._columns)
+        return torch.cat([self.root.rmatmul(y), y @ self.columns], dim=-1)
 
 
 @final
-class GramOperator(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class GramOperator(AbstractSymmetric):
     """I + W^½ J Jᵀ W^½ (N, N) for J = L diag(ρ) T, T Tᵀ = K + (H B)(H B)ᵀ.
 
     The metric Λ = I + Jᵀ W J of the whitened field seen from the data: the same eigenvalues, and
@@ -161,41 +136,28 @@ class GramOperator(AbstractOperator):
     rows L (N, M); density ρ (M,); covariance K (M, M); columns H B (M, P); root_weights W^½ (N,).
     """
 
-    def __init__(
-        self,
-        rows: AbstractOperator,
-        density: Tensor,
-        covariance: AbstractOperator,
-        columns: Tensor,
-        root_weights: Tensor,
-    ) -> None:
-        self._rows, self._density, self._covariance = rows, density, covariance
-        self._columns, self._root_weights = columns, root_weights
+    rows: AbstractOperator
+    density: Tensor
+    covariance: AbstractOperator
+    columns: Tensor
+    root_weights: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._rows.shape[0], self._rows.shape[0]
+        return self.rows.shape[0], self.rows.shape[0]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._density.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._density.device
+    def _made_of(self) -> Tensor:
+        return self.density
 
     def matmul(self, x: Tensor) -> Tensor:
-        spread = self._density * self._rows.rmatmul(self._root_weights * x)
-        covaried = self._covariance.matmul(spread) + (spread @ self._columns) @ self._columns.mT
-        return x + self._root_weights * self._rows.matmul(self._density * covaried)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
+        spread = self.density * self.rows.rmatmul(self.root_weights * x)
+        covaried = self.covariance.matmul(spread) + (spread @ self.columns) @ self.columns.mT
+        return x + self.root_weights * self.rows.matmul(self.density * covaried)
 
 
 @torch.no_grad()
 def typical_log_density(
-    data: Batch, variance: float = 0.0, profile: AbstractMean | None = None
+    data: gp.Batch, variance: float = 0.0, profile: gp.AbstractMean | None = None
 ) -> float:
     """ln(Σ y / Σ L p) − variance/2: ln of the factor of p with which it explains the data's sum.
 
@@ -204,7 +166,7 @@ def typical_log_density(
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
     """
-    profile = profile or ConstantMean(1.0).to(data.y.device)
+    profile = profile or gp.ConstantMean(1.0).to(data.y.device)
     weight = torch.ones_like(data.y, dtype=torch.float64)
     if data.noise_variance is not None:
         noise = data.noise_variance.double()
@@ -221,7 +183,7 @@ def typical_log_density(
 
 @final
 @dataclass(frozen=True, eq=False)
-class LogNormalPosterior(AbstractPosterior):
+class LogNormalPosterior(gp.AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
     log_density (M,): logarithm of the density at the centre ξ̄ of q, the median of ρ where q is
@@ -254,11 +216,11 @@ class LogNormalPosterior(AbstractPosterior):
         count as one draw each."""
         return 1.0 / math.sqrt(self.n_samples)
 
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean (N,) and variance (N,) of f = L ρ over the samples."""
         parts = [self._draws(part) for part in self._parts(functional)]
         means = torch.cat([draws.mean(0) for draws in parts])
-        return Prediction(means, torch.cat([draws.var(0) for draws in parts]))
+        return gp.Prediction(means, torch.cat([draws.var(0) for draws in parts]))
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1 at most."""
@@ -303,10 +265,10 @@ class LogNormalPosterior(AbstractPosterior):
         """exp(mean of ln f) (N,)."""
         return self.log_moments(functional)[0].exp()
 
-    def at_nodes(self) -> Prediction:
+    def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()
-        return Prediction(density.mean(0), density.var(0))
+        return gp.Prediction(density.mean(0), density.var(0))
 
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""

@@ -79,7 +79,7 @@ class LogNormalProblem:
     def on(self, prior: GridPrior) -> "LogNormalProblem":
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
-        root = self.root.with_root(prior.root())
+        root = replace(self.root, root=prior.root())
         return replace(self, model=model, root=root, covariance=prior.covariance())
 
     @property
@@ -131,7 +131,7 @@ class LogNormalProblem:
 @final
 @dataclass(frozen=True, eq=False)
 class EnergyTarget:
-    """What the energy is measured from: t (N,) in the data, anchor a (n,) in the latent space.
+    """Target t (N,) of the data and anchor a (n,) of the latent space, in the energy
 
         E(ξ) = mean_s ½ ‖t − L ρ(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²
 
@@ -263,7 +263,7 @@ class Accuracy:
 @final
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Where a fit ended: the iterate, the multipliers z (N,) for a warm start, CG steps spent,
+    """End of a descent: the iterate, the multipliers z (N,) for a warm start, CG steps spent,
     Gauss-Newton steps, and the last decrease of the energy (negative: no step lowered it)."""
 
     iterate: Iterate
@@ -281,7 +281,7 @@ def descend(
     preconditioner: AbstractOperator | None = None,
     progress: Progress = unwatched,
 ) -> Descent:
-    """Lowers E by Gauss-Newton steps at fixed hyperparameters.
+    """Lower E by Gauss-Newton steps at fixed hyperparameters.
 
     ξ ← a + e + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (mean_s r_s + J (ξ − a − e))
 

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
-from dustmap.inference.evidence._student_t_weights import StudentTWeights
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
+from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import explained_share
+from dustmap.inference.lognormal._mgvi_draws import draws_at_once, explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
-from dustmap.inference.lognormal._mgvi_state import FitState
+from dustmap.inference.lognormal._mgvi_state import MGVI, FitState, MGVIRound, MGVISettings, Phase
 from dustmap.linalg import Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
@@ -153,7 +152,20 @@ def fit_mgvi(
             'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )
     problem = LogNormalProblem.of(model, data)
-    state = Fit(problem, settings, rounds, progress, origin, checkpointer).run()
+    reader = load_reader(checkpointer, MGVI)
+    if reader is None:
+        state = FitState.first(problem, settings, origin)
+    else:
+        state = FitState.restored(problem, settings, reader)
+    if reader is None or not reader.finished:
+        most = max(settings.samples // 2, settings.draws)
+        states = Fit(settings, rounds, progress, draws_at_once(most)).states(state)
+        while state.phase is not Phase.DONE:
+            del state  # The next turn frees what it replaces.
+            state = next(states)
+            if state.phase is not Phase.DONE:
+                checkpointer.save_if_due(state.snapshot)
+        checkpointer.finish(state.snapshot())
     return _solution_of(state, settings.seed)
 
 
@@ -174,7 +186,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         problem.model.coefficients(centre),
         centre,
         deviations,
-        tuple(state.history),
+        state.history,
         _status(state),
         state.weights,
     )

@@ -88,91 +88,81 @@ def explained_share(
     return share
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class DrawSolver:
+    """Solves for samples: residual (see `Accuracy`) and steps of CG at most; at_once: samples that
+    are solved for together."""
+
+    residual: float
+    max_steps: int
+    at_once: AdaptiveBatch
+    preconditioner: AbstractOperator | None = None
+    progress: Progress = unwatched
+
+    @torch.no_grad()
+    def __call__(
+        self, mean: Iterate, perturbations: Perturbations, start: Tensor | None = None
+    ) -> SolveResult:
+        """z (K, N) of `metric_draws`, as accurate however many samples are solved together."""
+        problem, density = mean.problem, mean.log_density.exp()
+        white, noise, root_weights = perturbations.white, perturbations.noise, problem.noise.rsqrt()
+        gram, count = problem.gram(density), len(white)
+
+        def seen(part: slice) -> Tensor:
+            return noise[part] - root_weights * problem.jacobian(density, white[part])
+
+        target = torch.cat(_in_groups(count, self.at_once, seen))
+        rtol = relative(self.residual, target)
+
+        def solved(part: slice) -> SolveResult:
+            self.progress(_DRAWS, part.start, count)
+            return pcg(
+                gram,
+                target[part],
+                preconditioner=self.preconditioner,
+                x0=None if start is None else start[part],
+                rtol=rtol,
+                max_steps=self.max_steps,
+                progress=self.progress,
+            )
+
+        ends = _in_groups(count, self.at_once, solved)
+        self.progress(_DRAWS, count, count)
+        columns = zip(*((end.x, end.status, end.steps, end.residuals) for end in ends), strict=True)
+        x, status, steps, residuals = (torch.cat(column) for column in columns)
+        return SolveResult(x, status, steps, residuals, rtol)
+
+
 @torch.no_grad()
 def metric_draws(
-    mean: Iterate,
-    perturbations: Perturbations,
-    residual: float,
-    max_steps: int,
-    preconditioner: AbstractOperator | None,
-    start: Tensor | None = None,
-    at_once: AdaptiveBatch | None = None,
-    progress: Progress = unwatched,
+    mean: Iterate, perturbations: Perturbations, solver: DrawSolver, start: Tensor | None = None
 ) -> tuple[Tensor, SolveResult]:
     """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
 
         δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
 
     Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
-    start: z (K, N) of the same perturbations at a centre nearby. at_once: samples that are drawn
-    together. δ takes the place of ξ₀ in perturbations.white.
+    start: z (K, N) of the same perturbations at a centre nearby. δ takes the place of ξ₀ in
+    perturbations.white.
     """
     problem, density, delta = mean.problem, mean.log_density.exp(), perturbations.white
-    at_once = draws_at_once(len(delta)) if at_once is None else at_once
-    solve = metric_solve(
-        mean, perturbations, residual, max_steps, preconditioner, start, at_once, progress
-    )
+    solve = solver(mean, perturbations, start)
     pulls = problem.noise.rsqrt() * solve.x
 
     def move(part: slice) -> None:
         # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
         delta[part].add_(problem.jacobian_transpose(density, pulls[part]))
 
-    _in_groups(len(delta), at_once, move)
+    _in_groups(len(delta), solver.at_once, move)
     return delta, solve
-
-
-@torch.no_grad()
-def metric_solve(
-    mean: Iterate,
-    perturbations: Perturbations,
-    residual: float,
-    max_steps: int,
-    preconditioner: AbstractOperator | None,
-    start: Tensor | None = None,
-    at_once: AdaptiveBatch | None = None,
-    progress: Progress = unwatched,
-) -> SolveResult:
-    """z (K, N) of `metric_draws`, solved as tightly however many samples are solved together."""
-    problem, density = mean.problem, mean.log_density.exp()
-    white, noise, root_weights = perturbations.white, perturbations.noise, problem.noise.rsqrt()
-    at_once = draws_at_once(len(white)) if at_once is None else at_once
-    gram = problem.gram(density)
-
-    def seen(part: slice) -> Tensor:
-        return noise[part] - root_weights * problem.jacobian(density, white[part])
-
-    target = torch.cat(_in_groups(len(white), at_once, seen))
-    rtol = relative(residual, target)
-
-    def solved(part: slice) -> SolveResult:
-        progress(_DRAWS, part.start, len(white))
-        return pcg(
-            gram,
-            target[part],
-            preconditioner=preconditioner,
-            x0=None if start is None else start[part],
-            rtol=rtol,
-            max_steps=max_steps,
-            progress=progress,
-        )
-
-    ends = _in_groups(len(white), at_once, solved)
-    progress(_DRAWS, len(white), len(white))
-    return SolveResult(
-        torch.cat([end.x for end in ends]),
-        torch.cat([end.status for end in ends]),
-        torch.cat([end.steps for end in ends]),
-        torch.cat([end.residuals for end in ends]),
-        rtol,
-    )
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Probe:
     """Draws z_s ~ N(0, A⁻¹) (K, N), A = I + W^½ J Jᵀ W^½, the variance (N,) of the mean response
-    that they tell, and the most CG steps of one."""
+    that follows, and the most CG steps of one."""
 
     z: Tensor
     spread: Tensor
@@ -181,33 +171,23 @@ class Probe:
 
 @torch.no_grad()
 def probed(
-    mean: Iterate,
-    seed: int,
-    counts: tuple[int, int],
-    residual: float,
-    max_steps: int,
-    preconditioner: AbstractOperator | None,
-    start: Tensor | None,
-    at_once: AdaptiveBatch,
-    progress: Progress = unwatched,
+    mean: Iterate, seed: int, count: int, group: int, solver: DrawSolver, start: Tensor | None
 ) -> Probe:
-    """The draws behind a gradient of the evidence; counts: K, and how many are perturbed at once.
+    """The K = count draws behind a gradient of the evidence, perturbed `group` at a time.
 
-    W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s tells the spread. start (≤ K, N): those of a
+    W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s gives the spread. start (≤ K, N): those of a
     centre nearby.
     """
-    count, group = counts
-    how = residual, max_steps, preconditioner
-    found, squares, steps = list[Tensor](), torch.zeros_like(mean.problem.y), 0
+    draws, squares, steps = list[Tensor](), torch.zeros_like(mean.problem.y), 0
     for first in range(0, count, group):
         part = range(first, min(first + group, count))
         known = None if start is None or len(start) < part.stop else start[first : part.stop]
         perturbations = Perturbations.of(mean.problem, seed, part)
-        solve = metric_solve(mean, perturbations, *how, known, at_once, progress)
+        solve = solver(mean, perturbations, known)
         squares += (perturbations.noise - solve.x).square().sum(0)
         steps = max(steps, int(solve.steps.max()))
-        found.append(solve.x)
-    return Probe(torch.cat(found), squares / count * mean.problem.noise, steps)
+        draws.append(solve.x)
+    return Probe(torch.cat(draws), squares / count * mean.problem.noise, steps)
 
 
 def _in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:

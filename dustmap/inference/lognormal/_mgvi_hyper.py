@@ -4,16 +4,17 @@ A trust radius limits the steps and says when they rest.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import AbstractParametric, Parameters
-from dustmap.inference._newton import TrustRegion, bounded_step
+from dustmap.gp import Parameters
+from dustmap.inference.evidence._evidence import shifted
+from dustmap.inference.evidence._newton import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
@@ -21,15 +22,6 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Iterate,
     LogNormalProblem,
     relative,
-)
-from dustmap.linalg import (
-    AbstractOperator,
-    CirculantOperator,
-    Progress,
-    SolveResult,
-    divided,
-    pcg,
-    unwatched,
 )
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
@@ -41,19 +33,12 @@ _NEGLIGIBLE_STEP = 1e-3
 _STEP = 1e-4
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
-M = TypeVar("M", bound=AbstractParametric)
-
-
-def _widths_to_go(gradient: Tensor, information: Tensor) -> float:
-    """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum."""
-    return math.sqrt(max(0.0, float(gradient @ torch.linalg.solve(information, gradient))))
 
 
 def learned_from(
     model: LogNormalModel, origin: Tensor | None, std: float
 ) -> Parameters[LogNormalModel]:
-    """What `model` learns, with weak log-normal priors of width std around `origin` (Q,) or the
-    present log-parameters."""
+    """Learned parameters, with log-normal priors of width std at `origin` (Q,) or the present θ."""
     learned = replace(model.learned(), prior_std=std)
     if origin is None:
         return learned
@@ -82,11 +67,11 @@ class EvidenceStep:
     widths: float
     unbounded: Tensor
     radius: float
-    solve: SolveResult
+    solve: linalg.SolveResult
 
     def rests(self, tolerance: float) -> bool:
-        """Whether θ is within so many posterior standard deviations of the optimum, or within
-        what solves can tell."""
+        """Whether θ is within so many posterior standard deviations of the optimum, or within the
+        accuracy of solves."""
         return self.widths < tolerance or float(self.unbounded.abs().max()) < _NEGLIGIBLE_STEP
 
 
@@ -97,9 +82,9 @@ def evidence_step(
     draws: Tensor,
     prior: Parameters[LogNormalModel],
     accuracy: Accuracy,
-    preconditioner: AbstractOperator | None,
+    preconditioner: linalg.AbstractOperator | None,
     trust: TrustRegion,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> EvidenceStep:
     """One Newton step on the log evidence of the model linearised at ξ̄.
 
@@ -124,7 +109,7 @@ def evidence_step(
     gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
     v = torch.stack([slope.product(z) for slope in slopes])
-    solve = pcg(
+    solve = linalg.pcg(
         problem.gram(iterate.density),
         v,
         preconditioner=preconditioner,
@@ -134,6 +119,7 @@ def evidence_step(
     )
     products = v.double() @ solve.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
+    unbounded = torch.linalg.solve(information, gradient)
     radius = trust.radius_at(gradient)
     delta = bounded_step(gradient, information, radius)
     # The linearisation and the weights of the data move with θ: a step back is cut to half, lest θ
@@ -146,8 +132,8 @@ def evidence_step(
         error,
         information,
         delta,
-        _widths_to_go(gradient, information),
-        torch.linalg.solve(information, gradient),
+        math.sqrt(max(0.0, float(gradient @ unbounded))),
+        unbounded,
         radius,
         solve,
     )
@@ -159,15 +145,15 @@ def carry(
     problem: LogNormalProblem,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: AbstractOperator | None,
-    progress: Progress = unwatched,
+    preconditioner: linalg.AbstractOperator | None,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> tuple[Iterate, Tensor]:
-    """The optimum of the old linearisation under new hyperparameters, where the fit goes on."""
+    """Move to the optimum of the old linearisation under new hyperparameters."""
     root_weights, density = problem.noise.rsqrt(), iterate.density
     field = iterate.log_density - problem.log_mean
     pseudo = iterate.residuals.mean(0) + problem.rows.matmul(density * field)
     target = root_weights * pseudo
-    solve = pcg(
+    solve = linalg.pcg(
         problem.gram(density),
         target,
         preconditioner=preconditioner,
@@ -187,7 +173,7 @@ class _KernelSlope:
 
     problem: LogNormalProblem
     density: Tensor
-    covariance: AbstractOperator
+    covariance: linalg.AbstractOperator
 
     def product(self, z: Tensor) -> Tensor:
         """A_p z (..., N)."""
@@ -223,18 +209,12 @@ def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _
     a spectrum at a time."""
     model, slopes = problem.model, list[_KernelSlope | _NoiseSlope]()
     prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
-    for kernel in _shifted(Parameters.of(prior.kernel)):
+    for kernel in shifted(Parameters.of(prior.kernel), _STEP):
         change = (prior.with_kernel(kernel).spectrum - prior.spectrum) / _STEP
         slope, box = change.to(problem.y.dtype), prior.grid.shape
-        covariance = CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
-        slopes.append(_KernelSlope(problem, density, divided(covariance, prior.world)))
-    for likelihood in _shifted(Parameters.of(model.likelihood)):
+        covariance = linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
+        slopes.append(_KernelSlope(problem, density, linalg.divided(covariance, prior.world)))
+    for likelihood in shifted(Parameters.of(model.likelihood), _STEP):
         change = (likelihood.noise_variance(problem.data) - noise) / _STEP
         slopes.append(_NoiseSlope((change / noise).to(problem.y.dtype)))
     return slopes
-
-
-def _shifted(parameters: Parameters[M]) -> Iterator[M]:
-    """The value with each of its learned numbers moved by the step of differences."""
-    for unit in torch.eye(len(parameters), dtype=parameters.theta.dtype):
-        yield parameters.build(parameters.theta + _STEP * unit)

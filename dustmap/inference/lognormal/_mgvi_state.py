@@ -1,4 +1,4 @@
-"""The complete state of a fit of a log-normal field, and its torus while the length changes."""
+"""Settings, rounds and the complete state of a fit of a log-normal field."""
 
 import enum
 import logging
@@ -11,26 +11,19 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
-from dustmap.inference._checkpoint import NystromState
-from dustmap.inference._newton import TrustRegion
-from dustmap.inference._state import (
-    REBUILT,
-    Layout,
-    ParameterVector,
-    State,
-    StateReader,
-    state_of,
+from dustmap.inference import _state
+from dustmap.inference.evidence._newton import TrustRegion
+from dustmap.inference.evidence._student_t_noise import (
+    RobustSettings,
+    StudentTNoise,
+    StudentTWeights,
 )
-from dustmap.inference.evidence._student_t_noise import StudentTNoise
-from dustmap.inference.evidence._student_t_weights import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.linalg import NystromPreconditioner
 
 _log = logging.getLogger(__name__)
-
 #: Prior correlation of opposite faces beyond which the torus is enlarged.
 _LARGEST_WRAP = 0.15
 #: A torus with this many times the points that the present length scale asks for is replaced.
@@ -38,10 +31,70 @@ _WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
 #: ξ (n,), and multipliers (N,) of the data.
-_Latent: TypeAlias = Annotated[Tensor, Layout("data", "n")]
-_Multipliers: TypeAlias = Annotated[Tensor, Layout("data", "N")]
+_Latent: TypeAlias = Annotated[Tensor, _state.Layout("data", "n")]
+_Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "N")]
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
+
+
+@final
+@dataclass(frozen=True)
+class MGVISettings:
+    """samples S, in S/2 antithetic pairs; curved: whether they follow the curvature of ρ (None:
+    where straight ones spread the data too far); rounds: of hyperparameters at most; refinements:
+    of mean and samples at most; draws: per gradient of the evidence, most_draws: of those near its
+    optimum, so that their Monte Carlo error is a sixth of a posterior standard deviation; rank: of
+    the preconditioner (None: an eighth of the data, at most 128, 0: none); tolerance: distance of
+    the optimum, in posterior standard deviations of the hyperparameters, at which they rest;
+    prior_std: of the log-normal priors around their start; residual: of CG per datum, in units of
+    the noise; padding: of a torus that replaces the prior's own, in length scales; robust:
+    Student-t noise (None: normal), its ν and scale, and the rounds of weights at most before
+    anything else is learned."""
+
+    samples: int = 32
+    curved: bool | None = None
+    rounds: int = 12
+    refinements: int = 2
+    draws: int = 8
+    most_draws: int = 32
+    rank: int | None = None
+    tolerance: float = 0.1
+    prior_std: float = 1.5
+    residual: float = 0.05
+    cg_steps: int = 300
+    padding: float = 3.0
+    seed: int = 0
+    robust: RobustSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 4 or self.samples % 2:
+            raise UserError(f"samples must be even and at least 4, got {self.samples}")
+        if self.draws < 2:
+            raise UserError(f"draws must be at least 2, got {self.draws}")
+        if not self.tolerance > 0:
+            raise UserError(f"tolerance must be positive, got {self.tolerance}")
+
+
+@final
+@dataclass(frozen=True)
+class MGVIRound:
+    """One line of the report.
+
+    stage: "weights", "mode", "evidence", "rejected" (an evidence step that is not taken), "mean";
+    energy E in nats; misfit: rms residual of the mean
+    response in units of the noise; moved: rms change of the mean response, same units;
+    parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
+    cg_steps.
+    """
+
+    stage: str
+    energy: float
+    misfit: float
+    moved: float
+    parameters: tuple[float, ...]
+    gradient: tuple[float, ...] = ()
+    gradient_error: tuple[float, ...] = ()
+    cg_steps: int = 0
 
 
 def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
@@ -86,7 +139,7 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
 
 @final
 class Phase(enum.Enum):
-    """What a fit does next."""
+    """The phase that comes next."""
 
     WEIGHTS = "weights"
     MODE = "mode"
@@ -98,29 +151,29 @@ class Phase(enum.Enum):
 @final
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """What problem, weights, centre and mode are rebuilt from: θ with the centre of its prior, the
+    """Source of problem, weights, centre and mode: θ with the centre of its prior, the
     noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
 
     data: int
     nodes: int
     torus: tuple[int, ...]
-    origin: ParameterVector
-    theta: ParameterVector
+    origin: _state.ParameterVector
+    theta: _state.ParameterVector
     noise: StudentTNoise | None
     change: float
-    tau: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
-    response: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
+    tau: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)] | None
+    response: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)] | None
     xi: _Latent
-    centre_deviations: Annotated[Tensor, Layout("data", "C n")] | None
+    centre_deviations: Annotated[Tensor, _state.Layout("data", "C n")] | None
     mode_xi: _Latent | None
     mode_z: _Multipliers | None
-    made: NystromState | None
+    made: _state.NystromState | None
 
 
 @final
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class FitState:
-    """A fit between two turns of a phase, or between two of its curved draws.
+    """State of a fit between two turns of a phase, or between two of its curved draws.
 
     centre, with multipliers z (N,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
@@ -132,19 +185,19 @@ class FitState:
     since the last preconditioner.
     """
 
-    prior: Annotated[Parameters[LogNormalModel], REBUILT]
-    centre: Annotated[Iterate, REBUILT]
+    prior: Annotated[Parameters[LogNormalModel], _state.REBUILT]
+    centre: Annotated[Iterate, _state.REBUILT]
     z: _Multipliers
     phase: Phase
     turn: int = 0
-    preconditioner: Annotated[NystromPreconditioner | None, REBUILT] = None
-    deviations: Annotated[Tensor, Layout("data", "S n")] | None = None
-    evidence_draws: Annotated[Tensor, Layout("data", "K N")] | None = None
-    sample_draws: Annotated[Tensor, Layout("data", "pairs N")] | None = None
-    curve_draws: Annotated[Tensor, Layout("data", "S N")] | None = None
-    drawn: list[tuple[_Latent, _Multipliers]] = field(default_factory=list)
+    preconditioner: Annotated[NystromPreconditioner | None, _state.REBUILT] = None
+    deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
+    evidence_draws: Annotated[Tensor, _state.Layout("data", "K N")] | None = None
+    sample_draws: Annotated[Tensor, _state.Layout("data", "pairs N")] | None = None
+    curve_draws: Annotated[Tensor, _state.Layout("data", "S N")] | None = None
+    drawn: tuple[tuple[_Latent, _Multipliers], ...] = ()
     is_drawing: bool = False
-    mode: Annotated[tuple[Iterate, Tensor] | None, REBUILT] = None
+    mode: Annotated[tuple[Iterate, Tensor] | None, _state.REBUILT] = None
     evidence_count: int = 0
     near: int = 0
     trust: TrustRegion = field(default_factory=lambda: TrustRegion.of(LARGEST_STEP))
@@ -153,8 +206,8 @@ class FitState:
     unsolved: bool = False
     strayed: bool = False
     curved: bool = False
-    weights: Annotated[StudentTWeights | None, REBUILT] = None
-    history: list[MGVIRound] = field(default_factory=list)
+    weights: Annotated[StudentTWeights | None, _state.REBUILT] = None
+    history: tuple[MGVIRound, ...] = ()
 
     @staticmethod
     def first(
@@ -171,10 +224,19 @@ class FitState:
             curved=bool(settings.curved),
         )
 
-    def snapshot(self) -> State:
+    @property
+    def problem(self) -> LogNormalProblem:
+        """At the present hyperparameters."""
+        return self.centre.problem
+
+    def at(self, phase: Phase, turn: int = 0) -> "FitState":
+        """Before this turn of a phase."""
+        return replace(self, phase=phase, turn=turn)
+
+    def snapshot(self) -> _state.State:
         """All of it; of a fit that is done, what its result takes."""
         if self.phase is not Phase.DONE:
-            return state_of(MGVI, self, self._place())
+            return _state.state_of(MGVI, self, self._place())
         result = replace(
             self,
             preconditioner=None,
@@ -184,7 +246,7 @@ class FitState:
             mode=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
-        return state_of(MGVI, result, result._place(), finished=True)
+        return _state.state_of(MGVI, result, result._place(), finished=True)
 
     def _place(self) -> _Place:
         centre, problem, weights = self.centre, self.centre.problem, self.weights
@@ -202,12 +264,12 @@ class FitState:
             None if len(centre.deviations) == 1 else centre.deviations,
             None if self.mode is None else self.mode[0].xi,
             None if self.mode is None else self.mode[1],
-            NystromState.of(self.preconditioner),
+            _state.NystromState.of(self.preconditioner),
         )
 
     @staticmethod
     def restored(
-        problem: LogNormalProblem, settings: MGVISettings, reader: StateReader
+        problem: LogNormalProblem, settings: MGVISettings, reader: _state.StateReader
     ) -> "FitState":
         """The state of a fit of this problem."""
         y, theta = problem.y, problem.theta
@@ -248,7 +310,9 @@ def posterior_at(
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
 
 
-def _weights(place: _Place, settings: MGVISettings, reader: StateReader) -> StudentTWeights | None:
+def _weights(
+    place: _Place, settings: MGVISettings, reader: _state.StateReader
+) -> StudentTWeights | None:
     """The weights of Student-t noise, None where the noise is normal."""
     if place.tau is None or place.noise is None:
         return None

@@ -13,7 +13,8 @@ from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import DATA_STREAM, GRID_STREAM, GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
+from dustmap.inference.solve._solution import AbstractSolution
+from dustmap.linalg import AbstractOperator, AbstractSymmetric, KeyedNormal, SolveResult, pcg
 
 #: The residual is brought below that many times `rtol` standard deviations of the noise.
 _NOISES = 10.0
@@ -23,8 +24,8 @@ _MANY_STEPS = 40
 
 @final
 @dataclass(frozen=True, eq=False)
-class DataSpaceSolution:
-    """What one solve in data space found.
+class DataSpaceSolution(AbstractSolution):
+    """Result of one solve in data space.
 
     posterior: ε̂, the draws δ_s and β. sigma (N,): Σ. solve: columns A⁻¹ of y − Hβ₀, of the columns
     of H where β was fitted, and of the draws, (k, N). neighbours: the preconditioner of A.
@@ -39,42 +40,15 @@ class DataSpaceSolution:
     prior_draws: Tensor
 
     @property
-    def eps_mean(self) -> Tensor:
-        """ε̂ (M_w,)."""
-        return self.posterior.eps_mean
-
-    @property
-    def deviations(self) -> Tensor:
-        """δ_s (S, M_w)."""
-        return self.posterior.deviations
-
-    @property
-    def mean_coefficients(self) -> Tensor:
-        """β (P,)."""
-        return self.posterior.coefficients
-
-    @property
     def preconditioner(self) -> AbstractOperator | None:
         """None: there is one of A here, but none of Λ."""
         return None
 
     @property
-    def worst_residual(self) -> float:
-        """Largest relative residual of any column."""
-        return float(self.solve.residuals.max())
-
-    @property
     def block_steps(self) -> int:
-        """Largest number of steps of any column."""
         return int(self.solve.steps.max())
 
-    @property
-    def converged(self) -> bool:
-        """Whether every column reached the tolerance."""
-        return self.solve.converged
-
     def message(self) -> str:
-        """One sentence on how the solve ended."""
         return self.solve.message()
 
 
@@ -170,7 +144,7 @@ class _System:
 
 
 @final
-class _DataCovariance(AbstractOperator):
+class _DataCovariance(AbstractSymmetric):
     """A = W C Wᵀ + diag(Σ) (N, N)."""
 
     def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
@@ -180,19 +154,11 @@ class _DataCovariance(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._W.shape[0], self._W.shape[0]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._W.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._W.device
+    def _made_of(self) -> AbstractOperator:
+        return self._W
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._W.matmul(self._C.matmul(self._W.rmatmul(x))) + self._sigma * x
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
 
 def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPrecision:

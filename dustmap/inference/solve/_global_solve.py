@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -9,16 +10,11 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
-from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
+from dustmap.inference.solve import _solution
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import (
-    GlobalSolution,
-    restored_solution,
-    solution_state,
-)
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
@@ -32,7 +28,7 @@ _COEFFICIENT_ERROR = 0.05
 @final
 @dataclass(frozen=True)
 class SolveSettings:
-    """How to solve.
+    """Settings of `solve_global`.
 
     rtol: residual of every column relative to the right-hand side of a draw. max_steps: of CG.
     samples: pathwise draws S. seed: theirs; the same whatever the blocks.
@@ -71,10 +67,10 @@ def solve_global(
     settings: SolveSettings,
     *,
     sigma: Tensor | None = None,
-    start: GlobalSolution | None = None,
+    start: _solution.GlobalSolution | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
-) -> GlobalSolution:
+) -> _solution.GlobalSolution:
     """Posterior mean ε̂ and exact draws ε̂ + δ_s of the gridded model, all in one block solve.
 
         Λ ε̂ = ΦᵀΣ⁻¹(y − Hβ)        Λ δ_s = ε₀ + ΦᵀΣ^{-1/2} ξ        Λ = I + ΦᵀΣ⁻¹Φ
@@ -96,9 +92,9 @@ def solve_global(
     first approach to the mean and after every block of columns. progress: called with draws and
     steps of CG.
     """
-    reader = load_reader(checkpointer, SOLVE)
+    reader = load_reader(checkpointer, _solution.SOLVE)
     if reader is not None and reader.finished:
-        return restored_solution(model, data, reader)
+        return _solution.restored_solution(model, data, reader)
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
@@ -106,26 +102,37 @@ def solve_global(
     draws = Draws(phi, sigma, settings.seed, settings.samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     if reader is None:
-        partial = _approached(A, draws, profile, settings, start, progress)
-        checkpointer.save_if_due(lambda: partial.snapshot(len(data)))
+        begun = _approached(A, draws, profile, settings, start, progress)
+        checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
-        partial = PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
-    mean, T = partial.mean, partial.preconditioner
-    solve = solved(
+        begun = _solution.PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
+    mean, T, done = begun.mean, begun.preconditioner, begun
+    for done in _solution.blocks(
         A,
-        System(draws, profile.residual(mean.x), known),
-        partial,
+        _solution.System(draws, profile.residual(mean.x), known),
+        begun,
         rtol=settings.rtol,
         max_steps=settings.max_steps,
         memory=settings.memory,
-        checkpointer=checkpointer,
         progress=progress,
-    )
+    ):
+        checkpointer.save_if_due(partial(done.snapshot, len(data)))
+    solve = done.result(settings.rtol)
     mean = _finished(mean, profile, draws, solve, T, settings, progress)
     solve = _with_mean(solve, mean, draws.length)
     spread = _spread(A, profile, T, settings, progress)
-    solution = _solution(model, profile, draws, solve, T, settings, spread)
-    checkpointer.finish(solution_state(solution))
+    eps_mean = solve.x[0]
+    beta = profile.fitted_coefficients(eps_mean)
+    solution = _solution.GlobalSolution(
+        PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread),
+        sigma,
+        solve,
+        T,
+        profile.quadratic_form(eps_mean),
+        draws.length,
+        _rounding(profile, draws),
+    )
+    checkpointer.finish(_solution.solution_state(solution))
     return solution
 
 
@@ -134,15 +141,15 @@ def _approached(
     draws: Draws,
     profile: MeanProfile,
     settings: SolveSettings,
-    start: GlobalSolution | None,
+    start: _solution.GlobalSolution | None,
     progress: Progress,
-) -> PartialSolve:
+) -> _solution.PartialSolve:
     """The preconditioner, and the mean to a residual of the length of a draw's right-hand side."""
     T = _preconditioner(A, draws, settings, start, progress)
     x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
     mean = profile.refined(x, draws.length, T, settings.max_steps, progress)
     own = start is None or T is not start.preconditioner
-    return PartialSolve(mean, T, own, _columns(A, draws))
+    return _solution.PartialSolve(mean, T, own, _columns(A, draws))
 
 
 def _columns(A: AbstractOperator, draws: Draws) -> Tensor:
@@ -183,28 +190,6 @@ def _with_mean(solve: SolveResult, mean: MeanEstimate, length: float) -> SolveRe
     return SolveResult(solve.x, status, steps, residuals, solve.rtol)
 
 
-def _solution(
-    model: GridModel,
-    profile: MeanProfile,
-    draws: Draws,
-    solve: SolveResult,
-    preconditioner: AbstractOperator | None,
-    settings: SolveSettings,
-    spread: CoefficientSpread | None,
-) -> GlobalSolution:
-    eps_mean = solve.x[0]
-    beta = profile.fitted_coefficients(eps_mean)
-    return GlobalSolution(
-        PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread),
-        draws.sigma,
-        solve,
-        preconditioner,
-        profile.quadratic_form(eps_mean),
-        draws.length,
-        _rounding(profile, draws),
-    )
-
-
 def _spread(
     A: AbstractOperator,
     profile: MeanProfile,
@@ -212,7 +197,7 @@ def _spread(
     settings: SolveSettings,
     progress: Progress,
 ) -> CoefficientSpread | None:
-    """What the fitted coefficients leave open; None where none was fitted."""
+    """The uncertainty of fitted coefficients; None where none was fitted."""
     if not (profile.is_fitted and settings.spread):
         return None
     return coefficient_spread(
@@ -241,7 +226,7 @@ def _preconditioner(
     A: AbstractOperator,
     draws: Draws,
     settings: SolveSettings,
-    start: GlobalSolution | None,
+    start: _solution.GlobalSolution | None,
     progress: Progress,
 ) -> AbstractOperator | None:
     """That of the earlier solve, else a new one of the rank asked for."""
@@ -262,7 +247,7 @@ def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
 
 
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
-    """Σ (N,), given or the model's own; an error for no data, or variances that are none."""
+    """Return Σ (N,), the model's own by default; refuse no data and variances that are none."""
     if len(data) == 0:
         raise UserError("data is empty: a solve needs at least one datum")
     sigma = model.sigma(data) if sigma is None else sigma
@@ -281,7 +266,7 @@ def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
 
 
 def _of_start(
-    start: GlobalSolution | None, phi: AbstractOperator
+    start: _solution.GlobalSolution | None, phi: AbstractOperator
 ) -> tuple[AbstractOperator | None, Tensor | None]:
     """Preconditioner and independent draws of an earlier solution, of the same grid."""
     if start is None:

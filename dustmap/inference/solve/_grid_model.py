@@ -11,17 +11,11 @@ from typing import Annotated, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    Batch,
-    GridPrior,
-    orthogonal_directions,
-)
+from dustmap import linalg
+from dustmap.gp import AbstractMean, AbstractParametric, Batch, GridPrior, orthogonal_directions
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout
-from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
 
 #: Corrections from a recomputed residual: float32 gains some three digits with each.
 _REFINEMENTS = 3
@@ -92,7 +86,7 @@ class MeanProfile:
     target (N,): D(y − Hβ₀), float64. coefficients (P,): β₀. directions (P, K): D H directions = U.
     """
 
-    phi: AbstractOperator
+    phi: linalg.AbstractOperator
     D: Tensor
     U: Tensor
     target: Tensor
@@ -101,7 +95,7 @@ class MeanProfile:
 
     @staticmethod
     def of(
-        model: GridModel, data: Batch, sigma: Tensor, phi: AbstractOperator, fit: bool
+        model: GridModel, data: Batch, sigma: Tensor, phi: linalg.AbstractOperator, fit: bool
     ) -> "MeanProfile":
         """At the model's β, or with β free to fit."""
         H = model.mean.basis(data.functional)
@@ -139,23 +133,23 @@ class MeanProfile:
         self,
         x: Tensor,
         tolerance: float,
-        preconditioner: AbstractOperator | None,
+        preconditioner: linalg.AbstractOperator | None,
         max_steps: int,
-        progress: Progress = unwatched,
+        progress: linalg.Progress = linalg.unwatched,
     ) -> "MeanEstimate":
         """x corrected by PCG until the residual's norm is within `tolerance`.
 
         Every correction solves for a freshly computed residual, which takes float32 below the
         rounding errors of Φᵀy.
         """
-        operator, steps, status = _ProfiledPrecision(self), 0, SolveStatus.MAX_STEPS
+        operator, steps, status = _ProfiledPrecision(self), 0, linalg.SolveStatus.MAX_STEPS
         r = self.residual(x)
         norm = float(r.norm())
         for _ in range(_REFINEMENTS):
             if norm <= tolerance or steps >= max_steps:
                 break
             rtol = 0.9 * tolerance / norm
-            result = pcg(
+            result = linalg.pcg(
                 operator,
                 r,
                 preconditioner=preconditioner,
@@ -169,9 +163,9 @@ class MeanProfile:
                 break
             x, norm = x + result.x, float(r.norm())
         if norm <= tolerance:
-            status = SolveStatus.CONVERGED
-        elif status is SolveStatus.CONVERGED:
-            status = SolveStatus.STAGNATED
+            status = linalg.SolveStatus.CONVERGED
+        elif status is linalg.SolveStatus.CONVERGED:
+            status = linalg.SolveStatus.STAGNATED
         return MeanEstimate(x, status, steps, norm)
 
     def _misfit(self, x: Tensor) -> Tensor:
@@ -184,13 +178,13 @@ class MeanEstimate:
     """ε̂ (M_w,), how its refinement ended and after how many steps, and its residual's norm."""
 
     x: Annotated[Tensor, Layout("field", "M")]
-    status: SolveStatus
+    status: linalg.SolveStatus
     steps: int
     residual: float
 
 
 @final
-class _ProfiledPrecision(AbstractOperator):
+class _ProfiledPrecision(linalg.AbstractSymmetric):
     """I + ΦᵀΠΦ (M_w, M_w)."""
 
     def __init__(self, profile: MeanProfile) -> None:
@@ -201,21 +195,13 @@ class _ProfiledPrecision(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._phi.shape[1], self._phi.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._phi.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._phi.device
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
 
     def matmul(self, x: Tensor) -> Tensor:
         seen = self._D * self._phi.matmul(x)
         seen = seen - (seen @ self._U) @ self._U.mT
         return x + self._phi.rmatmul(self._D * seen)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
 
 @final
@@ -228,7 +214,7 @@ class Draws:
     phi: Φ (N, M_w). sigma (N,): Σ. count: number of draws.
     """
 
-    phi: AbstractOperator
+    phi: linalg.AbstractOperator
     sigma: Tensor
     seed: int
     count: int
@@ -250,5 +236,5 @@ class Draws:
 
     def _noise(self, sample: int, stream: int) -> Tensor:
         size = self.phi.shape[0] if stream == DATA_STREAM else self.phi.shape[1]
-        normal = KeyedNormal(self.seed, stream)
+        normal = linalg.KeyedNormal(self.seed, stream)
         return normal.draw(sample, size, self.phi.dtype, self.phi.device)

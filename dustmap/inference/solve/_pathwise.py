@@ -96,7 +96,11 @@ class PathwisePosterior(AbstractPosterior):
         Only the residuals r are drawn, independent per functional: from `generator`, for rays from
         one number of it and their keys.
         """
-        self._refuse_more(count)
+        if not 1 <= count <= len(self.deviations):
+            raise UserError(
+                f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
+                f"got {count}: raise `samples` of the solve settings and solve again"
+            )
         eps = self.eps_mean + self.deviations[:count]
         beta = self.coefficients.expand(count, -1)
         if self.spread is not None:
@@ -168,13 +172,6 @@ class PathwisePosterior(AbstractPosterior):
 
     def _residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return self.model.features.residual_variance(functional).to(self.eps_mean.dtype)
-
-    def _refuse_more(self, count: int) -> None:
-        if not 1 <= count <= len(self.deviations):
-            raise UserError(
-                f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
-                f"got {count}: raise `samples` of the solve settings and solve again"
-            )
 
 
 def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Generator) -> Tensor:

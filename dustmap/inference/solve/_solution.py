@@ -1,44 +1,203 @@
-"""The result of one global solve: as a value, as arrays, and back at the same model."""
+"""The columns of a global solve, as many at a time as the memory allows, and its result."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NystromState
+from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference._state import REBUILT, Layout, State, StateReader, state_of
-from dustmap.inference.solve._blocks import SOLVE, SolvedColumns
-from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import AbstractOperator, SolveResult
+from dustmap.linalg import AbstractOperator, AdaptiveBatch, Progress, SolveResult, block_pcg
 
+#: The name of the states of a global solve.
+SOLVE = "solve_global"
+#: Vectors over the whitened field, and over the data, that one right-hand side needs.
+_FIELD_VECTORS, _DATA_VECTORS = 12, 3
+#: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
+_WIDEST = 64
+#: What is counted while they are solved for.
+_DRAWS = "draws"
+#: What helps where even few columns are too many.
+_ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 #: Rounding errors above this part of the tolerance can keep a solve from it.
 _ROUNDING_SHARE = 0.1
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GlobalSolution:
-    """What one global solve found.
+class System:
+    """The columns of the block: r + b_1 for the mean, then b_1, ..., b_S.
 
-    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
-    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
-        the length √tr Λ of a draw's right-hand side.
-    preconditioner: for the next solve.
-    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
-    rounding: relative residual that the precision of the features leaves, about.
+    r (M_w,): what the first approach to the mean has left. Its tolerance is relative to ‖b_1‖,
+    whatever its own length, because it is solved for together with b_1; δ_1 is subtracted after.
+    known: independent draws of an earlier solution, or None.
     """
 
-    posterior: Annotated[PathwisePosterior, REBUILT]
-    sigma: Annotated[Tensor, Layout("data", "N", any_dtype=True)]
-    solve: Annotated[SolveResult, REBUILT]
-    preconditioner: Annotated[AbstractOperator | None, REBUILT]
-    quadratic_form: float
-    scale: float
-    rounding: float
+    draws: Draws
+    r: Tensor
+    known: Tensor | None
+
+    def __len__(self) -> int:
+        return 1 + self.draws.count
+
+    def together(self, memory: int) -> int:
+        """Columns of one block: those whose vectors fit the memory, at least one."""
+        n, width = self.draws.phi.shape
+        numbers = _FIELD_VECTORS * width + _DATA_VECTORS * n
+        return max(1, min(_WIDEST, memory // (numbers * self.r.dtype.itemsize)))
+
+    def right_hand_sides(self, first: int, last: int) -> Tensor:
+        """Columns first..last − 1, (k, M_w)."""
+        if first > 0:
+            return self.draws.right_hand_sides(first - 1, last - 1)
+        b = self.draws.right_hand_sides(0, max(1, last - 1))
+        return torch.cat([(self.r + b[0])[None], b[: last - 1]])
+
+    def guesses(self, first: int, last: int) -> Tensor | None:
+        """First guesses of the same columns, from the earlier solution if there is one."""
+        if self.known is None:
+            return None
+        known = torch.cat([self.known[:1], self.known])[first:last]
+        missing = last - first - len(known)
+        return torch.cat([known, known.new_zeros(missing, known.shape[1])])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SolvedColumns:
+    """x (k, M_w), with status, steps and residuals of each column, see `SolveResult`."""
+
+    x: Annotated[Tensor, _state.Layout("field", "k M")]
+    status: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int8)]
+    steps: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int64)]
+    residuals: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.float64)]
+
+    @staticmethod
+    def of(solve: SolveResult) -> "SolvedColumns":
+        """All columns of a solve."""
+        return SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals)
+
+    def result(self, rtol: float) -> SolveResult:
+        """The solve that they came from."""
+        return SolveResult(self.x, self.status, self.steps, self.residuals, rtol)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Filled:
+    """The columns solved for so far, in a solve of so many data."""
+
+    data: int
+    columns: SolvedColumns | None
+    made: _state.NystromState | None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PartialSolve:
+    """An unfinished global solve: the first approach to the mean, then one block after the other.
+
+    preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
+    x (columns, M_w): room for all columns, which blocks fill in place; the first `filled` of them
+    are solved for; ends: status, steps and residuals (see `SolveResult`) of one block after the
+    other.
+    """
+
+    mean: MeanEstimate
+    preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
+    own: bool
+    x: Annotated[Tensor, _state.REBUILT]
+    filled: int = 0
+    ends: Annotated[tuple[tuple[Tensor, Tensor, Tensor], ...], _state.REBUILT] = ()
+
+    def snapshot(self, n: int) -> _state.State:
+        """All of it, for n data."""
+        columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
+        made = _state.NystromState.of(self.preconditioner) if self.own else None
+        return _state.state_of(SOLVE, self, _Filled(n, columns, made))
+
+    @staticmethod
+    def restored(
+        reader: _state.StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
+    ) -> "PartialSolve":
+        """From a state, for n data; x (columns, M_w): to be filled; earlier: the preconditioner of
+        an earlier solution, if that is used."""
+        (count, width), like = x.shape, {"field": x, "space": x}
+        stored = reader.read(_Filled, like, M=width, d=width)
+        reader.refuse_other("data", stored.data, n)
+        values = reader.fields(PartialSolve, like, M=width)
+        made = None if stored.made is None else stored.made.operator()
+        begun = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        if begun.filled > count:
+            raise reader.refusal(f"{begun.filled} columns where this solve has {count}")
+        columns = stored.columns
+        if columns is None:
+            return begun
+        x[: begun.filled] = columns.x
+        return replace(begun, ends=((columns.status, columns.steps, columns.residuals),))
+
+    def result(self, rtol: float) -> SolveResult:
+        """Of all columns."""
+        return SolveResult(self.x, *self._ends(), rtol)
+
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        status, steps, residuals = (torch.cat(parts) for parts in zip(*self.ends, strict=True))
+        return status, steps, residuals
+
+
+def blocks(
+    A: AbstractOperator,
+    system: System,
+    begun: PartialSolve,
+    *,
+    rtol: float,
+    max_steps: int,
+    memory: int,
+    progress: Progress,
+) -> Iterator[PartialSolve]:
+    """Yield the state after every block of columns, as many together as the memory allows.
+
+    Where memory runs out all the same, the blocks get smaller.
+    """
+    count, state = len(system), begun
+
+    def block(size: int) -> SolveResult:
+        first, last = state.filled, min(state.filled + size, count)
+        return block_pcg(
+            A,
+            system.right_hand_sides(first, last),
+            preconditioner=state.preconditioner,
+            x0=system.guesses(first, last),
+            rtol=rtol,
+            max_steps=max_steps,
+            progress=progress,
+        )
+
+    most = min(count, system.together(memory))
+    at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
+    while state.filled < count:
+        progress(_DRAWS, state.filled, count)
+        part, first = at_once.attempt(block), state.filled
+        filled = first + len(part.x)
+        state.x[first:filled] = part.x
+        ends = *state.ends, (part.status, part.steps, part.residuals)
+        state = replace(state, filled=filled, ends=ends)
+        del part
+        yield state
+    progress(_DRAWS, count, count)
+
+
+class AbstractSolution(ABC):
+    """Posterior mean and draws, and how the columns that they came from were solved for."""
+
+    posterior: PathwisePosterior
+    solve: SolveResult
 
     @property
     def eps_mean(self) -> Tensor:
@@ -61,6 +220,42 @@ class GlobalSolution:
         return float(self.solve.residuals.max())
 
     @property
+    def converged(self) -> bool:
+        """Whether every column reached the tolerance; `message` says what to do if not."""
+        return self.solve.converged
+
+    @property
+    @abstractmethod
+    def block_steps(self) -> int:
+        """Largest number of steps that were taken together."""
+
+    @abstractmethod
+    def message(self) -> str:
+        """One sentence on how the solve ended."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GlobalSolution(AbstractSolution):
+    """Result of one global solve.
+
+    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
+    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
+        the length √tr Λ of a draw's right-hand side.
+    preconditioner: for the next solve.
+    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
+    rounding: relative residual that the precision of the features leaves, about.
+    """
+
+    posterior: Annotated[PathwisePosterior, _state.REBUILT]
+    sigma: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)]
+    solve: Annotated[SolveResult, _state.REBUILT]
+    preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
+    quadratic_form: float
+    scale: float
+    rounding: float
+
+    @property
     def mean_error(self) -> float:
         """Bound of the error of E f for every functional f, β̂ included, in posterior std of f.
 
@@ -74,13 +269,7 @@ class GlobalSolution:
         """Steps of the longest block; the mean's own are in `solve.steps[0]`."""
         return int(self.solve.steps[1:].max())
 
-    @property
-    def converged(self) -> bool:
-        """Whether every column reached the tolerance; `message` says what to do if not."""
-        return self.solve.converged
-
     def message(self) -> str:
-        """One sentence on how the solve ended."""
         if self.converged or self.rounding < _ROUNDING_SHARE * self.solve.rtol:
             return self.solve.message()
         return (
@@ -93,16 +282,16 @@ class GlobalSolution:
 @final
 @dataclass(frozen=True, eq=False)
 class _SolutionState:
-    """What posterior, solve and preconditioner are rebuilt from, beside the model."""
+    """Source of posterior, solve and preconditioner, beside the model."""
 
     columns: SolvedColumns
     rtol: float
-    coefficients: Annotated[Tensor, Layout("beta", "P")]
+    coefficients: Annotated[Tensor, _state.Layout("beta", "P")]
     spread: CoefficientSpread | None
-    made: NystromState | None
+    made: _state.NystromState | None
 
 
-def solution_state(solution: GlobalSolution) -> State:
+def solution_state(solution: GlobalSolution) -> _state.State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
     stored = _SolutionState(
@@ -110,12 +299,12 @@ def solution_state(solution: GlobalSolution) -> State:
         solve.rtol,
         posterior.coefficients,
         posterior.spread,
-        NystromState.of(solution.preconditioner),
+        _state.NystromState.of(solution.preconditioner),
     )
-    return state_of(SOLVE, solution, stored, finished=True)
+    return _state.state_of(SOLVE, solution, stored, finished=True)
 
 
-def restored_solution(model: GridModel, data: Batch, reader: StateReader) -> GlobalSolution:
+def restored_solution(model: GridModel, data: Batch, reader: _state.StateReader) -> GlobalSolution:
     """The solution of these data that was found with this model.
 
     An error if model or data have another size.

@@ -153,7 +153,7 @@ def settle(
 @final
 @dataclass(frozen=True, eq=False)
 class _Sweep:
-    """What one pass over the data says at q: the ELBO, Λ̂ − I, and its gradient in m."""
+    """One pass over the data at q: the ELBO, Λ̂ − I, and the gradient in m."""
 
     posterior: AbstractGaussian
     elbo: float

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, Parameters, own_batch
+from dustmap.gp import Batch, FitStatus, Parameters, maximise, own_batch
 from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussian
 from dustmap.gp.features import Features, chunks
 from dustmap.gp.functionals import world_of
@@ -65,7 +65,7 @@ class AbstractCollapsedObjective(ABC):
 
     @abstractmethod
     def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        """What datum n takes from the log density."""
+        """What is subtracted from the log density of datum n."""
 
 
 @final
@@ -170,17 +170,12 @@ def collapsed_gradient(
         total += terms.detach().sum()
         spread, _ = problem.spread(found, part)
         expected = terms - 0.5 * q.quadratic(found.phi.double()) / spread
-        gradient += _slope(expected.sum(), leaf)
+        value = expected.sum()
+        if value.requires_grad:
+            # The graph stays, for the rows of all chunks hang on the kernel's matrices.
+            gradient += torch.autograd.grad(value, leaf, retain_graph=True)[0]
     gradient = problem.world.total(gradient.to(total.device)).to(theta.device)
     return CollapsedGradient(problem.solution(q, problem.world.total(total)), gradient)
-
-
-def _slope(value: Tensor, leaf: Tensor) -> Tensor:
-    """∂value/∂leaf; the graph is kept, for the rows of all chunks hang on the kernel's matrices."""
-    if not value.requires_grad:
-        return torch.zeros_like(leaf)
-    (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    return slope
 
 
 @final
@@ -268,3 +263,88 @@ class _Problem:
         """y − m, float64."""
         mean = self.model.mean.values(self.batch.functional[part])
         return self.batch.y[part].double() - mean
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CollapsedFit:
+    """Result of `fit_collapsed`.
+
+    model: with features of the parameters at the end; solution: q and L there; objective: L plus
+    log prior per datum at every evaluation, the last being the end; status; largest_gradient: of
+    that objective at the end; refused: evaluations at which the model was refused (K_uu not
+    positive definite for too long a length scale, say) and the line search turned back.
+    """
+
+    model: VariationalModel
+    solution: CollapsedSolution
+    objective: tuple[float, ...]
+    status: FitStatus
+    largest_gradient: float
+    refused: int
+
+
+def fit_collapsed(
+    model: VariationalModel,
+    batch: Batch,
+    objective: AbstractCollapsedObjective | None = None,
+    *,
+    max_steps: int = 100,
+    tolerance: float = 1e-5,
+    prior_std: float | None = None,
+) -> CollapsedFit:
+    """Maximise the collapsed bound over what the model learns, by L-BFGS.
+
+    Kernel, mean, noise and inducing points are learned, each where it says so. Inducing points and
+    the mean's coefficients are no logarithms: their spacing and their effect on y are what a step
+    of one is to them.
+
+    objective: SGPR unless another is given; others are no bounds, see the table above.
+    tolerance: stop when the largest |gradient| of the objective per datum is below.
+    prior_std: if given, every log-parameter gets a normal prior of this width around its start.
+    """
+    parameters = Parameters.of(model, scales=_linear_scales(model, batch), prior_std=prior_std)
+    parameters.require_some("the model")
+    found: list[CollapsedGradient] = []
+
+    def value_and_gradient(theta: Tensor) -> tuple[float, Tensor]:
+        found[:] = [collapsed_gradient(parameters, theta, batch, objective)]
+        return found[0].solution.value, found[0].gradient
+
+    maximum = maximise(
+        parameters,
+        value_and_gradient,
+        n_data=len(batch),
+        max_steps=max_steps,
+        tolerance=tolerance,
+    )
+    return CollapsedFit(
+        model=parameters.build(maximum.theta),
+        solution=found[0].solution,
+        objective=maximum.history,
+        status=maximum.status,
+        largest_gradient=maximum.largest_gradient,
+        refused=maximum.refused,
+    )
+
+
+def _linear_scales(model: VariationalModel, batch: Batch) -> dict[str, Tensor]:
+    """What a step of one is to parameters that are no logarithms, by their names."""
+    own, total = own_batch(batch), world_of(batch.functional).total
+    effect = total(model.mean.basis(own.functional).square().sum(0)) / len(batch)
+    tiny = torch.finfo(torch.float64).tiny
+    spread = batch.y.double().square().mean().sqrt() + tiny
+    points = (p for p in model.features.parameters() if p.name == "inducing")
+    return {
+        "mean": spread / effect.sqrt().clamp_min(tiny),
+        **{p.name: _spacing(p.value) for p in points},
+    }
+
+
+def _spacing(points: Tensor) -> Tensor:
+    """About the distance between neighbours of inducing points along each axis (M, D)."""
+    count, dim = points.shape
+    widths: Tensor = points.amax(0) - points.amin(0)
+    widths = torch.where(widths > 0, widths, torch.ones_like(widths))
+    spacing: Tensor = widths / count ** (1.0 / dim)
+    return spacing.expand(count, dim)

@@ -1,36 +1,30 @@
-"""A sparse variational Gaussian process: how data see ε, what they say of it, and the rows of Φ.
+"""A sparse variational Gaussian process: how data see ε, what they say of it, and its posterior.
 
-Rows are computed once when they fit in memory, else when needed.
+Rows of Φ are computed once when they fit in memory, else when needed. Coefficients of the mean are
+fitted to its data, with their uncertainty.
 """
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.errors import UserError
-from dustmap.gp import AbstractMean, AbstractParametric, Batch
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
-from dustmap.gp.features import AbstractFeatureMap, Features, chunks
+from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional, Sharded, operator_by_rows, world_of
-from dustmap.gp.likelihoods import AbstractLikelihood
-from dustmap.linalg import AbstractOperator, DenseOperator
+from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
+from dustmap.inference import _precision
+from dustmap.linalg import AbstractOperator, DenseOperator, UnconvergedWarning, standard_normal
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Mean (N,) and variance (N,) of the latent f under q."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class VariationalModel(AbstractParametric):
+class VariationalModel(gp.AbstractParametric):
     """y_n ~ p(y_n | f_n), f_n = m_n + φ_nᵀ ε + r_n, ε ~ N(0, I), q(ε) in a structured family.
 
     features: Φ and Var r; mean: m; likelihood: p(y | f); family: the structure of S.
@@ -39,7 +33,7 @@ class VariationalModel(AbstractParametric):
     parts = ("features", "mean", "likelihood")
 
     features: AbstractFeatureMap
-    mean: AbstractMean
+    mean: gp.AbstractMean
     likelihood: AbstractLikelihood
     family: AbstractFamily
 
@@ -52,31 +46,31 @@ class VariationalModel(AbstractParametric):
 
     def moments(
         self, state: AbstractGaussian, rows: Features, functional: AbstractFunctional
-    ) -> Moments:
+    ) -> gp.Prediction:
         """E f_n = m_n + φ_nᵀ m and Var f_n = φ_nᵀ S φ_n + Var r_n under q."""
         mean = self.mean.values(functional).to(rows.phi.dtype) + rows.phi @ state.mean
-        return Moments(mean, state.quadratic(rows.phi) + rows.residual_variance)
+        return gp.Prediction(mean, state.quadratic(rows.phi) + rows.residual_variance)
 
     def expected_log_likelihood(
-        self, state: AbstractGaussian, rows: Features, batch: Batch
+        self, state: AbstractGaussian, rows: Features, batch: gp.Batch
     ) -> Tensor:
         """Σ_n a_n (002, eq. 14) with the general residual variance; summed in float64."""
         return self.summed_log_prob(self.moments(state, rows, batch.functional), batch)
 
-    def summed_log_prob(self, moments: Moments, batch: Batch) -> Tensor:
+    def summed_log_prob(self, moments: gp.Prediction, batch: gp.Batch) -> Tensor:
         """Σ_n E ln p(y_n | f_n) for f_n of given moments, in float64."""
         terms = self.likelihood.expected_log_prob(
             batch.y, moments.mean, moments.variance, self.likelihood.noise_variance(batch)
         )
         return terms.double().sum()
 
-    def moment_gradients(self, moments: Moments, batch: Batch) -> tuple[Tensor, Tensor]:
+    def moment_gradients(self, moments: gp.Prediction, batch: gp.Batch) -> tuple[Tensor, Tensor]:
         """g1 = ∂E_n/∂μ_n and g2 = ∂E_n/∂v_n (N,), E_n the expected log-likelihood."""
         noise = self.likelihood.noise_variance(batch)
         return self.likelihood.moment_gradients(batch.y, moments.mean, moments.variance, noise)
 
     def elbo(
-        self, state: AbstractGaussian, rows: Features, batch: Batch, scale: float = 1.0
+        self, state: AbstractGaussian, rows: Features, batch: gp.Batch, scale: float = 1.0
     ) -> Tensor:
         """scale · Σ_n a_n − KL[q ‖ N(0, I)] (002, eq. 13); scale = N / |batch| for minibatches."""
         return scale * self.expected_log_likelihood(state, rows, batch) - state.kl()
@@ -130,7 +124,7 @@ class RowSource:
             yield part, self._of(part)
 
     def own(self, values: Tensor) -> Tensor:
-        """Of values (N,) of all data, those of the rows that `chunks` goes over."""
+        """The part of values (N,) that belongs to the rows of `chunks`."""
         return values[self._functional.own] if isinstance(self._functional, Sharded) else values
 
     def total(self, part: Tensor) -> Tensor:
@@ -155,3 +149,143 @@ class RowSource:
             return Features(none.new_zeros(0, self._features.n_features), none)
         with torch.no_grad():
             return self._features.rows(functional)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class VariationalPosterior(gp.AbstractPosterior):
+    """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q, and u_*ᵀ z for fitted coefficients of the mean.
+
+    Residuals r of different functionals are taken as independent: an approximation for functionals
+    closer together than the grid's spacing (stars of one beam, say).
+
+    spread: of fitted coefficients, see `CoefficientSpread`; None where they are given.
+    """
+
+    model: VariationalModel
+    state: AbstractGaussian
+    spread: _precision.CoefficientSpread | None = None
+
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
+        """Mean (N,) and variance (N,) of f."""
+        means, variances, solves, clamped = [], [], SolveSummary(), 0
+        with torch.no_grad():
+            for part in chunks(len(functional), self.model.features.chunk):
+                rows = self.model.features.rows(functional[part])
+                moments = self.model.moments(self.state, rows, functional[part])
+                means.append(moments.mean)
+                u = self._trend(rows, functional[part])
+                variances.append(moments.variance + u.square().sum(0))
+                solves, clamped = solves.merged(rows.solves), clamped + rows.clamped
+        _warn_once(solves)
+        return gp.Prediction(torch.cat(means), torch.cat(variances), clamped)
+
+    def covariance(self, functional: AbstractFunctional) -> Tensor:
+        """Cov f (N, N) = Φ S Φᵀ + uᵀu + diag(Var r)."""
+        with torch.no_grad():
+            rows = self.model.features.rows(functional)
+            _warn_once(rows.solves)
+            u = self._trend(rows, functional)
+            field = self.state.covariance_of(rows.phi, rows.phi) + u.mT @ u
+            return field + torch.diag(rows.residual_variance)
+
+    def sample(
+        self, functional: AbstractFunctional, count: int, generator: torch.Generator
+    ) -> Tensor:
+        """`count` joint draws of f (count, N): the same ε for all chunks, independent residuals."""
+        with torch.no_grad():
+            eps = self.state.sample(count, generator)
+            directions = 0 if self.spread is None else len(self.spread.fields)
+            z = standard_normal((count, directions), generator, eps)
+            parts = [
+                self._draw(self.model.features.rows(functional[part]), functional[part], eps, z)
+                for part in chunks(len(functional), self.model.features.chunk)
+            ]
+            field = torch.cat([drawn for drawn, _ in parts], dim=-1)
+            spread = torch.cat([std for _, std in parts])
+            return field + spread * standard_normal(field.shape, generator, field)
+
+    def _draw(
+        self, rows: Features, functional: AbstractFunctional, eps: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gridded part of the draws (count, n) and std of the residuals (n,)."""
+        _warn_once(rows.solves)
+        mean = self.model.mean.values(functional).to(rows.phi.dtype)
+        drawn = mean + eps @ rows.phi.mT + z @ self._trend(rows, functional)
+        return drawn, rows.residual_variance.sqrt()
+
+    def _trend(self, rows: Features, functional: AbstractFunctional) -> Tensor:
+        """u (K, N)."""
+        if self.spread is None:
+            return rows.phi.new_zeros(0, len(rows.phi))
+        basis = self.model.mean.basis(functional)
+        return self.spread.seen(basis, self.spread.fields @ rows.phi.mT)
+
+
+def _warn_once(solves: SolveSummary) -> None:
+    if solves.unconverged:
+        warnings.warn(
+            f"prediction: {solves.unconverged} of {solves.columns} rows of features missed the "
+            f"tolerance of PCG after {solves.steps} steps, the worst at relative residual "
+            f"{solves.residual:.1e}; their residual variance accounts for it, but raise max_steps "
+            "of the features for sharper predictions",
+            UnconvergedWarning,
+            stacklevel=3,
+        )
+
+
+@torch.no_grad()
+def mean_spread(
+    model: VariationalModel,
+    state: AbstractGaussian,
+    batch: gp.Batch,
+    source: RowSource,
+    *,
+    max_steps: int = 1000,
+) -> _precision.CoefficientSpread | None:
+    """The uncertainty of learned coefficients of the mean; None where these are fixed.
+
+    Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise
+    alone, by CG with the posterior's S as preconditioner.
+    """
+    if not (model.mean.is_learned and isinstance(model.likelihood, GaussianLikelihood)):
+        return None
+    weights = 1.0 / model.likelihood.noise_variance(batch).double()
+    D = weights.sqrt()
+    U, directions = gp.orthogonal_directions(D[:, None] * model.mean.basis(batch.functional))
+    phi = source.operator()
+    return _precision.coefficient_spread(
+        phi,
+        _precision.PrecisionOperator(phi, weights),
+        D,
+        U,
+        directions,
+        seed=0,
+        count=0,
+        preconditioner=_precision.FamilyPreconditioner(state),
+        max_steps=max_steps,
+    )
+
+
+@torch.no_grad()
+def fit_mean(
+    model: VariationalModel,
+    state: AbstractGaussian,
+    batch: gp.Batch,
+    source: RowSource,
+    spread: _precision.CoefficientSpread,
+) -> VariationalPosterior:
+    """The posterior with coefficients at their generalised-least-squares values β̂, and q at them.
+
+        β̂ = β + T z,   E ε = m + Eᵀ z,   z = Tᵀ Hᵀ Σ⁻¹ (y − H β − Φ m)
+
+    m: the mean of q = `state` at β, where Λ m = ΦᵀΣ⁻¹(y − H β).
+    """
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    H, beta = model.mean.basis(batch.functional), model.mean.coefficients().detach()
+    weights = 1.0 / model.likelihood.noise_variance(batch).double()
+    left = batch.y.double() - H @ beta - source.operator().matmul(state.mean).double()
+    z = spread.directions.mT @ (H.mT @ (weights * left))
+    mean = model.mean.with_coefficients(beta + spread.directions @ z)
+    moved = state.with_mean(state.mean + z.to(state.mean) @ spread.fields)
+    return VariationalPosterior(replace(model, mean=mean), moved, spread)

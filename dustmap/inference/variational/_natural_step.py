@@ -1,4 +1,4 @@
-"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood.
+"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood, and its lengths.
 
 Its weights and lengths are bounded where ln p(y|f) is not quadratic in f, or not even concave.
 """
@@ -9,24 +9,129 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
-from dustmap.gp.families import (
-    AbstractDivergence,
-    AbstractGaussian,
-    FullRankFamily,
-    KrylovFullRankFamily,
-)
+from dustmap.errors import UserError
+from dustmap.gp import Batch, Prediction, families
 from dustmap.gp.features import Features
 from dustmap.inference._precision import batch_stability
 from dustmap.inference._state import REBUILT
-from dustmap.inference.variational._model import Moments, VariationalModel
+from dustmap.inference.variational._model import VariationalModel
 
 #: Halvings of a step before it is taken as it is: by then it moves nothing.
 _MOST_HALVINGS = 40
 #: What rounding may take from the objective, in units of the last place of its terms.
 _ROUNDING = 100.0
 #: Families that hold every S.
-_UNCUT = (FullRankFamily, KrylovFullRankFamily)
+_UNCUT = (families.FullRankFamily, families.KrylovFullRankFamily)
+
+
+@final
+@dataclass(frozen=True)
+class StepLengths:
+    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
+
+    covariance: float
+    mean: float
+    safety: float
+
+
+@final
+@dataclass(frozen=True)
+class StepDecay:
+    """A rate is multiplied by `factor` at each of the fractions `at` of the fit, in [0, 1).
+
+    Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
+    StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+    """
+
+    factor: float = 0.1
+    at: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1:
+            raise UserError(f"factor must be in (0, 1], got {self.factor}")
+        if not all(0 <= fraction < 1 for fraction in self.at):
+            raise UserError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+
+    def __call__(self, fraction: float) -> float:
+        """The factor after this fraction of the fit."""
+        # Epochs are counted exactly, but 3 / 20 is not 0.15 to the last bit.
+        passed = sum(fraction >= start - 1e-9 for start in self.at)
+        return float(self.factor**passed)
+
+
+#: Rates stay as they are.
+_NO_DECAY = StepDecay()
+
+
+@final
+@dataclass(frozen=True)
+class StepSchedule:
+    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
+
+    initial: float = 1.0
+    delay: float = 50.0
+    power: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial <= 1:
+            raise UserError(f"initial step must be in (0, 1], got {self.initial}")
+        if not self.delay > 0 or not 0 <= self.power <= 1:
+            raise UserError(
+                f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
+            )
+
+    def __call__(self, step: int) -> float:
+        return float(self.initial * (1.0 + step / self.delay) ** -self.power)
+
+
+@final
+@dataclass(frozen=True)
+class SVISettings:
+    """Settings of `fit_svi`.
+
+    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
+    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
+    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
+    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
+    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
+    patience: epochs without a better held-out score before stopping.
+    """
+
+    batch_size: int = 200
+    epochs: int = 20
+    schedule: StepSchedule = StepSchedule()
+    safety: float = 0.5
+    one_pass: bool = True
+    learning_rate: float = 0.0
+    patience: int = 3
+    decay: StepDecay = _NO_DECAY
+    natural_decay: StepDecay = _NO_DECAY
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
+            raise UserError(
+                "batch_size, epochs and patience must be at least 1, got "
+                f"{self.batch_size}, {self.epochs}, {self.patience}"
+            )
+        if not 0 < self.safety <= 1:
+            raise UserError(
+                f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
+            )
+        if self.learning_rate < 0:
+            raise UserError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
+
+    def lengths(self, step: int, epoch: int = 1) -> StepLengths:
+        """Lengths of step number `step`, in an epoch counted from 1."""
+        length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
+        return StepLengths(length, length, self.safety)
+
+    def rate(self, epoch: int) -> float:
+        """Adam's rate in an epoch counted from 1."""
+        return self.learning_rate * self.decay((epoch - 1) / self.epochs)
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Minibatches in one pass over n data."""
+        return -(-n // self.batch_size)
 
 
 @final
@@ -41,7 +146,7 @@ class _StepWeights:
 
 
 def step_weights(
-    posterior: AbstractGaussian, phi: Tensor, weights: Tensor, length: float
+    posterior: families.AbstractGaussian, phi: Tensor, weights: Tensor, length: float
 ) -> _StepWeights:
     """As much of the negative weights as a step of this length can take.
 
@@ -72,26 +177,17 @@ def step_weights(
     return _StepWeights(torch.where(below, share * weights, weights), negative, share)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _RisingStep:
-    """A step of the mean that does not lower the ELBO, and how often it was halved for it."""
-
-    posterior: AbstractGaussian
-    halvings: int
-
-
 def _rising_step(
     model: VariationalModel,
-    posterior: AbstractGaussian,
+    posterior: families.AbstractGaussian,
     direction: Tensor,
-    moments: Moments,
+    moments: Prediction,
     fit: Tensor,
     phi: Tensor,
     batch: Batch,
     scale: float,
-) -> _RisingStep:
-    """m + d/2^k with the least k for which scale Σ_n E_n − ½ mᵀm does not fall, v_n held fixed.
+) -> tuple[families.AbstractGaussian, int]:
+    """q at m + d/2^k, and the least k for which scale Σ_n E_n − ½ mᵀm does not fall at fixed v_n.
 
     The bound 2/λ_max of a length is one for the quadratic function that the ELBO in m is close
     to, and for Gaussian noise is. The rate of a Poisson likelihood grows exponentially: a step
@@ -103,7 +199,7 @@ def _rising_step(
 
     def objective(length: float) -> Tensor:
         mean = (posterior.mean + length * direction).double()
-        moved = Moments(moments.mean + length * along, moments.variance)
+        moved = Prediction(moments.mean + length * along, moments.variance)
         return scale * model.summed_log_prob(moved, batch) - 0.5 * (mean @ mean)
 
     before = scale * fit - 0.5 * (start @ start)
@@ -111,17 +207,7 @@ def _rising_step(
     halvings = 0
     while halvings < _MOST_HALVINGS and not bool(objective(0.5**halvings) >= before - rounding):
         halvings += 1
-    return _RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
-
-
-@final
-@dataclass(frozen=True)
-class StepLengths:
-    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
-
-    covariance: float
-    mean: float
-    safety: float
+    return posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings
 
 
 @final
@@ -134,9 +220,9 @@ class NaturalStep:
     ELBO that would have fallen.
     """
 
-    posterior: Annotated[AbstractGaussian, REBUILT]
+    posterior: Annotated[families.AbstractGaussian, REBUILT]
     fit: float
-    divergence: Annotated[AbstractDivergence, REBUILT]
+    divergence: Annotated[families.AbstractDivergence, REBUILT]
     stability: float
     length_mean: float
     negative: int = 0
@@ -152,7 +238,7 @@ class NaturalStep:
 @torch.no_grad()
 def natural_step(
     model: VariationalModel,
-    posterior: AbstractGaussian,
+    posterior: families.AbstractGaussian,
     rows: Features,
     batch: Batch,
     scale: float,
@@ -182,14 +268,14 @@ def natural_step(
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
     fit = model.summed_log_prob(moments, batch)
     direction = length * ahead.apply_covariance(gradient)
-    moved = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    moved, halvings = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
     return NaturalStep(
-        moved.posterior,
+        moved,
         float(scale * fit),
         posterior.divergence(),
         stability,
         length,
         taken.negative,
         taken.share,
-        moved.halvings,
+        halvings,
     )

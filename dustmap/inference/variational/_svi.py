@@ -1,4 +1,7 @@
-"""Natural-gradient stochastic variational inference (002, S11-S12)."""
+"""Natural-gradient stochastic variational inference (002, S11-S12).
+
+Adam on the hyperparameters alternates with natural steps (002, appendix B.2).
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,125 +12,106 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch
+from dustmap.gp import Batch, Parameters
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
-from dustmap.gp.functionals import whole
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
-from dustmap.inference._state import (
-    REBUILT,
-    Layout,
-    ParameterVector,
-    State,
-    StateReader,
-    state_of,
-)
+from dustmap.gp.features import Features
+from dustmap.gp.functionals import AbstractFunctional, whole
+from dustmap.inference import _state
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._hyperparameters import HyperparameterLearner, LearnerState
 from dustmap.inference.variational._model import RowSource, VariationalModel
-from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
+from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
 
 #: Data whose quadrature is done at a time before the first step.
 _CHUNK = 2**16
+#: The names of the states of a fit, and of one step.
+_SVI, _STATE = "fit_svi", "svi_state"
 
 
 @final
-@dataclass(frozen=True)
-class StepDecay:
-    """A rate is multiplied by `factor` at each of the fractions `at` of the fit, in [0, 1).
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """The averages of Kingma & Ba (2015) after `steps` gradients: of g (P,), and of g² (P,)."""
 
-    Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
-    StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+    mean: _state.ParameterVector
+    square: _state.ParameterVector
+    steps: int = 0
+
+    #: Decay of the two averages, and what keeps the denominator from 0.
+    BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+    def updated(self, gradient: Tensor) -> "Adam":
+        """With one more gradient (P,)."""
+        return Adam(
+            self.mean + (1.0 - self.BETA_1) * (gradient - self.mean),
+            self.BETA_2 * self.square + (1.0 - self.BETA_2) * gradient.square(),
+            self.steps + 1,
+        )
+
+    def step(self, rate: float) -> Tensor:
+        """The step (P,) down the gradient."""
+        mean = self.mean / (1.0 - self.BETA_1**self.steps)
+        square = self.square / (1.0 - self.BETA_2**self.steps)
+        return -rate * mean / (square.sqrt() + self.EPSILON)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnerState:
+    """θ (P,), and the averages of its gradients."""
+
+    theta: _state.ParameterVector
+    adam: Adam
+
+
+@final
+class HyperparameterLearner:
+    """Adam on kernel, mean and noise at fixed q(ε), through the exact gradient of the features.
+
+    learning_rate 0 makes it inactive. theta (P,): where it is; `model`: built from it, with its
+    graph where active.
     """
 
-    factor: float = 0.1
-    at: tuple[float, ...] = ()
+    def __init__(self, model: VariationalModel, learning_rate: float) -> None:
+        self.parameters = Parameters.of(model)
+        self.active = learning_rate > 0 and len(self.parameters) > 0
+        zeros = torch.zeros_like(self.parameters.theta)
+        self.theta, self.model, self._adam = self.parameters.theta, model, Adam(zeros, zeros)
+        if self.active:
+            self._move_to(self.theta)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.factor <= 1:
-            raise UserError(f"factor must be in (0, 1], got {self.factor}")
-        if not all(0 <= fraction < 1 for fraction in self.at):
-            raise UserError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+    def rows(self, functional: AbstractFunctional) -> Features:
+        """Rows of a minibatch at the present parameters, with their graph."""
+        return self.model.features.rows(functional)
 
-    def __call__(self, fraction: float) -> float:
-        """The factor after this fraction of the fit."""
-        # Epochs are counted exactly, but 3 / 20 is not 0.15 to the last bit.
-        passed = sum(fraction >= start - 1e-9 for start in self.at)
-        return float(self.factor**passed)
+    def step(
+        self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float, rate: float
+    ) -> None:
+        """One Adam step of this rate down the minibatch's −ELBO / N; nothing when inactive."""
+        if not self.active:
+            return
+        # Without the divergence of q, which knows nothing of the hyperparameters.
+        loss = -self.model.expected_log_likelihood(posterior, rows, batch) / len(batch)
+        (gradient,) = torch.autograd.grad(loss, self.theta)
+        self._adam = self._adam.updated(gradient)
+        self._move_to(self.theta.detach() + self._adam.step(rate))
 
+    def at(self, theta: Tensor) -> VariationalModel:
+        """The model at θ (P,), without a graph; the one it started from when inactive."""
+        return self.parameters.build(theta.detach()) if self.active else self.model
 
-#: Rates stay as they are.
-_NO_DECAY = StepDecay()
+    def snapshot(self) -> LearnerState | None:
+        """Parameters and Adam's averages, None when inactive."""
+        return LearnerState(self.theta, self._adam) if self.active else None
 
+    def restore(self, state: LearnerState | None) -> None:
+        """Go back to where `snapshot` was called."""
+        if state is not None:
+            self._adam = state.adam
+            self._move_to(state.theta)
 
-@final
-@dataclass(frozen=True)
-class StepSchedule:
-    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
-
-    initial: float = 1.0
-    delay: float = 50.0
-    power: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not 0 < self.initial <= 1:
-            raise UserError(f"initial step must be in (0, 1], got {self.initial}")
-        if not self.delay > 0 or not 0 <= self.power <= 1:
-            raise UserError(
-                f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
-            )
-
-    def __call__(self, step: int) -> float:
-        return float(self.initial * (1.0 + step / self.delay) ** -self.power)
-
-
-@final
-@dataclass(frozen=True)
-class SVISettings:
-    """How SVI steps.
-
-    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
-    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
-    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
-    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
-    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
-    patience: epochs without a better held-out score before stopping.
-    """
-
-    batch_size: int = 200
-    epochs: int = 20
-    schedule: StepSchedule = StepSchedule()
-    safety: float = 0.5
-    one_pass: bool = True
-    learning_rate: float = 0.0
-    patience: int = 3
-    decay: StepDecay = _NO_DECAY
-    natural_decay: StepDecay = _NO_DECAY
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
-            raise UserError(
-                "batch_size, epochs and patience must be at least 1, got "
-                f"{self.batch_size}, {self.epochs}, {self.patience}"
-            )
-        if not 0 < self.safety <= 1:
-            raise UserError(
-                f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
-            )
-        if self.learning_rate < 0:
-            raise UserError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
-
-    def lengths(self, step: int, epoch: int = 1) -> StepLengths:
-        """Lengths of step number `step`, in an epoch counted from 1."""
-        length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
-        return StepLengths(length, length, self.safety)
-
-    def rate(self, epoch: int) -> float:
-        """Adam's rate in an epoch counted from 1."""
-        return self.learning_rate * self.decay((epoch - 1) / self.epochs)
-
-    def steps_per_epoch(self, n: int) -> int:
-        """Minibatches in one pass over n data."""
-        return -(-n // self.batch_size)
+    def _move_to(self, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        self.model = self.parameters.build(self.theta)
 
 
 @final
@@ -135,8 +119,8 @@ class SVISettings:
 class _GaussianState:
     """q by its mean and the statistics of its family, with its divergence from the prior."""
 
-    mean: Annotated[Tensor, Layout("field", "M")]
-    statistics: Annotated[Tensor, Layout("field", "statistics", dtype=torch.float64)]
+    mean: Annotated[Tensor, _state.Layout("field", "M")]
+    statistics: Annotated[Tensor, _state.Layout("field", "statistics", dtype=torch.float64)]
     divergence: float
 
 
@@ -151,26 +135,26 @@ class SVIState:
 
     step: int
     epoch: int
-    model: Annotated[VariationalModel, REBUILT]
-    taken: Annotated[NaturalStep, REBUILT]
-    theta: ParameterVector | None = None
+    model: Annotated[VariationalModel, _state.REBUILT]
+    taken: Annotated[NaturalStep, _state.REBUILT]
+    theta: _state.ParameterVector | None = None
 
     @property
     def posterior(self) -> AbstractGaussian:
         """q(ε)."""
         return self.taken.posterior
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> _state.State:
         """All of it but the model."""
         q, divergence = self.posterior, self.taken.divergence.value()
         gaussian = _GaussianState(q.mean, q.statistics, divergence)
-        return state_of(_STATE, self, self.taken, gaussian)
+        return _state.state_of(_STATE, self, self.taken, gaussian)
 
     @staticmethod
-    def restored(learner: HyperparameterLearner, state: State, y: Tensor) -> "SVIState":
+    def restored(learner: HyperparameterLearner, state: _state.State, y: Tensor) -> "SVIState":
         """The state of this learner's model in a snapshot; on the device of y."""
         model, family, start = learner.model, learner.model.family, learner.parameters.theta
-        reader = StateReader.of(state, _STATE)
+        reader = _state.StateReader.of(state, _STATE)
         like = {"theta": start, "field": y[:0].to(model.features.dtype)}
         sizes = tuple(family.zero_statistics("meta").shape)
         gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
@@ -249,7 +233,7 @@ def fit_svi(
     *,
     score: Callable[[SVIState], float] | None = None,
     progress: Callable[[SVIState], None] | None = None,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
@@ -258,7 +242,7 @@ def fit_svi(
     progress: called with every state.
     checkpointer: saves a state after every epoch, with the state of the generator.
     """
-    reader = load_reader(checkpointer, _SVI)
+    reader = _state.load_reader(checkpointer, _SVI)
     run = _Run(model, batch, source, settings, generator, resumed=reader is not None)
     passes = _Passes.of(run, reader)
     if reader is None or not reader.finished:
@@ -280,10 +264,6 @@ def fit_svi(
     return replace(chosen, model=run.learner.at(chosen.theta))
 
 
-#: The names of the states of a fit, and of one step.
-_SVI, _STATE = "fit_svi", "svi_state"
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class _RunState:
@@ -294,9 +274,9 @@ class _RunState:
     step: int
     epoch: int
     learner: LearnerState | None
-    generator: Annotated[Tensor, Layout("generator", "bytes")]
-    last_state: State | None
-    best_state: State | None
+    generator: Annotated[Tensor, _state.Layout("generator", "bytes")]
+    last_state: _state.State | None
+    best_state: _state.State | None
     best_is_last: bool
 
 
@@ -305,20 +285,20 @@ class _RunState:
 class _Passes:
     """The last state, the best one by its score, and the epochs since."""
 
-    last: Annotated[SVIState | None, REBUILT] = None
-    best: Annotated[SVIState | None, REBUILT] = None
+    last: Annotated[SVIState | None, _state.REBUILT] = None
+    best: Annotated[SVIState | None, _state.REBUILT] = None
     best_score: float = -math.inf
     waited: int = 0
 
     def judge(self, state: SVIState, value: float) -> None:
-        """Takes the state where its score is the best so far."""
+        """Take the state where its score is the best so far."""
         if value > self.best_score:
             self.best, self.best_score, self.waited = state, value, 0
         else:
             self.waited += 1
 
-    def snapshot(self, run: _Run, *, finished: bool) -> State:
-        """With all that the next pass goes by."""
+    def snapshot(self, run: _Run, *, finished: bool) -> _state.State:
+        """With all that the next pass needs."""
         is_best = self.best is self.last
         stored = _RunState(
             len(run.batch),
@@ -330,11 +310,11 @@ class _Passes:
             None if self.best is None or is_best else self.best.snapshot(),
             is_best,
         )
-        return state_of(_SVI, self, stored, finished=finished)
+        return _state.state_of(_SVI, self, stored, finished=finished)
 
     @staticmethod
-    def of(run: _Run, reader: StateReader | None) -> "_Passes":
-        """None yet, or those of a state, which the run then goes on from."""
+    def of(run: _Run, reader: _state.StateReader | None) -> "_Passes":
+        """Those of a stored state, to which the run is set; none without one."""
         if reader is None:
             return _Passes()
         learner, y, theta = run.learner, run.batch.y, run.learner.parameters.theta

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its directory, its lock, and the states that it goes on from."""
+"""A run on disk: its directory, its lock and status, and the states that it is resumed from."""
 
 from typing import TYPE_CHECKING
 
@@ -7,21 +7,19 @@ from dustmap._on_use import on_use
 if TYPE_CHECKING:
     from dustmap.runs.checkpoints._checkpointer import Notice as Notice
     from dustmap.runs.checkpoints._checkpointer import Undisturbed as Undisturbed
-    from dustmap.runs.checkpoints._damage import translating_damage as translating_damage
     from dustmap.runs.checkpoints._directory import RunDirectory as RunDirectory
+    from dustmap.runs.checkpoints._layout import CONFIG as CONFIG
+    from dustmap.runs.checkpoints._layout import REPORT as REPORT
+    from dustmap.runs.checkpoints._layout import report_of as report_of
     from dustmap.runs.checkpoints._life import check_free as check_free
     from dustmap.runs.checkpoints._life import check_resumable as check_resumable
     from dustmap.runs.checkpoints._life import finish as finish
+    from dustmap.runs.checkpoints._life import finished_run as finished_run
+    from dustmap.runs.checkpoints._life import joined_run as joined_run
     from dustmap.runs.checkpoints._life import new_run as new_run
-    from dustmap.runs.checkpoints._life import refuse_unfinished as refuse_unfinished
     from dustmap.runs.checkpoints._life import resumed_run as resumed_run
-    from dustmap.runs.checkpoints._rank_checkpointer import as_follower as as_follower
-    from dustmap.runs.checkpoints._rank_checkpointer import as_leader as as_leader
-    from dustmap.runs.checkpoints._reopened import reopened_config as reopened_config
+    from dustmap.runs.checkpoints._state_file import translating_damage as translating_damage
     from dustmap.runs.checkpoints._status import RunStatus as RunStatus
     from dustmap.runs.checkpoints._status import status_of as status_of
-    from dustmap.runs.checkpoints._written import CONFIG as CONFIG
-    from dustmap.runs.checkpoints._written import REPORT as REPORT
-    from dustmap.runs.checkpoints._written import report_of as report_of
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -1,9 +1,11 @@
-"""The checkpointer of a run on disk: one file for each computation that has kept something.
+"""The checkpointer of a run on disk: one file for each computation that has saved a state.
 
-A state is of use only where the computations around it are where they were when it was kept: a
-climb of round 3 must not go on in round 0. So every file has its place: for each computation
-around it the state that one had kept last, and how many more places it had passed since. Going on
-from there passes the same places again, and finds the file when it gets to where it belongs.
+A state is of use only where the computations around it are where they were when it was saved: a
+state of learning in round 3 must not be loaded in round 0. So every file has its place: for each
+computation around it the state that one had saved last, and how many more places it had passed
+since. A resumed run passes the same places again, and finds the file at the place it belongs to.
+
+Ranks ask and save at the same places. The first has the files; whoever is asked to end ends all.
 """
 
 import logging
@@ -17,12 +19,14 @@ from typing import NoReturn, Protocol, final
 
 from dustmap.errors import UserError
 from dustmap.inference import AbstractCheckpointer, State
-from dustmap.runs.checkpoints._file import read_state, token_of, write_state
+from dustmap.linalg import AbstractWorld, Alone
+from dustmap.runs.checkpoints._state_file import read_state, token_of, write_state
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SUFFIX = ".npz"
+_SAVED, _END = "saved", "end"
 
 
 class Notice(Protocol):
@@ -30,13 +34,13 @@ class Notice(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Asked, and waiting for a state to be kept."""
+        """Asked, and waiting for a state to be saved."""
 
     def patiently(self) -> AbstractContextManager[None]:
-        """Inside, a state will be kept before long: what is asked waits for it."""
+        """Make a request wait for the state that the block saves before long."""
 
     def end(self) -> NoReturn:
-        """Ends the run."""
+        """End the run."""
 
 
 @final
@@ -53,42 +57,33 @@ class Undisturbed:
         raise AssertionError("nobody has asked the run to end")
 
 
-class Checkpoints(Protocol):
-    """Gives the checkpointers of one run, and knows who may ask the run to end."""
-
-    @property
-    def notice(self) -> Notice: ...
-
-    def checkpointer(self, scope: str) -> AbstractCheckpointer: ...
-
-
 @final
 @dataclass
 class DiskCheckpoints:
-    """What the checkpointers of one run share.
+    """The files, the clock and the ranks that the checkpointers of one run share.
 
-    folder: of their files; interval: seconds between two states; told: hears of each that is kept.
+    folder: of their files; interval: seconds between two states; world: the ranks of the run;
+    on_write: called with the scope of each state that is saved.
     """
 
     folder: Path
     interval: float
     notice: Notice = field(default_factory=Undisturbed)
-    told: Callable[[str], None] = lambda scope: None
+    world: AbstractWorld = field(default_factory=Alone)
+    on_write: Callable[[str], None] = lambda scope: None
     clock: Callable[[], float] = time.monotonic
-    last: float | None = None
+    last: float = field(init=False)
     # Of each scope: the token of its last state, and the places passed since.
     passed: dict[str, tuple[str, int]] = field(default_factory=dict)
-    # Scopes that have gone on from a state, and passed no place since.
+    # Scopes that have loaded a state, and passed no place since.
     fresh: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.last is None:
-            self.last = self.clock()
+        self.last = self.clock()
 
     @property
     def due(self) -> bool:
-        assert self.last is not None
-        return self.notice.pending or self.clock() - self.last >= self.interval
+        return self.clock() - self.last >= self.interval
 
     def checkpointer(self, scope: str) -> "DiskCheckpointer":
         return DiskCheckpointer(self, scope)
@@ -98,49 +93,61 @@ class DiskCheckpoints:
         self.passed[scope] = (token, 0)
         self.fresh.discard(scope)
         self.last = self.clock()
-        self.told(scope)
+        self.on_write(scope)
 
     def read(self, scope: str) -> State | None:
-        """The state kept for the place that the computation is at now, if there is one."""
+        """Return the state of the place that the computation is at now, if there is one."""
         self.passed[scope] = ("", 0)
         path = self.path(scope)
         if not path.is_file():
             return None
-        found = read_state(path, self.folder)
-        if found.scope != scope:
+        saved = read_state(path, self.folder)
+        if saved.scope != scope:
             raise UserError(
-                f"{path} is the state of {found.scope}, not of {scope}: delete "
+                f"{path} is the state of {saved.scope}, not of {scope}: delete "
                 f"{self.folder} or start anew with --overwrite"
             )
-        if found.place != self.place(scope):
+        if saved.place != self.place(scope):
             return None
-        self.passed[scope] = (found.token, 0)
+        self.passed[scope] = (saved.token, 0)
         self.fresh.add(scope)
-        return found.state
+        log.info("going on from what %s has kept", scope)
+        return saved.state
 
-    def passes(self, scope: str, make: Callable[[], State]) -> None:
-        """The computation could have kept a state here, and has not."""
+    def pass_by(self, scope: str, make: Callable[[], State]) -> None:
+        """Count a place where a state could be saved, and is not."""
         token, count = self.passed.get(scope, ("", 0))
         if scope in self.fresh:
             self.fresh.discard(scope)
-            # Some loops ask at once whether to keep the state that they have gone on from.
+            # Some loops ask at once whether to save the state that they have just loaded.
             if token_of(scope, self.place(scope), make()) == token:
                 return
         self.passed[scope] = (token, count + 1)
 
     def place(self, scope: str) -> tuple[tuple[str, int], ...]:
-        """Where the computations around `scope` are."""
+        """Return where the computations around `scope` are."""
         parts = scope.split(".")
         around = (".".join(parts[:i]) for i in range(1, len(parts)))
         return tuple(self.passed.get(name, ("", 0)) for name in around)
 
     def forget_parts(self, scope: str) -> None:
-        """Removes what the parts of a computation have kept."""
+        """Remove the states of the parts of a computation."""
         for path in self.folder.glob(f"{scope}.*{_SUFFIX}"):
             path.unlink()
 
     def path(self, scope: str) -> Path:
         return self.folder / f"{scope}{_SUFFIX}"
+
+    @contextmanager
+    def ending(self) -> Iterator[bool]:
+        """Yield whether any rank is asked to end; all do after the block, which saves a state."""
+        asked = _END if self.notice.pending else ""
+        ending = _END in self.world.texts(asked)
+        yield ending
+        if ending or (self.world.size == 1 and self.notice.pending):
+            # The state is safe before any rank ends.
+            self.world.texts("")
+            self.notice.end()
 
 
 @final
@@ -157,27 +164,32 @@ class DiskCheckpointer(AbstractCheckpointer):
         return DiskCheckpointer(self.checkpoints, f"{self.scope}.{name}")
 
     def load(self) -> State | None:
-        found = self.checkpoints.read(self.scope)
-        if found is not None:
-            log.info("going on from what %s has kept", self.scope)
-        return found
+        shared, leads = self.checkpoints, self._leads
+        state = shared.read(self.scope) if leads else None
+        saved = shared.world.texts(_SAVED if state is not None else "")[0]
+        if saved and not leads:
+            return read_state(shared.path(self.scope), shared.folder).state
+        return state
 
     def save_if_due(self, make: Callable[[], State]) -> None:
-        if not self.checkpoints.due:
-            self.checkpoints.passes(self.scope, make)
-            return
-        self.checkpoints.write(self.scope, make())
-        if self.checkpoints.notice.pending:
-            self.checkpoints.notice.end()
+        shared = self.checkpoints
+        with shared.ending() as ending:
+            if self._leads and (ending or shared.due):
+                shared.write(self.scope, make())
+            elif self._leads:
+                shared.pass_by(self.scope, make)
 
     def finish(self, result: State) -> None:
-        self.checkpoints.write(self.scope, result)
-        self.checkpoints.forget_parts(self.scope)
-        if self.checkpoints.notice.pending:
-            self.checkpoints.notice.end()
+        with self.checkpoints.ending():
+            if self._leads:
+                self.checkpoints.write(self.scope, result)
+                self.checkpoints.forget_parts(self.scope)
+
+    @property
+    def _leads(self) -> bool:
+        return self.checkpoints.world.rank == 0
 
 
-def last_saved(folder: Path) -> float | None:
-    """When a state was kept last, in seconds since 1970; None where there is none."""
-    times = [path.stat().st_mtime for path in folder.glob(f"*{_SUFFIX}")]
-    return max(times, default=None)
+def has_states(folder: Path) -> bool:
+    """Whether a computation has saved a state in a folder."""
+    return any(folder.glob(f"*{_SUFFIX}"))

@@ -1,4 +1,4 @@
-"""The life of a run's directory: made, worked on by one process at a time, gone on with, finished.
+"""The life of a run's directory: made, worked on by one job at a time, resumed, finished.
 
 absent       nothing there, or an empty directory
 unfinished   config.toml without report.json: interrupted, pre-empted, failed, or at work
@@ -14,44 +14,26 @@ from pathlib import Path
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.errors import UserError
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, last_saved
+from dustmap.errors import UserError, one_line
+from dustmap.linalg import AbstractWorld
+from dustmap.runs.checkpoints import _layout
+from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, has_states
 from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
-from dustmap.runs.checkpoints._file import durable, sync_directory
-from dustmap.runs.checkpoints._identity import IDENTITY, Identity, proves_run
-from dustmap.runs.checkpoints._lock import holding, refuse_held
-from dustmap.runs.checkpoints._written import (
-    CHECKPOINT,
-    CONFIG,
-    LOG,
-    METRICS,
-    OWN,
-    REPORT,
-    STATES,
-    report_of,
-)
+from dustmap.runs.checkpoints._identity import IDENTITY, Identity, differences, proves_run
+from dustmap.runs.checkpoints._layout import CHECKPOINT, CONFIG, REPORT, STATES
+from dustmap.runs.checkpoints._state_file import sync_directory, translating_damage
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
-from dustmap.tables._outputs import (
-    beside,
-    clear_leftovers,
-    discard,
-    followed,
-    foreign_entries,
-    listed,
-    refuse_special,
-    remove,
-    take_place,
-    undisturbed,
-)
+from dustmap.tables import _outputs
+from dustmap.tables._outputs import undisturbed
 
 log = logging.getLogger(__name__)
 
-GO_ON = "what is done is kept: go on with --resume"
+_GO_ON = "what is done is kept: go on with --resume"
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuses a directory that holds a run, unless told; and one that holds anything else."""
+    """Refuse a directory that holds a run, but to overwrite it, or that holds anything else."""
     if not _is_taken(path):
         return
     if not path.is_dir():
@@ -61,9 +43,14 @@ def check_free(path: Path, overwrite: bool) -> None:
             f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
             f"run; choose another --output"
         )
-    refuse_held(path)
+    _layout.refuse_held(path)
     if overwrite:
-        _refuse_foreign(path)
+        foreign = _outputs.foreign_entries(path, _layout.OWN)
+        if foreign:
+            raise FileExistsError(
+                f"{path} holds what no run has written ({_outputs.listed(foreign)}), and "
+                f"--overwrite would remove it; move it elsewhere, or choose another --output"
+            )
         return
     if ended_with(path) is None:
         raise FileExistsError(
@@ -74,7 +61,7 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
-    """Refuses to go on with what is another run, or none; the stage that it has ended with.
+    """Refuse to resume what is another run, or none; return the stage that it has ended with.
 
     None where there is no run yet, or one that is not finished.
     """
@@ -83,7 +70,7 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     if not (path / CONFIG).is_file():
         check_free(path, overwrite=False)
     check_enclosed(path)
-    refuse_held(path)
+    _layout.refuse_held(path)
     _identity_of(path, Identity.of(config, ranks))
     ended = ended_with(path)
     if ended is Stage.EXPORT:
@@ -93,71 +80,74 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
 
 
 def ended_with(path: Path) -> Stage | None:
-    """The last stage of a finished run; None of one that is not finished."""
+    """Return the last stage of a finished run, None of one that is not finished."""
     if not (path / REPORT).is_file():
         return None
-    stages = report_of(path).get("stages", {})
-    return Stage(stages.get("until", Stage.EXPORT.value))
+    stages = _layout.report_of(path).get("stages", {})
+    with translating_damage(path):
+        return Stage(stages.get("until", Stage.EXPORT.value))
 
 
-def refuse_unfinished(path: Path) -> None:
-    """Refuses what cannot be asked of a run that is not finished."""
-    if (path / CONFIG).is_file() and not (path / REPORT).is_file():
+def finished_run(path: Path) -> RunDirectory:
+    """Open the directory of a finished run; refuse any other."""
+    _layout.check_run(path)
+    if not (path / REPORT).is_file():
         raise FileNotFoundError(
             f"{path}: this run is not finished; see `dustmap status {path}`, and go on with "
             f"dustmap run --resume"
         )
+    return RunDirectory(path)
 
 
 @contextmanager
 def new_run(
-    path: Path, config: Config, overwrite: bool, notice: Notice, ranks: int = 1
+    path: Path, config: Config, overwrite: bool, notice: Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
-    """Makes the directory with the echo of the configuration; what was there goes.
+    """Make the directory with the echo of the configuration; what was there goes.
 
-    If the block fails before it has kept anything, the new directory goes, and what was there is
-    back. After that the directory stays, to go on from.
+    If the block fails before it has saved a state, the new directory goes, and what was there is
+    back. After that the directory stays, to be resumed.
     """
     check_free(path, overwrite)
-    path = followed(path)
-    partial = beside(path, "partial")
+    path = _outputs.followed(path)
+    partial = _outputs.beside(path, "partial")
     placed = False
     try:
         (partial / CHECKPOINT).mkdir(parents=True)
-        _write_identity(partial, config, Identity.of(config, ranks))
-        with holding(partial):
+        _write_identity(partial, config, Identity.of(config, world.size))
+        with _layout.holding(partial):
             with undisturbed():
-                take_place(partial, path)
+                _outputs.take_place(partial, path)
                 placed = True
             sync_directory(path.parent)
-            with _at_work(path, config, notice) as directory:
+            with _at_work(path, config, notice, world) as directory:
                 yield directory
     except BaseException as error:
         with undisturbed():
-            if placed and (notice.pending or last_saved(path / STATES) is not None):
-                error.add_note(GO_ON)
+            if placed and (notice.pending or has_states(path / STATES)):
+                error.add_note(_GO_ON)
             elif placed and partial.exists():
-                take_place(partial, path)
+                _outputs.take_place(partial, path)
             elif placed:
-                discard(path)
-            discard(partial)
+                _outputs.discard(path)
+            _outputs.discard(partial)
         raise
     with undisturbed():
-        remove(partial)
+        _outputs.remove(partial)
 
 
 @contextmanager
 def resumed_run(
-    path: Path, config: Config, notice: Notice, ranks: int = 1
+    path: Path, config: Config, notice: Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
-    """The directory of a run that is not finished, or not as far as is now asked; it stays."""
-    with holding(path):
-        here = Identity.of(config, ranks)
+    """Open the directory of a run that is not finished, or not as far as is now asked."""
+    with _layout.holding(path):
+        here = Identity.of(config, world.size)
         there = _identity_of(path, here)
         try:
-            with _at_work(path, config, notice) as directory:
+            with _at_work(path, config, notice, world) as directory:
                 _clean(path)
-                for change in there.changes_of_setup(here):
+                for change in differences(there.setup, here.setup):
                     log.warning("%s: the result is the same within rounding alone", change)
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
@@ -165,101 +155,86 @@ def resumed_run(
         except UserError:
             raise
         except BaseException as error:
-            error.add_note(GO_ON)
+            error.add_note(_GO_ON)
             raise
 
 
+def joined_run(path: Path, config: Config, notice: Notice, world: AbstractWorld) -> RunDirectory:
+    """Open the directory of a run at work as this rank, which writes if it is the first."""
+    seconds = config.compute.checkpoint_seconds
+    return RunDirectory(path, DiskCheckpoints(path / STATES, seconds, notice, world))
+
+
 def finish(directory: RunDirectory, until: Stage) -> None:
-    """What only an unfinished run needs goes."""
+    """Record the end, and remove what only an unfinished run needs."""
     directory.record(stage="run", event="finished", until=until.value)
     if until is Stage.EXPORT:
         shutil.rmtree(directory.path / STATES, ignore_errors=True)
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether anything is there, but for an empty directory; refuses what could not be made."""
-    place = followed(path)
-    clear_leftovers(place)
-    refuse_special(path)
+    """Whether anything is there, but for an empty directory; refuse what could not be made."""
+    place = _outputs.followed(path)
+    _outputs.clear_leftovers(place)
+    _outputs.refuse_special(path)
     if not place.exists():
         _check_place(place)
         return False
     return not place.is_dir() or any(place.iterdir())
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Refuses to remove what no run has written."""
-    foreign = foreign_entries(path, OWN)
-    if foreign:
-        raise FileExistsError(
-            f"{path} holds what no run has written ({listed(foreign)}), and --overwrite would "
-            f"remove it; move it elsewhere, or choose another --output"
-        )
-
-
 def _identity_of(path: Path, here: Identity) -> Identity:
-    """That of the run, which is the one here."""
+    """Read the identity of the run at `path`; refuse another than `here`."""
     there = Identity.read(path / CHECKPOINT)
     there.refuse_other(path, here, read=(path / "stars.zarr").exists())
     return there
 
 
 def _write_identity(path: Path, config: Config, identity: Identity) -> None:
-    for name, content in (
-        (CONFIG, configuration.echo(config)),
-        (f"{CHECKPOINT}/{IDENTITY}", identity.text()),
-    ):
-        with durable(path / name) as file:
-            file.write(content.encode())
+    directory = RunDirectory(path)
+    directory.write_text(CONFIG, configuration.echo(config))
+    directory.write_text(f"{CHECKPOINT}/{IDENTITY}", identity.text())
 
 
 @contextmanager
-def _at_work(path: Path, config: Config, notice: Notice) -> Iterator[RunDirectory]:
-    """The directory with a checkpoints and a log; what ends the work early is recorded."""
-    checkpoints = DiskCheckpoints(path / STATES, config.compute.checkpoint_seconds, notice)
-    directory = RunDirectory(path, checkpoints)
-    checkpoints.told = lambda scope: directory.record(
+def _at_work(
+    path: Path, config: Config, notice: Notice, world: AbstractWorld
+) -> Iterator[RunDirectory]:
+    """Give the directory checkpoints and a log; record what ends the work early."""
+    directory = joined_run(path, config, notice, world)
+    assert directory.checkpoints is not None
+    directory.checkpoints.on_write = lambda scope: directory.record(
         stage=scope.partition(".")[0], event="kept", scope=scope
     )
-    handler, package = LogFile(directory), logging.getLogger("dustmap")
+    handler, package = LogFile(path), logging.getLogger("dustmap")
     package.addHandler(handler)
     try:
         yield directory
     except BaseException as error:
         # On a full disk there is no room for this either.
         with suppress(OSError):
-            directory.record(stage="run", event=_event(error, notice), error=_text(error))
+            event = "failed" if isinstance(error, Exception) else "interrupted"
+            event = "pre-empted" if notice.pending else event
+            directory.record(stage="run", event=event, error=one_line(error))
         raise
     finally:
         package.removeHandler(handler)
 
 
-def _event(error: BaseException, notice: Notice) -> str:
-    if notice.pending:
-        return "pre-empted"
-    return "failed" if isinstance(error, Exception) else "interrupted"
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _clean(path: Path) -> None:
-    """Removes what a process that was killed has left half written."""
+    """Remove what a process that was killed has left half written."""
     places = (path, path / CHECKPOINT, path / STATES, path / "plots")
-    left = [
-        p for place in places for what in ("partial", "replaced") for p in place.glob(f".{what}-*")
-    ]
+    left = [p for place in places for p in (*place.glob(".partial-*"), *place.glob(".replaced-*"))]
     for partial in left:
-        remove(partial)
+        _outputs.remove(partial)
     if left:
         log.warning("%s: removed %d files left half written", path, len(left))
-    for name in (METRICS, LOG):
+    for name in (_layout.METRICS, _layout.LOG):
         _end_line(path / name)
 
 
 def _end_line(path: Path) -> None:
-    """Ends the last line of a file, which a full disk may have cut."""
+    """End the last line of a file, which a full disk may have cut."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
@@ -268,7 +243,7 @@ def _end_line(path: Path) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """Refuses a directory that could not be made: hours of fitting would be in vain."""
+    """Refuse a directory that could not be made: hours of fitting would be in vain."""
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")

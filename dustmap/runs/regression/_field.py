@@ -1,31 +1,34 @@
 """A regression's posterior on a regular grid: as zarr and FITS files, and as pictures."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
-import zarr
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from numpy.typing import NDArray
 
+from dustmap.config import Config
 from dustmap.errors import UserError
+from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.runs.regression._data import Array, Rows
 from dustmap.sky import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
-from dustmap.sky._zarr import create_array, create_axis
+from dustmap.sky._zarr import create_array, create_group
 from dustmap.tables import replacing
 
-CHUNK = 64  # nodes per axis
-MEAN_COLOURS = "viridis"
-STD_COLOURS = "magma"
-MOST_DOTS = 2000  # beyond, dots hide each other and the curve
-SLICES = (0.25, 0.5, 0.75)  # parts of the third axis
+log = logging.getLogger(__name__)
+
+_CHUNK = 64  # nodes per axis
+_POINTS_AT_ONCE = 4096
+_MOST_DOTS = 2000  # beyond, dots hide each other and the curve
+_SLICES = (0.25, 0.5, 0.75)  # parts of the third axis
 
 
 @final
@@ -37,23 +40,29 @@ class GriddedField:
     """
 
     grid: RegularGrid
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
+    mean: Array
+    std: Array
     inputs: tuple[str, ...]
     target: str
 
-    def axes(self) -> tuple[NDArray[np.float64], ...]:
+    def axes(self) -> tuple[Array, ...]:
         """Return the coordinates of the nodes along each input."""
         return tuple(axis.numpy() for axis in self.grid.axes())
 
-    def quantities(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays by the names they have in files."""
-        return {"target_mean": self.mean, "target_std": self.std}
+    def quantities(self) -> Iterator[tuple[str, Array, str]]:
+        """Yield the name, the values and the meaning of each array in files."""
+        yield "target_mean", self.mean, "posterior mean"
+        yield "target_std", self.std, "posterior standard deviation"
 
-    def meaning(self, name: str) -> str:
-        """Describe what an array holds."""
-        what = "mean" if name == "target_mean" else "standard deviation"
-        return f"posterior {what} of {self.target}"
+
+def predict_field(model: HIPGPRegressor, config: Config, grid: RegularGrid) -> GriddedField:
+    """Predict mean and standard deviation of f at the nodes."""
+    parts = []
+    for start, points in enumerate(torch.split(grid.points(), _POINTS_AT_ONCE)):
+        log.debug("map: %d of %d nodes", start * _POINTS_AT_ONCE, grid.size)
+        parts.append(model.predict(points.numpy(), return_std=True))
+    mean, std = (np.concatenate(values).reshape(grid.shape) for values in zip(*parts, strict=True))
+    return GriddedField(grid, mean, std, config.data.inputs, config.data.target)
 
 
 def write_field(
@@ -70,32 +79,28 @@ def write_field(
 
 
 def _write_zarr(path: Path, field: GriddedField, provenance: Provenance) -> None:
-    group = zarr.create_group(path, zarr_format=3)
-    title = f"Gaussian process regression of {field.target}"
-    group.attrs.update(provenance.attributes(title))
-    for name, axis in zip(field.inputs, field.grid.axes(), strict=True):
-        create_axis(group, name, axis.numpy(), {})
-    chunks = tuple(min(CHUNK, n) for n in field.grid.shape)
-    for name, values in field.quantities().items():
-        said = {"long_name": field.meaning(name)}
+    attributes = provenance.attributes(f"Gaussian process regression of {field.target}")
+    axes = dict(zip(field.inputs, field.axes(), strict=True))
+    group = create_group(path, attributes, {name: (axis, {}) for name, axis in axes.items()})
+    chunks = tuple(min(_CHUNK, n) for n in field.grid.shape)
+    for name, values, meaning in field.quantities():
+        described = {"long_name": f"{meaning} of {field.target}"}
         array = create_array(
-            group, name, values.shape, field.inputs, "f8", chunks=chunks, attributes=said
+            group, name, values.shape, field.inputs, "f8", chunks=chunks, attributes=described
         )
         array[...] = values
 
 
 def _write_fits(path: Path, field: GriddedField, provenance: Provenance) -> None:
-    plans = [_plan(field, name, provenance) for name in field.quantities()]
+    plans = []
+    for name, _, meaning in field.quantities():
+        cards = axis_cards(field.grid, field.inputs)
+        cards["OBJECT"] = (field.target, f"{meaning} of OBJECT")
+        provenance.stamp(cards)
+        plans.append(ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8"))
     with streamed_fits(path, plans) as images:
-        for name, values in field.quantities().items():
+        for name, values, _ in field.quantities():
             images[name.upper()].write((0,), values.transpose())
-
-
-def _plan(field: GriddedField, name: str, provenance: Provenance) -> ImagePlan:
-    cards = axis_cards(field.grid, field.inputs)
-    cards["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
-    provenance.stamp(cards)
-    return ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8")
 
 
 def plot_field(field: GriddedField, rows: Rows, height: float | None = None) -> Figure:
@@ -103,19 +108,21 @@ def plot_field(field: GriddedField, rows: Rows, height: float | None = None) -> 
 
     height: where to slice the third axis, instead of at its quarters.
     """
-    if field.grid.dim == 1:
-        return _curve(field, rows)
-    if field.grid.dim == 2:
-        return _pair(field, rows)
-    return _slices(field, height)
+    if field.grid.dim == 3:
+        return _slices(field, height)
+    label, shown = "data", rows
+    if len(rows) > _MOST_DOTS:
+        # The same ones every time.
+        shown = rows[np.random.default_rng(0).choice(len(rows), _MOST_DOTS, replace=False)]
+        label = f"{_MOST_DOTS:,} of {len(rows):,} data"
+    return (_curve if field.grid.dim == 1 else _pair)(field, shown, label)
 
 
-def _curve(field: GriddedField, rows: Rows) -> Figure:
+def _curve(field: GriddedField, shown: Rows, data: str) -> Figure:
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axis = figure.subplots()
     (x,) = field.axes()
-    shown = _some(rows)
-    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=_data_label(rows))
+    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=data)
     for width, shade in ((2.0, 0.18), (1.0, 0.3)):
         low, high = field.mean - width * field.std, field.mean + width * field.std
         label = f"±{width:g} standard deviations"
@@ -128,33 +135,37 @@ def _curve(field: GriddedField, rows: Rows) -> Figure:
     return figure
 
 
-def _pair(field: GriddedField, rows: Rows) -> Figure:
+def _pair(field: GriddedField, shown: Rows, data: str) -> Figure:
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    shown = _some(rows)
-    for axis, (title, values, colours) in zip(axes, _quantities(field), strict=True):
+    for axis, (title, values, colours) in zip(axes, _coloured(field), strict=True):
         image = _draw(axis, field, values, colours, None)
         axis.set_title(title)
         figure.colorbar(image, ax=axis, label=field.target)
     axes[1].plot(*shown.X.T, ".", color="white", markersize=1.2, alpha=0.5)
-    axes[1].set_title(f"standard deviation, {_data_label(rows)} as dots")
+    axes[1].set_title(f"standard deviation, {data} as dots")
     axes[0].set_ylabel(field.inputs[1])
     return figure
 
 
 def _slices(field: GriddedField, height: float | None) -> Figure:
-    levels = field.axes()[2]
-    chosen = [round(part * (len(levels) - 1)) for part in SLICES]
+    levels, name = field.axes()[2], field.inputs[2]
+    chosen = [round(part * (len(levels) - 1)) for part in _SLICES]
     if height is not None:
-        chosen = [_nearest(levels, height, field.inputs[2])]
+        nearest = int(np.abs(levels - height).argmin())
+        if not abs(levels[nearest] - height) <= field.grid.spacing[2] / 2:
+            raise UserError(
+                f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}"
+            )
+        chosen = [nearest]
     figure = Figure(figsize=(3.6 * len(chosen) + 1.4, 6.8), layout="constrained")
     rows = figure.subplots(2, len(chosen), sharex=True, sharey=True, squeeze=False)
-    for axes, (title, values, colours) in zip(rows, _quantities(field), strict=True):
-        planes = [values[:, :, k] for k in chosen]
-        scale = Normalize(min(p.min() for p in planes), max(p.max() for p in planes))
-        for axis, plane, k in zip(axes, planes, chosen, strict=True):
-            image = _draw(axis, field, plane, colours, scale)
-            axis.set_title(f"{title}, {field.inputs[2]} = {levels[k]:.4g}", fontsize="medium")
+    for axes, (title, values, colours) in zip(rows, _coloured(field), strict=True):
+        planes = values[:, :, chosen]
+        scale = Normalize(planes.min(), planes.max())
+        for axis, k in zip(axes, chosen, strict=True):
+            image = _draw(axis, field, values[:, :, k], colours, scale)
+            axis.set_title(f"{title}, {name} = {levels[k]:.4g}", fontsize="medium")
         axes[0].set_ylabel(field.inputs[1])
         figure.colorbar(image, ax=list(axes), label=field.target)
     for axis in rows[0]:
@@ -162,17 +173,13 @@ def _slices(field: GriddedField, height: float | None) -> Figure:
     return figure
 
 
-def _quantities(field: GriddedField) -> Iterator[tuple[str, Array, str]]:
-    yield "posterior mean", field.mean, MEAN_COLOURS
-    yield "standard deviation", field.std, STD_COLOURS
+def _coloured(field: GriddedField) -> Iterator[tuple[str, Array, str]]:
+    yield "posterior mean", field.mean, "viridis"
+    yield "standard deviation", field.std, "magma"
 
 
 def _draw(
-    axis: Axes,
-    field: GriddedField,
-    plane: NDArray[np.float64],
-    colours: str,
-    scale: Normalize | None,
+    axis: Axes, field: GriddedField, plane: Array, colours: str, scale: Normalize | None
 ) -> AxesImage:
     half = [h / 2 for h in field.grid.spacing]
     x, y = field.axes()[:2]
@@ -186,23 +193,3 @@ def _draw(
         norm=scale,
         interpolation="nearest",
     )
-
-
-def _nearest(levels: Array, height: float, name: str) -> int:
-    half = (levels[1] - levels[0]) / 2
-    if not levels[0] - half <= height <= levels[-1] + half:
-        raise UserError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
-    return int(np.abs(levels - height).argmin())
-
-
-def _some(rows: Rows) -> Rows:
-    """At most MOST_DOTS rows, the same ones every time."""
-    if len(rows) <= MOST_DOTS:
-        return rows
-    chosen = np.random.default_rng(0).choice(len(rows), MOST_DOTS, replace=False)
-    return rows[chosen]
-
-
-def _data_label(rows: Rows) -> str:
-    shown = min(len(rows), MOST_DOTS)
-    return "data" if shown == len(rows) else f"{shown:,} of {len(rows):,} data"

@@ -1,18 +1,18 @@
-"""What a run tells: stages, progress, scores and their calibration, report.json and report.md."""
+"""Stages and progress of a run, calibration of its predictions, report.json and report.md."""
 
 from dustmap.linalg import Progress as Progress
 from dustmap.runs.reports._calibration import Predictions as Predictions
 from dustmap.runs.reports._calibration import by_distance as by_distance
 from dustmap.runs.reports._calibration import calibration as calibration
+from dustmap.runs.reports._calibration import comparison_of as comparison_of
 from dustmap.runs.reports._calibration import correlation as correlation
 from dustmap.runs.reports._calibration import quality_proxies as quality_proxies
-from dustmap.runs.reports._comparison import comparison_of as comparison_of
 from dustmap.runs.reports._progress import LogProgress as LogProgress
+from dustmap.runs.reports._progress import Stage as Stage
+from dustmap.runs.reports._progress import Stopwatch as Stopwatch
 from dustmap.runs.reports._progress import WatchedField as WatchedField
+from dustmap.runs.reports._progress import peak_memory as peak_memory
 from dustmap.runs.reports._report import Check as Check
 from dustmap.runs.reports._report import Picture as Picture
 from dustmap.runs.reports._report import Report as Report
 from dustmap.runs.reports._report import coverage_check as coverage_check
-from dustmap.runs.reports._stages import Stage as Stage
-from dustmap.runs.reports._stages import Stopwatch as Stopwatch
-from dustmap.runs.reports._stages import peak_memory as peak_memory

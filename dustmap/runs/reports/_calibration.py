@@ -1,4 +1,4 @@
-"""Whether predictions keep what their standard deviations promise."""
+"""Whether predictions are calibrated: as often right as their standard deviations say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.inference import DatumScores, Scores
+from dustmap.sky.figures import Comparison
+from dustmap.sky.stars import StarTable
 
 #: Bins of the histogram of probability integral transforms.
 PIT_BINS = 10
@@ -33,34 +35,33 @@ class Predictions:
     data: DatumScores
     index: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self.y)
-
     def scores(self) -> Scores:
         return self.data.scores()
 
-    def where(self, chosen: Tensor) -> "Predictions":
-        """Those under a mask (N,)."""
-        columns = (self.y[chosen], self.mean[chosen], self.std[chosen], self.data.where(chosen))
-        return Predictions(*columns, self.index[chosen.cpu().numpy()])
+
+def comparison_of(stars: StarTable, predictions: Predictions) -> Comparison:
+    """Set measured extinctions beside the predictions, for figures; stars: of the whole run."""
+    seen = stars[predictions.index]
+    columns = (predictions.y, predictions.mean, predictions.std, predictions.data.normal)
+    y, mean, std, normal = (values.cpu().double().numpy() for values in columns)
+    return Comparison(seen.l, seen.b, y, mean, std, seen.system, normal)
 
 
 def calibration(predictions: Predictions) -> dict[str, Any]:
-    """Shares within the central 68 and 95 %, and the histogram of the probability integral
-    transforms, flat where calibrated."""
-    found = predictions.scores()
+    """Return the shares within the central 68 and 95 %, and the histogram of the probability
+    integral transforms, flat where calibrated."""
     transforms = predictions.data.pit.cpu().numpy()
     counts, _ = np.histogram(transforms, bins=PIT_BINS, range=(0.0, 1.0))
-    return {
-        "n": found.n,
-        "coverage68": found.coverage68,
-        "coverage95": found.coverage95,
-        "pit_histogram": counts.tolist(),
-    }
+    shares = _some(predictions.scores(), "n", "coverage68", "coverage95")
+    return shares | {"pit_histogram": counts.tolist()}
+
+
+def _some(scores: Scores, *names: str) -> dict[str, Any]:
+    return {name: getattr(scores, name) for name in names}
 
 
 def quality_proxies(predictions: Predictions, per_a_v: float | None) -> dict[str, Any]:
-    """Scores where published maps are known to be biased: A_V below 50 mmag, and above 4 mag.
+    """Score where published maps are known to be biased: A_V below 50 mmag, and above 4 mag.
 
     The bins go by the prediction: by the measurement, noise alone would bias them. per_a_v: mag of
     the map's system for one of A_V; None, of a custom system, has no such bins.
@@ -75,14 +76,9 @@ def quality_proxies(predictions: Predictions, per_a_v: float | None) -> dict[str
     for name, chosen in bins.items():
         row: dict[str, Any] = {"bin": name, "n": int(chosen.sum())}
         if row["n"]:
-            part = predictions.where(chosen)
-            found = part.scores()
-            row |= {
-                "mean_residual": float((part.y - part.mean).double().mean()),
-                "rmse": found.rmse,
-                "chi2": found.chi2,
-                "coverage68": found.coverage68,
-            }
+            residual = predictions.y[chosen] - predictions.mean[chosen]
+            row["mean_residual"] = float(residual.double().mean())
+            row |= _some(predictions.data.where(chosen).scores(), "rmse", "chi2", "coverage68")
         rows.append(row)
     return {"bins": rows}
 
@@ -94,7 +90,7 @@ def by_distance(
     std: NDArray[np.float64],
     inside68: NDArray[np.bool_],
 ) -> list[dict[str, float]]:
-    """Scores of N places in bins of distance from the Sun, equally many in each.
+    """Score N places in bins of distance from the Sun, equally many in each.
 
     inside68: whether the central 68 % of the posterior hold the truth.
     """
@@ -121,7 +117,7 @@ def by_distance(
 
 
 def correlation(a: Sequence[float] | NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Pearson's; 0 where one of them does not vary."""
+    """Return Pearson's correlation, 0 where one of them does not vary."""
     a = np.asarray(a)
     if len(a) < 2 or np.std(a) == 0 or np.std(b) == 0:
         return 0.0

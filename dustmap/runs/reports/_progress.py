@@ -1,34 +1,120 @@
-"""How far a stage is, in plain lines, and of the planes of a map."""
+"""How far a run is: its stages with their time and memory, and the progress of each."""
 
+import enum
 import logging
+import resource
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.linalg import Progress
+from dustmap.linalg import HALVED, Progress
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes
-from dustmap.sky.maps._field import DEPTH, EVERY, Point
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.maps._field import DEPTH, EVERY, FieldTraits
 
 log = logging.getLogger(__name__)
 
-#: Between two lines.
-SECONDS = 5.0
+_SECONDS = 5.0  # between two lines
+
+
+@final
+class Stage(enum.Enum):
+    """In their order; a run may end after any of them."""
+
+    INGEST = "ingest"
+    FIT = "fit"
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+
+    def reached_by(self, until: "Stage") -> bool:
+        """Whether a run until the end of `until` has this stage."""
+        order = list(Stage)
+        return order.index(self) <= order.index(until)
+
+
+@final
+@dataclass(frozen=True)
+class Stopwatch:
+    """Seconds and peak memory of the process by the end of each stage, in their order.
+
+    tell: called as stages begin and end; device: of the run, whose own peak counts if it is a GPU.
+    """
+
+    tell: Callable[..., None] = lambda **values: None
+    device: torch.device | None = None
+    rows: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the block, and count the chunks that want of memory has halved there."""
+        log.info("%s", name)
+        start = time.perf_counter()
+        self.tell(stage=name, event="begins")
+        retries, chunks = _Retries(), logging.getLogger(HALVED)
+        chunks.addHandler(retries)
+        try:
+            yield
+        finally:
+            chunks.removeHandler(retries)
+            self.add(name, time.perf_counter() - start, retries.count)
+        peak = self._device_bytes()
+        on_device = {} if peak is None else {"peak_device_bytes": peak}
+        self.tell(stage=name, event="ends", seconds=self.rows[name]["seconds"], **on_device)
+
+    def add(self, name: str, seconds: float, retries: int = 0) -> None:
+        """Add the time of a stage, also of one that was timed elsewhere."""
+        row, peak = self.rows.get(name, {}), self._device_bytes()
+        self.rows[name] = {
+            "seconds": round(row.get("seconds", 0.0) + seconds, 3),
+            "peak_gib": peak_memory() / 2**30,
+            **({} if peak is None else {"peak_device_gib": peak / 2**30}),
+            "out_of_memory_retries": row.get("out_of_memory_retries", 0) + retries,
+        }
+
+    def as_dict(self) -> dict[str, list[dict[str, float | str]]]:
+        """Return one row a stage, for the report."""
+        return {"stages": [{"stage": name, **row} for name, row in self.rows.items()]}
+
+    def _device_bytes(self) -> int | None:
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+@final
+class _Retries(logging.Handler):
+    """Count the warnings of chunks that were halved."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has had resident so far."""
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @final
 class LogProgress:
-    """A plain line now and then, of all that is going on: where no terminal shows bars."""
+    """Log a line now and then of all computations at work, where no terminal shows bars."""
 
     def __init__(self) -> None:
         self._courses: dict[str, _Course] = {}
-        self._told = 0.0
+        self._last = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if done >= total:
@@ -38,8 +124,8 @@ class LogProgress:
         course = self._courses.setdefault(what, _Course(now, done))
         course.done, course.total = done, total
         outermost = next(iter(self._courses.values()))
-        if now - max(self._told, outermost.start) >= SECONDS:
-            self._told = now
+        if now - max(self._last, outermost.start) >= _SECONDS:
+            self._last = now
             parts = (f"{name} {c.done} of {c.total}" for name, c in self._courses.items())
             log.info("%s%s", ", ".join(parts), outermost.to_go(now))
 
@@ -47,7 +133,7 @@ class LogProgress:
 @final
 @dataclass(eq=False)
 class _Course:
-    """Something that began at `start`, with `first` of its parts done."""
+    """A computation that began at `start`, with `first` of its parts done."""
 
     start: float
     first: int
@@ -72,31 +158,15 @@ def _in_words(seconds: float) -> str:
 @final
 @dataclass(frozen=True, eq=False)
 class WatchedField(AbstractDensityField):
-    """A density whose planes are told of as they are made."""
+    """A density that reports the progress of its planes."""
 
     field: AbstractDensityField
     what: str
     progress: Progress
 
     @property
-    def system(self) -> ExtinctionSystem:
-        return self.field.system
-
-    @property
-    def lower(self) -> Point:
-        return self.field.lower
-
-    @property
-    def upper(self) -> Point:
-        return self.field.upper
-
-    @property
-    def n_samples(self) -> int:
-        return self.field.n_samples
-
-    @property
-    def positive(self) -> bool:
-        return self.field.positive
+    def traits(self) -> FieldTraits:
+        return self.field.traits
 
     def evaluate(
         self, functional: AbstractFunctional, request: MapRequest

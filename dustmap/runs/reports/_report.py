@@ -1,4 +1,4 @@
-"""What a run says of itself: report.json for programs, report.md for people."""
+"""The report of a run: report.json for programs, report.md for people."""
 
 import math
 import platform
@@ -40,7 +40,7 @@ class Check:
 
 
 def coverage_check(of: str, held_out: Scores, advice: str) -> Check:
-    """±1σ must hold the share of a normal distribution, within what chance and idealising allow."""
+    """Check that ±1σ hold the share of a normal distribution, but for chance and idealising."""
     expected = math.erf(1 / math.sqrt(2))
     # Three standard deviations of a binomial, and 0.1 for what the model idealises.
     slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
@@ -109,18 +109,17 @@ def _words(name: str) -> str:
 
 
 def _tables(section: Mapping[str, Any]) -> list[str]:
-    """One table of the plain values, and one for each list of rows."""
+    """Make one table of the plain values, and one for each list of rows."""
     plain = {name: value for name, value in section.items() if not _is_rows(value)}
-    found = []
+    tables = []
     if plain:
         rows = [f"| {_words(name)} | {_shown(value)} |" for name, value in plain.items()]
-        found.append("\n".join(["| | |", "|---|---|", *rows]))
+        tables.append("\n".join(["| | |", "|---|---|", *rows]))
     for name, value in section.items():
         if _is_rows(value):
-            if len(section) > 1:
-                found.append(f"{_words(name)}:")
-            found.append(_table_of_rows(value))
-    return found
+            tables += [f"{_words(name)}:"] if len(section) > 1 else []
+            tables.append(_table_of_rows(value))
+    return tables
 
 
 def _is_rows(value: Any) -> bool:
@@ -129,13 +128,10 @@ def _is_rows(value: Any) -> bool:
 
 def _table_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [
-        "| " + " | ".join(_words(name) for name in columns) + " |",
-        "|" + "---|" * len(columns),
-    ]
-    for row in rows:
-        lines.append("| " + " | ".join(_shown(row.get(name, "")) for name in columns) + " |")
-    return "\n".join(lines)
+    cells = [[_words(name) for name in columns]]
+    cells += [[_shown(row.get(name, "")) for name in columns] for row in rows]
+    head, *lines = (f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join([head, "|" + "---|" * len(columns), *lines])
 
 
 def _shown(value: Any) -> str:
@@ -149,6 +145,6 @@ def _shown(value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of dustmap, of Python and of what the numbers depend on."""
-    found = {name: metadata.version(name) for name in PACKAGES}
-    return {"dustmap": __version__, "python": platform.python_version(), **found}
+    """Return the versions of dustmap, of Python and of the packages that numbers depend on."""
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {"dustmap": __version__, "python": platform.python_version(), **packages}

@@ -1,39 +1,65 @@
-"""What a run on stars must satisfy, lest it end with the exit code of a failed check."""
+"""What a run on stars must satisfy, lest it end with the exit code of a failed check.
 
+Before a fit, what is wrong with a catalog as a whole: units and sentinels that no single row gives
+away. What proves the input wrong is refused before anything is written; what is possible but not
+likely is a check that fails. After it, what the engine and the held-out stars say of the solution.
+"""
+
+import logging
 import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from astropy.coordinates import SkyCoord
+from numpy.typing import NDArray
 
 from dustmap.config import Config
-from dustmap.gp.functionals import OutsidePolicy
+from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import OutsidePolicy, Sharded
 from dustmap.inference import MGVISettings, Scores
+from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, coverage_check
-from dustmap.runs.stars._hyperparameters import StarFit
-from dustmap.runs.stars._model import density_of
+from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import start_of
+from dustmap.runs.stars._share import SAMPLE, StarShare
 from dustmap.sky.observations import Observations
+from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
 
-#: What an engine may report -> the most that is sound, and what to do beyond.
-LIMITS = {
-    "cg_residual": (1e-3, "the posterior mean is not solved for: take {float64} or {coarser}"),
-    "cg_columns_unconverged": (
-        0.0,
-        "set fit.max_steps = {steps} or fit.tolerance = {tolerance:g}, or take {float64}",
-    ),
-    "wrap_error": (
-        0.15,
-        "length scale near the size of the box: take a larger one, such as grid.size = {size}",
-    ),
-    "wrap_inflation": (
-        0.1,
-        "length scale beyond what the torus around the box holds: take a larger box, such as "
-        "grid.size = {size}, or a shorter model.length",
-    ),
-    "rows_unconverged": (0.0, "set fit.pcg_steps = {pcg_steps}, or take {float64} or {coarser}"),
-    "residual_variance_over_noise": (
-        1.0,
-        "the grid leaves more than the noise: take a finer one, such as {finer}",
-    ),
+Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
+
+#: Fewer stars have no statistics.
+_FEW = 30
+#: Errors below 0 beyond which a parallax is no noise: one in 3.5 million; and the share of the
+#: stars that may be there, bad solutions of crowded fields.
+_BELOW, _MOST_BELOW = -5.0, 1e-3
+#: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
+_DENSEST = 0.3
+#: Median error over the spread of the measured extinctions, of which the errors are a part.
+_LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
+#: Stars within the box that can make a map, where the catalog has so many.
+_ENOUGH = 10
+#: Share of the stars beyond the cell of the Sun.
+_LEAST_BEYOND = 0.05
+#: model.length in spacings: below the first the grid holds noise from node to node, below the
+#: second it is not the length that was meant.
+_LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
+#: Part of the rays that may end at the faces of a box beyond which no dust is expected.
+_CUT = 0.05
+#: The most that is sound of what engines report; 0 of others.
+_SOUND = {
+    "cg_residual": 1e-3,
+    "wrap_error": 0.15,
+    "wrap_inflation": 0.1,
+    "residual_variance_over_noise": 1.0,
 }
-#: Spacings of the grid below which a log-normal density is noise from node to node, that no grid
-#: so coarse can tell the length of; part of the box beyond which it holds no two such lengths.
+#: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
+#: grid so coarse can tell; part of the box beyond which it holds no two such lengths.
 _LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
 #: Spacings to a length on a grid that is advised.
 _SPACINGS = 3.0
@@ -41,14 +67,225 @@ _SPACINGS = 3.0
 _MOST_PER_STAR = 0.1
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
+#: Median error / parallax above which a map may be biased by some per cent, and by too many.
+_NOTICEABLE, _MOST = 0.15, 0.3
+_BIASED = (
+    "at 30 %, extinctions to a distance were off by up to 5 % under the learned prior, 15 % under "
+    "exponential-density and 10 to 30 % under flat-parallax, and by more than their errors said; "
+    "cut on the ratio, or take distances that know the photometry, too"
+)
 
 
-#: Part of the rays that may end at the faces of a box beyond which no dust is expected.
-_CUT = 0.05
+def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
+    """Check the stars of a catalog, or a thinned sample of them."""
+    if len(stars) < _FEW:
+        return ()
+    checks = (_directions(stars), _errors(stars), _densities(stars))
+    if isinstance(stars.distances, ParallaxDistances):
+        return (*checks, _parallaxes(stars.distances))
+    return checks
+
+
+def data_checks(
+    config: Config, share: StarShare, observed: Observations, grid: RegularGrid
+) -> tuple[Check, ...]:
+    """Check the stars of a run against its box and its numbers; UserError for what cannot be."""
+    _refuse_precision(config, observed)
+    return (
+        *catalog_checks(share.sample),
+        _within(share, grid, config),
+        _beyond_the_sun(share.sample, config.grid.spacing),
+        *_lengths(config),
+    )
+
+
+def store_checks(path: Path) -> tuple[Check, ...]:
+    """Check an ingested catalog."""
+    return catalog_checks(open_star_store(path).sample(SAMPLE))
+
+
+def warn_of(checks: Iterable[Check]) -> None:
+    """Log a line for each that fails."""
+    for check in checks:
+        if not check.passed:
+            log.warning("%s", check)
+
+
+def parallax_precision(
+    share: StarShare, observed: Observations, train: torch.Tensor
+) -> tuple[dict[str, Any], tuple[Check, ...]]:
+    """The median error / parallax of the fitted stars of all ranks, for the report, with a warning
+    where it matters, and its check; infinite where half of the parallaxes are not positive, nothing
+    without parallaxes."""
+    distances, rays = share.own.stars.distances, observed.batch.functional
+    if not isinstance(distances, ParallaxDistances):
+        return {}, ()
+    own = observed.rows - share.first
+    own = own[(own >= 0) & (own < len(distances))]
+    parallax, error = distances.parallax[own], distances.error[own]
+    ratio = np.divide(error, parallax, out=np.full(len(own), np.inf), where=parallax > 0.0)
+    every = torch.from_numpy(ratio).to(train.device)
+    if isinstance(rays, Sharded):
+        every = rays.gathered(every)
+    median = float(every[train].median())
+    section: dict[str, Any] = {
+        "median_parallax_error_over_parallax": median if np.isfinite(median) else "infinite"
+    }
+    if median > _NOTICEABLE:
+        percent = f"{100 * median:.0f} %"
+        section["warning"] = f"parallax errors are {percent} of the parallaxes (median): {_BIASED}"
+        log.warning("%s", section["warning"])
+    return section, (Check("median parallax error / parallax", median, 0.0, _MOST, _BIASED),)
+
+
+def _parallaxes(distances: ParallaxDistances) -> Check:
+    below = np.mean(distances.parallax < _BELOW * distances.error)
+    most = max(_MOST_BELOW, 3.0 / len(distances))
+    advice = (
+        "columns parallax, parallax_error: these are sentinels or another unit, not noise; leave "
+        "such rows out"
+    )
+    return Check("share of parallaxes 5 errors below 0", float(below), 0.0, most, advice)
+
+
+def _directions(stars: StarTable) -> Check:
+    sky = SkyCoord(stars.l, stars.b, unit="deg", frame="galactic").icrs
+    frames = {"l, b": (stars.l, stars.b), "ra, dec": (sky.ra.deg, sky.dec.deg)}
+    radians = [names for names, angles in frames.items() if _fill_radians(*angles)]
+    advice = (
+        f"columns {' or '.join(radians)}: as numbers they fill 0 to 2 pi and stay within pi/2, as "
+        "angles in radians do; name the unit (rad) in the file or in the card"
+    )
+    return Check("directions look like radians", float(len(radians)), 0.0, 0.0, advice)
+
+
+def _fill_radians(longitude: Array, latitude: Array) -> bool:
+    """Tell whether degrees fill the numbers from 0 to 2 pi, or from -pi to pi, to both ends.
+
+    To within what ten of N stars spread evenly leave open: a field of view in degrees would have to
+    be of just that size and place.
+    """
+    if np.abs(latitude).max() > np.pi / 2:
+        return False
+    slack = min(0.5, max(0.05, 20.0 * np.pi / len(longitude)))
+    signed = (longitude + 180.0) % 360.0 - 180.0
+    for values, low in (longitude, 0.0), (signed, -np.pi):
+        below, above = values.min() - low, low + 2.0 * np.pi - values.max()
+        if 0.0 <= below <= slack and -1e-6 <= above <= slack:
+            return True
+    return False
+
+
+def _spread(extinction: Array) -> float:
+    """Measure how large extinctions are: half the distance of their 84th to their 16th percentile,
+    or their median, whichever is the larger."""
+    low, middle, high = np.quantile(extinction, [0.16, 0.5, 0.84])
+    return float(max((high - low) / 2.0, abs(middle)))
+
+
+def _errors(stars: StarTable) -> Check:
+    spread, error = _spread(stars.extinction), float(np.median(stars.extinction_error))
+    advice = (
+        f"columns extinction, extinction_error: the median error is {error:.3g} mag and the "
+        f"extinctions spread over {spread:.3g} mag; are both in mag?"
+    )
+    ratio = error / max(spread, LEAST_ERROR)
+    return Check("median error / extinctions", ratio, _LEAST_ERRORS, _MOST_ERRORS, advice)
+
+
+def _densities(stars: StarTable) -> Check:
+    """Check the density that extinctions prove beyond three errors."""
+    proven = (stars.extinction - 3.0 * stars.extinction_error) / (stars.system.per_a_v or 1.0)
+    density = max(0.0, float(np.median(proven / stars.distance)))
+    advice = (
+        "columns extinction, distance: no sight line is that dense; are extinctions in mag and "
+        "distances in pc (name the unit in the file, or call the column distance_kpc)?"
+    )
+    return Check("median A_V / distance in mag/pc", density, 0.0, _DENSEST, advice)
+
+
+def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
+    """Check the number of stars within the box at their median distances; all are counted where
+    few of a sample are."""
+    number = _count_within(share.sample, grid)
+    if number < _ENOUGH and len(share.sample) < share.total:
+        counted = torch.tensor(_count_within(share.own.stars, grid))
+        number = int(share.world.total(counted))
+    box = f"{grid.lower} to {grid.upper} pc"
+    if number == 0 and config.grid.outside != "truncate":
+        raise UserError(
+            f"none of {share.total:,} stars lies within the box {box}, the nearest is at "
+            f"{share.sample.distance.min():.3g} pc: expected distances in pc (parallaxes in mas) "
+            "and a box around the stars (grid.center, grid.size)"
+        )
+    enough = max(1, min(_ENOUGH, share.total // 100))
+    advice = (
+        f"hardly a star lies within the box {box}: are the distances in pc, the parallaxes in mas? "
+        "else move or enlarge it (grid.center, grid.size)"
+    )
+    return Check("stars within the box", float(number), float(enough), float(share.total), advice)
+
+
+def _count_within(stars: StarTable, grid: RegularGrid) -> int:
+    return int(grid.contains(torch.from_numpy(stars.positions())).sum())
+
+
+def _beyond_the_sun(stars: StarTable, spacing: float) -> Check:
+    distance = stars.distance
+    beyond = float(np.mean(distance > spacing))
+    if beyond == 0.0:
+        raise UserError(
+            f"all {len(stars):,} stars looked at are within {distance.max():.3g} pc of the Sun, "
+            f"less than one cell (grid.spacing = {spacing:g} pc): expected distances in pc; if "
+            "they are in kpc, name that unit in the file or call the column distance_kpc, else "
+            f"set grid.spacing below {distance.max() / 5:.2g} pc"
+        )
+    advice = (
+        "most stars are within one cell of the Sun: name the unit of their distances if it is "
+        "not pc, or take a smaller grid.spacing"
+    )
+    return Check("share of stars beyond one spacing", beyond, _LEAST_BEYOND, 1.0, advice)
+
+
+def _lengths(config: Config) -> tuple[Check, ...]:
+    """Check a length far below what the grid can hold; a learned one is judged as learned."""
+    length, spacing = config.model.length, config.grid.spacing
+    if length < _ABSURD_LENGTH * spacing:
+        raise UserError(
+            f"model.length = {length:g} pc is {length / spacing:.2g} of grid.spacing = "
+            f"{spacing:g} pc: expected {spacing:g} pc or more on this grid; a length of "
+            f"{length:g} pc needs grid.spacing = {length:g}"
+        )
+    if "length" in config.model.learn:
+        return ()
+    advice = f"the grid cannot hold this length: set grid.spacing = {length:g} or less"
+    return (Check("model.length in spacings", length / spacing, _LEAST_LENGTH, 1e9, advice),)
+
+
+def _refuse_precision(config: Config, observed: Observations) -> None:
+    """Refuse a log-normal density whose misfit to so exact data the numbers cannot resolve.
+
+    The curvature of the energy is 1 + (extinction / error)², and what is below eps of it is lost.
+    """
+    if config.engine != "lognormal":
+        return
+    eps = torch.finfo(dtype_of(config.compute)).eps
+    error = float((observed.error_variance.median() + config.model.scatter**2).sqrt())
+    spread = _spread(observed.batch.y.cpu().numpy())
+    least = eps**0.5 * spread
+    if error >= least:
+        return
+    finer = 'compute.dtype = "float64", ' if config.compute.dtype == "float32" else ""
+    raise UserError(
+        f"column extinction_error: the median error is {error:.3g} mag beside extinctions of "
+        f"{spread:.3g} mag, and {config.compute.dtype} resolves errors of {least:.2g} mag or more; "
+        f"are both in mag? give the true errors, or set {finer}model.scatter = {least:.2g} (mag, "
+        "added in squares)"
+    )
 
 
 def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
-    """Whether few rays leave a box beyond which the run expects no dust; no check elsewhere."""
+    """Check that few rays leave a box beyond which the run expects no dust; nothing elsewhere."""
     if config.grid.outside != OutsidePolicy.TRUNCATE.value:
         return ()
     advice = (
@@ -60,37 +297,43 @@ def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
 
 
 def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
-    """Of learning and of the solver."""
-    found = []
-    if fit.learning is not None:
-        converged = float(fit.learning.converged)
-        found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
-        found.append(_carried(config, fit, fit.learning.n_data))
+    """Check learning and the solver."""
+    checks, learning = [], fit.learning
+    if learning is not None:
+        converged = float(learning.converged)
+        checks.append(Check("learning converged", converged, 1.0, 1.0, learning.remedy))
+        checks.append(_learned_per_star(config, fit, learning.n_data))
         if config.engine == "lognormal":
-            found += _checks_of_learned(config, fit)
-    for key, (most, advice) in LIMITS.items():
+            checks += _learned_by_data(config, fit)
+    for key, (most, advice) in _limits(config).items():
         if key in fit.summary:
-            said = advice.format(**_numbers(config))
-            found.append(Check(key, float(fit.summary[key]), 0.0, most, said))
-    return tuple(found)
+            checks.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
+    return tuple(checks)
 
 
-def _numbers(config: Config) -> dict[str, object]:
-    """What advice is made of."""
-    grid, fit = config.grid, config.fit
-    return {
-        "steps": 2 * fit.max_steps,
-        "pcg_steps": 2 * fit.pcg_steps,
-        "tolerance": 3.0 * fit.tolerance,
-        "float64": 'compute.dtype = "float64"',
-        "coarser": f"grid.spacing = {1.5 * grid.spacing:.3g} pc",
-        "finer": f"grid.spacing = {0.5 * grid.spacing:.3g} pc",
-        "size": [1.5 * edge for edge in grid.size],
+def _limits(config: Config) -> Mapping[str, tuple[float, str]]:
+    """What an engine may report -> the most that is sound, and what to do beyond."""
+    grid, fit, float64 = config.grid, config.fit, 'compute.dtype = "float64"'
+    coarser, finer = (f"grid.spacing = {x * grid.spacing:.3g} pc" for x in (1.5, 0.5))
+    size = f"grid.size = {[1.5 * edge for edge in grid.size]}"
+    steps, tolerance = 2 * fit.max_steps, 3.0 * fit.tolerance
+    limits = {
+        "cg_residual": f"the posterior mean is not solved for: take {float64} or {coarser}",
+        "cg_columns_unconverged": f"set fit.max_steps = {steps} or fit.tolerance = {tolerance:g}, "
+        f"or take {float64}",
+        "wrap_error": f"length scale near the size of the box: take a larger one, such as {size}",
+        "wrap_inflation": "length scale beyond what the torus around the box holds: take a larger "
+        f"box, such as {size}, or a shorter model.length",
+        "rows_unconverged": f"set fit.pcg_steps = {2 * fit.pcg_steps}, or take {float64} or "
+        f"{coarser}",
+        "residual_variance_over_noise": "the grid leaves more than the noise: take a finer one, "
+        f"such as {finer}",
     }
+    return {key: (_SOUND.get(key, 0.0), advice) for key, advice in limits.items()}
 
 
-def _carried(config: Config, fit: StarFit, stars: int) -> Check:
-    """Whether there are stars enough for what is learned from them."""
+def _learned_per_star(config: Config, fit: StarFit, stars: int) -> Check:
+    """Check that there are stars enough for what is learned from them."""
     learned = len(config.model.learn) + (fit.hyperparameters.nu is not None)
     enough = math.ceil(learned / _MOST_PER_STAR)
     advice = (
@@ -101,15 +344,15 @@ def _carried(config: Config, fit: StarFit, stars: int) -> Check:
     return Check("learned hyperparameters per star", share, 0.0, _MOST_PER_STAR, advice)
 
 
-def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
-    """Whether it is the data that say length and std of a log-normal density.
+def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
+    """Check that length and std of a log-normal density come from the data.
 
     Its field lives on the nodes and its torus grows with the length, so that neither a residual
     variance nor a wrap error tells.
     """
     model, grid, at = config.model, config.grid, fit.hyperparameters
     reach = _PRIOR_STDS * MGVISettings().prior_std
-    found = []
+    checks = []
     if "length" in model.learn:
         most = _MOST_OF_BOX * max(grid.size) / grid.spacing
         length = at.length / grid.spacing
@@ -123,15 +366,15 @@ def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
                 f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
                 f"leave length out of model.learn"
             )
-        found.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
-        found.append(_beside("length", at.length / model.length, reach))
+        checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
+        checks.append(_near_start("length", at.length / model.length, reach))
     if "std" in model.learn:
-        found.append(_beside("std", at.std / density_of(config).start(model).std, 0.5 * reach))
-    return found
+        checks.append(_near_start("std", at.std / start_of(config).std, 0.5 * reach))
+    return checks
 
 
-def _beside(name: str, ratio: float, reach: float) -> Check:
-    """Of a learned value and that of the configuration, exp(±reach) apart at most."""
+def _near_start(name: str, ratio: float, reach: float) -> Check:
+    """Check that a learned value is within exp(±reach) of that of the configuration."""
     advice = (
         f"{name} has left its prior: see whether outliers (model.noise) or scatter (model.learn) "
         f"drive it, start nearer to it, or leave it out of model.learn"
@@ -140,6 +383,6 @@ def _beside(name: str, ratio: float, reach: float) -> Check:
 
 
 def check_of_scores(held_out: Scores) -> Check:
-    """Of the held-out stars' residuals."""
+    """Check the residuals of the held-out stars."""
     advice = "the errors of the catalog or the prior do not describe the data; see chi2"
     return coverage_check("held-out stars", held_out, advice)

@@ -1,12 +1,18 @@
 """What uncertain distances and dust beyond the box add depends on the density that is looked for.
 
 A first fit takes V_n = ρ² Var d_n of a uniform density ρ, and for the dust beyond the box the prior
-of the configuration, with that density as its mean where the mean is learned. The density found
-then gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, the hyperparameters found
-the dust beyond the box, and a fit from these hyperparameters takes both; and so on.
+of the configuration, with that density as its mean where the mean is learned. The density of that
+fit gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, its hyperparameters the dust
+beyond the box, and the next fit, from these hyperparameters, takes both; and so on.
+
+The mean of a prior that was learned from the dust in the box is a poor guide to what is outside: a
+cavity around the Sun, or a learned std that is a little off, would shift all far stars alike, and
+they would push what is wrong into the box. So the prior has the shape of the dust beyond, its
+covariance, and a first guess of its mean; the stars set a factor on that mean.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -16,15 +22,13 @@ import torch
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.engines import Arrays, Learning, OnStep, no_step
+from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
-from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, StateReader, state_of
-from dustmap.linalg import Progress, unwatched
-from dustmap.runs._ranks import predicted
-from dustmap.runs.stars._beyond import first_dust, with_level
-from dustmap.runs.stars._engines import fit_stars, load_stars
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
-from dustmap.runs.stars._model import density_of
+from dustmap.inference import StateReader, state_of
+from dustmap.runs._machine import predicted
+from dustmap.runs.stars import _model
+from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
+from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)
@@ -32,8 +36,11 @@ log = logging.getLogger(__name__)
 #: Median relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
-#: Hyperparameters of the dust beyond the box, which no engine knows of.
-_LEVEL = ("beyond", "beyond_std")
+#: Standard deviation of the factor on the dust beyond the box before the stars are asked: dust
+#: differs from place to place; and its least value, for there is no negative dust.
+LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
+#: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
+_FAR, _TURNS = 3.0, 10
 #: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
 _ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
 
@@ -52,26 +59,47 @@ class DistanceFit:
     added: Moments | None
     rounds: tuple[Mapping[str, Any], ...] = ()
 
+    def arrays(self) -> Arrays:
+        """What is added, for `with_stored`."""
+        if self.added is None:
+            return {}
+        added = {
+            "added_variance": self.added.variance,
+            "expected_beyond": self.added.mean,
+            "shared_variance": self.added.shared,
+        }
+        return {name: values.cpu().numpy() for name, values in added.items()}
+
+
+def with_stored(observed: Observations, arrays: Arrays) -> Observations:
+    """The observations with what an earlier fit added: in early versions a variance alone."""
+    if "added_variance" not in arrays:
+        return observed
+    none = np.zeros_like(arrays["added_variance"])
+    names = ("expected_beyond", "added_variance", "shared_variance")
+    parts = (torch.from_numpy(np.asarray(arrays.get(name, none))) for name in names)
+    return observed.with_added(Moments(*parts))
+
 
 def fit_distances(
-    config: Config,
-    observed: Observations,
-    train: Tensor,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
-    on_step: OnStep = no_step,
-    progress: Progress = unwatched,
+    config: Config, observed: Observations, train: Tensor, watch: Watch
 ) -> DistanceFit:
-    """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise.
+    """Fit the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 
-    checkpointer: keeps every fit, and what every round has found.
+    The checkpointer of `watch` takes every fit, and what every round adds.
     """
-    state = checkpointer.load()
+    state = watch.checkpointer.load()
     if state is not None:
-        return _restored(config, observed, train, StateReader.of(state, _ROUNDS))
-    found = _Rounds(config, observed, train, checkpointer, on_step, progress).found()
-    stored = _FitState.of(found.fit), _AddedState(found.added, found.rounds)
-    checkpointer.finish(state_of(_ROUNDS, *stored, finished=True))
-    return found
+        reader = StateReader.of(state, _ROUNDS)
+        stored = reader.read(_AddedState)
+        added = stored.on(observed)
+        noisy = observed if added is None else observed.with_added(added)
+        fit = reader.read(_FitState).fit(config, noisy.training(train))
+        return DistanceFit(fit, noisy, added, stored.rounds)
+    result = _Rounds(config, observed, train, watch).result()
+    states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
+    watch.checkpointer.finish(state_of(_ROUNDS, *states, finished=True))
+    return result
 
 
 @final
@@ -86,12 +114,12 @@ class _FitState:
 
     @staticmethod
     def of(fit: StarFit) -> "_FitState":
-        """A fit without its posterior."""
+        """Take a fit without its posterior."""
         arrays = {name: torch.from_numpy(array) for name, array in fit.arrays.items()}
         return _FitState(fit.hyperparameters, fit.summary, fit.learning, arrays)
 
     def fit(self, config: Config, data: Batch) -> StarFit:
-        """The fit of these data: the same bits."""
+        """Return the fit of these data: the same bits."""
         arrays = {name: array.numpy() for name, array in self.arrays.items()}
         fit = load_stars(config, data, self.hyperparameters, arrays)
         summary = dict(self.summary)
@@ -101,70 +129,38 @@ class _FitState:
 @final
 @dataclass(frozen=True, eq=False)
 class _AddedState:
-    """What distances and dust beyond the box add, None where they add nothing, and the lines of
-    the rounds that found it."""
+    """What distances and dust beyond the box add, if anything, and the lines of the rounds."""
 
     added: Moments | None
     rounds: tuple[Mapping[str, Any], ...]
 
-    def on(self, device: torch.device) -> Moments | None:
-        """What is added, on a device."""
+    def on(self, observed: Observations) -> Moments | None:
+        """Return what is added, on the device of the observations."""
         if self.added is None:
             return None
         parts = self.added.mean, self.added.variance, self.added.shared
-        return Moments(*(values.to(device) for values in parts))
-
-
-def arrays_of_added(added: Moments) -> dict[str, Tensor]:
-    """Under the names by which checkpoints have them."""
-    return {
-        "added_variance": added.variance,
-        "expected_beyond": added.mean,
-        "shared_variance": added.shared,
-    }
-
-
-def added_of(arrays: Mapping[str, Tensor], like: Tensor) -> Moments | None:
-    """What `arrays_of_added` has kept; runs of earlier versions have the variance alone."""
-    variance = arrays.get("added_variance")
-    if variance is None:
-        return None
-    none = torch.zeros_like(variance)
-    mean, shared = (arrays.get(name, none) for name in ("expected_beyond", "shared_variance"))
-    return Moments(*(values.to(like.device) for values in (mean, variance, shared)))
-
-
-def _restored(
-    config: Config, observed: Observations, train: Tensor, reader: StateReader
-) -> DistanceFit:
-    """The result of `fit_distances` in a state."""
-    stored = reader.read(_AddedState)
-    added = stored.on(observed.batch.y.device)
-    noisy = observed if added is None else observed.with_added(added)
-    fit = reader.read(_FitState).fit(config, noisy.training(train))
-    return DistanceFit(fit, noisy, added, stored.rounds)
+        return Moments(*(values.to(observed.measured.device) for values in parts))
 
 
 @final
 @dataclass(frozen=True)
 class _Rounds:
-    """The fits of one run, each of which is kept as it ends."""
+    """The fits of one run, each of which is stored as it ends."""
 
     config: Config
     observed: Observations
     train: Tensor
-    checkpointer: AbstractCheckpointer
-    on_step: OnStep
-    progress: Progress
+    watch: Watch
 
-    def found(self) -> DistanceFit:
+    def result(self) -> DistanceFit:
+        """Fit until the noise no longer changes, or the rounds are used up."""
         observed = self.observed
         if observed.exact:
             return DistanceFit(self._fit(0, observed, None), observed, None)
         density, dust = first_dust(self.config, observed)
-        added = observed.uniform(density, self._dust(dust))
+        added = observed.uniform(density, _model.prior_dust(self.config, dust))
         noisy = observed.with_added(added)
-        fit = self._fit(0, noisy, None, dust)
+        fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         rounds: list[Mapping[str, Any]] = []
         while len(rounds) < self.config.fit.distance_rounds:
             line, fresh = self._refreshed(len(rounds) + 1, fit, added)
@@ -172,88 +168,130 @@ class _Rounds:
             if not line["refitted"]:
                 break
             added, noisy = fresh, observed.with_added(fresh)
-            level = replace(fit.hyperparameters, **{name: line[name] for name in _LEVEL})
+            level = line["beyond"], line["beyond_std"]
             fit = self._fit(len(rounds), noisy, fit.hyperparameters, level)
         return DistanceFit(fit, noisy, added, tuple(rounds))
-
-    def _dust(self, at: Hyperparameters) -> PriorDust:
-        return density_of(self.config).prior(self.config.model, at)
 
     def _fit(
         self,
         number: int,
         observed: Observations,
         start: Hyperparameters | None,
-        dust: Hyperparameters | None = None,
+        level: tuple[float, float] | None = None,
     ) -> StarFit:
-        """The fit of one round, from the start or from where it was; dust: that beyond the box."""
-        part, data = self.checkpointer.child(f"fit-{number}"), observed.training(self.train)
-        state = part.load()
+        """Fit from `start`; level: the factor on the dust beyond the box, which no engine knows."""
+        part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
+        state = part.checkpointer.load()
         if state is not None:
             return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
-        watched = part.child("engine"), self.on_step, self.progress
-        fit = fit_stars(self.config, data, start, *watched)
-        if dust is not None:
-            level = {name: getattr(dust, name) for name in _LEVEL}
-            fit = replace(fit, hyperparameters=replace(fit.hyperparameters, **level))
-        part.finish(state_of(_FIT, _FitState.of(fit), finished=True))
+        fit = fit_stars(self.config, data, start, part.within("engine"))
+        if level is not None:
+            at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
+            fit = replace(fit, hyperparameters=at)
+        part.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
         return fit
 
     def _refreshed(
         self, number: int, fit: StarFit, added: Moments
     ) -> tuple[Mapping[str, Any], Moments]:
-        """The line of a round, and what the density found adds to the observations."""
-        part = self.checkpointer.child(f"noise-{number}")
+        """Return the line of a round, and what the density of the fit adds to the observations."""
+        part = self.watch.checkpointer.child(f"noise-{number}")
         state = part.load()
         if state is not None:
             stored = StateReader.of(state, _NOISE).read(_AddedState)
-            before = stored.on(added.mean.device)
+            before = stored.on(self.observed)
             assert before is not None
             return stored.rounds[0], before
         at = with_level(self.config, fit, self.observed, added, self.train)
-        dust = self._dust(at)
-        fresh = self.observed.added(fit.for_many_rays(), dust, self.progress)
-        line = _line(number, at, fit, self.observed, added, fresh, self.train)
+        dust = _model.prior_dust(self.config, at)
+        fresh = self.observed.added(fit.for_many_rays(), dust, self.watch.progress)
+        changes = self._changes(fit, at, added, fresh)
+        line: dict[str, Any] = {
+            "round": number,
+            **changes,
+            "beyond": at.beyond,
+            "beyond_std": at.beyond_std,
+        }
+        change = line["median_change_of_the_noise"]
+        line["refitted"] = change >= SETTLED or line["shift_over_the_noise"] >= SHIFTED
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
             "(median)",
-            line["median_change_of_the_noise"],
+            change,
         )
         part.finish(state_of(_NOISE, _AddedState(fresh, (line,)), finished=True))
         return line, fresh
 
+    def _changes(
+        self, fit: StarFit, at: Hyperparameters, old: Moments, new: Moments
+    ) -> Mapping[str, float]:
+        """Return the median of |σ_new − σ_old| / σ_old with σ the total noise of the fitted stars,
+        and the root mean square of the shift of y over σ_old."""
+        train, rays = self.train, self.observed.batch.functional[self.train]
+        errors = self.observed.error_variance[train]
+        mean = predicted(fit.posterior, rays) if at.relative_scatter > 0 else None
+        before, after = (
+            at.noise_variance(errors, mean, (m.variance + m.shared)[train]).sqrt()
+            for m in (old, new)
+        )
+        shift = (new.mean - old.mean)[train] / before
+        return {
+            "median_change_of_the_noise": float(((after - before).abs() / before).median()),
+            "shift_over_the_noise": float(shift.square().mean().sqrt()),
+            "median_added_std_mag": float(new.variance[train].sqrt().median()),
+        }
 
-def _line(
-    number: int,
-    at: Hyperparameters,
-    fit: StarFit,
-    observed: Observations,
-    old: Moments,
-    new: Moments,
-    train: Tensor,
-) -> Mapping[str, Any]:
-    """What has changed, of the stars that are fitted: median of |σ_new − σ_old| / σ_old with σ the
-    total noise, and the root mean square of the shift of y over σ_old."""
-    given, rays = observed.error_variance[train], observed.batch.functional[train]
-    found = predicted(fit.posterior, rays) if at.relative_scatter > 0 else None
-    before, after = (
-        at.noise_variance(given, found, (m.variance + m.shared)[train]).sqrt() for m in (old, new)
+
+def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperparameters]:
+    """The typical density, and the hyperparameters that dust beyond the box has before a fit."""
+    density, at = typical_density(config, observed), _model.start_of(config)
+    if "mean" in config.model.learn:
+        mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
+        at = replace(at, mean=mean)
+        if observed.beyond is not None:
+            at = replace(at, beyond_std=LEVEL_STD)
+    return density, at
+
+
+@torch.no_grad()
+def typical_density(config: Config, observed: Observations) -> float:
+    """One density for all stars, in mag/pc, of a disc that in its plane: Σ y / Σ ∫w p ds.
+
+    p: the profile of the mean. Of the rays as they are clipped where no dust is expected beyond the
+    box, else of the whole rays.
+    """
+    inside = _model.profile_of(config.model, 1.0).to(observed.measured.device)
+    paths = float(inside.values(observed.batch.functional).sum())
+    unit = PriorDust(
+        _model.start_kernel(config), _model.profile_of(config.model, 1.0), lognormal=False
     )
-    change = float(((after - before).abs() / before).median())
-    shift = float(((new.mean - old.mean)[train] / before).square().mean().sqrt())
-    return {
-        "round": number,
-        "median_change_of_the_noise": change,
-        "shift_over_the_noise": shift,
-        "median_added_std_mag": float(new.variance[train].sqrt().median()),
-        "beyond": at.beyond,
-        "beyond_std": at.beyond_std,
-        "refitted": change >= SETTLED or shift >= SHIFTED,
-    }
+    paths += float(observed.expected(unit).sum())
+    density = float(observed.measured.sum()) / paths
+    return density if density > 0 else abs(config.model.mean_density)
 
 
-def reopened(observed: Observations, arrays: Arrays) -> Observations:
-    """The observations of an earlier fit, which keeps what it had added."""
-    tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in arrays.items()}
-    added = added_of(tensors, observed.measured)
-    return observed if added is None else observed.with_added(added)
+@torch.no_grad()
+def with_level(
+    config: Config, fit: StarFit, observed: Observations, added: Moments, train: Tensor
+) -> Hyperparameters:
+    """The hyperparameters of the fit with the level that its stars say, where the mean is learned.
+
+    Least squares of y − A_in = level · E A_beyond, under the noise of the fit and the variance of
+    its extinctions A_in within the box, around a level of 1 ± 0.5 before.
+    """
+    at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0)
+    if observed.beyond is None or "mean" not in config.model.learn:
+        return at
+    expected = observed.expected(_model.prior_dust(config, at))[train]
+    inside = predicted(fit.posterior, observed.batch.functional[train])
+    noise = added.variance[train] + added.shared[train]
+    variance = at.noise_variance(observed.error_variance[train], inside, noise) + inside.variance
+    left, precision = observed.measured[train] - inside.mean, expected.square() / variance
+    each = torch.where(expected > 0, left / expected.clamp_min(1e-300), 0.0)
+    level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)
+    for _ in range(_TURNS):
+        total = before + float((robust * precision).sum())
+        level = (before + float((robust * precision * each).sum())) / total
+        z = (each - level).abs() * precision.sqrt()
+        robust = (_FAR / z.clamp_min(1e-300)).clamp_max(1.0)
+    return replace(at, beyond=max(level, LEAST_LEVEL), beyond_std=total**-0.5)

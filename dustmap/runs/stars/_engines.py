@@ -1,44 +1,22 @@
-"""The engines that map stars, by the name that a configuration resolves to."""
+"""The engines that map stars, by the name that a configuration resolves to, and their fits."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
+from torch import Tensor
+
+from dustmap import engines
 from dustmap.config import Config
-from dustmap.engines import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    EvidenceSettings,
-    ExactEngine,
-    ExactSettings,
-    InducingEngine,
-    InducingSettings,
-    Learning,
-    LogNormalEngine,
-    LogNormalSettings,
-    OnStep,
-    PathwiseEngine,
-    PathwiseSettings,
-    PointSettings,
-    Problem,
-    Watch,
-    no_step,
-)
-from dustmap.gp import Batch
+from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, RobustSettings
+from dustmap.inference import RobustSettings
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._run import dtype_of
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
-from dustmap.runs.stars._model import (
-    density_of,
-    grid_of,
-    hyperparameters_of,
-    learns_scale_with_nu,
-    model_of,
-)
-from dustmap.sky.observations import HealpixBeams
+from dustmap.runs._machine import dtype_of, predicted
+from dustmap.runs.reports import Predictions
+from dustmap.runs.stars import _model
+from dustmap.runs.stars._model import Hyperparameters
+from dustmap.sky.observations import HealpixBeams, Observations
 
 #: Gauss-Legendre points on a panel of a ray, and seeded stratified points of one. Rays of some 5
 #: length scales seen by inducing points have covariances within 0.5 % with 32, as with twice the
@@ -49,65 +27,59 @@ QUADRATURE_ORDER, MONTE_CARLO_POINTS, RAY_POINTS = 32, 64, 32
 POINTS_PER_LENGTH = 2.5
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 _NUGGET = 1e-6
-#: Length scales of padding around the box.
-_PADDING = 4.0
+_UNWATCHED = engines.Watch()
 
 
-def _global(config: Config) -> AbstractEngine:
-    points = PointSettings(
-        config.fit.samples,
-        _PADDING,
-        dtype_of(config.compute),
-        config.compute.memory_bytes,
-        config.fit.seed,
+def _global(config: Config) -> engines.AbstractEngine:
+    fit, compute = config.fit, config.compute
+    points = engines.PointSettings(
+        fit.samples, _model.PADDING, dtype_of(compute), compute.memory_bytes, fit.seed
     )
-    settings = PathwiseSettings(
+    settings = engines.PathwiseSettings(
         points,
         _learning(config),
-        rtol=config.fit.tolerance,
-        max_steps=config.fit.max_steps,
+        rtol=fit.tolerance,
+        max_steps=fit.max_steps,
         # Chosen by the stars of each tile it would differ from tile to tile, and make seams.
         order=4 if config.data.tile else None,
         robust=_robust(config),
         estimator=_estimator(config, MONTE_CARLO_POINTS),
     )
-    return PathwiseEngine(settings)
+    return engines.PathwiseEngine(settings)
 
 
-def _lognormal(config: Config) -> AbstractEngine:
-    settings = LogNormalSettings(
-        samples=config.fit.samples,
-        cg_steps=config.fit.max_steps,
-        seed=config.fit.seed,
-        dtype=dtype_of(config.compute),
-        memory=config.compute.memory_bytes,
+def _lognormal(config: Config) -> engines.AbstractEngine:
+    fit, compute = config.fit, config.compute
+    settings = engines.LogNormalSettings(
+        samples=fit.samples,
+        cg_steps=fit.max_steps,
+        seed=fit.seed,
+        dtype=dtype_of(compute),
+        memory=compute.memory_bytes,
         robust=_robust(config),
-        beams=HealpixBeams(config.fit.beams) if config.fit.beams else None,
+        beams=HealpixBeams(fit.beams) if fit.beams else None,
     )
-    return LogNormalEngine(settings)
+    return engines.LogNormalEngine(settings)
 
 
-def _exact(config: Config) -> AbstractEngine:
-    settings = ExactSettings(
-        _learning(config),
-        # What a run may hold is for its plan to say.
-        max_memory=2**62,
-        estimator=_estimator(config, MONTE_CARLO_POINTS),
-        seed=config.fit.seed,
-        draws=True,
+def _exact(config: Config) -> engines.AbstractEngine:
+    # The plan of the run says what it may hold.
+    memory, estimator = 2**62, _estimator(config, MONTE_CARLO_POINTS)
+    settings = engines.ExactSettings(
+        _learning(config), memory, estimator=estimator, seed=config.fit.seed, draws=True
     )
-    return ExactEngine(settings)
+    return engines.ExactEngine(settings)
 
 
-def _hip(config: Config) -> AbstractEngine:
+def _hip(config: Config) -> engines.AbstractEngine:
     fit = config.fit
-    settings = InducingSettings(
+    settings = engines.InducingSettings(
         _learning(config),
         family=fit.family,
         block=fit.block or None,
         rank=fit.rank,
         whitening="hip" if fit.whitening == "auto" else fit.whitening,
-        padding=_PADDING,
+        padding=_model.PADDING,
         dtype=dtype_of(config.compute),
         max_memory=config.compute.memory_bytes,
         points_per_length=POINTS_PER_LENGTH,
@@ -118,11 +90,11 @@ def _hip(config: Config) -> AbstractEngine:
         batch=fit.batch,
         seed=fit.seed,
     )
-    return InducingEngine(settings)
+    return engines.InducingEngine(settings)
 
 
 #: By `Config.engine`: fit.engine, but for what the density makes of "global".
-ENGINES: Mapping[str, Callable[[Config], AbstractEngine]] = {
+ENGINES: Mapping[str, Callable[[Config], engines.AbstractEngine]] = {
     "global": _global,
     "lognormal": _lognormal,
     "exact": _exact,
@@ -130,68 +102,100 @@ ENGINES: Mapping[str, Callable[[Config], AbstractEngine]] = {
 }
 
 
-def engine_of(config: Config) -> AbstractEngine:
+@final
+@dataclass(frozen=True, eq=False)
+class StarFit:
+    """The posterior of the density, and how a fit has reached it.
+
+    summary: what the engine says of its solution, for the report; a residual of iterations is
+    `cg_residual`. learning: of the hyperparameters, if any. arrays: what brings the posterior back
+    beside hyperparameters and data; empty where it is quickly computed again.
+    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
+    a posterior that draws rays by the thousand, of engines whose own does not.
+    """
+
+    posterior: AbstractPosterior
+    hyperparameters: Hyperparameters
+    summary: dict[str, Any]
+    learning: engines.Learning | None
+    arrays: engines.Arrays = field(default_factory=dict)
+    at_nodes: Callable[[], Prediction] | None = None
+    on_grid: Callable[[], AbstractPosterior] | None = None
+
+    def for_many_rays(self) -> AbstractPosterior:
+        """Return the posterior, or its draws on a grid where every ray is a solve."""
+        return self.posterior if self.on_grid is None else self.on_grid()
+
+    def predictions(
+        self, observed: Observations, index: Tensor, progress: Progress = unwatched
+    ) -> Predictions:
+        """Return measured extinctions beside their prediction, noise included."""
+        at, rays = self.hyperparameters, observed.batch.functional[index]
+        inside = predicted(self.posterior, rays, progress)
+        errors, added = observed.error_variance[index], observed.added_variance[index]
+        std = (inside.variance + at.noise_variance(errors, inside, added)).sqrt()
+        # What has been taken for the dust beyond the box comes back.
+        y, beyond = observed.measured[index], observed.expected_beyond[index]
+        whole = replace(inside, mean=inside.mean + beyond.to(inside.mean))
+        rows = observed.rows[index.cpu().numpy()]
+        return Predictions(y, whole.mean, std, at.scored(y, errors, whole, added), rows)
+
+
+def engine_of(config: Config) -> engines.AbstractEngine:
     """The engine of a configuration, which has been checked."""
     return ENGINES[config.engine](config)
 
 
-def problem_of(config: Config, data: Batch, start: Hyperparameters | None = None) -> Problem:
+def problem_of(
+    config: Config, data: Batch, start: Hyperparameters | None = None
+) -> engines.Problem:
     """The data on the map's grid, from the configuration's values or from where an earlier fit
     ended; priors stay around the configuration's."""
-    density, box = density_of(config), grid_of(config.grid)
-    first = density.first(config.model, data)
+    first, box = _model.start_for(config, data), _model.grid_of(config.grid)
+    origin = _model.model_of(config, first, data)
     if start is None:
-        return Problem(model_of(config, first, data), data, box)
-    at = density.again(first, start)
-    origin = model_of(config, first, data)
-    return Problem(model_of(config, at, data), data, box, origin, start.nu)
+        return engines.Problem(origin, data, box)
+    at = replace(start, mean=first.mean) if _model.is_lognormal(config) else start
+    return engines.Problem(_model.model_of(config, at, data), data, box, origin, start.nu)
 
 
 def fit_stars(
     config: Config,
     data: Batch,
     start: Hyperparameters | None = None,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
-    on_step: OnStep = no_step,
-    progress: Progress = unwatched,
+    watch: engines.Watch = _UNWATCHED,
 ) -> StarFit:
     """Learn what model.learn names, and condition on all data."""
+    renamed = replace(watch, on_step=lambda step: watch.on_step(_star_step(step)))
+    fit = engine_of(config).fit(problem_of(config, data, start), renamed)
+    at = _model.hyperparameters_of(config, fit.model)
+    if fit.noise is not None:
+        at = at.with_student_t(fit.noise)
+    return _star_fit(config, fit, at, _star_learning(fit.learning))
 
-    def named(step: Mapping[str, Any]) -> None:
-        on_step(_star_step(step))
 
-    problem = problem_of(config, data, start)
-    fit = engine_of(config).fit(problem, Watch(checkpointer, named, progress))
-    return _star_fit(config, fit, hyperparameters_of(config, fit.model))
-
-
-def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
+def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
     """The posterior of an earlier fit from what it has left: the same bits."""
-    origin = model_of(config, density_of(config).start(config.model), data)
-    model = model_of(config, at, data)
-    problem = Problem(model, data, grid_of(config.grid), origin, at.nu)
-    fit = engine_of(config).load(problem, arrays)
-    return replace(_star_fit(config, replace(fit, noise=None), at), learning=None)
+    origin, model = (_model.model_of(config, h, data) for h in (_model.start_of(config), at))
+    problem = engines.Problem(model, data, _model.grid_of(config.grid), origin, at.nu)
+    return _star_fit(config, engine_of(config).load(problem, arrays), at, None)
 
 
-def _star_fit(config: Config, fit: EngineFit, at: Hyperparameters) -> StarFit:
+def _star_fit(
+    config: Config, fit: engines.EngineFit, at: Hyperparameters, learning: engines.Learning | None
+) -> StarFit:
+    report = _REPORTS[config.engine](fit) if config.engine in _REPORTS else dict(fit.report)
     return StarFit(
-        fit.posterior,
-        at if fit.noise is None else at.with_student_t(fit.noise),
-        _REPORTS[config.engine](fit),
-        _star_learning(fit.learning),
-        fit.arrays,
-        at_nodes=fit.at_nodes,
-        on_grid=fit.on_grid,
+        fit.posterior, at, report, learning, fit.arrays, at_nodes=fit.at_nodes, on_grid=fit.on_grid
     )
 
 
-def _exact_report(fit: EngineFit) -> dict[str, Any]:
+def _exact_report(fit: engines.EngineFit) -> dict[str, Any]:
     rays = {name: value for name, value in fit.report.items() if name == "rays"}
     return {"log_evidence": fit.evidence, **rays}
 
 
-def _hip_report(fit: EngineFit) -> dict[str, Any]:
+def _hip_report(fit: engines.EngineFit) -> dict[str, Any]:
     """Names that reports of runs have had, for what the engine says of its plan and solution."""
     report = dict(fit.report)
     named = {
@@ -212,23 +216,21 @@ def _hip_report(fit: EngineFit) -> dict[str, Any]:
     return named | {name: report[name] for name in others if name in report}
 
 
-_REPORTS: Mapping[str, Callable[[EngineFit], dict[str, Any]]] = {
-    "global": lambda fit: dict(fit.report),
-    "lognormal": lambda fit: dict(fit.report),
+#: Reports of engines whose own has other names than those of runs.
+_REPORTS: Mapping[str, Callable[[engines.EngineFit], dict[str, Any]]] = {
     "exact": _exact_report,
     "hip": _hip_report,
 }
 
 
-def _star_learning(learning: Learning | None) -> Learning | None:
-    """With the names that reports and metrics of runs have."""
+def _star_learning(learning: engines.Learning | None) -> engines.Learning | None:
+    """Learning with the names that reports and metrics of runs have."""
     if learning is None:
         return None
-    told = ("largest_gradient", "median_residual_variance_over_noise")
-    summary = {f"learning_{k}": v for k, v in learning.summary.items() if k in told}
-    return replace(
-        learning, trace=tuple(_star_step(step) for step in learning.trace), summary=summary
-    )
+    names = ("largest_gradient", "median_residual_variance_over_noise")
+    summary = {f"learning_{k}": v for k, v in learning.summary.items() if k in names}
+    trace = tuple(_star_step(step) for step in learning.trace)
+    return replace(learning, trace=trace, summary=summary)
 
 
 def _star_step(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,19 +240,19 @@ def _star_step(step: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _learning(config: Config) -> EvidenceSettings:
+def _learning(config: Config) -> engines.EvidenceSettings:
     fit = config.fit
-    return EvidenceSettings(fit.learn_rows, fit.max_steps, fit.tolerance, fit.seed)
+    return engines.EvidenceSettings(fit.learn_rows, fit.max_steps, fit.tolerance, fit.seed)
 
 
 def _robust(config: Config) -> RobustSettings | None:
     if config.model.noise == "gaussian":
         return None
-    return RobustSettings(learn_scale=learns_scale_with_nu(config.model))
+    return RobustSettings(learn_scale=_model.learns_scale_with_nu(config.model))
 
 
 def _estimator(config: Config, points: int) -> AbstractEstimator:
-    """How model.line_integral has the covariances of rays computed."""
+    """The covariances of rays that model.line_integral names."""
     if config.model.line_integral == "quadrature":
         return Quadrature(QUADRATURE_ORDER)
     if config.model.line_integral == "monte-carlo":

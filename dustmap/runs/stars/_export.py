@@ -1,34 +1,74 @@
-"""The files of a run on stars: maps in the formats asked for, and the figures."""
+"""The density of a fit as a field: its maps and figures, and its scores beside the true one."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, final
 
-from dustmap import config as configuration
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
 from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.linalg import AbstractWorld, AdaptiveBatch
-from dustmap.runs._ranks import ALONE
+from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
+from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress
+from dustmap.runs import reports
+from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.reports import Progress, WatchedField
-from dustmap.runs.stars._field import request_of
-from dustmap.sky import Provenance
-from dustmap.sky.maps import (
-    AbstractDensityField,
-    DustMap,
-    MapRequest,
-    Quantity,
-    Slabs,
-    slab_memory,
-    write_map,
-)
+from dustmap.runs.stars._engines import StarFit
+from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
+from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
 
+#: Nodes that are compared with the truth at most, drawn at random beyond.
+MOST_NODES = 500_000
+#: Quantities of the posterior that are compared with the truth.
+_COMPARED = ("mean", "std", "p16", "p84")
+#: Draws a figure; gives None where the run has nothing to show in it.
+Draw: TypeAlias = Callable[["Material"], Figure | None]
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
+
+
+def field_of(
+    config: Config, fit: StarFit, grid: RegularGrid, system: ExtinctionSystem, device: torch.device
+) -> AbstractDensityField:
+    """The density of a fit; grid: the run's own, whose nodes span the box."""
+    posterior, prior_std = fit.posterior, fit.hyperparameters.std
+    if isinstance(posterior, LogNormalPosterior):
+        return maps.NodeField(posterior, grid, system, prior_std)
+    # Every posterior but this one draws anew for each set of places.
+    stored, covered = 0, None
+    if isinstance(posterior, PathwisePosterior):
+        stored = config.fit.samples
+        if posterior.explained is not None:
+            covered = maps.sure_coverage(posterior.explained, len(posterior.deviations))
+    own = None if fit.at_nodes is None else maps.OwnNodes(grid, fit.at_nodes, covered)
+    return maps.PosteriorField(
+        posterior,
+        system,
+        grid.lower,
+        grid.upper,
+        prior_std,
+        stored_samples=stored,
+        own=own,
+        device=device,
+        seed=config.fit.seed,
+    )
+
+
+def request_of(config: Config, stored: int) -> MapRequest:
+    """What [export] asks for, with no more samples than are stored."""
+    samples = min(config.export.samples, stored)
+    names = (*config.export.quantities, *(("samples",) if samples else ()))
+    return MapRequest.named(names, samples)
 
 
 def export_run(
@@ -41,7 +81,13 @@ def export_run(
     world: AbstractWorld,
 ) -> dict[str, Any]:
     """Write map.*, each by all ranks together; return the names of what was written."""
-    request = request_of(config, field)
+    request = request_of(config, field.n_samples)
+    if request.samples < config.export.samples:
+        log.info(
+            "export.samples = %d: the posterior keeps %d, which is what the map gets",
+            config.export.samples,
+            request.samples,
+        )
     outputs: dict[str, Any] = {}
     for name in config.export.formats:
         path = directory.path / f"map.{name}"
@@ -50,8 +96,8 @@ def export_run(
         if world.texts("there" if path.exists() else "")[0]:
             log.info("%s was written before the run was interrupted", path.name)
             continue
-        watched = WatchedField(field, f"writing map.{name}", progress)
-        slabs = Slabs.of_field(watched, grid, request)
+        watched = reports.WatchedField(field, f"writing map.{name}", progress)
+        slabs = maps.Slabs.of_field(watched, grid, request)
         write_in_slabs(path, slabs, provenance, False, config.compute, name, world)
     outputs["samples_in_the_map"] = request.samples
     return outputs
@@ -59,7 +105,7 @@ def export_run(
 
 def write_in_slabs(
     path: Path,
-    slabs: Slabs,
+    slabs: maps.Slabs,
     provenance: Provenance,
     overwrite: bool,
     compute: ComputeConfig,
@@ -70,7 +116,7 @@ def write_in_slabs(
 
     world: ranks that write together, and begin anew together.
     """
-    mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
+    mebibytes = max(1, maps.slab_memory(compute.memory_bytes) // MIB)
     sizes = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
     sizes.attempt(
         lambda size: write_map(path, slabs, provenance, overwrite, size * MIB, world, form)
@@ -89,13 +135,135 @@ def drawn_map(
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 
-def provenance_of(config: Config, fitted: int, tile: Mapping[str, Any]) -> Provenance:
-    """Describe where the maps of a run come from; tile: of a part of a sky."""
-    part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",) if tile else ()
-    return Provenance(
-        configuration.sha256(config),
-        (f"engine {config.fit.engine}, density {config.density}", f"{fitted} stars fitted", *part),
-        catalog=tuple(str(name) for name in config.data.catalog),
-        seed=config.fit.seed,
-        tile=tile,
-    )
+def truth_scores(
+    field: AbstractDensityField, grid: RegularGrid, truth: DustMap, seed: int
+) -> dict[str, Any]:
+    """Scores of the true density at the nodes inside the truth's box, in all and by distance.
+
+    coverage68 counts nodes between the 16th and the 84th percentile of the posterior.
+    """
+    nodes = _at_nodes(field, grid, truth, seed)
+    true, mean, std = nodes["true"], nodes["mean"], nodes["std"]
+    if len(true) == 0:
+        raise UserError("data.truth: its box has no node of the run's grid inside")
+    inside = (nodes["p16"] <= true) & (true <= nodes["p84"])
+    return scores(*(torch.from_numpy(v) for v in (true, mean, std**2))).as_dict() | {
+        "coverage68": float(inside.mean()),
+        "correlation": reports.correlation(mean, true),
+        "by_distance": reports.by_distance(nodes["distance"], true, mean, std, inside),
+    }
+
+
+def _at_nodes(
+    field: AbstractDensityField, grid: RegularGrid, truth: DustMap, seed: int
+) -> dict[str, NDArray[np.float64]]:
+    """Truth and posterior (K,) at nodes inside the truth's box, slab by slab."""
+    x, y, z = (axis.numpy() for axis in grid.axes())
+    share, generator = MOST_NODES / grid.size, np.random.default_rng(seed)
+    slabs = []
+    for slab in field.planes(grid, MapRequest.named(_COMPARED)):
+        zz, yy, xx = np.meshgrid(z[slab.start : slab.stop], y, x, indexing="ij")
+        points = np.stack([xx, yy, zz], axis=-1).reshape(-1, 3)
+        true = truth.mean_at(points)
+        chosen = np.isfinite(true)
+        if share < 1.0:
+            chosen &= generator.random(len(true)) < share
+        columns = {"true": true, "distance": np.linalg.norm(points, axis=1)}
+        columns |= {name: slab.arrays[name].reshape(-1) for name in _COMPARED}
+        slabs.append({name: values[chosen].astype(float) for name, values in columns.items()})
+    return {name: np.concatenate([slab[name] for slab in slabs]) for name in slabs[0]}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What there is to draw. held_out: None where no stars were held out; made: of the run."""
+
+    config: Config
+    density: DustMap
+    truth: DustMap | None
+    stars: StarTable
+    held_out: reports.Predictions | None
+    made: Provenance
+
+
+def draw_figures(
+    material: Material, directory: RunDirectory, progress: Progress
+) -> tuple[reports.Picture, ...]:
+    """Draw those of export.figures that this run has."""
+    pictures, names = [], material.config.export.figures
+    for i, name in enumerate(names):
+        progress("drawing figures", i, len(names))
+        path, (caption, draw) = f"plots/{name}.png", _figure_named(name)
+        # Pictures are written whole: one that is there was drawn before the run was interrupted.
+        if not (directory.path / path).exists():
+            figure = draw(material)
+            if figure is None:
+                continue
+            figures.save_figure(figure, directory.path / path, history=material.made.history())
+        pictures.append(reports.Picture(path, caption))
+    if names:
+        progress("drawing figures", len(names), len(names))
+    return tuple(pictures)
+
+
+def _figure_named(name: str) -> tuple[str, Draw]:
+    """The caption of a figure, and how it is drawn."""
+    match name:
+        case "slice":
+            return "Dust density and its uncertainty in the middle of the box", _slice
+        case "above":
+            return "Extinction through the whole height of the map, from above", _projection
+        case "shell":
+            return "Dust density on a sphere around the Sun", _shell
+        case "line":
+            return "Density and extinction towards the most stars", _line
+        case "extinctions":
+            caption = "Held-out stars: measured and predicted extinctions"
+            return caption, _of_held_out(figures.extinction_figure)
+        case "residuals":
+            caption = "Held-out stars: standardised residuals on the sky"
+            return caption, _of_held_out(figures.residual_figure)
+        case "calibration":
+            caption = "Held-out stars: calibration of the predictions"
+            return caption, _of_held_out(lambda stars: figures.calibration_figure(stars.pit))
+    raise AssertionError(f"export.figures: the configuration took {name}")
+
+
+def _slice(material: Material) -> Figure:
+    level = material.config.grid.center[2]
+    return figures.slice_figure(material.density, figures.Axis.Z, level, material.truth)
+
+
+def _projection(material: Material) -> Figure:
+    return figures.projection_figure(material.density, figures.Axis.Z, material.truth)
+
+
+def _shell(material: Material) -> Figure | None:
+    """Draw halfway to the nearest face: a sphere that the map holds whole; none without the Sun."""
+    grid = material.density.grid
+    radius = 0.5 * min(*(-low for low in grid.lower), *grid.upper)
+    if radius <= 0:
+        return None
+    return figures.shell_figure(material.density, radius, truth=material.truth)
+
+
+def _line(material: Material) -> Figure | None:
+    """Draw the sight line towards the most stars; none if the Sun is not in the map."""
+    sun = torch.zeros(1, 3, dtype=torch.float64)
+    if not material.density.grid.contains(sun).item():
+        return None
+    l, b = figures.busiest_direction(material.stars)
+    profile = figures.profile_of_map(material.density, l, b, material.truth)
+    return figures.line_of_sight_figure(profile, material.stars)
+
+
+def _of_held_out(draw: Callable[[figures.Comparison], Figure]) -> Draw:
+    """Draw held-out stars beside what is predicted of them, noise included."""
+
+    def drawn(material: Material) -> Figure | None:
+        if material.held_out is None:
+            return None
+        return draw(reports.comparison_of(material.stars, material.held_out))
+
+    return drawn

@@ -1,8 +1,7 @@
 """The stars of a run: read from catalogs by a card, or from a store that was ingested before."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -12,27 +11,8 @@ from numpy.typing import NDArray
 
 from dustmap.config import DataConfig, load
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import (
-    Alias,
-    CardColumn,
-    ExtinctionKind,
-    Places,
-    SchemaCard,
-    card_named,
-    read_catalog,
-    read_places,
-)
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    ParallaxDistances,
-    StarStore,
-    StarTable,
-    ToLearn,
-    concatenate,
-    open_star_store,
-    prior_named,
-    star_store,
-)
+from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
+from dustmap.sky import stars as star_tables
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import ColumnRef, ColumnType
 
@@ -41,7 +21,9 @@ ARCHIVE = "stars.zarr"
 
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
-_OF_PRIOR = ("distance_prior", "distance_max", "distance_scale")
+#: Keys of what has happened to the rows of a star store.
+_PRIOR = ("distance_prior", "distance_max", "distance_scale")
+_INGESTED = ("columns", "cuts", "invalid", "parallax_zero_point", *_PRIOR)
 
 
 @final
@@ -57,37 +39,48 @@ class StarInput:
 
 def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
     """The stars that [data] names; of a star store only those that are needed are in memory."""
-    paths = tuple(Path(path) for path in data.catalog)
-    system = system_named(data.system) if data.system else None
-    if len(paths) == 1 and paths[0].suffix == ".zarr":
-        refuse_late_wishes(data)
-        store = open_star_store(paths[0])
-        given = from_store(store, needed)
-        return dataclasses.replace(given, stars=in_system(given.stars, system or store.system))
-    return read_stars(data, paths, card_named(data.schema, dict(data.columns)), system, data.cuts)
+    store, system = store_of(data), system_of(data)
+    if store is not None:
+        catalog = from_store(store, needed)
+        return replace(catalog, stars=in_system(catalog.stars, system))
+    card = catalogs.card_named(data.schema, dict(data.columns))
+    return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
 
-def refuse_late_wishes(data: DataConfig) -> None:
-    """What happens to rows has happened when they were ingested."""
+def store_of(data: DataConfig) -> star_tables.StarStore | None:
+    """The star store that [data] names, None for catalogs; refuses what comes too late for it."""
+    if len(data.catalog) != 1 or Path(data.catalog[0]).suffix != ".zarr":
+        return None
     usual = DataConfig()
-    for key in ("columns", "cuts", "invalid", "parallax_zero_point", *_OF_PRIOR):
+    for key in _INGESTED:
         if getattr(data, key) != getattr(usual, key):
             raise UserError(
                 f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
                 f"{data.catalog[0]}: say it to `dustmap ingest`"
             )
+    return open_star_store(data.catalog[0])
 
 
-def from_store(store: StarStore, needed: Needed | None = None) -> StarInput:
-    """What `dustmap ingest` or an earlier run has kept, or what is needed of it."""
+def system_of(data: DataConfig) -> ExtinctionSystem | None:
+    """The extinction system that [data] names, if it does."""
+    return system_named(data.system) if data.system else None
+
+
+def from_store(store: star_tables.StarStore, needed: Needed | None = None) -> StarInput:
+    """All stars of an ingested catalog or of an earlier run, or those that are needed."""
     provenance = dict(store.attributes.get("catalog", {}))
     if needed is None:
         return StarInput(store.read(), provenance)
     parts = [part[mask] for part in store.chunks() if (mask := needed(part)).any()]
     if not parts:
         raise UserError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
-    stars = concatenate(parts)
+    stars = star_tables.concatenate(parts)
     return StarInput(stars, provenance, len(store) - len(stars))
+
+
+def archived_stars(run: Path) -> StarInput:
+    """All stars in the directory of a run."""
+    return from_store(open_star_store(run / ARCHIVE))
 
 
 def read_stars(
@@ -96,62 +89,64 @@ def read_stars(
     card: SchemaCard,
     system: ExtinctionSystem | None,
     cuts: str,
-    prior: AbstractDistancePrior | None = None,
+    prior: star_tables.AbstractDistancePrior | None = None,
 ) -> StarInput:
     """Catalogs by a card, everything else as [data] says; prior: instead of that of [data]."""
-    found = read_catalog(
+    catalog = catalogs.read_catalog(
         list(paths),
         card,
         cuts=cuts,
         system=system,
-        prior=prior or distance_prior(data),
+        prior=prior or _distance_prior(data),
         invalid=data.invalid or None,
         parallax_zero_point=data.parallax_zero_point,
     )
-    return StarInput(found.stars, found.provenance)
+    return StarInput(catalog.stars, catalog.provenance)
 
 
 def read_truth(
     data: DataConfig, path: Path, card: SchemaCard, stars: StarTable, column: str, cuts: str
 ) -> NDArray[np.float64]:
     """Noise-free extinctions (N,) of these stars, which `path` has in `column`."""
-    aliases = (Alias(ColumnRef.parse(column), u.mag),)
+    aliases = (catalogs.Alias(ColumnRef.parse(column), u.mag),)
     # The errors stay: a cut may ask for them.
     measured = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
     columns = {name: c for name, c in card.columns.items() if name not in measured}
-    columns["extinction"] = CardColumn("extinction", aliases, ColumnType.NUMBER, u.mag)
-    noise_free = dataclasses.replace(
+    extinction = catalogs.CardColumn("extinction", aliases, ColumnType.NUMBER, u.mag)
+    noise_free = replace(
         card,
-        extinctions=(ExtinctionKind.ERROR,),
-        columns=columns,
+        extinctions=(catalogs.ExtinctionKind.ERROR,),
+        columns={**columns, "extinction": extinction},
         constants={**card.constants, "extinction_error": 1.0},
         named=card.named.difference(measured) | {"extinction"},
     )
-    found = read_stars(data, (path,), noise_free, stars.system, cuts).stars
-    order = np.argsort(found.source_id)
-    at = np.searchsorted(found.source_id[order], stars.source_id)
+    truth = read_stars(data, (path,), noise_free, stars.system, cuts).stars
+    order = np.argsort(truth.source_id)
+    at = np.searchsorted(truth.source_id, stars.source_id, sorter=order)
     rows = order[np.minimum(at, len(order) - 1)]
-    missing = found.source_id[rows] != stars.source_id
+    missing = truth.source_id[rows] != stars.source_id
     if missing.any():
         raise UserError(
             f"{path}: {int(missing.sum())} stars have no finite value in the column {column}, "
             f"such as source_id {stars.source_id[missing][0]}"
         )
-    return found.extinction[rows]
+    return truth.extinction[rows]
 
 
 def places_of(
     data: DataConfig,
     path: Path,
     card: SchemaCard | str,
-    prior: AbstractDistancePrior | None = None,
+    prior: star_tables.AbstractDistancePrior | None = None,
 ) -> Places:
     """Rows to predict at, extinctions or none; prior: that of the run's own parallaxes, None where
     it has none, for the one that [data] states."""
     if prior is None:
-        stated = distance_prior(data)
-        prior = stated.stated if isinstance(stated, ToLearn) else stated
-    return read_places(path, card, prior=prior, parallax_zero_point=data.parallax_zero_point)
+        stated = _distance_prior(data)
+        prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
+    return catalogs.read_places(
+        path, card, prior=prior, parallax_zero_point=data.parallax_zero_point
+    )
 
 
 def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
@@ -163,22 +158,26 @@ def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
     return places_of(load(own).data, catalog, card, prior_of(few))
 
 
-def distance_prior(data: DataConfig) -> AbstractDistancePrior | ToLearn:
-    """What is known of the distance of a star with a parallax before it is measured."""
-    return prior_named(data.distance_prior, data.distance_scale, data.distance_max)
+def _distance_prior(data: DataConfig) -> star_tables.AbstractDistancePrior | star_tables.ToLearn:
+    """The distance of a star with a parallax, before it is measured."""
+    return star_tables.prior_named(data.distance_prior, data.distance_scale, data.distance_max)
 
 
-def prior_of(stars: StarTable) -> AbstractDistancePrior | None:
+def prior_of(stars: StarTable) -> star_tables.AbstractDistancePrior | None:
     """The prior under which the distances of a run's stars are; None where they have none."""
-    return stars.distances.prior if isinstance(stars.distances, ParallaxDistances) else None
+    return (
+        stars.distances.prior
+        if isinstance(stars.distances, star_tables.ParallaxDistances)
+        else None
+    )
 
 
-def in_system(stars: StarTable, system: ExtinctionSystem) -> StarTable:
-    """The same stars with their extinctions in another system."""
-    if stars.system == system:
+def in_system(stars: StarTable, system: ExtinctionSystem | None) -> StarTable:
+    """The same stars with their extinctions in another system; None: in their own."""
+    if system is None or stars.system == system:
         return stars
     factor = conversion(stars.system, system)
-    return dataclasses.replace(
+    return replace(
         stars,
         extinction=factor * stars.extinction,
         extinction_error=factor * stars.extinction_error,
@@ -186,18 +185,11 @@ def in_system(stars: StarTable, system: ExtinctionSystem) -> StarTable:
     )
 
 
-def store_input(path: Path, given: StarInput) -> None:
-    """Keeps the stars of a run, with where they come from."""
-    with star_store(path) as store:
-        store.append(given.stars)
-        store.describe({"catalog": dict(given.provenance)})
-
-
-def rows_by_fate(given: StarInput) -> list[dict[str, Any]]:
+def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:
     """A line for each reason why rows are no stars of the run, and one for those that are."""
-    counts = given.provenance.get("counts")
+    counts = catalog.provenance.get("counts")
     if not isinstance(counts, Mapping):
-        return [{"rows": "kept", "number": len(given.stars)}]
+        return [{"rows": "kept", "number": len(catalog.stars)}]
     lines = [("read", counts["rows"])]
     lines += [(f"cut: not {name}", n) for name, n in counts["cuts"].items()]
     lines += [(f"invalid: {name}", n) for name, n in counts["invalid"].items()]

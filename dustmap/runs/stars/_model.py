@@ -1,180 +1,231 @@
-"""What a configuration says of the dust: kernel, mean and noise, the grid, the number type.
+"""The dust of a configuration: hyperparameters, prior, the model of a fit, skies drawn from it.
 
-A density is resolved once, by `density_of`: Gaussian, whose mean and std are in mag/pc, or
-log-normal, whose std is that of ln ρ and whose mean is the median.
+model.density is Gaussian, ρ ~ GP(mean, kernel) with mean and std in mag/pc, or log-normal,
+ln ρ ~ GP(mean, kernel): its std is that of ln ρ, and its mean the median density.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, final
 
 import torch
+from scipy.stats import norm, t
+from torch import Tensor
 
+from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
-from dustmap.gp import (
-    AbstractMean,
-    Batch,
-    ConstantMean,
-    DiscMean,
-    GPModel,
-    LogDiscMean,
-    RegularGrid,
-)
+from dustmap.errors import UserError
 from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import typical_log_density
-from dustmap.runs.stars._hyperparameters import Hyperparameters
 from dustmap.sky.observations import PriorDust
+from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
+from dustmap.sky.systems import system_named
 
+#: Upper end of the central 68 %.
+_UPPER = float(norm.cdf(1.0))
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
+#: Length scales of padding around the box, on the torus of a prior.
+PADDING = 4.0
+#: Units of the hyperparameters of a Gaussian density.
+_UNITS = {
+    "mean": "mag/pc",
+    "std": "mag/pc",
+    "beyond": "factor on the dust expected beyond the box",
+    "beyond_std": "of that factor",
+    "length": "pc",
+    "noise": "factor on the errors",
+    "nu": "degrees of freedom",
+    "scatter": "mag",
+    "relative_scatter": "fraction of the extinction",
+    "disc_height": "pc",
+    "disc_length": "pc",
+}
 #: Where a scatter that is learned starts, of the median error of the data; and where one in
 #: proportion to the extinction starts.
 _SCATTER, _RELATIVE_SCATTER = 0.1, 0.1
-
-
-class AbstractDensity(ABC):
-    """The distribution of the density ρ, and what hyperparameters mean in it."""
-
-    @property
-    @abstractmethod
-    def least_samples(self) -> int:
-        """Fewest samples of a fit."""
-
-    @property
-    @abstractmethod
-    def units(self) -> Mapping[str, str]:
-        """Units of std and mean."""
-
-    @abstractmethod
-    def start(self, model: ModelConfig) -> Hyperparameters:
-        """Where learning starts, and what stays where nothing is learned."""
-
-    @abstractmethod
-    def first(self, model: ModelConfig, data: Batch) -> Hyperparameters:
-        """The same with the mean that the data ask for, where an engine starts from it."""
-
-    @abstractmethod
-    def again(self, first: Hyperparameters, earlier: Hyperparameters) -> Hyperparameters:
-        """Where a fit starts from what an earlier one has found."""
-
-    @abstractmethod
-    def profile(self, model: ModelConfig, value: float) -> AbstractMean:
-        """The mean that model.mean names, of this density everywhere, or in the plane of a disc."""
-
-    @abstractmethod
-    def mean_of(self, density: float, std: float) -> float:
-        """The hyperparameter `mean` of a prior whose expected density this is."""
-
-    @abstractmethod
-    def mean_values(self, mean: AbstractMean) -> Mapping[str, float]:
-        """`mean` and what else the coefficients of a mean tell, by name."""
-
-    @abstractmethod
-    def prior(self, model: ModelConfig, at: Hyperparameters) -> PriorDust:
-        """The density as the prior has it, wherever no star has seen it."""
+#: Extinctions of skies drawn from the prior, where the configuration leaves them to the catalog.
+_SYSTEM = "A_V"
+#: Nodes of a sky to one of the run's grid, along each axis: what lies between the run's nodes is
+#: then in the data, as it is in the Galaxy. Fewer where the torus of the sky would be larger.
+_FINER, _MOST_TORUS = (4, 3, 2), 2**23
 
 
 @final
 @dataclass(frozen=True)
-class GaussianDensity(AbstractDensity):
-    """ρ ~ GP(mean, kernel)."""
+class Hyperparameters:
+    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors;
+    relative_scatter: the same as a fraction of the extinction itself.
 
-    least_samples = 2
-    units = {"mean": "mag/pc", "std": "mag/pc"}  # noqa: RUF012
+    std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
+    mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows.
+    nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
+    prior's expectation of the dust beyond the box, and its standard deviation.
+    """
 
-    def start(self, model: ModelConfig) -> Hyperparameters:
-        return _start(model, model.std or model.mean_density)
+    length: float
+    std: float
+    mean: float
+    noise: float
+    nu: float | None = None
+    scatter: float = 0.0
+    disc_height: float | None = None
+    disc_length: float | None = None
+    relative_scatter: float = 0.0
+    beyond: float = 1.0
+    beyond_std: float = 0.0
 
-    def first(self, model: ModelConfig, data: Batch) -> Hyperparameters:
-        return self.start(model)
+    def squared_width(self, errors: Tensor, predicted: gp.Prediction | None = None) -> Tensor:
+        """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the
+        variance of normal noise, s² of Student-t noise s t_ν.
 
-    def again(self, first: Hyperparameters, earlier: Hyperparameters) -> Hyperparameters:
-        return earlier
+        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
+        only a relative scatter needs it.
+        """
+        constant = self.noise**2 * errors + self.scatter**2
+        if self.relative_scatter == 0.0:
+            return constant
+        assert predicted is not None
+        square = (predicted.mean.square() + predicted.variance).to(errors)
+        return constant + self.relative_scatter**2 * square
 
-    def profile(self, model: ModelConfig, value: float) -> AbstractMean:
-        if model.mean == "disc":
-            return DiscMean(value, model.disc_height, model.disc_length)
-        return ConstantMean(value)
+    def noise_variance(
+        self, errors: Tensor, predicted: gp.Prediction | None = None, added: Tensor | float = 0.0
+    ) -> Tensor:
+        """Return the same of normal noise, plus the variance `added` (N,) that no measurement
+        causes; of Student-t noise the variance of a normal distribution whose ±1σ holds as much:
+        its own speaks of outliers, and is infinite for ν ≤ 2."""
+        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        return width**2 * self.squared_width(errors, predicted) + added
 
-    def mean_of(self, density: float, std: float) -> float:
-        return density
+    def scored(
+        self, y: Tensor, errors: Tensor, predicted: gp.Prediction, added: Tensor | float = 0.0
+    ) -> inference.DatumScores:
+        """Score measurements y (N,) under the predicted extinctions and this noise; added (N,):
+        variance of a normal kind on top."""
+        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
+        if self.nu is None:
+            return inference.scores_of_normal(y, predicted.mean, variance + width2)
+        return inference.scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
 
-    def mean_values(self, mean: AbstractMean) -> Mapping[str, float]:
-        return {"mean": float(mean.coefficients()[0].detach())}
+    def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
+        """Return the same for Student-t noise whose scale multiplies errors and scatter."""
+        scale = noise.scale
+        return replace(
+            self,
+            noise=scale * self.noise,
+            scatter=scale * self.scatter,
+            relative_scatter=scale * self.relative_scatter,
+            nu=noise.nu,
+        )
 
-    def prior(self, model: ModelConfig, at: Hyperparameters) -> PriorDust:
-        mean = self.profile(model, at.mean)
-        return PriorDust(kernel_of(model, at), mean, False, at.beyond, at.beyond_std)
+    @staticmethod
+    def from_dict(values: Any) -> "Hyperparameters":
+        """Read the values of `as_dict` in a file; other content is a UserError."""
+        names = {each.name for each in fields(Hyperparameters)}
+        needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
+        numbers = isinstance(values, Mapping) and all(
+            type(v) in (int, float) or (v is None and name not in needed)
+            for name, v in values.items()
+        )
+        if not (numbers and needed <= set(values) <= names):
+            raise UserError(
+                f"the learned hyperparameters must be numbers {', '.join(sorted(needed))} and "
+                f"perhaps others of {', '.join(sorted(names - needed))}, got {values!r:.200}; run "
+                "it again"
+            )
+        return Hyperparameters(**values)
 
-
-@final
-@dataclass(frozen=True)
-class LogNormalDensity(AbstractDensity):
-    """ln ρ ~ GP(mean, kernel)."""
-
-    least_samples = 4
-    units = {"mean": "mag/pc (median)", "std": "of ln density"}  # noqa: RUF012
-
-    def start(self, model: ModelConfig) -> Hyperparameters:
-        return _start(model, model.std or STD)
-
-    def first(self, model: ModelConfig, data: Batch) -> Hyperparameters:
-        """With the median that explains the sum of the data, where the mean is learned."""
-        at = self.start(model)
-        if "mean" not in model.learn:
-            return at
-        unit = GaussianDensity().profile(model, 1.0).to(data.y.device)
-        return replace(at, mean=math.exp(typical_log_density(data, at.std**2, unit)))
-
-    def again(self, first: Hyperparameters, earlier: Hyperparameters) -> Hyperparameters:
-        return replace(earlier, mean=first.mean)
-
-    def profile(self, model: ModelConfig, value: float) -> AbstractMean:
-        if model.mean == "disc":
-            return LogDiscMean(math.log(value), model.disc_height, model.disc_length)
-        return ConstantMean(math.log(value))
-
-    def mean_of(self, density: float, std: float) -> float:
-        return density * math.exp(-0.5 * std**2)
-
-    def mean_values(self, mean: AbstractMean) -> Mapping[str, float]:
-        coefficients = mean.coefficients().detach()
-        values = {"mean": float(coefficients[0].exp())}
-        if isinstance(mean, LogDiscMean):
-            height, length = mean.scales(coefficients)
-            values |= {"disc_height": height, "disc_length": length}
-        return values
-
-    def prior(self, model: ModelConfig, at: Hyperparameters) -> PriorDust:
-        mean = self.profile(model, at.mean)
-        if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
-            slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
-            beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
-            mean = mean.with_coefficients(beta)
-        return PriorDust(kernel_of(model, at), mean, True, at.beyond, at.beyond_std)
-
-
-_DENSITIES: Mapping[str, AbstractDensity] = {
-    "gaussian": GaussianDensity(),
-    "lognormal": LogNormalDensity(),
-}
+    def as_dict(self) -> dict[str, float]:
+        """Return those of the parts that the model has: no scatter of zero, none that is None."""
+        values, level = asdict(self), {"beyond", "beyond_std"}
+        present = {each.name for each in fields(self) if values[each.name] != each.default}
+        if present & level:
+            present |= level
+        return {name: value for name, value in values.items() if name in present}
 
 
-def density_of(config: Config) -> AbstractDensity:
-    """The distribution of the density that a configuration asks for."""
-    return _DENSITIES[config.density]
+def is_lognormal(config: Config) -> bool:
+    """Whether the Gaussian process is that of ln ρ, not of ρ."""
+    return config.density == "lognormal"
 
 
-def model_of(config: Config, at: Hyperparameters, data: Batch) -> GPModel:
+def units_of(config: Config) -> Mapping[str, str]:
+    """Units of hyperparameters by name."""
+    if is_lognormal(config):
+        return _UNITS | {"mean": "mag/pc (median)", "std": "of ln density"}
+    return _UNITS
+
+
+def start_of(config: Config) -> Hyperparameters:
+    """Where learning starts, and what stays where nothing is learned."""
+    model = config.model
+    return Hyperparameters(
+        model.length,
+        model.std or (STD if is_lognormal(config) else model.mean_density),
+        model.mean_density,
+        noise=1.0,
+        scatter=model.scatter,
+        relative_scatter=model.relative_scatter,
+    )
+
+
+def start_for(config: Config, data: gp.Batch) -> Hyperparameters:
+    """The same with the median of a log-normal density that explains the sum of the data, where
+    the mean is learned."""
+    at = start_of(config)
+    if not is_lognormal(config) or "mean" not in config.model.learn:
+        return at
+    unit = profile_of(config.model, 1.0).to(data.y.device)
+    return replace(at, mean=math.exp(inference.typical_log_density(data, at.std**2, unit)))
+
+
+def profile_of(model: ModelConfig, density: float) -> gp.AbstractMean:
+    """The shape that model.mean names, of this density everywhere or in the plane of a disc."""
+    if model.mean == "disc":
+        return gp.DiscMean(density, model.disc_height, model.disc_length)
+    return gp.ConstantMean(density)
+
+
+def mean_of(config: Config, mean: float) -> gp.AbstractMean:
+    """The mean of the Gaussian process whose hyperparameter `mean` has this value."""
+    model = config.model
+    if not is_lognormal(config):
+        return profile_of(model, mean)
+    if model.mean == "disc":
+        return gp.LogDiscMean(math.log(mean), model.disc_height, model.disc_length)
+    return gp.ConstantMean(math.log(mean))
+
+
+def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
+    """The kernel that model.kernel names, in three dimensions."""
+    return kernel_named(model.kernel_name, at.length, at.std**2, dim=3)
+
+
+def start_kernel(config: Config) -> StationaryKernel:
+    """The kernel where learning starts."""
+    return kernel_of(config.model, start_of(config))
+
+
+def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
+    """The density as the prior has it, wherever no star has seen it."""
+    mean = mean_of(config, at.mean)
+    if isinstance(mean, gp.LogDiscMean) and at.disc_height and at.disc_length:
+        slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
+        beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
+        mean = mean.with_coefficients(beta)
+    kernel = kernel_of(config.model, at)
+    return PriorDust(kernel, mean, is_lognormal(config), at.beyond, at.beyond_std)
+
+
+def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
     """Kernel, mean and noise at these values, on the device of the data; what model.learn names is
     learned."""
-    mean = density_of(config).profile(config.model, at.mean)
-    model = GPModel(kernel_of(config.model, at), mean, _likelihood(config.model, at, data))
-    names = {"std": "variance"}
-    learned = {names.get(name, name) for name in config.model.learn}
+    kernel, likelihood = kernel_of(config.model, at), _likelihood(config.model, at, data)
+    model = gp.GPModel(kernel, mean_of(config, at.mean), likelihood)
+    learned = {"variance" if name == "std" else name for name in config.model.learn}
     if learns_scale_with_nu(config.model):
         learned.discard("noise")
     known = {p.name for p in model.parameters()}
@@ -182,25 +233,21 @@ def model_of(config: Config, at: Hyperparameters, data: Batch) -> GPModel:
 
 
 @torch.no_grad()
-def hyperparameters_of(config: Config, model: GPModel) -> Hyperparameters:
+def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
     """The present values of a model."""
-    (term,), noise = model.kernel.terms(), model.noise
-    scatter, relative = (
-        0.0 if log is None else float(log.exp()) for log in (noise.log_jitter, noise.log_relative)
-    )
+    (term,), noise, mean = model.kernel.terms(), model.noise, model.mean
+    coefficients, disc = mean.coefficients().detach(), {}
+    if isinstance(mean, gp.LogDiscMean):
+        disc = dict(zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True))
     return Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
+        mean=float(coefficients[0].exp() if is_lognormal(config) else coefficients[0]),
         noise=1.0 if noise.log_scale is None else float(noise.log_scale.exp()),
-        scatter=scatter,
-        relative_scatter=relative,
-        **density_of(config).mean_values(model.mean),
+        scatter=0.0 if noise.log_jitter is None else float(noise.log_jitter.exp()),
+        relative_scatter=0.0 if noise.log_relative is None else float(noise.log_relative.exp()),
+        **disc,
     )
-
-
-def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
-    """The kernel that model.kernel names, in three dimensions."""
-    return kernel_named(model.kernel_name, at.length, at.std**2, dim=3)
 
 
 def learns_scale_with_nu(model: ModelConfig) -> bool:
@@ -209,25 +256,14 @@ def learns_scale_with_nu(model: ModelConfig) -> bool:
     return model.noise == "student-t" and learned
 
 
-def grid_of(config: GridConfig) -> RegularGrid:
+def grid_of(config: GridConfig) -> gp.RegularGrid:
     """Nodes from face to face of the box."""
     shape = tuple(round(size / config.spacing) + 1 for size in config.size)
     lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
-    return RegularGrid(lower, (config.spacing,) * len(shape), shape)
+    return gp.RegularGrid(lower, (config.spacing,) * len(shape), shape)
 
 
-def _start(model: ModelConfig, std: float) -> Hyperparameters:
-    return Hyperparameters(
-        model.length,
-        std,
-        model.mean_density,
-        noise=1.0,
-        scatter=model.scatter,
-        relative_scatter=model.relative_scatter,
-    )
-
-
-def _likelihood(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
+def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:
     """Noise of variance noise² σ² + scatter² + (relative_scatter a)².
 
     A scatter that is learned and starts at nothing starts at a tenth of the median error, for its
@@ -245,3 +281,36 @@ def _likelihood(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gaussia
         part = 1.0 if rivals else _SCATTER
         scatter = part * float(data.noise_variance.median().sqrt())
     return GaussianLikelihood(at.noise, scatter or None, relative or None)
+
+
+def prior_sky(config: Config, spacing: float | None = None) -> SkyModel:
+    """The configuration's box, system and prior: kernel, length, std, mean and its density.
+
+    A std of 0 stands for what it stands for in a run: the mean density, or 1 if log-normal.
+
+    spacing: of the sky's nodes in pc; None for a quarter of the configuration's, a third or half of
+    it where a torus at that spacing has more than 2²³ points, and itself where those have as well.
+    """
+    if config.data.kind != "stars":
+        raise UserError(
+            f'data.kind = "{config.data.kind}": expected "stars", as the prior of a sky is one of '
+            "dust"
+        )
+    kernel, mean = start_kernel(config), mean_of(config, config.model.mean_density)
+    make = LogNormalDust if is_lognormal(config) else GaussianDust
+    x, y, z = config.grid.size
+    a, b, c = config.grid.center
+    sky = SkyModel(
+        size=(x, y, z),
+        center=(a, b, c),
+        spacing=config.grid.spacing if spacing is None else spacing,
+        dust=make(kernel, mean),
+        system=system_named(config.data.system or _SYSTEM),
+    )
+    if spacing is not None:
+        return sky
+    for factor in _FINER:
+        finer = replace(sky, spacing=sky.spacing / factor)
+        if math.prod(gp.torus_for(kernel, finer.grid(), PADDING)) <= _MOST_TORUS:
+            return finer
+    return sky

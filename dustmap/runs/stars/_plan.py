@@ -1,26 +1,55 @@
-"""The plan of a run on stars: its memory, and with which settings it would fit."""
+"""The plan of a run on stars: its memory, with which settings it would fit, and its time."""
 
-import dataclasses
+import functools
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+import torch
 
+from dustmap import engines
 from dustmap.config import Config
-from dustmap.engines import SPECTRA, GriddedSizes, MemoryPlan, drawing_bytes, shown
+from dustmap.engines import Component, During
 from dustmap.errors import UserError
-from dustmap.gp import own_batch
-from dustmap.runs._run import Plan, dtype_of
+from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
+from dustmap.gp.functionals import LineIntegrals
+from dustmap.linalg import AbstractOperator
+from dustmap.runs import _machine
+from dustmap.runs._machine import dtype_of, own_rays
+from dustmap.runs._run import Plan
 from dustmap.runs.stars._engines import engine_of, problem_of
-from dustmap.runs.stars._memory import finish_components, star_components
-from dustmap.runs.stars._model import density_of, grid_of, kernel_of
-from dustmap.sky.observations import Observations
-from dustmap.sky.stars import StarTable
+from dustmap.runs.stars._export import request_of
+from dustmap.runs.stars._model import PADDING, grid_of, is_lognormal, start_kernel
+from dustmap.sky import Observations, StarTable, catalogs, maps
+from dustmap.sky.observations import HealpixBeams
 
+#: Copies of the rays that a fit has: of all stars, and of those that are fitted.
+_COPIES = 2
+#: Bytes of the pictures while they are drawn, at the resolution that they have.
+_PICTURES = 75 * engines.MIB
+#: Arrays of a slab beside those that it is asked for: compressing, and turning bytes around.
+_IN_FLIGHT = 2
 #: Coarser grids that are tried when a plan does not fit.
 _TRIALS = 30
+
+#: Products of the features with one field: of the mode, of learning, and for each sample.
+#: Measured on simulated skies of 500 to 8,000 stars at 10 and 20 pc; later rounds of distances
+#: start where the first ended and add few.
+PRODUCTS = {"lognormal": (900, 6000, 81), "gaussian": (0, 8000, 38)}
+#: Rows of kriging weights, beside those that interpolate: nodes across a ray.
+ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
+#: Of a product, what is neither transform nor rows: the steps of the solver around it.
+STEP_SECONDS = 4.5e-4
+#: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
+OVERHEAD = 5.0
+#: Rays that are timed.
+TRIAL_ROWS = 2000
+#: Covariances of all rows in learning, gradients included, and the rays of a trial.
+DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
 
 
 def plan_stars(
@@ -28,93 +57,82 @@ def plan_stars(
     counts: Mapping[str, Any],
     stars: StarTable,
     observed: Observations,
-    train: Tensor,
+    train: torch.Tensor,
 ) -> Plan:
-    """Of stars `train`, which have been read; nothing else has been allocated."""
+    """Plan the run on stars `train`, which have been read; nothing else has been allocated."""
     data = own_batch(observed.batch[train])
 
-    def memory_of(changed: Config) -> MemoryPlan:
+    def memory_of(changed: Config) -> engines.MemoryPlan:
         own = star_components(stars, observed)
         fit = engine_of(changed).plan(problem_of(changed, data))
-        engine_draws = changed.fit.samples if changed.fit.engine == "global" else 0
-        rest, chunks = finish_components(changed, grid_of(changed.grid), engine_draws)
-        return MemoryPlan((*own, *fit.components, *rest), {**chunks, **fit.chunks})
+        rest, chunks = _finish_components(changed)
+        return engines.MemoryPlan((*own, *fit.components, *rest), {**chunks, **fit.chunks})
 
-    memory, allowed = memory_of(config), config.compute.memory_bytes
-    remedies: tuple[str, ...] = ()
-    if memory.peak > allowed:
-        found = (_fewer_samples(config, memory_of), _coarser(config, memory_of))
-        remedies = tuple(remedy for remedy in found if remedy)
-    return Plan(counts, memory, allowed, remedies)
+    def fits(changed: Config) -> bool:
+        return memory_of(changed).peak <= config.compute.memory_bytes
 
-
-def _fewer_samples(config: Config, memory_of: Any) -> str:
-    """The most samples that fit, empty where none do or the engine has none."""
-    if config.fit.engine != "global":
-        return ""
-    least, most = density_of(config).least_samples, config.fit.samples
-    if not _fits(_with_samples(config, least), memory_of):
-        return ""
-    while most - least > 1:
-        middle = (least + most) // 2
-        if _fits(_with_samples(config, middle), memory_of):
-            least = middle
-        else:
-            most = middle
-    return f"fit.samples <= {least}"
+    memory, remedies = memory_of(config), []
+    if memory.peak > config.compute.memory_bytes:
+        samples, spacing = _most_samples(config, fits), _finest(config, fits)
+        remedies += [f"fit.samples <= {samples}"] if samples else []
+        remedies += [f"grid.spacing >= {spacing:g}"] if spacing else []
+    return Plan(counts, memory, config.compute.memory_bytes, tuple(remedies))
 
 
-def _coarser(config: Config, memory_of: Any) -> str:
-    """The finest grid of the same box that fits, empty where none does."""
-    spacing = _finest(config, lambda changed: _fits(changed, memory_of))
-    return f"grid.spacing >= {spacing:g}" if spacing else ""
+def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:
+    """Find the most samples that fit; None where no number does or the engine has none."""
+
+    def fails(samples: int) -> bool:
+        return not fits(replace(config, fit=replace(config.fit, samples=samples)))
+
+    least = 4 if is_lognormal(config) else 2
+    if config.fit.engine != "global" or fails(least):
+        return None
+    return least + bisect_left(range(least + 1, config.fit.samples), True, key=fails)
 
 
 def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
-    """The finest coarser spacing that divides all sides of the box as it is printed, and fits."""
+    """Find the finest coarser spacing that divides all sides of the box as printed, and fits."""
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
 
     def spacing(parts: int) -> float:
         return config.grid.spacing * cells / parts
 
-    def fit(parts: int) -> bool:
-        grid = dataclasses.replace(config.grid, spacing=spacing(parts))
-        return fits(dataclasses.replace(config, grid=grid))
+    def fails(parts: int) -> bool:
+        return not fits(replace(config, grid=replace(config.grid, spacing=spacing(parts))))
 
-    few, many = 0, cells
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fit(middle) else (few, middle)
-    printed = (n for n in range(few, 0, -1) if _is_printed(spacing(n)))
-    return next((spacing(n) for n in itertools.islice(printed, _TRIALS) if fit(n)), None)
-
-
-def _is_printed(spacing: float) -> bool:
-    return math.isclose(float(f"{spacing:g}"), spacing, rel_tol=1e-9)
+    finest = bisect_left(range(1, cells), True, key=fails)
+    printed = (
+        n
+        for n in range(finest, 0, -1)
+        if math.isclose(float(f"{spacing(n):g}"), spacing(n), rel_tol=1e-9)
+    )
+    return next((spacing(n) for n in itertools.islice(printed, _TRIALS) if not fails(n)), None)
 
 
 def refuse_nodes(config: Config) -> None:
-    """Of a grid of which the memory holds not even one field, before anything is computed on it."""
-    allowed = config.compute.memory_bytes
-    if _field_bytes(config) <= allowed:
+    """Refuse a grid of which the memory holds not even one field, before it computes anything."""
+    allowed, needed = config.compute.memory_bytes, _field_bytes(config)
+    if needed <= allowed:
         return
-    finest = _finest(config, lambda changed: _may_fit(changed, allowed))
+    finest = _finest(config, _may_fit)
     remedy = "a smaller grid.size" if finest is None else f"grid.spacing = {finest:g} or more"
     raise UserError(
         f"grid.spacing = {config.grid.spacing:g} pc: one number at each node of the box takes "
-        f"{shown(_field_bytes(config))} and compute.memory allows {shown(allowed)}; take "
+        f"{engines.shown(needed)} and compute.memory allows {engines.shown(allowed)}; take "
         f"{remedy}"
     )
 
 
-def _may_fit(config: Config, allowed: int) -> bool:
-    """Whether samples and spectra fit, however few the stars: of a torus that can be planned."""
+def _may_fit(config: Config) -> bool:
+    """Tell whether samples and spectra fit, however few the stars, of a torus that has a plan."""
+    allowed = config.compute.memory_bytes
     if _field_bytes(config) > allowed:
         return False
-    kernel = kernel_of(config.model, density_of(config).start(config.model))
-    itemsize = dtype_of(config.compute).itemsize
-    sizes = GriddedSizes.of(kernel, grid_of(config.grid), 0, config.fit.samples, itemsize)
-    return 2 * (drawing_bytes(sizes) + SPECTRA * sizes.torus) <= allowed
+    kernel, itemsize = start_kernel(config), dtype_of(config.compute).itemsize
+    grid, samples = grid_of(config.grid), config.fit.samples
+    sizes = engines.GriddedSizes.of(kernel, grid, 0, samples, itemsize)
+    return 2 * (engines.drawing_bytes(sizes) + engines.SPECTRA * sizes.torus) <= allowed
 
 
 def _field_bytes(config: Config) -> int:
@@ -122,9 +140,112 @@ def _field_bytes(config: Config) -> int:
     return nodes * dtype_of(config.compute).itemsize
 
 
-def _with_samples(config: Config, samples: int) -> Config:
-    return dataclasses.replace(config, fit=dataclasses.replace(config.fit, samples=samples))
+def star_components(stars: StarTable, observed: Observations) -> tuple[Component, ...]:
+    """Count the catalog and what it says of the density: known, as they have been read."""
+    held = _bytes(stars) + sum(column.nbytes for column in stars.distances.columns().values())
+    held += _COPIES * _bytes(own_rays(observed.batch.functional)) + 6 * 8 * len(observed)
+    outside = None if observed.beyond is None else observed.beyond.spread
+    for spread in (observed.spread, outside):
+        if spread is not None:
+            held += _bytes(spread.rays) + spread.variance.nbytes
+    what = f"catalog of {len(stars):,} rows, rays and errors of {len(observed):,} stars"
+    return (Component("stars", held, During.WHOLE, what),)
 
 
-def _fits(config: Config, memory_of: Any) -> bool:
-    return bool(memory_of(config).peak <= config.compute.memory_bytes)
+def _bytes(record: StarTable | LineIntegrals) -> int:
+    """Count the arrays that a dataclass holds."""
+    values = (getattr(record, field.name) for field in fields(record))
+    return sum(value.nbytes for value in values if isinstance(value, np.ndarray | torch.Tensor))
+
+
+def export_components(
+    grid: RegularGrid, request: maps.MapRequest, samples: int, memory: int
+) -> tuple[tuple[Component, ...], int]:
+    """Count what writing a map of `grid` from `samples` fields takes, and the planes of a slab.
+
+    memory: bytes that slabs may take.
+    """
+    plane = maps.bytes_per_plane(grid, request, _IN_FLIGHT)
+    depth = max(1, min(grid.shape[2], memory // plane))
+    widened = 2 * 4 * samples * grid.shape[0] * grid.shape[1]
+    what = f"{depth} of {grid.shape[2]} planes of {request.values_per_place} numbers, and two more"
+    return (
+        Component("slabs", depth * plane, During.EXPORT, what),
+        Component("planes", widened, During.EXPORT, f"{samples} samples between two planes"),
+    ), depth
+
+
+def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str, str]]:
+    """Count the map that [export] asks for and the figures; with the sizes of their chunks."""
+    grid, export = grid_of(config.grid), config.export
+    samples = config.fit.samples if config.fit.engine == "global" else 0
+    parts: tuple[Component, ...] = ()
+    chunks = {"rows of a catalog read at once": f"{catalogs.ROWS:,}"}
+    if export.formats and (export.quantities or min(export.samples, samples) > 0):
+        memory = maps.slab_memory(config.compute.memory_bytes)
+        parts, depth = export_components(grid, request_of(config, samples), samples, memory)
+        chunks["planes of the map written at once"] = f"{depth} of {grid.shape[2]}"
+    if export.figures:
+        what = f"{len(export.figures)} pictures, one after the other, and cubes of the map"
+        cubes = 2 * 4 * grid.size
+        parts += (Component("figures", _PICTURES + cubes, During.FIGURES, what),)
+    return parts, chunks
+
+
+def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+    """Estimate learning, solving and drawing on this machine, by the time of one product here;
+    good to a factor of two where it was measured, on skies of some thousand stars."""
+    if config.fit.engine == "global":
+        return _global_seconds(config, rays, grid)
+    n, device = len(rays), rays.device
+    rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
+    learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
+    operation = _machine.seconds_per_operation(device)
+    if config.fit.engine == "exact":
+        return learning + pair * n**2 + operation * n**3
+    return learning + operation * n * grid.size
+
+
+def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Time the covariance of two rays."""
+    kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
+    work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
+    with torch.no_grad():
+        return _machine.measured_seconds(work, rays.device) / len(trial) ** 2
+
+
+def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+    torus = torus_for(start_kernel(config), grid, PADDING)
+    field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
+    fft = _machine.measured_seconds(
+        lambda: torch.fft.irfftn(torch.fft.rfftn(field), s=field.shape), rays.device
+    )
+    product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
+    return expected_products(config) * (fft + product + STEP_SECONDS)
+
+
+def expected_products(config: Config) -> int:
+    """Count the products of the features with one field, in a whole fit of the global engine."""
+    mode, learning, sample = PRODUCTS[config.density]
+    return mode + bool(config.model.learn) * learning + sample * config.fit.samples
+
+
+def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+    """Time a product of all rows with one field, by those of TRIAL_ROWS rays."""
+    chosen = np.random.default_rng(0).permutation(len(rays))[:TRIAL_ROWS]
+    trial = rays[torch.from_numpy(np.sort(chosen)).to(rays.device)]
+    share, dtype, memory = len(rays) / len(trial), dtype_of(config.compute), 2**30
+    if config.fit.beams and config.engine == "lognormal":
+        memory = config.compute.memory_bytes // 2
+        table = features.BeamTable.of(grid, HealpixBeams(config.fit.beams), rays, dtype, memory)
+        if table.knots > 0:
+            # The sums along the beams are the same however many rays there are.
+            return share * _product_seconds(table.rows(trial)) + _product_seconds(table.expansion())
+    return share * _product_seconds(
+        features.interpolation(trial, grid=grid, memory=memory, dtype=dtype)
+    )
+
+
+def _product_seconds(rows: AbstractOperator) -> float:
+    x = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    return _machine.measured_seconds(lambda: rows.matmul(x), rows.device)

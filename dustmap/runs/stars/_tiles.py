@@ -1,24 +1,43 @@
-"""The part of a sky that a run maps: data.tile, its stars and its box."""
+"""Tiles of a sky: the part that a run maps (data.tile), and the runs on all tiles merged."""
 
-import dataclasses
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import UnionType
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.config import Config, GridConfig
+from dustmap import config as configuration
+from dustmap.config import Config
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
-from dustmap.runs.reports import Check
+from dustmap.runs.reports import Check, Progress
 from dustmap.runs.stars._input import StarInput, read_input
 from dustmap.runs.stars._model import grid_of
+from dustmap.sky import Provenance, tiles
+from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
+from dustmap.sky.maps._field import EVERY
 from dustmap.sky.stars import StarTable
 from dustmap.sky.tiles import SkyPixel, Tile
 
 log = logging.getLogger(__name__)
+
+#: What tiles of one sky may differ in: which they are, and where they were computed.
+FREE = (
+    ("data", "tile"),
+    ("compute", "device"),
+    ("compute", "threads"),
+    ("compute", "memory"),
+    ("compute", "checkpoint"),
+)
+#: Hyperparameters of the dust are the same, but for the last digits of what JSON holds. Those of
+#: the noise and of the dust beyond the box are each tile's own: the prior of the map has none.
+DUST = ("length", "std", "mean", "disc_height", "disc_length")
+RELATIVE = 1e-9
 
 
 @final
@@ -31,7 +50,7 @@ class TilePart:
     stars: int
 
     def counts(self) -> dict[str, Any]:
-        """What the plan and the report say."""
+        """Count for the plan and the report."""
         return {
             "tile": str(self.tile.pixel),
             "tile_margin": self.tile.margin,
@@ -40,11 +59,21 @@ class TilePart:
         }
 
     def check(self, length: float) -> Check:
-        """Of the margin, for the length that the fit has."""
+        """Check the margin against the length of the fit."""
         advice = f"the length is {length:.4g} pc: hold it, or raise data.tile_margin"
-        return Check(
-            "two lengths over the tile's margin", 2.0 * length / self.tile.margin, 0.0, 1.0, advice
-        )
+        ratio = 2.0 * length / self.tile.margin
+        return Check("two lengths over the tile's margin", ratio, 0.0, 1.0, advice)
+
+    def attributes(self, asked: Config, hyperparameters: Mapping[str, float]) -> dict[str, Any]:
+        """Describe the tile in its map, for `dustmap merge`; asked: the whole sky's."""
+        return {
+            "pixel": str(self.tile.pixel),
+            "order": "nested",
+            "margin_pc": self.tile.margin,
+            "stars": self.stars,
+            "hyperparameters": dict(hyperparameters),
+            "configuration": asdict(asked),
+        }
 
 
 def tile_of(config: Config) -> Tile | None:
@@ -66,66 +95,183 @@ def _needed(tile: Tile, stars: StarTable, config: Config) -> NDArray[np.bool_]:
     return tile.needs(stars.l, stars.b, stars.distances, grid_of(config.grid))
 
 
-def part_of_sky(config: Config, given: StarInput) -> tuple[Config, StarInput, TilePart | None]:
+def part_of_sky(config: Config, catalog: StarInput) -> tuple[Config, StarInput, TilePart | None]:
     """The configuration with the box of the tile, and the stars that the tile needs.
 
     Of stars that have gone through this before all are left.
     """
     tile = tile_of(config)
     if tile is None:
-        return config, given, None
-    whole = grid_of(config.grid)
-    box = box_of(tile.part_of(whole), config.grid)
-    stars = given.stars
+        return config, catalog, None
+    box, spacing = tile.part_of(grid_of(config.grid)), config.grid.spacing
+    size = tuple(spacing * (count - 1) for count in box.shape)
+    center = tuple(low + 0.5 * edge for low, edge in zip(box.lower, size, strict=True))
+    stars, sky = catalog.stars, len(catalog.stars) + catalog.left_out
     needed = _needed(tile, stars, config)
     if not needed.any():
         raise UserError(
             f"tile {tile.pixel}: none of {len(stars)} stars is within {tile.margin:g} pc of its "
             "cone; there is nothing to map"
         )
-    part = TilePart(tile, _of_the_sky(given, tile), int(needed.sum()))
-    log.info(
-        "tile %s: %d of %d stars, %s nodes",
-        tile.pixel,
-        part.stars,
-        part.stars_of_the_sky,
-        " x ".join(map(str, box.shape)),
-    )
-    told = dict(given.provenance) | {"tile": part.counts()}
-    kept = StarInput(stars if needed.all() else stars[needed], told)
-    return dataclasses.replace(config, grid=_grid_config(config.grid, box)), kept, part
-
-
-def _of_the_sky(given: StarInput, tile: Tile) -> int:
-    """Stars of the whole sky: as the stars say that have gone through this before, or all."""
-    before = given.provenance.get("tile")
+    before = catalog.provenance.get("tile")
     if isinstance(before, Mapping) and before.get("tile") == str(tile.pixel):
-        return int(before["stars_of_the_whole_sky"])
-    return len(given.stars) + given.left_out
+        sky = int(before["stars_of_the_whole_sky"])
+    part = TilePart(tile, sky, int(needed.sum()))
+    shape = " x ".join(map(str, box.shape))
+    log.info("tile %s: %d of %d stars, %s nodes", tile.pixel, part.stars, sky, shape)
+    provenance = {**catalog.provenance, "tile": part.counts()}
+    kept = StarInput(stars if needed.all() else stars[needed], provenance)
+    return replace(config, grid=replace(config.grid, center=center, size=size)), kept, part
 
 
-def box_of(box: RegularGrid, sky: GridConfig) -> RegularGrid:
-    """The nodes of a box as `grid_of` gives them, to the bit."""
-    return grid_of(_grid_config(sky, box))
+@final
+@dataclass(frozen=True, eq=False)
+class TileRun:
+    """A run on a tile: its map, configuration and hyperparameters."""
+
+    map: tiles.TileMap
+    config: Config
+    hyperparameters: Mapping[str, float]
+    stars: int
+
+    def line(self) -> str:
+        """Describe where the tile comes from, for the history of the merged map."""
+        seed, sha = self.config.fit.seed, configuration.sha256(self.config)
+        tile = f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
+        own = {name: v for name, v in self.hyperparameters.items() if name not in DUST}
+        return ", ".join([tile, *_listed(own)])
+
+    def dust(self) -> dict[str, float]:
+        """Return the hyperparameters that all tiles share."""
+        return {name: v for name, v in self.hyperparameters.items() if name in DUST}
 
 
-def _grid_config(sky: GridConfig, box: RegularGrid) -> GridConfig:
-    size = tuple(sky.spacing * (count - 1) for count in box.shape)
-    center = tuple(low + 0.5 * edge for low, edge in zip(box.lower, size, strict=True))
-    return dataclasses.replace(sky, center=center, size=size)
+@final
+@dataclass(frozen=True, eq=False)
+class SkyOfTiles:
+    """All tiles of a sky, checked against each other, and what they make together."""
+
+    runs: tuple[TileRun, ...]
+    merged: tiles.Merged
+
+    def counts(self) -> dict[str, Any]:
+        """Count tiles, voxels and samples, for the command's answer."""
+        layout = self.merged.slabs.layout
+        return {
+            "tiles": [run.config.data.tile for run in self.runs],
+            "voxels": list(layout.grid.shape),
+            "voxels_in_no_tile": self.merged.uncovered,
+            "quantities": [quantity.value for quantity in layout.quantities],
+            "samples": layout.samples,
+        }
+
+    def provenance(self) -> Provenance:
+        """Describe the merged map; config_sha256 is that of the tiles without data.tile."""
+        first = self.runs[0]
+        whole = replace(first.config, data=replace(first.config.data, tile=""))
+        catalogs = dict.fromkeys(str(name) for run in self.runs for name in run.config.data.catalog)
+        missing, held = self.merged.uncovered, ", ".join(_listed(first.dust()))
+        gap = (f"{missing} voxels lie in no tile given: NaN",) if missing else ()
+        return Provenance(
+            configuration.sha256(whole),
+            (
+                f"engine {whole.fit.engine}, density {whole.density}, {held}",
+                *tiles.MERGE_STEPS,
+                *gap,
+                *(run.line() for run in self.runs),
+            ),
+            catalog=tuple(catalogs),
+            seed=whole.fit.seed,
+        )
+
+    def write(
+        self, path: Path, form: str, overwrite: bool, memory: int, progress: Progress
+    ) -> None:
+        """Write map.zarr or map.fits; memory: bytes in all."""
+        slabs = _watched(self.merged.slabs, f"writing {path.name}", progress)
+        within = self.merged.memory(slab_memory(memory))
+        write_map(path, slabs, self.provenance(), overwrite, within, form=form)
 
 
-def described(
-    part: TilePart | None, asked: Config, hyperparameters: Mapping[str, float]
-) -> dict[str, Any]:
-    """What the map of a tile has to say of itself, for `dustmap merge`; nothing of a whole sky."""
-    if part is None:
-        return {}
-    return {
-        "pixel": str(part.tile.pixel),
-        "order": "nested",
-        "margin_pc": part.tile.margin,
-        "stars": part.stars,
-        "hyperparameters": dict(hyperparameters),
-        "configuration": dataclasses.asdict(asked),
-    }
+def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
+    """Read the runs on tiles, or their map.zarr.
+
+    Raises
+    ------
+    UserError
+        Where two differ in configuration or in the prior of the dust, or are the same tile.
+    """
+    runs = tuple(_tile_run(path) for path in paths)
+    for run in runs[1:]:
+        _check_alike(run, runs[0])
+    ordered = tuple(sorted(runs, key=lambda run: run.map.tile.pixel.pixel))
+    grid = grid_of(runs[0].config.grid)
+    return SkyOfTiles(ordered, tiles.merged([run.map for run in ordered], grid, partial))
+
+
+def _tile_run(path: Path) -> TileRun:
+    cubes, attributes = tiles.map_of_tile(path)
+    values = _attribute(path, attributes, "hyperparameters", dict)
+    for name in values:
+        _attribute(path, values, name, int | float)
+    try:
+        config = configuration.from_mapping(_attribute(path, attributes, "configuration", dict))
+    except ValueError as error:
+        raise UserError(f"{path}: the configuration in its attribute tile: {error}") from error
+    tile = tile_of(config)
+    if tile is None:
+        raise UserError(f"{path}: its configuration names no tile; run it with data.tile")
+    stars = int(_attribute(path, attributes, "stars", int))
+    return TileRun(tiles.TileMap(str(path), tile, cubes), config, values, stars)
+
+
+def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | UnionType) -> Any:
+    """Return what the run of a tile has written into its map under a name."""
+    value = held.get(key)
+    if not isinstance(value, kind):
+        raise UserError(
+            f"{path}: its attribute tile should have {key} of the run, got {value!r:.80}; run it "
+            "again with this version of dustmap"
+        )
+    return value
+
+
+def _check_alike(run: TileRun, first: TileRun) -> None:
+    """One configuration and one prior of the dust, but for what is free."""
+    mine, theirs = asdict(run.config), asdict(first.config)
+    for section, values in mine.items():
+        for key, value in values.items():
+            other = theirs[section][key]
+            if (section, key) not in FREE and value != other:
+                raise UserError(
+                    f"{run.map.name}: {section}.{key} = {_shown(value)}, and {_shown(other)} in "
+                    f"{first.map.name}: tiles of one sky have one configuration, but for data.tile "
+                    "and where they compute"
+                )
+    for name in sorted(run.dust().keys() | first.dust().keys()):
+        a, b = run.dust().get(name), first.dust().get(name)
+        if a is None or b is None or not math.isclose(a, b, rel_tol=RELATIVE):
+            raise UserError(
+                f"{run.map.name}: hyperparameter {name} = {_shown(a)}, and {_shown(b)} in "
+                f"{first.map.name}: tiles must share them; learn them once, then hold them "
+                "(model.learn = [], the values in [model])"
+            )
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _listed(hyperparameters: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.6g}" for name, value in hyperparameters.items()]
+
+
+def _watched(slabs: Slabs, what: str, progress: Progress) -> Slabs:
+    def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
+        count = slabs.layout.grid.shape[2]
+        progress(what, 0, count)
+        for slab in slabs.walk(depth, part):
+            yield slab
+            progress(what, slab.stop, count)
+
+    return Slabs(slabs.layout, slabs.request, walk)

@@ -1,4 +1,4 @@
-"""Which columns of a file a card reads, and in which units they stand there."""
+"""The columns of a file that a card reads, and their units there."""
 
 import difflib
 import json
@@ -106,12 +106,12 @@ class _Matcher:
         return sorted(free, key=likeness, reverse=True)
 
     def _words(self, name: str) -> list[str]:
-        """Names that the card has for a column, in small letters."""
+        """List the names that the card has for a column, in small letters."""
         column = self.card.columns.get(name)
         return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
 
     def _find(self, ref: ColumnRef) -> FileColumn | None:
-        """By its exact name, else by the only one that differs from it in case alone."""
+        """Find a column by its exact name, else by the only one that differs in case alone."""
         same = [column for column in self.columns if column.name == ref.name]
         close = [c for c in self.columns if c.name.lower() == ref.name.lower()]
         if not close:
@@ -131,7 +131,7 @@ class _Matcher:
         return column
 
     def _unit(self, match: FileColumn, alias: Alias, column: CardColumn) -> tuple[float, str]:
-        """Factor to the card's unit, and the unit of the file (the card's where it names none)."""
+        """Return the factor to the card's unit, and the file's unit, or else the card's."""
         if column.unit == u.dimensionless_unscaled or column.kind is not ColumnType.NUMBER:
             return 1.0, ""
         unit = alias.unit if not match.unit else self._parsed(match)
@@ -168,21 +168,22 @@ def bind(
     position = _first(matcher, card.positions, "directions")
     distance = _first(matcher, card.distances, "distances")
     extinction = _first(matcher, card.extinctions, "extinctions") if with_extinctions else None
-    names = {*position.columns, *distance.columns}
-    names |= set() if extinction is None else set(extinction.columns)
+    ways = [way for way in (position, distance, extinction) if way is not None]
+    names = {name for way in ways for name in way.columns}
     if with_extinctions and _reads_identifiers(matcher):
         names.add("source_id")
     for cut in cuts:
-        _check_cut(matcher, cut)
+        missing = [name for name in cut.quantity.columns if not matcher.has(name)]
+        if missing:
+            raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
         names |= set(cut.quantity.columns)
     sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
     _check_distinct(path, sources)
+    _check_named(card, ways, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
-    binding = Binding(
+    return Binding(
         MappingProxyType(sources), MappingProxyType(constants), position, distance, extinction
     )
-    _check_named(binding, card)
-    return binding
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
@@ -192,7 +193,7 @@ def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...
 
 
 def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
-    """The first that the file has, of those with most of the columns that the user has named."""
+    """Choose the first that the file has, of those with most of the columns that the user named."""
     complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
     if complete:
         return max(complete, key=lambda way: len(matcher.card.named & set(way.columns)))
@@ -213,21 +214,14 @@ def _reads_identifiers(matcher: _Matcher) -> bool:
     return present
 
 
-def _check_cut(matcher: _Matcher, cut: Cut) -> None:
-    missing = [name for name in cut.quantity.columns if not matcher.has(name)]
-    if missing:
-        raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
-
-
-def _check_named(binding: Binding, card: SchemaCard) -> None:
-    """A name that the user gives for nothing would be passed over."""
-    kinds: list[type[_rows.Alternative]] = [_rows.PositionKind, _rows.DistanceKind]
-    kinds += [] if binding.extinction is None else [_rows.ExtinctionKind]
-    roles = {name for kind in kinds for way in kind for name in way.columns}
-    idle = sorted((card.named & roles) - set(binding.sources))
+def _check_named(
+    card: SchemaCard, ways: Sequence[_rows.Alternative], sources: Mapping[str, Source]
+) -> None:
+    """Refuse names of the user that no star is made of."""
+    roles = {name for way in ways for other in type(way) for name in other.columns}
+    idle = sorted((card.named & roles) - set(sources))
     if idle:
-        extinction = () if binding.extinction is None else binding.extinction.columns
-        used = (*binding.position.columns, *binding.distance.columns, *extinction)
+        used = [name for way in ways for name in way.columns]
         raise UserError(
             f"column {', '.join(idle)}: named, but stars are made of {', '.join(used)}; name all "
             "columns that belong together, or leave it out"

@@ -18,7 +18,7 @@ from astropy import units as u
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows
-from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
+from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import ColumnRef, ColumnType
 
@@ -47,7 +47,7 @@ class Alias:
 @final
 @dataclass(frozen=True)
 class CardColumn:
-    """A column by the names that it goes by, the first found counts.
+    """A column by its names in files, of which the first there counts.
 
     `unit` is what its values are converted to: the unit of the role, or the card's own.
     """
@@ -106,7 +106,7 @@ class SchemaCard:
 
 
 def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
-    """A column that a file calls `written`, or what stands before the unit in brackets."""
+    """Parse the name that a file has for a column, with or without a unit in brackets."""
     place = CardTable({}, f"column {column.name}={written}")
     parts = re.fullmatch(r"(.+?)\s+\[([^\[\]]*)\]", written)
     if parts is None:
@@ -135,7 +135,12 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     table.only(_KEYS)
     named = table.table("columns")
     columns = {key: _column(named.table(key), key) for key in named.names()}
-    flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
+    constants, flagged = table.table("constants"), table.table("flags")
+    constants.only(key for key, role in _rows.ROLES.items() if role.kind is ColumnType.NUMBER)
+    bits = {key: flagged.table(key) for key in flagged.names()}
+    flags = {
+        key: FlagBits({name: each.bit(name) for name in each.names()}) for key, each in bits.items()
+    }
     card = SchemaCard(
         name=name,
         title=table.text("title"),
@@ -147,7 +152,7 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         distances=_several(table, "distances", _rows.DistanceKind),
         extinctions=_several(table, "extinctions", _rows.ExtinctionKind),
         columns=MappingProxyType(columns),
-        constants=MappingProxyType(_constants(table)),
+        constants=MappingProxyType({key: constants.number(key) for key in constants.names()}),
         flags=MappingProxyType(flags),
         presets=MappingProxyType(_presets(table, flags, columns)),
     )
@@ -159,7 +164,7 @@ def _system(table: CardTable) -> ExtinctionSystem | None:
     name = table.text_or("system", "")
     try:
         return system_named(name) if name else None
-    except ValueError as error:
+    except UserError as error:
         raise table.error(f"system: {error}") from None
 
 
@@ -219,45 +224,33 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
         raise table.error(f"unit = {written!r}: expected a unit such as pc, mas or mag") from None
 
 
-def _constants(table: CardTable) -> dict[str, float]:
-    constants = table.table("constants")
-    constants.only(role.name for role in _rows.ROLES.values() if role.kind is ColumnType.NUMBER)
-    return {name: constants.number(name) for name in constants.names()}
-
-
-def _flag_bits(flags: CardTable, column: str) -> FlagBits:
-    bits = flags.table(column)
-    return FlagBits(MappingProxyType({name: bits.bit(name) for name in bits.names()}))
-
-
 def _presets(
     table: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]
 ) -> dict[str, tuple[Cut, ...]]:
     presets = table.table("cuts")
-    parsed: dict[str, tuple[Cut, ...]] = {}
-    for name in presets.names():
-        tables = presets.tables(name)
-        parsed[name] = tuple(parse_cut(cut, flags) for cut in tables)
-        for cut, place in zip(parsed[name], tables, strict=True):
-            _check_cut(cut, place, columns)
+    parsed = {
+        name: tuple(_cut(cut, flags, columns) for cut in presets.tables(name))
+        for name in presets.names()
+    }
     return {"default": (), **parsed, NO_CUTS: ()}
 
 
-def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:
+def _cut(place: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]) -> Cut:
+    cut = parse_cut(place, flags)
     for name in cut.quantity.columns:
         if name not in columns:
             raise place.error(f"{name!r} is no column of this card; it has {', '.join(columns)}")
     kind = columns[cut.quantity.columns[0]].kind
     if ("bits_clear" in place or "bits_set" in place) and kind is not ColumnType.INTEGER:
-        raise place.error(f'bits are of whole numbers: {cut.quantity} needs type = "integer"')
-    values = [test.allowed for test in cut.tests if isinstance(test, OneOf)]
-    texts = {isinstance(value, str) for allowed in values for value in allowed}
+        raise place.error(f'bits are of whole numbers: {cut.quantity.text} needs type = "integer"')
+    texts = {isinstance(value, str) for test in cut.tests for value in test.allowed}
     if texts and texts != {kind is ColumnType.TEXT}:
-        raise place.error(f"{cut.quantity} holds {kind.value}; compare it with nothing else")
+        raise place.error(f"{cut.quantity.text} holds {kind.value}; compare it with nothing else")
+    return cut
 
 
 def _check_roles(table: CardTable, card: SchemaCard) -> None:
-    """Every alternative that the card lists has its columns."""
+    """Refuse alternatives, identifiers and flags without their columns."""
     for alternative in (*card.positions, *card.distances, *card.extinctions):
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
@@ -307,7 +300,7 @@ def card_path(name: str | Path) -> Path:
 
 
 def _content(path: Path, name: str) -> dict[str, Any]:
-    """All keys of a card, with those of the card that it inherits from."""
+    """Read all keys of a card, with those of the card that it inherits from."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -18,16 +18,9 @@ from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
-from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import Counts, Rules, Selection
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    AbstractDistances,
-    StarTable,
-    ToLearn,
-    _store,
-    concatenate,
-)
+from dustmap.sky.catalogs._selection import Counts, Selection
+from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
+from dustmap.sky.stars._table import AbstractDistances
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import check_output, open_table, scratch_for
 
@@ -87,18 +80,17 @@ class IdentifierLog:
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the identifiers of some rows."""
-        identifiers = np.empty(len(rows), np.int64)
-        for i, row in enumerate(rows):
-            self._file.seek(8 * int(row))
-            identifiers[i] = np.frombuffer(self._file.read(8), np.int64)[0]
-        return identifiers
+        return np.array([self._read(row, 1)[0] for row in rows.tolist()], np.int64)
 
     def _repeated_in(self, part: int, bits: int) -> NDArray[np.int64]:
         kept: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
         count = 0
-        for first, block in self._blocks():
-            inside = np.flatnonzero(_hash(block, bits) == part)
+        for first in range(0, self._count, PART):
+            block = self._read(first, min(PART, self._count - first))
+            # The upper bits of identifier · 2^64 / golden ratio; 0 for no bits.
+            hashes = (block.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
+            inside = np.flatnonzero(hashes == part)
             kept.append(block[inside])
             rows.append(first + inside)
             count += len(inside)
@@ -109,18 +101,9 @@ class IdentifierLog:
                 )
         return np.asarray(np.concatenate(rows)[repeated(np.concatenate(kept))])
 
-    def _blocks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        self._file.seek(0)
-        for first in range(0, self._count, PART):
-            data = self._file.read(8 * min(PART, self._count - first))
-            yield first, np.frombuffer(data, np.int64)
-
-
-def _hash(identifiers: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
-    """The upper `bits` bits of identifier · 2^64 / golden ratio."""
-    if bits == 0:
-        return np.zeros(len(identifiers), np.uint64)
-    return (identifiers.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
+    def _read(self, first: int, count: int) -> NDArray[np.int64]:
+        self._file.seek(8 * first)
+        return np.frombuffer(self._file.read(8 * count), np.int64)
 
 
 @final
@@ -161,8 +144,8 @@ def read_catalog(
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
     """
-    rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
-    selection = Selection(_listed(paths), rules)
+    prior = prior or DEFAULT_PRIOR
+    selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     parts = list(selection.tables())
     selection.check_some()
     stars = selection.with_prior(concatenate(parts))
@@ -200,18 +183,16 @@ def ingest(
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
     check_output(target, overwrite, [*_listed(paths), *cards])
-    rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
-    selection = Selection(_listed(paths), rules)
+    prior = prior or DEFAULT_PRIOR
+    selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
     with scratch_for(target) as scratch:
         sorter = _store.SkySorter(scratch)
         twice = _sort(sorter, selection, scratch, progress or (lambda rows: None))
         with _store.star_store(target, overwrite) as store:
-            buffer = _Buffer(store)
-            for table in sorter.tables(twice):
-                buffer.append(selection.with_prior(table))
-            buffer.flush()
+            for table in _whole_chunks(map(selection.with_prior, sorter.tables(twice))):
+                store.append(table)
             store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
     return selection.counts
 
@@ -232,26 +213,18 @@ def _sort(
     return twice
 
 
-@final
-class _Buffer:
-    """Appends whole chunks of the store, so that none is compressed twice."""
-
-    def __init__(self, store: _store.StarStoreWriter) -> None:
-        self._store = store
-        self._waiting: list[StarTable] = []
-
-    def append(self, table: StarTable) -> None:
-        self._waiting.append(table)
-        count = sum(map(len, self._waiting))
+def _whole_chunks(tables: Iterator[StarTable]) -> Iterator[StarTable]:
+    """Join tables to whole chunks of the store, so that none is compressed twice."""
+    waiting: list[StarTable] = []
+    for table in tables:
+        waiting.append(table)
+        count = sum(map(len, waiting))
         if count >= _store.CHUNK:
-            joined, whole = concatenate(self._waiting), count - count % _store.CHUNK
-            self._store.append(joined[:whole])
-            self._waiting = [joined[whole:]] if count > whole else []
-
-    def flush(self) -> None:
-        if self._waiting:
-            self._store.append(concatenate(self._waiting))
-            self._waiting = []
+            joined, whole = concatenate(waiting), count - count % _store.CHUNK
+            yield joined[:whole]
+            waiting = [joined[whole:]] if count > whole else []
+    if waiting:
+        yield concatenate(waiting)
 
 
 def _description(selection: Selection) -> dict[str, Any]:
@@ -263,31 +236,12 @@ def _check_repeated(
 ) -> None:
     """Count stars that occur before, or refuse them."""
     selection.duplicates = len(rows)
-    if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
+    if len(rows) and selection.invalid is _rows.InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
             f'{example[0]}; remove them, or keep the first of each with invalid = "drop"'
         )
-
-
-def _rules(
-    card: SchemaCard | str | Path,
-    cuts: str,
-    system: ExtinctionSystem | None,
-    prior: AbstractDistancePrior | ToLearn | None,
-    invalid: str | None,
-    zero_point: float | u.Quantity,
-) -> Rules:
-    known = card if isinstance(card, SchemaCard) else card_named(card)
-    policy = next((p for p in InvalidRows if p.value == invalid), known.invalid)
-    if invalid not in (None, "", policy.value):
-        raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
-    return Rules(known, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
-
-
-def milliarcseconds(angle: float | u.Quantity) -> float:
-    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
 
 
 def _listed(paths: Paths) -> list[str | Path]:
@@ -346,7 +300,7 @@ def read_places(
         if bad.any():
             raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
-    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    zero_point, known = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, known, zero_point)
     table = reader.whole()
     if len(table) != len(l):

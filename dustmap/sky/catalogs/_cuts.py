@@ -11,11 +11,11 @@ the tables of a card that say so; every error names the key and the card.
 """
 
 import difflib
-import math
 import operator
-from abc import ABC, abstractmethod
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 
 T = TypeVar("T")
-Columns = Mapping[str, NDArray[Any]]
-_Compare = Callable[[Any, Any], Any]
-_COMPARISONS: dict[str, tuple[str, _Compare]] = {
+_COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "above": (">", operator.gt),
     "at_least": (">=", operator.ge),
     "below": ("<", operator.lt),
@@ -87,9 +85,6 @@ class CardTable:
     def text_or(self, key: str, default: str) -> str:
         return self.text(key) if key in self else default
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        return self.entries(key, text, "a list of texts")
-
     def number(self, key: str) -> float:
         return self.convert(key, number, "a finite number")
 
@@ -116,8 +111,9 @@ def text(raw: object) -> str | None:
 
 
 def number(raw: object) -> float | None:
-    fine = isinstance(raw, int | float) and not isinstance(raw, bool) and math.isfinite(raw)
-    return float(raw) if isinstance(raw, int | float) and fine else None
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        return None
+    return float(raw) if abs(raw) <= sys.float_info.max else None
 
 
 def bit(raw: object) -> int | None:
@@ -148,136 +144,27 @@ class FlagBits:
         return {name: (whole >> bit & 1).astype(bool) for name, bit in self.bits.items()}
 
 
-class AbstractQuantity(ABC):
-    """A number or text per row."""
+@final
+@dataclass(frozen=True)
+class Quantity:
+    """A number or text per row: `of` the arrays of some columns, written as `text`."""
 
-    @property
-    @abstractmethod
-    def columns(self) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def values(self, columns: Columns) -> NDArray[Any]: ...
-
-    @abstractmethod
-    def __str__(self) -> str: ...
+    columns: tuple[str, ...]
+    text: str
+    of: Callable[..., NDArray[Any]]
 
 
 @final
 @dataclass(frozen=True)
-class ColumnValue(AbstractQuantity):
-    """The column itself."""
+class Condition:
+    """A test of the values of a quantity, written behind its name as `text`.
 
-    name: str
+    allowed: the values of which a row must have one; empty of other tests.
+    """
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def values(self, columns: Columns) -> NDArray[Any]:
-        return columns[self.name]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@final
-@dataclass(frozen=True)
-class LinearForm(AbstractQuantity):
-    """Σ factor · column."""
-
-    terms: tuple[tuple[float, str], ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(name for _, name in self.terms)
-
-    def values(self, columns: Columns) -> NDArray[Any]:
-        return np.asarray(sum(factor * _numbers(columns[name]) for factor, name in self.terms))
-
-    def __str__(self) -> str:
-        words = [f"{_factor(factor)}{name}" for factor, name in self.terms]
-        return " + ".join(words).replace("+ -", "- ")
-
-
-@final
-@dataclass(frozen=True)
-class Ratio(AbstractQuantity):
-    """over / under; NaN where `under` is zero."""
-
-    over: str
-    under: str
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.over, self.under)
-
-    def values(self, columns: Columns) -> NDArray[Any]:
-        over, under = _numbers(columns[self.over]), _numbers(columns[self.under])
-        nothing = np.full(len(under), np.nan)
-        return np.asarray(np.divide(over, under, out=nothing, where=under != 0.0))
-
-    def __str__(self) -> str:
-        return f"{self.over} / {self.under}"
-
-
-class AbstractTest(ABC):
-    """A condition on the quantity of a row."""
-
-    @abstractmethod
-    def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]: ...
-
-    @abstractmethod
-    def describe(self, quantity: str) -> str: ...
-
-
-@final
-@dataclass(frozen=True)
-class Threshold(AbstractTest):
-    """A comparison with one number."""
-
-    kind: str
-    bound: float
-
-    def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        return _filled(_COMPARISONS[self.kind][1](values, self.bound))
-
-    def describe(self, quantity: str) -> str:
-        return f"{quantity} {_COMPARISONS[self.kind][0]} {self.bound:g}"
-
-
-@final
-@dataclass(frozen=True)
-class OneOf(AbstractTest):
-    """One of some numbers or texts."""
-
-    allowed: tuple[str | float, ...]
-
-    def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        passed = np.zeros(len(values), dtype=bool)
-        for value in self.allowed:
-            passed |= _filled(values == value)
-        return passed
-
-    def describe(self, quantity: str) -> str:
-        if len(self.allowed) == 1:
-            return f"{quantity} = {_shown(self.allowed[0])}"
-        return f"{quantity} in {', '.join(map(_shown, self.allowed))}"
-
-
-@final
-@dataclass(frozen=True)
-class Bits(AbstractTest):
-    """All bits of the mask are set, or none is."""
-
-    mask: int
-    are_set: bool
-    names: str
-
-    def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        return _filled((values & self.mask) == (self.mask if self.are_set else 0))
-
-    def describe(self, quantity: str) -> str:
-        return f"{quantity} has bits {self.names} {'set' if self.are_set else 'clear'}"
+    text: str
+    passes: Callable[[NDArray[Any]], Any]
+    allowed: tuple[str | float, ...] = ()
 
 
 @final
@@ -285,18 +172,17 @@ class Bits(AbstractTest):
 class Cut:
     """Keeps the rows whose quantity passes all tests."""
 
-    quantity: AbstractQuantity
-    tests: tuple[AbstractTest, ...]
+    quantity: Quantity
+    tests: tuple[Condition, ...]
 
-    def keeps(self, columns: Columns) -> NDArray[np.bool_]:
-        values = self.quantity.values(columns)
-        passed = np.ones(len(values), dtype=bool)
-        for test in self.tests:
-            passed &= test.passes(values)
-        return passed
+    def keeps(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Return which rows pass; one whose value is missing does not."""
+        values = self.quantity.of(*(columns[name] for name in self.quantity.columns))
+        passed = [np.ma.filled(test.passes(values), False) for test in self.tests]
+        return np.asarray(np.logical_and.reduce(passed), dtype=bool)
 
     def __str__(self) -> str:
-        return " and ".join(test.describe(str(self.quantity)) for test in self.tests)
+        return " and ".join(f"{self.quantity.text} {test.text}" for test in self.tests)
 
 
 def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
@@ -313,41 +199,67 @@ def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
     return Cut(quantity, tuple(_test(table, key, names) for key in tests))
 
 
-def _quantity(table: CardTable, key: str) -> AbstractQuantity:
+def _quantity(table: CardTable, key: str) -> Quantity:
     if key == "column":
-        return ColumnValue(table.text(key))
+        name = table.text(key)
+        return Quantity((name,), name, lambda values: values)
     if key == "ratio":
-        names = table.texts(key)
+        names = table.entries(key, text, "a list of texts")
         if len(names) != 2:
             raise table.error("ratio: expected two columns, [over, under]")
-        return Ratio(*names)
+        return Quantity(names, " / ".join(names), _ratio)
     terms = table.table(key)
-    return LinearForm(tuple((terms.number(name), name) for name in terms.names()))
+    factors = {name: terms.number(name) for name in terms.names()}
+    if not factors:
+        raise table.error("sum: expected a factor for at least one column")
+    words = " + ".join(f"{_factor(factor)}{name}" for name, factor in factors.items())
+    return Quantity(
+        tuple(factors), words.replace("+ -", "- "), partial(_linear_form, tuple(factors.values()))
+    )
 
 
-def _test(table: CardTable, key: str, flags: FlagBits | None) -> AbstractTest:
+def _linear_form(factors: tuple[float, ...], *columns: NDArray[Any]) -> NDArray[np.float64]:
+    """Return Σ factor · column."""
+    return np.asarray(sum(f * _numbers(x) for f, x in zip(factors, columns, strict=True)))
+
+
+def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
+    """Divide two columns; NaN where the second is zero."""
+    bottom = _numbers(under)
+    nothing = np.full(len(bottom), np.nan)
+    return np.asarray(np.divide(_numbers(over), bottom, out=nothing, where=bottom != 0.0))
+
+
+def _test(table: CardTable, key: str, flags: FlagBits | None) -> Condition:
     if key in _COMPARISONS:
-        return Threshold(key, table.number(key))
+        sign, compare = _COMPARISONS[key]
+        bound = table.number(key)
+        return Condition(f"{sign} {bound:g}", lambda values: compare(values, bound))
     if key == "equals":
-        return OneOf(table.convert(key, _single, "a text or a number"))
+        value: Any = table.convert(key, text_or_number, "a text or a number")
+        return _one_of((value,))
     entries: tuple[str | float, ...] = table.entries(
         key, text_or_number, "a list of texts or numbers"
     )
     if not entries:
         raise table.error(f"{key}: expected a list that is not empty")
     if key == "one_of":
-        return OneOf(entries)
+        return _one_of(entries)
     try:
-        bits = [_bit(entry, flags) for entry in entries]
+        mask = sum({1 << _bit(entry, flags) for entry in entries})
     except UserError as error:
         raise table.error(f"{key}: {error}") from None
-    mask = sum(1 << bit for bit in set(bits))
-    return Bits(mask, key == "bits_set", ", ".join(map(_shown, entries)))
+    wanted, state = (mask, "set") if key == "bits_set" else (0, "clear")
+    return Condition(f"has bits {_shown(entries)} {state}", lambda values: values & mask == wanted)
 
 
-def _single(raw: object) -> tuple[str | float, ...] | None:
-    value = text_or_number(raw)
-    return None if value is None else (value,)
+def _one_of(allowed: tuple[str | float, ...]) -> Condition:
+    def passes(values: NDArray[Any]) -> NDArray[np.bool_]:
+        equal = [np.ma.filled(values == value, False) for value in allowed]
+        return np.asarray(np.logical_or.reduce(equal), dtype=bool)
+
+    sign = "=" if len(allowed) == 1 else "in"
+    return Condition(f"{sign} {_shown(allowed)}", passes, allowed)
 
 
 def _bit(entry: str | float, flags: FlagBits | None) -> int:
@@ -361,16 +273,12 @@ def _bit(entry: str | float, flags: FlagBits | None) -> int:
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Float64, NaN where a whole number is missing."""
+    """Convert to float64, NaN where a whole number is missing."""
     return np.asarray(np.ma.filled(values.astype(np.float64), np.nan))
 
 
-def _filled(test: Any) -> NDArray[np.bool_]:
-    return np.asarray(np.ma.filled(test, False), dtype=bool)
-
-
-def _shown(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+def _shown(entries: tuple[str | float, ...]) -> str:
+    return ", ".join(each if isinstance(each, str) else f"{each:g}" for each in entries)
 
 
 def _factor(factor: float) -> str:

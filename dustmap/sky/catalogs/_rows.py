@@ -1,12 +1,7 @@
-"""Rows of a catalog: the columns that a star is made of, what makes a row one, and the stars.
-
-Directions become Galactic by one rotation, distances pc; of 16/50/84 percentiles of an extinction
-the value is the median and the error (p84 - p16) / 2.
-"""
+"""Rows of a catalog: the columns that a star is made of, what makes a row one, and the stars."""
 
 import enum
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -15,8 +10,9 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import _distances as stars
-from dustmap.sky.stars._distances import AbstractDistancePrior, AbstractDistances, Array
+from dustmap.sky import stars
+from dustmap.sky.stars._priors import Array
+from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]
@@ -33,9 +29,8 @@ _NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
 @final
 @dataclass(frozen=True)
 class Role:
-    """A column that a star is made of, and the unit it is converted to."""
+    """A column that a star is made of: the unit and type that it is converted to."""
 
-    name: str
     unit: u.UnitBase | None
     kind: ColumnType = ColumnType.NUMBER
 
@@ -50,13 +45,13 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
 )
 #: By name.
 ROLES = {
-    "source_id": Role("source_id", None, ColumnType.INTEGER),
-    **{name: Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names},
+    "source_id": Role(None, ColumnType.INTEGER),
+    **{name: Role(unit) for unit, names in _UNITS_OF_ROLES for name in names},
 }
 
 
 class Alternative(enum.Enum):
-    """One of several ways to tell something of a star: its name in cards, and its columns."""
+    """One of several sets of columns for a quantity of a star, by its name in cards."""
 
     columns: tuple[str, ...]
 
@@ -67,7 +62,7 @@ class Alternative(enum.Enum):
 
 
 class PositionKind(Alternative):
-    """Which columns tell the directions; x, y, z are heliocentric Galactic."""
+    """Columns of directions; x, y, z are heliocentric Galactic."""
 
     GALACTIC = ("galactic", "l", "b")
     ICRS = ("icrs", "ra", "dec")
@@ -75,7 +70,7 @@ class PositionKind(Alternative):
 
 
 class DistanceKind(Alternative):
-    """Which columns tell the distances; the length of x, y, z is taken as exact."""
+    """Columns of distances; the length of x, y, z is taken as exact."""
 
     PERCENTILES = ("percentiles", "distance_p16", "distance_p50", "distance_p84")
     GAUSSIAN = ("error", "distance", "distance_error")
@@ -85,14 +80,14 @@ class DistanceKind(Alternative):
 
 
 class ExtinctionKind(Alternative):
-    """Which columns tell the extinctions; of percentiles: median, and (p84 - p16) / 2."""
+    """Columns of extinctions."""
 
     ERROR = ("error", "extinction", "extinction_error")
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
 class IdentifierPolicy(enum.Enum):
-    """Where the identifiers of stars come from."""
+    """Source of the identifiers of stars."""
 
     COLUMN = "column"
     ROW = "row"  # the number of the row, counted from 0 over all files
@@ -108,7 +103,7 @@ class InvalidRows(enum.Enum):
 
 @functools.cache
 def _rotation() -> Array:
-    """R (3, 3): Galactic unit vector = R · ICRS unit vector, from astropy's own frames."""
+    """Return R (3, 3), Galactic = R · ICRS unit vectors, from astropy's own frames."""
     axes = SkyCoord(
         x=[1.0, 0.0, 0.0], y=[0.0, 1.0, 0.0], z=[0.0, 0.0, 1.0], representation_type="cartesian"
     )
@@ -163,7 +158,7 @@ def distance_problems(kind: DistanceKind, values: Values) -> Problems:
 
 
 def _parallax_problems(parallax: Array, error: Array) -> Problems:
-    """A parallax below zero is noise, one far below it stands for something else."""
+    """Find parallaxes far below zero, or above any star's; below zero may be noise."""
     spread = np.where(error > 0.0, error, np.inf)
     return {
         f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
@@ -183,10 +178,9 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
             (low > middle) | (middle > high) | (low >= high)
         )
     return problems | {
-        f"extinction is beyond {stars.MOST_EXTINCTION:g} mag": np.abs(value)
-        > stars.MOST_EXTINCTION,
-        f"extinction_error is below {stars.LEAST_ERROR:g} mag": error < stars.LEAST_ERROR,
-        f"extinction_error is above {stars.MOST_ERROR:g} mag": error > stars.MOST_ERROR,
+        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
+        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
+        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
     }
 
 
@@ -205,23 +199,21 @@ def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
 
 
 def distances(
-    kind: DistanceKind, values: Values, prior: AbstractDistancePrior, zero_point: float
-) -> AbstractDistances:
+    kind: DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+) -> stars.AbstractDistances:
     """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
-    if kind is DistanceKind.PARALLAX:
-        return stars.ParallaxDistances(
-            values["parallax"] - zero_point, values["parallax_error"], prior
-        )
-    if kind is DistanceKind.POSITION:
-        return stars.ExactDistances(_length(values))
-    return _MAKERS[kind](*(values[name] for name in kind.columns))
-
-
-_MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
-    DistanceKind.EXACT: stars.ExactDistances,
-    DistanceKind.GAUSSIAN: stars.GaussianDistances,
-    DistanceKind.PERCENTILES: stars.PercentileDistances,
-}
+    first, *others = (values[name] for name in kind.columns)
+    match kind:
+        case DistanceKind.PARALLAX:
+            return stars.ParallaxDistances(first - zero_point, others[0], prior)
+        case DistanceKind.POSITION:
+            return stars.ExactDistances(_length(values))
+        case DistanceKind.EXACT:
+            return stars.ExactDistances(first)
+        case DistanceKind.GAUSSIAN:
+            return stars.GaussianDistances(first, *others)
+        case DistanceKind.PERCENTILES:
+            return stars.PercentileDistances(first, *others)
 
 
 def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
@@ -232,7 +224,11 @@ def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
     return middle, (high - low) / 2.0
 
 
+def milliarcseconds(angle: float | u.Quantity) -> float:
+    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
+
+
 def _length(values: Values) -> Array:
-    """√(x² + y² + z²), infinite where that is beyond the numbers."""
+    """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
     with np.errstate(over="ignore"):
         return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

@@ -1,7 +1,4 @@
-"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for.
-
-rows = Σ cuts + Σ invalid + duplicates + kept.
-"""
+"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
 
 import hashlib
 from collections import Counter
@@ -14,15 +11,16 @@ from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
+from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky import stars
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
-from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.stars import LearnedPrior, ParallaxDistances, ParallaxSample, StarTable, ToLearn
-from dustmap.sky.stars._distances import AbstractDistancePrior
+from dustmap.sky.catalogs._card import SchemaCard, card_named
+from dustmap.sky.catalogs._rows import InvalidRows
+from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, open_table
 
@@ -82,19 +80,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 @final
 @dataclass(frozen=True)
-class Rules:
-    """How rows become stars. `system` None: as the files or the card say."""
-
-    card: SchemaCard
-    preset: str
-    system: ExtinctionSystem | None
-    prior: AbstractDistancePrior | ToLearn
-    zero_point: float
-    invalid: InvalidRows
-
-
-@final
-@dataclass(frozen=True)
 class CatalogFile:
     """One file, opened and understood; no row of it is read yet."""
 
@@ -115,26 +100,41 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills counts and sample."""
+    """The stars of some files. `tables` goes through them once and fills counts and sample.
 
-    def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
+    system: of the extinctions that come out, None for what the first file or the card says.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        card: SchemaCard | str | Path,
+        cuts: str,
+        system: ExtinctionSystem | None,
+        prior: AbstractDistancePrior | ToLearn,
+        invalid: str | None,
+        zero_point: float | u.Quantity,
+    ) -> None:
+        self.card = card if isinstance(card, SchemaCard) else card_named(card)
+        policy = next((p for p in InvalidRows if p.value == invalid), self.card.invalid)
+        if invalid not in (None, "", policy.value):
+            raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
         if not paths:
             raise UserError("expected at least one catalog, got none")
-        self.rules = rules
+        self._preset, self._declared, self._prior = cuts, system, prior
+        self.invalid, self._zero_point = policy, _rows.milliarcseconds(zero_point)
         self.rows = self.duplicates = 0
-        self._cut: Counter[str] = Counter()
+        self._cuts = self.card.cuts(cuts)
+        self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid: Counter[str] = Counter()
-        self._sample = ParallaxSample()
-        self._cuts = rules.card.cuts(rules.preset)
+        self._sample = stars.ParallaxSample()
         self.files = tuple(self._open(Path(path)) for path in paths)
-        self.system = rules.system or self.files[0].system
+        self.system = system or self.files[0].system
         self._check_files()
 
     def tables(self) -> Iterator[StarTable]:
         """Yield stars of `self.system` in chunks; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
-        for cut in self._cuts:
-            self._cut[str(cut)] += 0
         for file in self.files:
             factor = conversion(file.system, self.system)
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
@@ -145,20 +145,11 @@ class Selection:
                     yield table
 
     @cached_property
-    def learned(self) -> LearnedPrior | None:
+    def learned(self) -> stars.LearnedPrior | None:
         """The prior that the parallaxes of all tables teach, if that is wanted."""
-        if not self._sample or not isinstance(self.rules.prior, ToLearn):
+        if not self._sample or not isinstance(self._prior, ToLearn):
             return None
-        return self._sample.learned(self.rules.prior)
-
-    def _prior(self) -> dict[str, Any]:
-        """Provenance of the distances, where they are from parallaxes."""
-        if self.learned is not None:
-            return {"distance_prior": self.learned.as_dict()}
-        if self.files[0].binding.distance is not DistanceKind.PARALLAX:
-            return {}
-        assert isinstance(self.rules.prior, AbstractDistancePrior)
-        return {"distance_prior": self.rules.prior.attributes()}
+        return self._sample.learned(self._prior)
 
     def with_prior(self, table: StarTable) -> StarTable:
         """Return the stars under the prior that was learned, once all tables have been seen."""
@@ -180,8 +171,13 @@ class Selection:
 
     def provenance(self) -> dict[str, Any]:
         """Return all that the stars depend on beside the rows themselves."""
-        card, binding = self.rules.card, self.files[0].binding
+        card, binding, prior = self.card, self.files[0].binding, {}
         assert binding.extinction is not None
+        if self.learned is not None:
+            prior = {"distance_prior": self.learned.as_dict()}
+        elif binding.distance is _rows.DistanceKind.PARALLAX:
+            assert isinstance(self._prior, AbstractDistancePrior)
+            prior = {"distance_prior": self._prior.attributes()}
         return {
             "card": card.name,
             "title": card.title,
@@ -192,10 +188,10 @@ class Selection:
             "distances_from": binding.distance.value,
             "extinctions_from": binding.extinction.value,
             "identifiers": "column" if self.has_identifiers else "row",
-            "cuts": {"preset": self.rules.preset, "rules": [str(cut) for cut in self._cuts]},
-            "invalid_rows": self.rules.invalid.value,
-            "parallax_zero_point_mas": self.rules.zero_point,
-            **self._prior(),
+            "cuts": {"preset": self._preset, "rules": [str(cut) for cut in self._cuts]},
+            "invalid_rows": self.invalid.value,
+            "parallax_zero_point_mas": self._zero_point,
+            **prior,
         }
 
     def check_some(self) -> None:
@@ -207,22 +203,22 @@ class Selection:
 
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
-        binding = bind(path, self.rules.card, reader.columns, self._cuts, with_extinctions=True)
+        binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
         return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
-        """System of the extinctions of the file; the caller declares it if nobody else does."""
-        card = self.rules.card
+        """Choose the system of a file: by its header, its card, or else the caller."""
+        card = self.card
         try:
             named = system_named(label) if label else None
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"{path}: EXTSYS in its header: {error}") from None
         if named and card.system and named != card.system:
             raise UserError(
                 f"{path}: the extinctions are {named} by the file's header and {card.system} by "
                 f"the card {card.name}; use the card of this file, such as generic"
             )
-        system = named or card.system or self.rules.system
+        system = named or card.system or self._declared
         if system is None:
             raise UserError(
                 f"{path}: nothing says which extinction this is; name its system "
@@ -234,14 +230,14 @@ class Selection:
     def _check_files(self) -> None:
         first = self.files[0]
         for file in self.files:
-            if self.rules.system is None and file.system != first.system:
+            if self._declared is None and file.system != first.system:
                 raise UserError(
                     f"{first.path} is in {first.system} and {file.path} in {file.system}; name the "
                     f"system to convert both to (data.system, --system)"
                 )
             try:
                 conversion(file.system, self.system)
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"{file.path}: {error}") from None
             mine, its = _kinds(first.binding), _kinds(file.binding)
             if mine != its:
@@ -252,7 +248,7 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first, prior = file.binding, self.rows, self.rules.prior
+        binding, first, prior = file.binding, self.rows, self._prior
         kept = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
         for cut in self._cuts:
@@ -278,7 +274,7 @@ class Selection:
                 binding.distance,
                 values,
                 prior.stated if isinstance(prior, ToLearn) else prior,
-                self.rules.zero_point,
+                self._zero_point,
             ),
             extinction=extinction * factor,
             extinction_error=error * factor,
@@ -288,11 +284,11 @@ class Selection:
     def _valid(
         self, path: Path, problems: _rows.Problems, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """The rows without a problem. The others are counted, or end the reading."""
+        """Mask rows without a problem; count the others, or end the reading."""
         valid = np.ones(len(rows), bool)
         for reason, bad in problems.items():
             fresh = bad & valid
-            if self.rules.invalid is InvalidRows.ERROR and fresh.any():
+            if self.invalid is InvalidRows.ERROR and fresh.any():
                 raise invalid_row(path, reason, rows[fresh])
             if fresh.any():
                 self._invalid[reason] += int(fresh.sum())

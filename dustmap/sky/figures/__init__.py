@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
     from dustmap.sky.figures._lines_of_sight import profile_of_field as profile_of_field
     from dustmap.sky.figures._lines_of_sight import profile_of_map as profile_of_map
+    from dustmap.sky.figures._planes import Axis as Axis
+    from dustmap.sky.figures._planes import projection_figure as projection_figure
+    from dustmap.sky.figures._planes import slice_figure as slice_figure
     from dustmap.sky.figures._sky_images import Pixels as Pixels
     from dustmap.sky.figures._sky_images import extinction_sky_figure as extinction_sky_figure
     from dustmap.sky.figures._sky_images import shell_figure as shell_figure
-    from dustmap.sky.figures._slices import Axis as Axis
-    from dustmap.sky.figures._slices import projection_figure as projection_figure
-    from dustmap.sky.figures._slices import slice_figure as slice_figure
     from dustmap.sky.figures._style import check_picture as check_picture
     from dustmap.sky.figures._style import save_figure as save_figure
 else:

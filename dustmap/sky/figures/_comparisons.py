@@ -17,16 +17,16 @@ from scipy.stats import binom
 
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import Panel
-from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
+from dustmap.sky.figures._planes import Panel
+from dustmap.sky.figures._sky_images import Pixels, SkyCells, graticule, whole_sky
 from dustmap.sky.figures._style import Array
 from dustmap.sky.systems import ExtinctionSystem
 
 _COLUMNS = ("l", "b", "measured", "predicted", "std")
 _PIT_BINS = 20
-#: Chance that a point lies inside a grey band.
+#: Chance that a point lies inside a grey range.
 _CHANCE = 0.95
-_BAND: dict[str, Any] = {"color": "0.85", "linewidth": 0.0}
+_LIKELY_RANGE: dict[str, Any] = {"color": "0.85", "linewidth": 0.0}
 #: Where predictions keep what they promise.
 _IDEAL: dict[str, Any] = {"color": "0.4", "linewidth": 0.8, "linestyle": (0, (4, 1.5))}
 #: Nominal probabilities whose shares are printed.
@@ -78,8 +78,9 @@ class Comparison:
     def standardised(self) -> Array:
         """Normal scores (N,), standard normal where all is well: (measured − predicted) / std of
         normal predictions."""
-        plain = (self.measured - self.predicted) / self.std
-        return plain if self.normal is None else self.normal
+        if self.normal is not None:
+            return self.normal
+        return (self.measured - self.predicted) / self.std
 
     @property
     def label(self) -> str:
@@ -128,7 +129,7 @@ def _histogram(axis: Axes, pit: Array) -> None:
     counts, edges = np.histogram(pit, bins=bins, range=(0.0, 1.0))
     expected = len(pit) / bins
     low, high = (float(n) / expected for n in binom.interval(_CHANCE, len(pit), 1.0 / bins))
-    axis.axhspan(low, high, label=f"{_CHANCE:.0%} of ideal bins", **_BAND)
+    axis.axhspan(low, high, label=f"{_CHANCE:.0%} of ideal bins", **_LIKELY_RANGE)
     axis.axhline(1.0, **_IDEAL)
     axis.stairs(
         counts / expected,
@@ -150,7 +151,7 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     curve = coverage_curve(pit, nominal)
     low, high = (edge / len(pit) for edge in binom.interval(_CHANCE, len(pit), nominal))
     for axis, base in ((above, 0.0 * nominal), (below, nominal)):
-        axis.fill_between(nominal, low - base, high - base, **_BAND)
+        axis.fill_between(nominal, low - base, high - base, **_LIKELY_RANGE)
         axis.plot(nominal, nominal - base, **_IDEAL)
         axis.plot(nominal, curve - base, color=style.MODEL_COLOUR)
         axis.set_xlim(0.0, 1.0)
@@ -160,9 +161,7 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     above.plot(_PRINTED, shares, "o", markersize=3.5, color=style.TRUTH_COLOUR)
     below.plot(_PRINTED, shares - _PRINTED, "o", markersize=3.5, color=style.TRUTH_COLOUR)
     printed = [f"{p:.0%} intervals hold {s:.1%}" for p, s in zip(_PRINTED, shares, strict=True)]
-    corner: dict[str, Any] = {"transform": above.transAxes, "ha": "right", "va": "bottom"}
-    corner |= {"color": style.TRUTH_COLOUR, "fontsize": style.SMALL}
-    above.text(0.97, 0.06, "\n".join(printed), **corner)
+    style.note(above, 0.97, 0.06, "\n".join(printed), ha="right", color=style.TRUTH_COLOUR)
     above.set_ylim(0.0, 1.0)
     above.tick_params(labelbottom=False)
     above.set_ylabel("share inside")
@@ -188,9 +187,7 @@ def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figur
 
 
 def _against_each_other(figure: Figure, axis: Axes, compared: Comparison) -> None:
-    both = np.concatenate([compared.predicted, compared.measured])
-    margin = 0.05 * float(np.ptp(both)) + 1e-9
-    ends = float(both.min()) - margin, float(both.max()) + margin
+    ends = _ends(np.concatenate([compared.predicted, compared.measured]))
     _dots(figure, axis, compared.predicted, compared.measured, (*ends, *ends), compared.std)
     axis.plot(ends, ends, **_EQUAL)
     axis.set_xlim(ends)
@@ -198,24 +195,22 @@ def _against_each_other(figure: Figure, axis: Axes, compared: Comparison) -> Non
     axis.set_aspect("equal")
 
 
+def _ends(values: Array) -> tuple[float, float]:
+    """Return the limits of an axis that shows all values."""
+    margin = 0.05 * float(np.ptp(values)) + 1e-9
+    return float(values.min()) - margin, float(values.max()) + margin
+
+
 def _standardised(figure: Figure, axis: Axes, compared: Comparison) -> None:
     x, z = compared.predicted, compared.standardised
     limit = min(_DRAWN_SIGMA, max(4.0, 1.1 * float(np.abs(z).max())))
-    margin = 0.05 * float(np.ptp(x)) + 1e-9
-    ends = float(x.min()) - margin, float(x.max()) + margin
+    ends = _ends(x)
     _dots(figure, axis, x, z, (*ends, -limit, limit), None)
     axis.axhline(0.0, **_EQUAL)
     _running(axis, x, z)
     beyond = int((np.abs(z) > limit).sum())
     if beyond:
-        axis.text(
-            0.03,
-            0.03,
-            f"{beyond:,} beyond",
-            transform=axis.transAxes,
-            fontsize=style.SMALL,
-            va="bottom",
-        )
+        style.note(axis, 0.03, 0.03, f"{beyond:,} beyond")
     axis.set_xlim(ends)
     axis.set_ylim(-limit, limit)
     axis.legend(loc="upper right")
@@ -229,7 +224,7 @@ def _dots(
     extent: tuple[float, float, float, float],
     error: Array | None,
 ) -> None:
-    """Dots with vertical errors, or the number of stars in hexagons if there are too many."""
+    """Draw dots with vertical errors, or the number of stars in hexagons if there are too many."""
     if len(x) > _MOST_DOTS:
         cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
         scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
@@ -248,7 +243,7 @@ def _dots(
 
 
 def _running(axis: Axes, x: Array, z: Array) -> None:
-    """Mean and deviation in bins of equally many stars along the prediction."""
+    """Draw mean and deviation in bins of equally many stars along the prediction."""
     order = np.argsort(x)
     bins = np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _BINS)))
     mean = np.array([z[part].mean() for part in bins])
@@ -292,8 +287,8 @@ def residual_figure(compared: Comparison) -> Figure:
 
 
 def _cells(compared: Comparison) -> Panel:
-    """Residuals of cells on the pixels of the sky; NaN where a cell has no stars."""
-    cells = Cells.holding(len(compared), _PER_CELL)
+    """Put residuals of cells on the pixels of the sky; NaN where a cell has no stars."""
+    cells = SkyCells.holding(len(compared), _PER_CELL)
     of_star = cells.of(compared.l, compared.b)
     counts = np.bincount(of_star, minlength=len(cells))
     total = np.bincount(of_star, compared.standardised, minlength=len(cells))

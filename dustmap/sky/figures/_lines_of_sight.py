@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import PER_MILLE
-from dustmap.sky.figures._sky_images import Cells
+from dustmap.sky.figures._planes import PER_MILLE
+from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
@@ -77,7 +77,7 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     step = 0.5 * min(density.grid.spacing)
     distance = distances_within(density.grid.lower, density.grid.upper, step, l, b)
     places = _along(l, b, distance)
-    bands = _density_band(density, places), _extinction_band(density, places)
+    bands = _band(density, places, False), _band(density, places, True)
     coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None
     return Profile(l, b, density.system, distance, *bands, coverage, *_truth(truth, places))
 
@@ -122,7 +122,7 @@ def _along(l: float, b: float, distance: Array) -> SkyCoord:
 
 
 def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
-    """Density and extinction (K,) of the truth, where there is one."""
+    """Ask the truth, where there is one, for density and extinction (K,)."""
     if truth is None:
         return None, None
     return truth.query(places), truth.query(places, integrated=True)
@@ -140,7 +140,7 @@ def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | Non
 
 def busiest_direction(stars: StarTable) -> tuple[float, float]:
     """Find the cell of the sky, 4.5° wide, with most stars: (l, b) of the middle of these."""
-    cells = Cells(_ROWS)
+    cells = SkyCells(_ROWS)
     of_star = cells.of(stars.l, stars.b)
     chosen = of_star == np.bincount(of_star, minlength=len(cells)).argmax()
     middle = cartesian(stars.l[chosen], stars.b[chosen], np.ones(int(chosen.sum()))).mean(0)
@@ -168,24 +168,18 @@ def distances_within(
     return np.linspace(far / count, far * (1.0 - 1e-9), count)
 
 
-def _density_band(density: DustMap, places: SkyCoord) -> Band:
-    mean = density.query(places)
-    known = density.available
-    if {Quantity.P16, Quantity.P84} <= set(known) or density.n_samples > 1:
-        low, high = density.query(places, mode="percentile", pct=[_LOW, _HIGH]).T
+def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
+    """Return the mean between percentiles, or mean ± std, as far as the map has them."""
+    mean = density.query(places, integrated=integrated)
+    known = set() if integrated else set(density.available)
+    if density.n_samples > 1 or {Quantity.P16, Quantity.P84} <= known:
+        levels = [_LOW, _HIGH]
+        low, high = density.query(places, "percentile", levels, integrated).T
         return Band(mean, low, high)
     if Quantity.STD in known:
         std = density.query(places, mode="std")
         return Band(mean, mean - std, mean + std)
     return Band(mean)
-
-
-def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
-    mean = density.query(places, integrated=True)
-    if density.n_samples < 2:
-        return Band(mean)
-    low, high = density.query(places, mode="percentile", pct=[_LOW, _HIGH], integrated=True).T
-    return Band(mean, low, high)
 
 
 @style.styled()
@@ -243,7 +237,7 @@ def _curves(axis: Axes, distance: Array, band: Band, truth: Array | None, factor
 
 
 def _shade_prior(axis: Axes, profile: Profile) -> None:
-    """A grey ground where the prior dominates."""
+    """Draw a grey ground where the prior dominates."""
     if profile.coverage is None:
         return
     prior = profile.coverage < DATA_DOMINATED

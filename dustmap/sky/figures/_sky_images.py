@@ -1,6 +1,6 @@
 """The sky as pixels: the density at a distance, or the extinction up to it, and their pictures.
 
-`Cells` are parts of the sky of nearly equal area, for means of stars.
+`SkyCells` are parts of the sky of nearly equal area, for means of stars.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import Image, Panel, panels_figure
+from dustmap.sky.figures._planes import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
@@ -30,14 +30,14 @@ _EDGES = ((176.0, "left"), (-176.0, "right"))
 
 @final
 @dataclass(frozen=True)
-class Cells:
+class SkyCells:
     """`rows` belts of equal height in b, each cut in l into as many cells as make them square."""
 
     rows: int
 
     @property
     def per_row(self) -> NDArray[np.int64]:
-        """Cells of each belt (rows,), from b = −90° up."""
+        """SkyCells of each belt (rows,), from b = −90° up."""
         middle = np.radians(180.0 * (np.arange(self.rows) + 0.5) / self.rows - 90.0)
         return np.maximum(1, np.round(2.0 * self.rows * np.cos(middle))).astype(np.int64)
 
@@ -52,7 +52,7 @@ class Cells:
         return np.asarray(first[row] + np.minimum(across.astype(np.int64), self.per_row[row] - 1))
 
     @classmethod
-    def holding(cls, count: int, each: int, most_rows: int = 60) -> "Cells":
+    def holding(cls, count: int, each: int, most_rows: int = 60) -> "SkyCells":
         """Make so many that `count` places are about `each` in a cell."""
         # About 4/π rows² of them.
         rows = np.sqrt(np.pi / 4.0 * count / each)
@@ -62,7 +62,7 @@ class Cells:
 @final
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Cells of the sky between l_edges (H + 1,) and b_edges (V + 1,) in degrees.
+    """SkyCells of the sky between l_edges (H + 1,) and b_edges (V + 1,) in degrees.
 
     Both ascend; l is continuous, from below 0 if need be.
     """
@@ -117,11 +117,40 @@ class Pixels:
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkyImage(Image):
+class SkyImage(AbstractImage):
     """An image of the sky: densities at `distance` from the Sun in pc, or integrals up to it."""
 
     pixels: Pixels
     distance: float
+
+    def height(self, width: float) -> float:
+        return 0.5 * width + 0.72 if self.pixels.whole else width - 0.6
+
+    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+        pixels, label = self.pixels, panel.label_for(np.inf)
+        if pixels.whole:
+            panel.scale.bar_below(figure, whole_sky(axis, pixels, panel), axis, label)
+            return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
+        mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
+        axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
+        axis.set_ylim(pixels.b_edges[0], pixels.b_edges[-1])
+        # A degree along l is shorter on the sky by cos b.
+        axis.set_aspect(1.0 / np.cos(np.radians(pixels.latitudes.mean())))
+        axis.xaxis.set_major_formatter(lambda l, _: style.plain(l % 360))
+        axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
+        axis.set_xlabel("Galactic longitude $l$ [deg]")
+        axis.set_ylabel("Galactic latitude $b$ [deg]")
+        style.fix_ticks(axis)
+        axis.label_outer()
+        panel.scale.bar(figure, mesh, axis, label)
+        return pixels.longitudes, pixels.latitudes
+
+    def figure(self, system: ExtinctionSystem) -> Figure:
+        """Draw the panels."""
+        what = "Extinction up to" if self.integrated else "Dust density at"
+        title = f"{what} {style.plain(self.distance)} pc"
+        projection = {"subplot_kw": {"projection": "mollweide"}} if self.pixels.whole else {}
+        return panels_figure(system, self, title, "outside the map", **projection)
 
 
 def sky_image(
@@ -131,7 +160,12 @@ def sky_image(
 
     The standard deviation of A is that of the stored samples, if there are any.
     """
-    _check(density, distance)
+    near, far = density.distance_bounds.to_value(u.pc)
+    if not max(near, 0.0) < distance <= far:
+        raise UserError(
+            f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
+            "where the map is"
+        )
     coords = pixels.at(distance)
     mean = density.query(coords, integrated=integrated)
     if not np.isfinite(mean).any():
@@ -154,22 +188,13 @@ def sky_image(
         )
 
 
-def _check(density: DustMap, distance: float) -> None:
-    near, far = density.distance_bounds.to_value(u.pc)
-    if not max(near, 0.0) < distance <= far:
-        raise UserError(
-            f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
-            "where the map is"
-        )
-
-
 @style.styled()
 def shell_figure(
     density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
 ) -> Figure:
     """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky."""
     image = sky_image(density, distance, pixels or Pixels.whole_sky(), truth, integrated=False)
-    return _drawn(image, density.system)
+    return image.figure(density.system)
 
 
 @style.styled()
@@ -178,28 +203,7 @@ def extinction_sky_figure(
 ) -> Figure:
     """Draw the extinction up to a distance in pc, on these pixels or the whole sky."""
     pixels = pixels or Pixels.whole_sky(_COARSE)
-    return _drawn(sky_image(density, distance, pixels, truth, integrated=True), density.system)
-
-
-def _drawn(image: SkyImage, system: ExtinctionSystem) -> Figure:
-    what = "Extinction up to" if image.integrated else "Dust density at"
-    title, pixels = f"{what} {style.plain(image.distance)} pc", image.pixels
-    projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
-
-    def height(width: float) -> float:
-        return 0.5 * width + 0.72 if pixels.whole else width - 0.6
-
-    def draw(figure: Figure, axis: Axes, panel: Panel, _: float) -> tuple[Array, Array]:
-        if pixels.whole:
-            mesh = whole_sky(axis, pixels, panel)
-            panel.scale.bar_below(figure, mesh, axis, panel.label_for(np.inf))
-            return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
-        mesh = _window(axis, pixels, panel)
-        axis.label_outer()
-        panel.scale.bar(figure, mesh, axis, panel.label_for(np.inf))
-        return pixels.longitudes, pixels.latitudes
-
-    return panels_figure(system, image, title, "outside the map", height, draw, **projection)
+    return sky_image(density, distance, pixels, truth, integrated=True).figure(density.system)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
@@ -225,17 +229,3 @@ def graticule(axis: Axes) -> None:
             va="top",
             **style.outlined(style.SMALL - 1.0),
         )
-
-
-def _window(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
-    mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
-    axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
-    axis.set_ylim(pixels.b_edges[0], pixels.b_edges[-1])
-    # A degree along l is shorter on the sky by cos b.
-    axis.set_aspect(1.0 / np.cos(np.radians(pixels.latitudes.mean())))
-    axis.xaxis.set_major_formatter(lambda l, _: style.plain(l % 360))
-    axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
-    axis.set_xlabel(style.GALACTIC_L)
-    axis.set_ylabel(style.GALACTIC_B)
-    style.fix_ticks(axis)
-    return mesh

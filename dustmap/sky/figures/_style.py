@@ -39,7 +39,7 @@ SIGNED_COLOURS = "RdBu_r"
 OUTSIDE_COLOUR = "0.8"
 #: Of curves: blue, vermilion and grey of Okabe and Ito's palette.
 MODEL_COLOUR, TRUTH_COLOUR, STAR_COLOUR = "#0072B2", "#D55E00", "0.35"
-_ENDINGS = (".png", ".pdf")
+_PICTURES = (".png", ".pdf")
 _DPI = 220
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -64,7 +64,6 @@ _STYLE: dict[Any, Any] = {
     # TrueType: text stays text, which editors and search find.
     "pdf.fonttype": 42,
 }
-GALACTIC_L, GALACTIC_B = "Galactic longitude $l$ [deg]", "Galactic latitude $b$ [deg]"
 Array: TypeAlias = NDArray[np.float64]
 Extend: TypeAlias = Literal["neither", "min", "max", "both"]
 #: Percentiles of the values within the limits.
@@ -99,6 +98,11 @@ def fix_ticks(axis: Axes) -> None:
     axis.tick_params(labelsize=SMALL, width=0.6, length=2.5)
 
 
+def note(axis: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    """Write small text at fractions of an axis."""
+    axis.text(x, y, text, transform=axis.transAxes, fontsize=SMALL, va="bottom", **look)
+
+
 def outlined(size: float = SMALL) -> dict[str, Any]:
     """Return properties of light text with a thin dark outline, which is read on any colour."""
     outline = [withStroke(linewidth=1.4, foreground="black")]
@@ -123,8 +127,8 @@ def save_figure(
 
 def check_picture(path: str | Path) -> None:
     """Refuse a name that `save_figure` would refuse, before anything is computed."""
-    if Path(path).suffix.lower() not in _ENDINGS:
-        raise UserError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
+    if Path(path).suffix.lower() not in _PICTURES:
+        raise UserError(f"{path}: expected a picture that ends in {' or '.join(_PICTURES)}")
 
 
 def symbol_of(system: ExtinctionSystem) -> str:
@@ -210,35 +214,32 @@ class Scale:
 def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
     """Make a logarithmic scale where all values are positive, as log-normal densities are; else
     asinh, which is linear about zero."""
-    shown = _finite(values)
-    low, high = _percentiles(shown)
+    shown, low, high = _shown(values)
     if shown.size and shown.min() > 0.0:
         low = max(low, high / MOST_SPAN)
         if high < LEAST_SPAN * low:
             middle = np.sqrt(low * high)
             low, high = middle / np.sqrt(LEAST_SPAN), middle * np.sqrt(LEAST_SPAN)
-        return Scale(LogNorm(low, high), colours, _extend(shown, low, high))
+        return _scale(LogNorm(low, high), colours, shown)
     low, high = min(low, 0.0), max(high, 0.0)
     if high <= low:
         high = 1.0
-    width = max(abs(low), abs(high)) / 10.0
-    return Scale(AsinhNorm(width, low, high), colours, _extend(shown, low, high))
+    return _scale(AsinhNorm(max(abs(low), abs(high)) / 10.0, low, high), colours, shown)
 
 
 def spread_scale(*values: Array) -> Scale:
     """Make a linear scale, from zero or where the values begin."""
-    shown = _finite(values)
-    low, high = _percentiles(shown)
+    shown, low, high = _shown(values)
     if low < 0.5 * high:
         low = 0.0
     if high <= low:
         low, high = 0.0, high or 1.0
-    return Scale(Normalize(low, high), SPREAD_COLOURS, _extend(shown, low, high))
+    return _scale(Normalize(low, high), SPREAD_COLOURS, shown)
 
 
 def signed_scale(limit: float, *values: Array) -> Scale:
     """Make a linear scale from −limit to limit, white at zero."""
-    return Scale(Normalize(-limit, limit), SIGNED_COLOURS, _extend(_finite(values), -limit, limit))
+    return _scale(Normalize(-limit, limit), SIGNED_COLOURS, _shown(values)[0])
 
 
 def _asinh_ticks(norm: AsinhNorm) -> list[float]:
@@ -260,21 +261,22 @@ def count_scale(counts: Array) -> Scale:
     return Scale(LogNorm(1.0, max(10.0, float(counts.max()))), SPREAD_COLOURS, "neither")
 
 
-def _finite(values: tuple[Array, ...]) -> Array:
+def _shown(values: tuple[Array, ...]) -> tuple[Array, float, float]:
+    """Join the finite values, and return the percentiles that a scale reaches."""
     joined = np.concatenate([np.ravel(v) for v in values])
-    return np.asarray(joined[np.isfinite(joined)], np.float64)
+    shown = np.asarray(joined[np.isfinite(joined)], np.float64)
+    low, high = np.percentile(shown, _SHOWN_PERCENTILES) if shown.size else (0.0, 1.0)
+    return shown, float(low), float(high)
 
 
-def _percentiles(shown: Array) -> tuple[float, float]:
-    if shown.size == 0:
-        return 0.0, 1.0
-    low, high = np.percentile(shown, _SHOWN_PERCENTILES)
-    return float(low), float(high)
-
-
-def _extend(shown: Array, low: float, high: float) -> Extend:
+def _scale(norm: Normalize, colours: str, shown: Array) -> Scale:
+    """Make the scale of a norm, which says on which sides it leaves values out."""
+    low, high = norm.vmin, norm.vmax
+    assert low is not None
+    assert high is not None
     below = bool(shown.size and shown.min() < low * (1 - 1e-9 * np.sign(low)))
     above = bool(shown.size and shown.max() > high * (1 + 1e-9 * np.sign(high)))
+    extend: Extend = "max" if above else "neither"
     if below:
-        return "both" if above else "min"
-    return "max" if above else "neither"
+        extend = "both" if above else "min"
+    return Scale(norm, colours, extend)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts import _shells
-from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.layouts._voxels import GTomoOptions, LeikeOptions, write_gtomo, write_leike2020
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
@@ -39,60 +38,54 @@ class LayoutRequest:
         return 64 if self.nside is None else self.nside
 
 
-@final
-@dataclass(frozen=True)
-class LayoutWriter:
-    """A writer, and how its options follow from a field and a request."""
+#: Writes what is requested of a field; returns the counts of numbers.
+Writer: TypeAlias = Callable[
+    [Path, AbstractDensityField, LayoutRequest, Provenance, bool], LayoutCounts
+]
 
-    write: Callable[[Path, AbstractDensityField, Any, Provenance, bool], LayoutCounts]
-    options: Callable[[AbstractDensityField, LayoutRequest], Any]
 
-    def __call__(
-        self,
-        path: Path,
-        field: AbstractDensityField,
-        request: LayoutRequest,
-        provenance: Provenance,
-        overwrite: bool,
-    ) -> LayoutCounts:
-        """Write what is requested of the field; return the counts of numbers."""
-        return self.write(path, field, self.options(field, request), provenance, overwrite)
+def _writer(
+    write: Callable[[Path, AbstractDensityField, Any, Provenance, bool], LayoutCounts],
+    options: Callable[[AbstractDensityField, LayoutRequest], Any],
+) -> Writer:
+    """Join a writer with how its options follow from a field and a request."""
+    return lambda path, field, asked, provenance, overwrite: write(
+        path, field, options(field, asked), provenance, overwrite
+    )
 
 
 def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> _shells.HealpixOptions:
-    """With A(<d), and its standard deviation where the density has samples."""
+    """Add A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
     return _shells.HealpixOptions(
         asked.shells or asked.bins, asked.pixels, asked.request, integrated
     )
 
 
-def _edenhofer2023(field: AbstractDensityField, asked: LayoutRequest) -> _shells.EdenhoferOptions:
-    """The file of samples if only these are asked for, else that of mean and std."""
-    del field
+def _edenhofer2023(_: AbstractDensityField, asked: LayoutRequest) -> _shells.EdenhoferOptions:
+    """Choose the file of samples if only these are asked for, else that of mean and std."""
     samples = 0 if asked.request.cubes else asked.request.samples
     return _shells.EdenhoferOptions(asked.bins, asked.pixels, samples)
 
 
-def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> BayestarOptions:
+def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> _shells.BayestarOptions:
     samples = asked.request.samples or min(_BAYESTAR_SAMPLES, max(1, field.n_samples))
-    return BayestarOptions(asked.pixels, samples)
+    return _shells.BayestarOptions(asked.pixels, samples)
 
 
-def _gtomo(field: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
-    """The one cube that is asked for, or the mean where there are several."""
-    del field
+def _gtomo(_: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
+    """Choose the one cube that is requested, or the mean where there are several."""
     cubes = asked.request.cubes
     return GTomoOptions(asked.grid, cubes[0] if len(cubes) == 1 else Quantity.MEAN)
 
 
 #: Writers of the layouts by the names that `dustmap export --format` takes.
-LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
+LAYOUTS: Mapping[str, Writer] = MappingProxyType(
     {
-        "healpix": LayoutWriter(_shells.write_healpix, _healpix),
-        "edenhofer2023": LayoutWriter(_shells.write_edenhofer2023, _edenhofer2023),
-        "leike2020": LayoutWriter(write_leike2020, lambda field, asked: LeikeOptions()),
-        "bayestar": LayoutWriter(write_bayestar, _bayestar),
-        "gtomo": LayoutWriter(write_gtomo, _gtomo),
+        "healpix": _writer(_shells.write_healpix, _healpix),
+        "edenhofer2023": _writer(_shells.write_edenhofer2023, _edenhofer2023),
+        "leike2020": _writer(write_leike2020, lambda field, asked: LeikeOptions()),
+        "bayestar": _writer(_shells.write_bayestar, _bayestar),
+        "gtomo": _writer(write_gtomo, _gtomo),
     }
 )

@@ -6,7 +6,7 @@ the logarithm, shells at distances of one's choice.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
-from dustmap.sky.maps import AbstractDensityField, MapRequest
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._trilinear import chord
 
 log = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ class LayoutCounts:
     outside: int = 0
     raised: int = 0
 
+    @classmethod
+    def of(cls, values: NDArray[np.float32], raised: int = 0) -> Self:
+        """Count the numbers of an array that is NaN outside the box."""
+        return cls(values.size, int(np.isnan(values).sum()), raised)
+
     def __add__(self, other: "LayoutCounts") -> "LayoutCounts":
         return LayoutCounts(
             self.values + other.values, self.outside + other.outside, self.raised + other.raised
         )
-
-
-def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
-    """Count the numbers of an array that is NaN outside the box."""
-    return LayoutCounts(values.size, int(np.isnan(values).sum()), raised)
 
 
 def refuse_sun_outside(field: AbstractDensityField) -> None:
@@ -66,11 +66,9 @@ def at_places(
     field: AbstractDensityField, positions: NDArray[np.float64], request: MapRequest
 ) -> dict[str, NDArray[np.float32]]:
     """Return values at X, Y, Z (..., 3) in pc: (...) by quantity, samples (S, ...); NaN outside."""
-    shape = positions.shape[:-1]
-    flat = positions.reshape(-1, 3)
-    inside = np.asarray(((flat >= field.lower) & (flat <= field.upper)).all(-1))
-    values = _asked(field, PointValues(torch.from_numpy(flat[inside])), request)
-    return _spread(values, inside, shape)
+    inside = np.asarray(((positions >= field.lower) & (positions <= field.upper)).all(-1))
+    places = PointValues(torch.from_numpy(positions[inside]))
+    return _where(inside, field, places, request, np.nan)
 
 
 def within(
@@ -81,9 +79,8 @@ def within(
 ) -> dict[str, NDArray[np.float32]]:
     """Return integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
     inside = np.asarray(exits(field, directions) >= distance)
-    ends = torch.from_numpy(directions[inside] * distance)
-    values = _asked(field, LineIntegrals.from_observer(ends), request)
-    return _spread(values, inside, (len(directions),))
+    rays = LineIntegrals.from_observer(torch.from_numpy(directions[inside] * distance))
+    return _where(inside, field, rays, request, np.nan)
 
 
 def cumulative(
@@ -108,37 +105,30 @@ def cumulative(
         torch.from_numpy(rays * starts[inside][:, None]),
         torch.from_numpy(rays * ends[inside][:, None]),
     )
-    segment_values = _spread(_asked(field, segments, request), inside.ravel(), ends.shape, 0.0)
     return {
         name: np.cumsum(values, axis=-1, dtype=np.float64).astype(np.float32)
-        for name, values in segment_values.items()
+        for name, values in _where(inside, field, segments, request, 0.0).items()
     }
 
 
-def _asked(
-    field: AbstractDensityField, functional: AbstractFunctional, request: MapRequest
-) -> dict[str, NDArray[np.float32]]:
-    """As `field.evaluate`, also of no rows: a block of pixels can lie outside the box."""
-    if len(functional):
-        return field.evaluate(functional, request)
-    empty = {q.value: np.empty(0, np.float32) for q in request.cubes}
-    samples = {"samples": np.empty((request.samples, 0), np.float32)} if request.samples else {}
-    return empty | samples
-
-
-def _spread(
-    answers: Mapping[str, NDArray[np.float32]],
+def _where(
     inside: NDArray[np.bool_],
-    shape: tuple[int, ...],
-    outside: float = np.nan,
+    field: AbstractDensityField,
+    functional: AbstractFunctional,
+    request: MapRequest,
+    outside: float,
 ) -> dict[str, NDArray[np.float32]]:
-    """Values of the rows `inside` at their places among all, (..., *shape)."""
-    spread = {}
-    for name, values in answers.items():
-        array = np.full((*values.shape[:-1], len(inside)), outside, np.float32)
-        array[..., inside] = values
-        spread[name] = array.reshape(*values.shape[:-1], *shape)
-    return spread
+    """Evaluate as many functionals as places `inside` (...): (..., *inside.shape) by quantity."""
+    # A block of pixels can lie outside the box as a whole.
+    answers = field.evaluate(functional, request) if len(functional) else {}
+    values = {}
+    for quantity in request.quantities:
+        samples = (request.samples,) if quantity is Quantity.SAMPLES else ()
+        array = np.full((*samples, *inside.shape), outside, np.float32)
+        if answers:
+            array[..., inside] = answers[quantity.value]
+        values[quantity.value] = array
+    return values
 
 
 def refuse_bad_nside(nside: int) -> None:

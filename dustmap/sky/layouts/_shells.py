@@ -1,4 +1,4 @@
-"""Layouts of shells of HEALPix pixels, NESTED: tables, and the cubes of Edenhofer et al. (2024).
+"""Layouts of HEALPix pixels, NESTED: tables, the cubes of Edenhofer et al. (2024), Bayestar.
 
 HEALPix tables: a row for each pixel and a column for each distance.
 `healpy.read_map(path, hdu="DENSITY_MEAN", field=k, nest=True)` gives the sky at distance k of the
@@ -16,6 +16,18 @@ Edenhofer et al. (2024, A&A 685, A82): logarithmic in r.
   sum to the *outer* boundary of bin k at its *centre*: too much by the dust of half a bin, of
   width r ln(farthest/nearest) / (2 count): 0.3 % for an even density in 500 bins, and 7 % in 20.
 - Places outside the box of the map are NaN. Densities must be positive (`floor`).
+
+Bayestar (Green et al. 2015, 2018, 2019): cumulative reddening by pixel, HDF5.
+`dustmaps.bayestar.BayestarQuery(map_fname=...)` reads the file. It interpolates linearly in the
+distance modulus and, below the first, scales the first value with distance.
+
+- Units are the native ones of Bayestar19, E(B-V) = 0.884 of it, so that the coefficients published
+  for that map hold; the attributes of the file state the factor.
+- samples (pixels, samples, distances) are integrals of each sample from the Sun, best_fit those
+  of the mean.
+- Beyond the face of the box nothing is added: such distances are never reliable.
+- DM_reliable_min, DM_reliable_max: the distance moduli of the table from the first at which the
+  data reach (coverage of at least `trusted`) to the last before they first do not; NaN where none.
 """
 
 from dataclasses import dataclass
@@ -34,11 +46,13 @@ from dustmap.sky.layouts import _places
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
-from dustmap.sky.systems import ExtinctionSystem, conversion
-from dustmap.tables import replacing
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import new_hdf5, replacing
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)
+_SAMPLE = "SAMPLE_{:02d}"
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 @final
@@ -83,27 +97,32 @@ def write_healpix(
             "more (fit.samples), or ask for the mean"
         )
     bins = options.bins or RadialBins.of_box(field)
-    tables = [_provenance.column("RADIAL PIXEL CENTERS", bins.centres)]
-    if isinstance(bins, RadialBins):
-        tables.append(_provenance.column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
-    plans = _plans(field, options, bins, provenance)
+    plans = [*_healpix_plans(field, options, bins, provenance), *_distance_tables(bins)]
     total = LayoutCounts()
     draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
-    with (
-        replacing(Path(path), overwrite) as partial,
-        streamed_fits(partial, [*plans, *tables]) as images,
-    ):
+    with replacing(Path(path), overwrite) as partial, streamed_fits(partial, plans) as images:
         for start, stop in _places.pixel_blocks(options.nside, bins.count * (1 + draws // 4)):
-            tables_of_pixels = _block(
-                field, options, bins, _places.directions(options.nside, start, stop)
-            )
-            for name, values in tables_of_pixels.items():
+            rays = _places.directions(options.nside, start, stop)
+            for name, values in _healpix_rows(field, options, bins, rays).items():
                 images[name].write((start, 0), values)
-                total += _places.counts(values)
+                total += LayoutCounts.of(values)
     return total
 
 
-def _plans(
+def _distance_tables(bins: RadialBins | Shells) -> list[fits.BinTableHDU]:
+    """Make tables of the centres and, of bins, the boundaries in pc, as the published map has."""
+    distances = {"RADIAL PIXEL CENTERS": bins.centres}
+    if isinstance(bins, RadialBins):
+        distances["RADIAL PIXEL BOUNDARIES"] = bins.boundaries
+    return [
+        fits.BinTableHDU.from_columns(
+            [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
+        )
+        for name, values in distances.items()
+    ]
+
+
+def _healpix_plans(
     field: AbstractDensityField,
     options: HealpixOptions,
     bins: RadialBins | Shells,
@@ -115,51 +134,33 @@ def _plans(
     cards["INDXSCHM"] = "IMPLICIT"
     cards["OBJECT"] = "FULLSKY"
     columns = [(f"SHELL_{k:03d}", f"{d:.6g} pc") for k, d in enumerate(bins.centres)]
-    rows = 12 * options.nside**2
-
-    def plan(name: str, unit: str) -> TablePlan:
-        return TablePlan(name, rows, columns, unit, fits.Header(cards, copy=True))
-
-    cubes = [
-        plan(_name(q), "" if q is Quantity.COVERAGE else DENSITY_UNIT)
-        for q in options.density.cubes
+    units = {
+        _table(q): "" if q is Quantity.COVERAGE else DENSITY_UNIT for q in options.density.cubes
+    }
+    units |= {_SAMPLE.format(s + 1): DENSITY_UNIT for s in range(options.density.samples)}
+    units |= {f"INTEGRATED_{q.name}": "mag" for q in options.integrated}
+    return [
+        TablePlan(name, 12 * options.nside**2, columns, unit, fits.Header(cards, copy=True))
+        for name, unit in units.items()
     ]
-    samples = [plan(_sample(s), DENSITY_UNIT) for s in range(options.density.samples)]
-    integrated = [plan(f"INTEGRATED_{q.name}", "mag") for q in options.integrated]
-    return [*cubes, *samples, *integrated]
 
 
-def _name(quantity: Quantity) -> str:
+def _table(quantity: Quantity) -> str:
     return quantity.name if quantity is Quantity.COVERAGE else f"DENSITY_{quantity.name}"
 
 
-def _sample(s: int) -> str:
-    return f"SAMPLE_{s + 1:02d}"
-
-
-def _block(
+def _healpix_rows(
     field: AbstractDensityField,
     options: HealpixOptions,
     bins: RadialBins | Shells,
     rays: NDArray[np.float64],
 ) -> dict[str, NDArray[np.float32]]:
-    """All tables' rows (P, count) of the pixels along `rays` (P, 3)."""
-    places = rays[:, None] * bins.centres[:, None]
-    density = _places.at_places(field, places, options.density)
-    rows = {_name(q): density[q.value] for q in options.density.cubes}
-    if options.density.samples:
-        rows |= {_sample(s): values for s, values in enumerate(density["samples"])}
-    if options.integrated:
-        rows |= _integrated(field, options, bins, rays)
-    return rows
-
-
-def _integrated(
-    field: AbstractDensityField,
-    options: HealpixOptions,
-    bins: RadialBins | Shells,
-    rays: NDArray[np.float64],
-) -> dict[str, NDArray[np.float32]]:
+    """Compute the rows (P, count) of every table, of the pixels along `rays` (P, 3)."""
+    density = _places.at_places(field, rays[:, None] * bins.centres[:, None], options.density)
+    rows = {_table(q): density[q.value] for q in options.density.cubes}
+    rows |= {_SAMPLE.format(s + 1): values for s, values in enumerate(density.get("samples", ()))}
+    if not options.integrated:
+        return rows
     request = MapRequest((Quantity.MEAN,))
     if Quantity.STD in options.integrated:
         request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), field.n_samples)
@@ -167,13 +168,10 @@ def _integrated(
     if request.samples:
         integrals["std"] = integrals.pop("samples").std(axis=0, ddof=1)
     outside = bins.centres > _places.exits(field, rays)[:, None]
-    return {
+    return rows | {
         f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), integrals[q.value])
         for q in options.integrated
     }
-
-
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 @final
@@ -194,7 +192,10 @@ class EdenhoferOptions:
 
     def __post_init__(self) -> None:
         _places.refuse_bad_nside(self.nside)
-        refuse_bad_floor(self.floor)
+        if self.floor is not None and not _TINY <= self.floor < np.inf:
+            raise UserError(
+                f"floor: expected a density of at least {_TINY:g} mag/pc, got {self.floor:g}"
+            )
         if self.samples < 0:
             raise UserError(f"samples: expected 0 or more, got {self.samples}")
 
@@ -219,106 +220,71 @@ def write_edenhofer2023(
     bins = options.bins or RadialBins.of_box(field)
     system = options.system or field.system
     factor = conversion(field.system, system)
-    layout = _Layout(options, bins, system)
     note = _provenance.conversion_note(field.system, system, factor)
-    tables = [
-        _provenance.column("RADIAL PIXEL CENTERS", bins.centres),
-        _provenance.column("RADIAL PIXEL BOUNDARIES", bins.boundaries),
-    ]
-    plans = layout.plans(provenance, note)
+    plans = _edenhofer_plans(options, bins, system, provenance, note)
+    names = list(zip(options.request.quantities, plans[::2], plans[1::2], strict=True))
     # The reader wants a density before all else.
-    units = [plans[0], *tables, *plans[1:]]
+    units = [plans[0], *_distance_tables(bins), *plans[2::2], *plans[1::2]]
+    total = LayoutCounts()
     with replacing(Path(path), overwrite) as partial, streamed_fits(partial, units) as images:
-        total = LayoutCounts()
         for start, stop in _places.pixel_blocks(options.nside, bins.count):
-            total += layout.fill(images, field, factor, start, stop)
+            rays = _places.directions(options.nside, start, stop)
+            places = bins.centres[:, None, None] * rays
+            density = _places.at_places(field, places, options.request)
+            inner = _places.within(field, rays, bins.nearest, options.request)
+            for quantity, outer_plan, inner_plan in names:
+                values, count = density[quantity.value] * np.float32(factor), 0
+                if quantity is not Quantity.STD:
+                    values, count = _raised(values, field.positive, options.floor)
+                total += LayoutCounts.of(values, count)
+                _write_pixels(images[outer_plan.name], values, start)
+                integrals = inner[quantity.value] * np.float32(factor)
+                _write_pixels(images[inner_plan.name], integrals, start)
         images[plans[0].name].header["NRAISED"] = total.raised
     return total
 
 
-@final
-@dataclass(frozen=True)
-class _Layout:
-    options: EdenhoferOptions
-    bins: RadialBins
-    system: ExtinctionSystem
-
-    @property
-    def _radius(self) -> str:
-        return f"{self.bins.nearest:.10g}"
-
-    @property
-    def _names(self) -> dict[str, tuple[str, str, str]]:
-        """By quantity: the name of its densities, of its inner integral, and its CTYPE."""
-        inner = f"INTEGRATED INNER {self._radius} PC"
-        meaning = f"inner density integrated within {self._radius} pc"
-        if self.options.samples:
-            return {"samples": ("SAMPLES", inner, meaning)}
-        return {
-            "mean": ("MEAN", f"MEAN OF {inner}", meaning),
-            "std": ("STD.", f"STD. OF {inner}", f"std. of {meaning}"),
-        }
-
-    def plans(self, provenance: Provenance, note: str) -> list[ImagePlan]:
-        nside, leading = self.options.nside, (self.options.samples,) * bool(self.options.samples)
-        notes = (note, "values at radial pixel centers; NaN outside the box of the map")
-        density = _provenance.density_cards(DENSITY_UNIT, self.system, provenance, notes)
-        density["NRAISED"] = (0, "densities that were <= 0, raised to a floor")
-        inner = _provenance.density_cards("mag", self.system, provenance, (note,))
-        densities, inners = [], []
-        for name, inner_name, meaning in self._names.values():
-            cards = _provenance.healpix_cards(density, nside)
-            pixels = 12 * nside**2
-            densities.append(ImagePlan(name, (*leading, self.bins.count, pixels), cards))
-            cards = _provenance.healpix_cards(inner, nside)
-            cards["CTYPE"] = meaning
-            inners.append(ImagePlan(inner_name, (*leading, pixels), cards))
-        return [*densities, *inners]
-
-    def fill(
-        self,
-        images: dict[str, StreamedImage],
-        field: AbstractDensityField,
-        factor: float,
-        start: int,
-        stop: int,
-    ) -> LayoutCounts:
-        """Write the pixels start <= p < stop of everything."""
-        rays = _places.directions(self.options.nside, start, stop)
-        places = self.bins.centres[:, None, None] * rays
-        density = _places.at_places(field, places, self.options.request)
-        inner = _places.within(field, rays, self.bins.nearest, self.options.request)
-        total = LayoutCounts()
-        for quantity, (name, inner_name, _) in self._names.items():
-            values, count = density[quantity] * np.float32(factor), 0
-            if quantity != "std":
-                values, count = raised(values, field.positive, self.options.floor)
-            total += _places.counts(values, count)
-            _write_pixels(images[name], values, start)
-            _write_pixels(images[inner_name], inner[quantity] * np.float32(factor), start)
-        return total
+def _edenhofer_plans(
+    options: EdenhoferOptions,
+    bins: RadialBins,
+    system: ExtinctionSystem,
+    provenance: Provenance,
+    note: str,
+) -> list[ImagePlan]:
+    """Plan for each quantity its densities, then its integral within the inner sphere."""
+    radius = f"{bins.nearest:.10g}"
+    inner = f"INTEGRATED INNER {radius} PC"
+    meaning = f"inner density integrated within {radius} pc"
+    names = {
+        Quantity.SAMPLES: ("SAMPLES", inner, meaning),
+        Quantity.MEAN: ("MEAN", f"MEAN OF {inner}", meaning),
+        Quantity.STD: ("STD.", f"STD. OF {inner}", f"std. of {meaning}"),
+    }
+    notes = (note, "values at radial pixel centers; NaN outside the box of the map")
+    cards = _provenance.density_cards(DENSITY_UNIT, system, provenance, notes)
+    cards["NRAISED"] = (0, "densities that were <= 0, raised to a floor")
+    cards = _provenance.healpix_cards(cards, options.nside)
+    inner_cards = _provenance.density_cards("mag", system, provenance, (note,))
+    inner_cards = _provenance.healpix_cards(inner_cards, options.nside)
+    leading, pixels = (options.samples,) * bool(options.samples), 12 * options.nside**2
+    plans = []
+    for quantity in options.request.quantities:
+        name, inner_name, inner_cards["CTYPE"] = names[quantity]
+        plans.append(ImagePlan(name, (*leading, bins.count, pixels), cards.copy()))
+        plans.append(ImagePlan(inner_name, (*leading, pixels), inner_cards.copy()))
+    return plans
 
 
 def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int) -> None:
-    """Values (..., P) of pixels from `start` on, into an image (..., all pixels)."""
+    """Write values (..., P) of pixels from `start` on into an image (..., all pixels)."""
     for index in np.ndindex(values.shape[:-1]):
         image.write((*index, start), values[index])
 
 
-def refuse_bad_floor(floor: float | None) -> None:
-    """Refuse a floor that is no density."""
-    if floor is not None and not _TINY <= floor < np.inf:
-        raise UserError(f"floor: expected a density of at least {_TINY:g} mag/pc, got {floor:g}")
-
-
-def raised(
+def _raised(
     values: NDArray[np.float32], positive: bool, floor: float | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Return `values` with those ≤ 0 raised to `floor`, and how many they were; NaN stays.
-
-    Without a floor a density that can be negative is refused; one that is positive but for the
-    underflow of float32 gets the smallest number of float32.
-    """
+    """Raise values ≤ 0 to `floor`, and count them; NaN stays."""
     low = values <= 0
     count = int(low.sum())
     if not count:
@@ -329,4 +295,110 @@ def raised(
             "layout interpolate logarithms: fit with model.density = 'lognormal', choose another "
             "format, or set a floor in mag/pc"
         )
+    # A positive density that underflows in float32 becomes its smallest number.
     return np.where(low, np.float32(_TINY if floor is None else floor), values), count
+
+
+#: What readers of this map take for granted: 63 pc to 60 kpc.
+DISTANCE_MODULI = np.linspace(4.0, 18.875, 120)
+_DISTANCES = 10.0 ** (DISTANCE_MODULI / 5 + 1)
+_BAYESTAR = "Bayestar19"
+_PIXEL = np.dtype(
+    [
+        ("nside", "i4"),
+        ("healpix_index", "i8"),
+        ("converged", "u1"),
+        ("DM_reliable_min", "f4"),
+        ("DM_reliable_max", "f4"),
+        ("n_stars", "i4"),
+    ]
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BayestarOptions:
+    """nside: of all pixels, a power of two; samples: how many.
+
+    trusted: the least coverage of a reliable distance, as in `DustMap.reliable_distances`; n_stars
+    (12 nside²,): stars by NESTED pixel, None for -1, unknown.
+    """
+
+    nside: int = 64
+    samples: int = 5
+    trusted: float = 0.25
+    n_stars: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        _places.refuse_bad_nside(self.nside)
+        if self.samples < 1:
+            raise UserError(f"samples: expected at least 1, got {self.samples}")
+        if not 0 <= self.trusted <= 1:
+            raise UserError(f"trusted: expected a coverage, 0 to 1, got {self.trusted:g}")
+        if self.n_stars is not None and self.n_stars.shape != (self.pixels,):
+            raise UserError(
+                f"n_stars: expected one number for each of {self.pixels} pixels, got shape "
+                f"{self.n_stars.shape}"
+            )
+
+    @property
+    def pixels(self) -> int:
+        """12 nside²."""
+        return 12 * self.nside**2
+
+
+def write_bayestar(
+    path: str | Path,
+    field: AbstractDensityField,
+    options: BayestarOptions,
+    provenance: Provenance,
+    overwrite: bool = False,
+) -> LayoutCounts:
+    """Write pixel_info, samples and best_fit; `outside` counts numbers beyond the box."""
+    _places.refuse_sun_outside(field)
+    system = system_named(_BAYESTAR)
+    factor = conversion(field.system, system)
+    request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), options.samples)
+    field.check(request)
+    note = (
+        _provenance.conversion_note(field.system, system, factor) + "; E(B-V) = 0.884 x Bayestar19"
+    )
+    shape = (options.pixels, options.samples, len(DISTANCE_MODULI))
+    outside = 0
+    with replacing(Path(path), overwrite) as partial, new_hdf5(partial) as (file, disk):
+        _provenance.write_attributes(file, "mag", system, provenance, note)
+        samples = file.create_dataset("samples", shape, "f4")
+        best = file.create_dataset("best_fit", (shape[0], shape[2]), "f4")
+        info = file.create_dataset("pixel_info", shape[:1], _PIXEL)
+        info.attrs["DM_bin_edges"] = DISTANCE_MODULI
+        for start, stop in _places.pixel_blocks(options.nside, shape[1] * shape[2]):
+            rays = _places.directions(options.nside, start, stop)
+            integrals = _places.cumulative(field, rays, _DISTANCES, request)
+            samples[start:stop] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
+            best[start:stop] = integrals["mean"] * np.float32(factor)
+            info[start:stop] = _pixel_info(field, options, start, rays)
+            disk.check()
+            outside += int((_places.exits(field, rays)[:, None] < _DISTANCES).sum())
+    per_distance = options.samples + 1
+    return LayoutCounts(options.pixels * shape[2] * per_distance, outside * per_distance)
+
+
+def _pixel_info(
+    field: AbstractDensityField, options: BayestarOptions, start: int, rays: NDArray[np.float64]
+) -> NDArray[np.void]:
+    rows = np.zeros(len(rays), _PIXEL)
+    pixels = np.arange(start, start + len(rays))
+    rows["nside"] = options.nside
+    rows["healpix_index"] = pixels
+    rows["converged"] = 1
+    rows["n_stars"] = -1 if options.n_stars is None else options.n_stars[pixels]
+    places = rays[:, None] * _DISTANCES[:, None]
+    coverage = _places.at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"]
+    reliable = coverage >= options.trusted
+    first = reliable.argmax(-1)
+    # Beyond the box coverage is NaN, so every ray ends.
+    ended = ~reliable & (np.arange(len(_DISTANCES)) > first[:, None])
+    last = np.where(ended.any(-1), ended.argmax(-1), len(_DISTANCES)) - 1
+    for name, index in (("DM_reliable_min", first), ("DM_reliable_max", last)):
+        rows[name] = np.where(reliable.any(-1), DISTANCE_MODULI[index], np.nan)
+    return rows

@@ -30,7 +30,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
-from dustmap.sky.layouts._places import LayoutCounts, counts
+from dustmap.sky.layouts._places import LayoutCounts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
@@ -91,7 +91,7 @@ def write_leike2020(
             for name, dataset in datasets.items():
                 values = slab.arrays[name].transpose(2, 1, 0) * np.float32(factor)
                 dataset[x, y, k] = values
-                inside += counts(values)
+                inside += LayoutCounts.of(values)
             disk.check()
     total = 2 * math.prod(options.shape)
     return LayoutCounts(total, total - inside.values + inside.outside)
@@ -100,7 +100,7 @@ def write_leike2020(
 def _inside(
     field: AbstractDensityField, shape: tuple[int, int, int]
 ) -> tuple[tuple[int, ...], RegularGrid]:
-    """The voxels whose centres are in the box: index of the first of them, and their grid."""
+    """Find the voxels whose centres are in the box: index of the first, and their grid."""
     ranges = []
     for edge, n, low, high in zip(_EDGE, shape, field.lower, field.upper, strict=True):
         centres = edge + 0.5 + np.arange(n)
@@ -115,14 +115,14 @@ def _inside(
     return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
 
 
-SYSTEM = "A0_550"
-UNIT = "A0(550nm)/parsec"
-DATASET = "explore/cube_datas"
-CHUNK = 64  # voxels per axis of a chunk in HDF5
+_GTOMO_SYSTEM = "A0_550"
+_GTOMO_UNIT = "A0(550nm)/parsec"
+_DATASET = "explore/cube_datas"
+_GTOMO_CHUNK = 64  # voxels per axis of a chunk in HDF5
 #: Puts planes [z, y, x] from a z on into a file.
 Put: TypeAlias = Callable[[int, NDArray[np.float32]], None]
 #: Endings of the files that are written as HDF5; all others are FITS.
-HDF5_SUFFIXES = (".h5", ".hdf5")
+_HDF5_SUFFIXES = (".h5", ".hdf5")
 #: The group of cubes older than 2021, which does not say what was mapped.
 _OLD_DATASET = "stilism/cube_datas"
 _UNIT_START = "a0(550nm)"
@@ -170,11 +170,11 @@ def write_gtomo(
     overwrite: bool = False,
 ) -> LayoutCounts:
     """Write HDF5 if the name ends in .h5 or .hdf5, else FITS."""
-    system = system_named(SYSTEM)
+    system = system_named(_GTOMO_SYSTEM)
     factor = conversion(field.system, system)
     field.check_grid(options.grid)
     note = f"{options.quantity.value}; {conversion_note(field.system, system, factor)}"
-    opened = _hdf5 if Path(path).suffix.lower() in HDF5_SUFFIXES else _fits
+    opened = _hdf5 if Path(path).suffix.lower() in _HDF5_SUFFIXES else _fits
     slabs = field.planes(options.grid, MapRequest((options.quantity,)))
     total = LayoutCounts()
     with (
@@ -184,17 +184,17 @@ def write_gtomo(
         for slab in slabs:
             values = slab.arrays[options.quantity.value] * np.float32(factor)
             put(slab.start, values)
-            total += counts(values)
+            total += LayoutCounts.of(values)
     return total
 
 
 @contextmanager
 def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
-    """A new FITS file, and what puts planes [z, y, x] from a z on into it."""
-    cards = density_cards("", system_named(SYSTEM), provenance, (note,))
+    """Open a new FITS file; yield what puts planes [z, y, x] into it."""
+    cards = density_cards("", system_named(_GTOMO_SYSTEM), provenance, (note,))
     cards["STEP"] = (options.step, "pc")
     cards["RESOL"] = (options.resolution or options.step, "pc")
-    cards["UNIT"] = UNIT
+    cards["UNIT"] = _GTOMO_UNIT
     for axis, position in zip("XYZ", options.sun, strict=True):
         cards[f"SUN_POS{axis}"] = (position, "0-based index = coordinate/STEP + this - 0.5")
     plan = ImagePlan("PRIMARY", options.grid.shape[::-1], cards)
@@ -204,12 +204,12 @@ def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 
 @contextmanager
 def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
-    """A new HDF5 file, and what puts planes [z, y, x] from a z on into it."""
+    """Open a new HDF5 file; yield what puts planes [z, y, x] into it."""
     shape = options.grid.shape
-    with new_hdf5(path, 4 * 2 * CHUNK * shape[0] * shape[1]) as (file, disk):
-        write_attributes(file, UNIT, system_named(SYSTEM), provenance, note)
-        chunks = tuple(min(CHUNK, n) for n in shape)
-        cube = file.create_dataset(DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
+    with new_hdf5(path, 4 * 2 * _GTOMO_CHUNK * shape[0] * shape[1]) as (file, disk):
+        write_attributes(file, _GTOMO_UNIT, system_named(_GTOMO_SYSTEM), provenance, note)
+        chunks = tuple(min(_GTOMO_CHUNK, n) for n in shape)
+        cube = file.create_dataset(_DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
         cube.attrs["sun_position"] = np.roll(options.sun, 1)  # z, x, y
         cube.attrs["gridstep_values"] = np.full(3, options.step)
         cube.attrs["resolution_values"] = np.full(3, options.resolution or options.step)
@@ -236,22 +236,14 @@ def read_gtomo(
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with translating(path, "a cube of G-Tomo"):
-        cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
-    grid = RegularGrid(
-        tuple((0.5 - cube.sun) * cube.step), (cube.step,) * 3, cube.values.shape[::-1]
-    )
-    return DustMap.from_arrays(grid, {quantity: cube.values}, _system(path, cube.unit, system))
+        read = _read_hdf5 if h5py.is_hdf5(path) else _read_fits
+        values, step, sun, unit = read(path)
+    grid = RegularGrid(tuple((0.5 - sun) * step), (step,) * 3, values.shape[::-1])
+    return DustMap.from_arrays(grid, {quantity: values}, _system(path, unit, system))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Cube:
-    """Content of a file: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
-
-    values: NDArray[np.float32]
-    step: float
-    sun: NDArray[np.float64]
-    unit: str
+#: Values [z, y, x], the step in pc, SUN_POS of (x, y, z), the unit or "" for none.
+_Cube: TypeAlias = tuple[NDArray[np.float32], float, NDArray[np.float64], str]
 
 
 def _read_fits(path: Path) -> _Cube:
@@ -265,15 +257,15 @@ def _read_fits(path: Path) -> _Cube:
         values = np.asarray(data, np.float32)
     shape = np.array(values.shape[::-1])
     sun = [header.get(f"SUN_POS{axis}", n / 2) for axis, n in zip("XYZ", shape, strict=True)]
-    return _Cube(values, float(header["STEP"]), np.array(sun, float), str(header.get("UNIT", "")))
+    return values, float(header["STEP"]), np.array(sun, float), str(header.get("UNIT", ""))
 
 
 def _read_hdf5(path: Path) -> _Cube:
     with open_hdf5(path) as file:
-        names = [name for name in (DATASET, _OLD_DATASET) if name in file]
+        names = [name for name in (_DATASET, _OLD_DATASET) if name in file]
         if not names:
             raise UserError(
-                f"{path}: expected the dataset {DATASET} or {_OLD_DATASET}, got {sorted(file)}"
+                f"{path}: expected the dataset {_DATASET} or {_OLD_DATASET}, got {sorted(file)}"
             )
         cube = file[names[0]]
         for key in ("sun_position", "gridstep_values"):
@@ -286,8 +278,8 @@ def _read_hdf5(path: Path) -> _Cube:
         sun = np.roll(cube.attrs["sun_position"], -1)
         if names[0] == _OLD_DATASET:
             sun = _nearest_to_middle(cube.attrs["sun_position"], cube.shape)
-    unit = _UNIT_START if names[0] == DATASET else ""
-    return _Cube(values, step, np.asarray(sun, np.float64), unit)
+    unit = _UNIT_START if names[0] == _DATASET else ""
+    return values, step, np.asarray(sun, np.float64), unit
 
 
 def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -298,7 +290,7 @@ def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> ExtinctionSystem:
     if unit.lower().replace(" ", "").startswith(_UNIT_START):
-        labelled = system_named(SYSTEM)
+        labelled = system_named(_GTOMO_SYSTEM)
         if declared not in (None, labelled):
             raise UserError(f"{path}: the file is in {labelled}, not in {declared}")
         return labelled

@@ -15,11 +15,10 @@ from astropy.table import Column, Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
 from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
-from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, Rays
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
@@ -65,12 +64,9 @@ class Answers:
         return values
 
     def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
-        """By what factor (1 or Q, N) std or percentiles of the interpolated samples differ from
-        their own interpolation; 1 at the voxels' centres.
-
-        A positive density is the interpolant of its samples, whose neighbours vary against each
-        other: between them it varies less than at either.
-        """
+        """Return statistics of interpolated samples over interpolated statistics (1 or Q, N)."""
+        # A positive density is the interpolant of its samples, whose neighbours vary against each
+        # other: between them it varies less than at either.
         factor = np.ones((max(1, len(levels)), len(positions)))
         inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
@@ -84,16 +80,12 @@ class Answers:
         return factor
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
-        """The cubes that are the answer, if the map has them."""
+        """Return the cubes that are the answer, if the map has them."""
         plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
-        wanted = [plain[mode]] if mode in plain else []
-        if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-            by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
-            quantities = [by_level.get(level) for level in levels]
-            wanted = [quantity for quantity in quantities if quantity is not None]
-            if len(wanted) < len(levels):
-                return ()
-        return tuple(map(Cube, wanted)) if set(wanted) <= set(self.layout.quantities) else ()
+        by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
+        wanted = [plain[mode]] if mode in plain else [by_level.get(level) for level in levels]
+        held = [Cube(q) for q in wanted if q is not None and q in self.layout.quantities]
+        return tuple(held) if len(held) == len(wanted) else ()
 
     def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
         if self.layout.samples < (2 if mode in _SPREADS else 1):
@@ -137,7 +129,7 @@ class Answers:
         values = np.full((len(cubes), len(rays)), np.nan)
         values[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
-        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
+        return np.where(finite, values, np.nan)  # a NaN place is unknown always
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())
@@ -158,7 +150,7 @@ class Answers:
 
 
 def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:
-    """From samples (S, N) to what is asked, (1, S or Q, N)."""
+    """Reduce samples (S, N) to what is asked, (1, S or Q, N)."""
     if mode is Mode.MEAN:
         return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
@@ -169,7 +161,7 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
 
 
 def _finite(positions: Floats) -> Flags:
-    """Which places (N,) are places at all."""
+    """Return which places (N,) have coordinates at all."""
     return np.asarray(np.isfinite(positions).all(-1))
 
 
@@ -194,31 +186,23 @@ def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floa
     step = 0.5 * min(grid.spacing)
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)
-    steps: Floats = step * np.arange(count, dtype=np.float64)
     ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
     for start in range(0, len(rays), size):
-        part = slice(start, start + size)
-        s, covered = _of_rays(reader, grid, rays.part(part), steps)
-        ranges[part] = _range(s, covered, least)
+        part = rays.part(slice(start, start + size))
+        near, far = part.near[:, None], part.far[:, None]
+        s: Floats = near + step * np.arange(count, dtype=np.float64)
+        beyond = (s >= far + step) | (far <= near)
+        s = np.minimum(s, far)
+        cells = Cells.of(grid, (part.direction[:, None] * s[..., None]).reshape(-1, 3))
+        covered = reader.at(Cube(Quantity.COVERAGE), cells).reshape(s.shape).astype(np.float64)
+        # −1 stands for no coverage at all: the box ends at the step before.
+        covered[beyond | np.isnan(covered)] = -1.0
+        ranges[start : start + size] = _range(s, covered, least)
     return ranges
 
 
-def _of_rays(
-    reader: CubeReader, grid: RegularGrid, rays: Rays, steps: Floats
-) -> tuple[Floats, Floats]:
-    """Distances and coverage there, (N, K) each; −1 beyond the box's faces."""
-    s = rays.near[:, None] + steps
-    beyond = s >= rays.far[:, None] + steps[1]
-    s = np.minimum(s, rays.far[:, None])
-    points = (rays.direction[:, None] * s[..., None]).reshape(-1, 3)
-    covered = reader.at(Cube(Quantity.COVERAGE), Cells.of(grid, points)).reshape(s.shape)
-    missed = (rays.far <= rays.near)[:, None]
-    unknown = beyond | missed | np.isnan(covered)
-    return s, np.where(unknown, -1.0, covered.astype(np.float64))
-
-
 def _range(s: Floats, covered: Floats, least: float) -> Floats:
-    """Where coverage (N, K) first reaches `least`, and where it next falls below: (N, 2)."""
+    """Find where coverage (N, K) first reaches `least`, and next falls below: (N, 2)."""
     reached: Flags = covered >= least
     first = reached.argmax(-1)
     falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
@@ -228,13 +212,12 @@ def _range(s: Floats, covered: Floats, least: float) -> Floats:
 
 
 def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
-    """Where coverage is `least` between the steps k − 1 and k (N,), at the end if one is none."""
+    """Find where coverage is `least` between the steps k − 1 and k (N,), or the last of them."""
     left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
     row = np.arange(len(s))
     a, b = covered[row, left], covered[row, right]
     differ: Flags = b != a
     share = np.where(differ, (least - a) / np.where(differ, b - a, 1.0), 1.0)
-    # −1 stands for no coverage at all: the box ends at the step before.
     share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
     share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
     low, high = s[row, left], s[row, right]

@@ -76,6 +76,21 @@ class Layout:
         return z, y, x
 
     @property
+    def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Voxel centres x, y, z in pc."""
+        corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
+        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
+        return x, y, z
+
+    def nearest_slice(self, axis: int, level: float) -> int:
+        """Find the voxels whose centres are nearest to `level` in pc along X, Y or Z."""
+        half = self.grid.spacing[axis] / 2
+        low, high = self.grid.lower[axis] - half, self.grid.upper[axis] + half
+        if not low <= level <= high:
+            raise UserError(f"{'xyz'[axis]} = {level:g} pc: expected {low:g} to {high:g} pc")
+        return int(np.abs(self.axes[axis] - level).argmin())
+
+    @property
     def cubes(self) -> tuple[Cube, ...]:
         """Every array there is."""
         plain = [Cube(q) for q in self.quantities if q is not Quantity.SAMPLES]
@@ -132,20 +147,6 @@ def layout_of(
 
     ValueError where the cubes do not lie on the axes, or the extinction system is unknown.
     """
-    positive = str(percentiles).startswith("log-normal")
-    grid, known = grid_of_axes(axes, path), system_named(str(system))
-    layout = Layout(grid, known, tuple(shapes), samples, positive)
-    for quantity, shape in shapes.items():
-        if shape != layout.shape:
-            raise UserError(
-                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
-                f"{layout.shape}, got {shape}"
-            )
-    return layout
-
-
-def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:
-    """Return the grid whose nodes are the voxel centres x, y, z of a file."""
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
         if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
@@ -153,11 +154,20 @@ def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> Regul
         if not steps[0] > 0:
             raise UserError(f"{path}: axis {name} must ascend, got steps of {steps[0]:g} pc")
     ordered = [axes[name] for name in "xyz"]
-    return RegularGrid(
+    grid = RegularGrid(
         lower=tuple(float(axis[0]) for axis in ordered),
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
+    positive = str(percentiles).startswith("log-normal")
+    layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, positive)
+    for quantity, shape in shapes.items():
+        if shape != layout.shape:
+            raise UserError(
+                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
+                f"{layout.shape}, got {shape}"
+            )
+    return layout
 
 
 @final
@@ -249,23 +259,19 @@ class FitsCubes(_FileCubes):
                     f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
                     f"`dustmap export --format fits` write it, got {names}"
                 )
-            return self._layout(hdus, quantities, samples)
-
-    def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
-        images = [self._image(hdus, Cube(q)) for q in quantities]
-        header = images[0].header
-        if header.get("NAXIS") != 3 or "EXTSYS" not in header:
-            raise UserError(
-                f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
-                f"{header.get('NAXIS')} axes in {images[0].name}"
-            )
-        # An axis without end beside one of no voxels takes no room in the file.
-        if 0 in images[0].shape:
-            raise UserError(f"{self.path}: {images[0].name} has no voxels")
-        shapes = {q: image.shape for q, image in zip(quantities, images, strict=True)}
-        return layout_of(
-            self.path, shapes, samples, _axes(header), header["EXTSYS"], header.get("PERCENT", "")
-        )
+            shapes = {q: self._image(hdus, Cube(q)).shape for q in quantities}
+            first = self._image(hdus, Cube(quantities[0]))
+            system, percentiles = first.header.get("EXTSYS"), first.header.get("PERCENT", "")
+            if len(first.shape) != 3 or system is None:
+                raise UserError(
+                    f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
+                    f"{first.header.get('NAXIS')} axes in {first.name}"
+                )
+            # An axis without end beside one of no voxels takes no room in the file.
+            if 0 in first.shape:
+                raise UserError(f"{self.path}: {first.name} has no voxels")
+            axes = _axes(first.header)
+            return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._reading(), self._opened() as hdus:

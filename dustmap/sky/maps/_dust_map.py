@@ -182,17 +182,11 @@ class DustMap:
 
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return voxel centres x, y, z in pc."""
-        corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
-        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
-        return x, y, z
+        return self.layout.axes
 
     def nearest_slice(self, z: float) -> int:
         """Find the slice whose centre is nearest to z in pc; z must lie inside the map."""
-        lower, upper = self.grid.lower[2], self.grid.upper[2]
-        half = self.grid.spacing[2] / 2
-        if not lower - half <= z <= upper + half:
-            raise UserError(f"z = {z:g} pc: expected {lower - half:g} to {upper + half:g} pc")
-        return int(np.abs(self.axes()[2] - z).argmin())
+        return self.layout.nearest_slice(2, z)
 
     def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
         """`query`."""
@@ -297,7 +291,7 @@ class DustMap:
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
-    """Cubes of a run's directory, a map.zarr or a map.fits."""
+    """Open the cubes of a run's directory, a map.zarr or a map.fits."""
     if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
         return ZarrCubes(path)
     if path.is_file():
@@ -313,7 +307,7 @@ def _cubes_at(path: Path) -> AbstractCubes:
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
-    """Probabilities of the percentiles that are asked for."""
+    """Return the probabilities of the requested percentiles."""
     if (mode is Mode.PERCENTILE) != (pct is not None):
         raise UserError(
             f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "

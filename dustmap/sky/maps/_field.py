@@ -8,7 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias, final
+from functools import partial
+from typing import Protocol, Self, final
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from dustmap.sky.maps._cubes import AbstractCubes, Layout
 from dustmap.sky.maps._quantities import MapRequest, Quantity, normal_quantile, percentiles
 from dustmap.sky.systems import ExtinctionSystem
 
-Point: TypeAlias = tuple[float, float, float]
 #: Planes of a slab unless the caller says otherwise, and those that are asked for.
 DEPTH, EVERY = 16, slice(None)
 SAMPLES = Quantity.SAMPLES
@@ -45,34 +45,51 @@ class Planes:
     arrays: Mapping[str, NDArray[np.float32]]
 
 
+@final
+@dataclass(frozen=True)
+class FieldTraits:
+    """What holds of a density ρ in mag/pc of `system` at all places.
+
+    lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
+    field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
+    moments of ln ρ and not by those of ρ.
+    """
+
+    system: ExtinctionSystem
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    n_samples: int
+    positive: bool
+
+
 class AbstractDensityField(ABC):
     """The posterior of the density ρ in mag/pc of `system`, in a box of heliocentric Galactic
-    X, Y, Z."""
+    X, Y, Z. The traits are attributes of the field, too."""
 
     @property
     @abstractmethod
+    def traits(self) -> FieldTraits:
+        """System, box, samples and sign of ρ."""
+
+    @property
     def system(self) -> ExtinctionSystem:
-        """Extinction system: ρ is in mag/pc of it."""
+        return self.traits.system
 
     @property
-    @abstractmethod
-    def lower(self) -> Point:
-        """Lower corner of the box in pc."""
+    def lower(self) -> tuple[float, ...]:
+        return self.traits.lower
 
     @property
-    @abstractmethod
-    def upper(self) -> Point:
-        """Upper corner of the box in pc."""
+    def upper(self) -> tuple[float, ...]:
+        return self.traits.upper
 
     @property
-    @abstractmethod
     def n_samples(self) -> int:
-        """How many samples of the field there are, the same for every place; 0 for none."""
+        return self.traits.n_samples
 
     @property
-    @abstractmethod
     def positive(self) -> bool:
-        """Whether ρ > 0, with percentiles by the moments of ln ρ; otherwise by those of ρ."""
+        return self.traits.positive
 
     @abstractmethod
     def evaluate(
@@ -130,15 +147,6 @@ class AbstractDensityField(ABC):
                 )
 
 
-def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
-    """Refuse the coverage of rays: it is a property of places."""
-    if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
-        raise UserError(
-            "coverage: expected places (PointValues), got "
-            f"{type(functional).__name__}; leave it out for integrals"
-        )
-
-
 def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
     """Refuse places (N, 3) outside the box."""
     lower, upper = (
@@ -162,6 +170,11 @@ def in_chunks(
     answer: Callable[[AbstractFunctional], Mapping[str, Tensor]],
 ) -> dict[str, NDArray[np.float32]]:
     """Answer a request for N functionals, `size` at a time: (..., N) by the quantity's name."""
+    if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
+        raise UserError(
+            "coverage: expected places (PointValues), got "
+            f"{type(functional).__name__}; leave it out for integrals"
+        )
     parts = [as_numpy(answer(functional[part])) for part in chunks(len(functional), size)]
     return {
         q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
@@ -220,29 +233,21 @@ class Slabs:
         field.check(request)
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
-
-        def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
-            return field.planes(grid, request, depth, part)
-
-        return cls(layout, request, walk)
+        return cls(layout, request, partial(field.planes, grid, request))
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
         """Return all that a map holds."""
         layout = cubes.layout
         request = MapRequest(layout.quantities, layout.samples)
-
-        def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
-            return _planes(cubes, depth, part)
-
-        return cls(layout, request, walk)
+        return cls(layout, request, partial(_planes, cubes))
 
     def depth(self, memory: int, extra: int = 0) -> int:
         """Return planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
         return max(1, memory // bytes_per_plane(self.layout.grid, self.request, extra))
 
 
-def _planes(cubes: AbstractCubes, depth: int, part: slice) -> Iterator[Planes]:
+def _planes(cubes: AbstractCubes, depth: int, part: slice = EVERY) -> Iterator[Planes]:
     layout = cubes.layout
     for start, stop in slabs(layout.grid.shape[2], depth, part):
         box = (slice(start, stop), slice(None), slice(None))

@@ -1,4 +1,8 @@
-"""The density that any engine's posterior describes, by its predictions."""
+"""Posteriors as densities: of samples at the nodes of a grid, or of any engine's predictions.
+
+`NodeTable` interpolates in all samples at any places, `Resampler` from one regular grid to another,
+an axis at a time.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,16 +16,203 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field, _quantities
-from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
-from dustmap.sky.maps._node_field import NodeTable
-from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
+from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity, statistics
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
-#: Functionals answered at once.
-_CHUNK = 4096
+#: Functionals answered at once: from samples at nodes, and by a posterior.
+_NODE_CHUNK, _CHUNK = 16_384, 4096
+#: Numbers of all samples that one step of the statistics works on: they stay in the cache.
+_BLOCK = 2**19
+
+
+@final
+class NodeTable:
+    """Fields (S, M) on one grid, together at every node; nodes in the C order of (x, y, z)."""
+
+    def __init__(self, grid: RegularGrid, fields: Tensor) -> None:
+        self.grid, self.values = grid, fields.mT.contiguous()
+
+    def at(self, cells: Cells) -> Tensor:
+        """Return all fields (N, S) at places."""
+        y, z = self.grid.shape[1:]
+        corner = torch.from_numpy((cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2])
+        offset = torch.from_numpy(cells.offset).to(self.values.dtype)
+        x_share, y_share, z_share = offset[..., None].unbind(1)
+
+        def along_z(shift: int) -> Tensor:
+            low = self.values.index_select(0, corner + shift)
+            return low.lerp_(self.values.index_select(0, corner + shift + 1), z_share)
+
+        def along_y(shift: int) -> Tensor:
+            return along_z(shift).lerp_(along_z(shift + z), y_share)
+
+        return along_y(0).lerp_(along_y(y * z), x_share)
+
+
+@final
+class AxisWeights:
+    """out_i = (1 − w_i) in_{c_i} + w_i in_{c_i + 1} along one axis, w in [0, 1].
+
+    cell (n,) int64, weight (n,) in `dtype`; points within 1e-6 of a cell of an end count as there.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, axis: int, dtype: torch.dtype):
+        nodes = source.shape[axis]
+        where = (target.axes()[axis] - source.lower[axis]) / source.spacing[axis]
+        # A point that is a node but for round-off takes the node's value, bit for bit.
+        nearest = where.round()
+        where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
+        self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
+        self.weight = (where - self.cell).to(dtype)
+        self.identity = nodes == len(where) and bool(
+            (where == torch.arange(nodes, dtype=where.dtype)).all()
+        )
+
+    def along(self, values: Tensor, dim: int) -> Tensor:
+        """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
+        if self.identity:
+            return values
+        left = values.index_select(dim, self.cell)
+        right = values.index_select(dim, self.cell + 1)
+        return left.lerp_(right, self.weight if dim == -1 else self.weight[:, None])
+
+
+@final
+class Resampler:
+    """From fields at the nodes of `source` (S, x, y, z) to planes (S, y, x) at those of `target`.
+
+    Every plane of nodes is widened in x and y once, and kept while planes of the target lie next
+    to it: two widened planes are all the memory that is taken.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, dtype: torch.dtype) -> None:
+        x, y, z = (AxisWeights(source, target, axis, dtype) for axis in range(3))
+        self._x, self._y, self._z = x, y, z
+
+    def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Yield (below, above, weight) of planes in z: of values lerp(below, above, weight)."""
+        wide: dict[int, Tensor] = {}
+        cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
+        for cell, weight in zip(cells, weights, strict=True):
+            wide = {k: plane for k, plane in wide.items() if k in (cell, cell + 1)}
+            for k in (cell, cell + 1):
+                if k not in wide:
+                    wide[k] = self._widened(fields[..., k])
+            yield wide[cell], wide[cell + 1], weight
+
+    def _widened(self, plane: Tensor) -> Tensor:
+        """Interpolate (S, x, y) at nodes to (S, y, x) of the target."""
+        return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeField(AbstractDensityField):
+    """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
+
+    prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
+    the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
+    share of the prior's variance that is explained, that of `sure_coverage`.
+    """
+
+    posterior: LogNormalPosterior
+    nodes: RegularGrid
+    extinction_system: ExtinctionSystem
+    prior_std: float
+
+    def __post_init__(self) -> None:
+        if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
+            raise UserError(
+                f"nodes: expected the {self.posterior.log_samples.shape[1]} nodes of the "
+                f"posterior, got {self.nodes.size}"
+            )
+        if not self.prior_std > 0:
+            raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
+
+    @property
+    def traits(self) -> FieldTraits:
+        box = self.nodes.lower, self.nodes.upper
+        return FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+
+    @torch.no_grad()
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        self.check(request)
+        if isinstance(functional, PointValues):
+            _field.refuse_beyond(self, functional.x)
+        return _field.in_chunks(
+            functional, _NODE_CHUNK, request, lambda part: self._answer(part, request)
+        )
+
+    @torch.no_grad()
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
+    ) -> Iterator[Planes]:
+        self.check(request)
+        self.check_grid(grid)
+        fields = [self._density.cpu().reshape(-1, *self.nodes.shape)]
+        if Quantity.COVERAGE in request:
+            fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
+        resampler = Resampler(self.nodes, grid, self._density.dtype)
+        walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
+            into = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            for k in range(stop - start):
+                density, *covered = next(walks)
+                _fill(into, k, density, request)
+                for below, above, weight in covered:
+                    into["coverage"][k] = torch.lerp(below, above, weight)[0]
+            yield Planes(start, stop, arrays)
+
+    def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
+        if not isinstance(functional, PointValues):
+            rows = self.posterior.interpolation(functional)
+            return statistics(rows.matmul(self._density.to(rows.dtype)), request)
+        cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
+        answers = statistics(self._by_node.at(cells).mT.contiguous(), request)
+        if Quantity.COVERAGE in request:
+            answers["coverage"] = self._covered.at(cells)[:, 0]
+        return answers
+
+    @cached_property
+    def _density(self) -> Tensor:
+        """ρ_s (S, M) in pc⁻¹."""
+        return self.posterior.log_samples.exp()
+
+    @cached_property
+    def _by_node(self) -> NodeTable:
+        return NodeTable(self.nodes, self._density.cpu())
+
+    @cached_property
+    def _covered(self) -> NodeTable:
+        return NodeTable(self.nodes, self._node_coverage.cpu()[None])
+
+    @cached_property
+    def _node_coverage(self) -> Tensor:
+        """(M,)."""
+        if self.posterior.explained is None:
+            return _quantities.coverage(self.posterior.node_log_moments()[1], self.prior_std)
+        return _quantities.sure_coverage(self.posterior.explained, self.posterior.independent)
+
+
+def _fill(
+    into: dict[str, Tensor], k: int, density: tuple[Tensor, Tensor, float], request: MapRequest
+) -> None:
+    """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time."""
+    below, above, weight = density
+    rows = max(1, _BLOCK // (len(below) * below.shape[-1]))
+    for part in chunks(below.shape[1], rows):
+        draws = torch.lerp(below[:, part], above[:, part], weight)
+        for name, values in statistics(draws, request).items():
+            into[name][..., k, part, :] = values
 
 
 @runtime_checkable
@@ -56,8 +247,8 @@ class PosteriorField(AbstractDensityField):
 
     posterior: AbstractPosterior
     extinction_system: ExtinctionSystem
-    lower_corner: Point
-    upper_corner: Point
+    lower_corner: tuple[float, ...]
+    upper_corner: tuple[float, ...]
     prior_std: float
     stored_samples: int = 0
     own: OwnNodes | None = None
@@ -69,31 +260,16 @@ class PosteriorField(AbstractDensityField):
             raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
 
     @property
-    def system(self) -> ExtinctionSystem:
-        return self.extinction_system
-
-    @property
-    def lower(self) -> Point:
-        return self.lower_corner
-
-    @property
-    def upper(self) -> Point:
-        return self.upper_corner
-
-    @property
-    def n_samples(self) -> int:
-        return self.stored_samples
-
-    @property
-    def positive(self) -> bool:
-        return isinstance(self.posterior, LogMoments)
+    def traits(self) -> FieldTraits:
+        box = self.lower_corner, self.upper_corner
+        positive = isinstance(self.posterior, LogMoments)
+        return FieldTraits(self.extinction_system, *box, self.stored_samples, positive)
 
     @torch.no_grad()
     def evaluate(
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        _field.refuse_coverage_of_rays(functional, request)
         return self._evaluate(functional, request, 0)
 
     def _evaluate(
@@ -117,7 +293,7 @@ class PosteriorField(AbstractDensityField):
         for start, stop in _field.slabs(grid.shape[2], depth, part):
             arrays = _field.empty_arrays(grid, request, stop - start)
             for k in range(start, stop):
-                answers = _cut(at_hand, grid, k)
+                answers = {name: values[k].ravel() for name, values in at_hand.items()}
                 if missing is not None:
                     answers |= self._plane(grid, k, missing)
                 for name, values in answers.items():
@@ -128,38 +304,44 @@ class PosteriorField(AbstractDensityField):
     def _plane(
         self, grid: RegularGrid, k: int, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
-        """All of plane k, in the order of (y, x)."""
+        """Answer for all of plane k, in the order of (y, x)."""
         x, y, z = grid.axes(self.device)
         yy, xx = torch.meshgrid(y, x, indexing="ij")
         points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
         return self._evaluate(PointValues(points), request, k)
 
     def _at_hand(self, grid: RegularGrid, request: MapRequest) -> dict[str, NDArray[np.float32]]:
-        """Take what the engine has at its own nodes, in the order of (x, y, z): no samples."""
+        """Take what the engine has at its own nodes, [z, y, x]: no samples."""
         if self.own is None or self.own.grid != grid or self.positive:
             return {}
-        answers = _of_normal(self.own.predict(), request, self.prior_std)
+        prediction = self.own.predict()
+        answers = _of_normal(prediction.mean, prediction.std, request, self.prior_std)
         if self.own.coverage is not None and Quantity.COVERAGE in request:
-            answers[Quantity.COVERAGE.value] = self.own.coverage
-        return _field.as_numpy(answers)
+            answers["coverage"] = self.own.coverage
+        nodes = _field.as_numpy(answers)
+        return {name: values.reshape(grid.shape).transpose() for name, values in nodes.items()}
 
     def _answer(
         self, functional: AbstractFunctional, request: MapRequest, generator: torch.Generator
     ) -> dict[str, Tensor]:
         answers: dict[str, Tensor] = {}
         if isinstance(self.posterior, LogMoments):
-            answers = _of_log_normal(self.posterior, functional, request, self.prior_std)
+            if request.any_of((*PERCENTILES, Quantity.COVERAGE)):
+                centre, width = self.posterior.log_moments(functional)
+                answers = _of_normal(centre, width, request, self.prior_std)
+                answers |= {n: v.exp() for n, v in answers.items() if Quantity(n) in PERCENTILES}
             if request.any_of((Quantity.MEAN, Quantity.STD)):
-                answers |= _moments(self.posterior.predict(functional))
+                prediction = self.posterior.predict(functional)
+                answers |= {"mean": prediction.mean, "std": prediction.std}
         elif request.cubes:
-            answers = _of_normal(self.posterior.predict(functional), request, self.prior_std)
+            prediction = self.posterior.predict(functional)
+            answers = _of_normal(prediction.mean, prediction.std, request, self.prior_std)
             if self._covered is not None and Quantity.COVERAGE in request:
                 assert isinstance(functional, PointValues)  # coverage is of places only
                 cells = Cells.of(self._covered.grid, functional.x.double().cpu().numpy())
-                answers[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
+                answers["coverage"] = self._covered.at(cells)[:, 0]
         if request.samples:
-            draws = self.posterior.sample(functional, request.samples, generator)
-            answers[Quantity.SAMPLES.value] = draws
+            answers["samples"] = self.posterior.sample(functional, request.samples, generator)
         return answers
 
     @cached_property
@@ -167,43 +349,17 @@ class PosteriorField(AbstractDensityField):
         """Coverage at the nodes, where the engine knows it."""
         if self.own is None or self.own.coverage is None:
             return None
-        return NodeTable.of(self.own.grid, self.own.coverage.cpu()[None])
+        return NodeTable(self.own.grid, self.own.coverage.cpu()[None])
 
 
-def _moments(prediction: Prediction) -> dict[str, Tensor]:
-    return {Quantity.MEAN.value: prediction.mean, Quantity.STD.value: prediction.std}
-
-
-def _of_normal(prediction: Prediction, request: MapRequest, prior_std: float) -> dict[str, Tensor]:
-    answers = _moments(prediction)
-    for quantity, q in PERCENTILES.items():
-        answers[quantity.value] = prediction.mean + _quantities.normal_quantile(q) * prediction.std
-    if Quantity.COVERAGE in request:
-        answers[Quantity.COVERAGE.value] = _quantities.coverage(prediction.std, prior_std)
-    return {name: values for name, values in answers.items() if Quantity(name) in request}
-
-
-def _of_log_normal(
-    posterior: LogMoments, functional: AbstractFunctional, request: MapRequest, prior_std: float
+def _of_normal(
+    mean: Tensor, std: Tensor, request: MapRequest, prior_std: float
 ) -> dict[str, Tensor]:
-    if not request.any_of((*PERCENTILES, Quantity.COVERAGE)):
-        return {}
-    centre, width = posterior.log_moments(functional)
-    answers = {
-        quantity.value: (centre + _quantities.normal_quantile(q) * width).exp()
-        for quantity, q in PERCENTILES.items()
-        if quantity in request
-    }
+    """Return what is requested of N(mean, std²), all but samples."""
+    answers = {"mean": mean, "std": std}
+    for quantity in set(PERCENTILES) & set(request.quantities):
+        z = _quantities.normal_quantile(PERCENTILES[quantity])
+        answers[quantity.value] = mean + z * std
     if Quantity.COVERAGE in request:
-        answers[Quantity.COVERAGE.value] = _quantities.coverage(width, prior_std)
-    return answers
-
-
-def _cut(
-    nodes: dict[str, NDArray[np.float32]], grid: RegularGrid, k: int
-) -> dict[str, NDArray[np.float32]]:
-    """Plane k in the order of (y, x) of values in the order of (x, y, z)."""
-    return {
-        name: values.reshape(grid.shape)[:, :, k].transpose().ravel()
-        for name, values in nodes.items()
-    }
+        answers["coverage"] = _quantities.coverage(std, prior_std)
+    return {name: values for name, values in answers.items() if Quantity(name) in request}

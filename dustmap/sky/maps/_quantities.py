@@ -117,11 +117,11 @@ class _Named(enum.Enum):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        for choice in cls:
-            if choice.value == name:
-                return choice
-        known = ", ".join(choice.value for choice in cls)
-        raise UserError(f"{cls.__name__.lower()}: expected one of {known}, got {name!r}")
+        known = [choice.value for choice in cls]
+        if name not in known:
+            kind = cls.__name__.lower()
+            raise UserError(f"{kind}: expected one of {', '.join(known)}, got {name!r}")
+        return cls(name)
 
 
 @final
@@ -154,25 +154,19 @@ def normal_quantile(q: float) -> float:
     return NormalDist().inv_cdf(q)
 
 
-def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[str, Tensor]":
-    """Compute all but coverage of draws (S, ...), each (...); samples are not copied."""
+def statistics(draws: "Tensor", request: MapRequest) -> "dict[str, Tensor]":
+    """Compute all but coverage of draws (S, ...) > 0, each (...); samples are not copied."""
     results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
-        results |= {
-            Quantity.MEAN.value: mean,
-            Quantity.STD.value: deviation(draws, mean, len(draws) - 1),
-        }
+        results["mean"], results["std"] = mean, deviation(draws, mean, len(draws) - 1)
     asked = [quantity for quantity in PERCENTILES if quantity in request]
     if asked:
-        levels = [PERCENTILES[quantity] for quantity in asked]
-        values = percentiles(draws, levels, positive)
+        values = percentiles(draws, [PERCENTILES[quantity] for quantity in asked], positive=True)
         results |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
     if request.samples:
-        results[Quantity.SAMPLES.value] = draws[: request.samples]
-    return {
-        name: results[name] for name in (q.value for q in request.quantities) if name in results
-    }
+        results["samples"] = draws[: request.samples]
+    return {q.value: results[q.value] for q in request.quantities if q.value in results}
 
 
 def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
@@ -207,20 +201,17 @@ def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
     mean = logs.mean(0)
-    spread = deviation(logs, mean, _paired(len(draws)))
+    count = len(draws)
+    # E Σ_s (x_s − m)² / σ² of samples ±δ, ±δ', ..., the last of an odd number alone.
+    spread = deviation(logs, mean, count - 1.0 / count if count % 2 and count > 1 else count)
     if bool(positive.all()):
         return mean, spread
     return of.where(positive, mean, -of.inf), of.where(positive, spread, 0.0)
 
 
 def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
-    """torch or numpy, which name alike what is taken of them here."""
+    """Return torch or numpy, which name alike what is taken of them here."""
     return sys.modules[type(draws).__module__]
-
-
-def _paired(count: int) -> float:
-    """E Σ_s (x_s − m)² / σ² of `count` samples ±δ, ±δ', ..., the last of an odd number alone."""
-    return count - 1.0 / count if count % 2 and count > 1 else float(count)
 
 
 def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":

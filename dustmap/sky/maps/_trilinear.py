@@ -124,7 +124,7 @@ class CubeReader:
         return values
 
     def _blocks(self, cells: Cells) -> tuple[Indices, Indices]:
-        """Blocks (B, 3) in x, y, z that hold the places, and of which each place is (N,)."""
+        """Return blocks (B, 3) in x, y, z that hold the places, and the block (N,) of each."""
         counts = [n // _BLOCK + 1 for n in self.cubes.layout.grid.shape]
         flat = np.ravel_multi_index(tuple((cells.cell // _BLOCK).T), counts)
         unique, inverse = np.unique(flat, return_inverse=True)
@@ -157,7 +157,7 @@ def trilinear(values: Values, cells: Cells) -> Values:
 
 
 def _between(low: Values, high: Values, share: Values) -> Values:
-    """(1 − share) · low + share · high, in place of `high`: exact at both ends."""
+    """Return (1 − share) · low + share · high, in place of `high`: exact at both ends."""
     high *= share
     high += (1.0 - share) * low
     return high
@@ -236,7 +236,7 @@ def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats,
     which of `rows` a point is of. Two points of Gauss and Legendre in every cell.
     """
     order = (rays.far - rays.near).argsort()
-    points = 2 * (1 + np.sum(_counts(grid, rays), axis=0)[order])
+    points = 2 * (1 + _crossed(grid, rays)[1].sum(-1)[order])
     start = 0
     while start < len(order):
         # lengths ascend, so the last ray of a batch has about the most points
@@ -251,39 +251,30 @@ def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats,
         start += taken
 
 
-def _counts(grid: RegularGrid, rays: Rays) -> list[Indices]:
-    """Planes of voxel centres that a ray may cross, for each axis (N,)."""
-    first, last = _span(grid, rays)
-    return list(np.maximum(last - first + 1, 0).T)
-
-
-def _span(grid: RegularGrid, rays: Rays) -> tuple[Indices, Indices]:
-    """Index of the first and last plane strictly between near and far, (N, 3) each."""
+def _crossed(grid: RegularGrid, rays: Rays) -> tuple[Indices, Indices]:
+    """Return first and number of the planes of voxels strictly between near and far: (N, 3)."""
     lower, spacing = np.array(grid.lower), np.array(grid.spacing)
     ends = [(rays.direction * s[:, None] - lower) / spacing for s in (rays.near, rays.far)]
-    low, high = np.minimum(*ends), np.maximum(*ends)
-    return np.floor(low).astype(np.int64) + 1, np.ceil(high).astype(np.int64) - 1
+    first = np.floor(np.minimum(*ends)).astype(np.int64) + 1
+    last = np.ceil(np.maximum(*ends)).astype(np.int64) - 1
+    return first, np.maximum(last - first + 1, 0)
 
 
 def _points(grid: RegularGrid, rays: Rays) -> tuple[Floats, Floats, Indices]:
-    edges = _edges(grid, rays)
-    length = np.diff(edges)
+    """Return places (P, 3), weights and rays (P,) of two points in every cell."""
+    first, counts = _crossed(grid, rays)
+    near, far = rays.near[:, None], rays.far[:, None]
+    edges = [near, far]  # where rays begin, enter another cell, and end
+    for axis in range(3):
+        along = rays.direction[:, axis, None]
+        plane = first[:, axis, None] + np.arange(counts[:, axis].max(initial=0))
+        s = (grid.lower[axis] + grid.spacing[axis] * plane) / np.where(along == 0, 1.0, along)
+        edges.append(np.clip(np.where(along == 0, near, s), near, far))
+    ascending = np.sort(np.concatenate(edges, axis=-1), axis=-1)
+    length = np.diff(ascending)
     row, segment = (length > 0).nonzero()
     step = length[row, segment]
-    middle = edges[row, segment] + 0.5 * step
+    middle = ascending[row, segment] + 0.5 * step
     s = np.concatenate([middle - _GAUSS * step, middle + _GAUSS * step])
     row = np.tile(row, 2)
     return rays.direction[row] * s[:, None], 0.5 * np.tile(step, 2), row
-
-
-def _edges(grid: RegularGrid, rays: Rays) -> Floats:
-    """Distances (N, K) where rays begin, enter another cell, and end; ascending, some repeated."""
-    first, _ = _span(grid, rays)
-    near, far = rays.near[:, None], rays.far[:, None]
-    parts = [near, far]
-    for axis, counts in enumerate(_counts(grid, rays)):
-        along = rays.direction[:, axis, None]
-        plane = first[:, axis, None] + np.arange(counts.max(initial=0))
-        s = (grid.lower[axis] + grid.spacing[axis] * plane) / np.where(along == 0, 1.0, along)
-        parts.append(np.clip(np.where(along == 0, near, s), near, far))
-    return np.sort(np.concatenate(parts, axis=-1), axis=-1)

@@ -22,7 +22,7 @@ from dustmap.linalg import AbstractWorld
 from dustmap.sky import _streamed_fits
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ALONE, ImagePlan, printable, together
-from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
+from dustmap.sky._zarr import Array, create_array, create_group, opened_array
 from dustmap.sky.maps import _cubes
 from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
@@ -150,11 +150,11 @@ def _lay_out(
     path: Path, layout: Layout, provenance: Provenance, depth: int, thickness: int
 ) -> None:
     """All but the numbers."""
-    group = zarr.create_group(path, zarr_format=3)
-    group.attrs.update(_attributes(layout, provenance))
+    axes = {}
     for name, axis in zip("xyz", layout.grid.axes(), strict=True):
         described = {"units": "pc", "axis": name.upper(), "long_name": _cubes.axis_meaning(name)}
-        create_axis(group, name, axis.numpy(), described)
+        axes[name] = axis.numpy(), described
+    group = create_group(path, _attributes(layout, provenance), axes)
     for quantity in layout.quantities:
         _create(group, layout, quantity, depth, thickness)
 

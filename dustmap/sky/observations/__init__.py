@@ -5,9 +5,6 @@ are uncertain, a `DistanceSpread` says how much variance that adds to every exti
 takes a store of any size through the rows of an engine once, chunk by chunk.
 """
 
-from dustmap.sky.observations._beyond import BeyondBox as BeyondBox
-from dustmap.sky.observations._beyond import Moments as Moments
-from dustmap.sky.observations._beyond import PriorDust as PriorDust
 from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import StreamedPass as StreamedPass
@@ -15,7 +12,10 @@ from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._observe import observe_share as observe_share
 from dustmap.sky.observations._observe import stream as stream
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
+from dustmap.sky.observations._sight_lines import BeyondBox as BeyondBox
 from dustmap.sky.observations._sight_lines import HealpixBeams as HealpixBeams
+from dustmap.sky.observations._sight_lines import Moments as Moments
+from dustmap.sky.observations._sight_lines import PriorDust as PriorDust
 from dustmap.sky.observations._sight_lines import SightLines as SightLines
 from dustmap.sky.observations._sight_lines import predict_extinction as predict_extinction
 from dustmap.sky.observations._sight_lines import sight_lines as sight_lines

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
-from dustmap.gp.features import Taps, chunks
-from dustmap.gp.functionals import Counts, LineIntegrals, OutsidePolicy, Sharded
-from dustmap.linalg import AbstractWorld, Progress, unwatched
+from dustmap.gp.features import Taps
+from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
+from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky.observations import _sight_lines
-from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._segments import DistanceSpread
+from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
 from dustmap.sky.stars import StarTable
 
 #: Stars to read at once, and rays whose rows are made at once.
@@ -82,46 +82,41 @@ class Observations:
 
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
-        return self._of_all(self._outside(dust)[0])
+        return _of_all(self.batch.functional, self._outside(dust)[0])
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""
-        outside = self._outside(dust)
-        own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
-        return self._added(outside, own, dust)
+        mean, apart = self._outside(dust)
+        own = torch.zeros_like(mean) if self.spread is None else self.spread.uniform(density, mean)
+        return self._added(mean, apart, own, dust)
 
     def added(
         self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
     ) -> Moments:
         """Return the same with the posterior density in the box: the mean over its draws."""
-        outside, spread = self._outside(dust), self.spread
-        if spread is None:
-            return self._added(outside, 0.0, dust)
-        own = spread.added_variance(posterior, behind=outside[0], progress=progress)
-        return self._added(outside, own, dust)
+        mean, apart = self._outside(dust)
+        own = torch.zeros_like(mean)
+        if self.spread is not None:
+            own = self.spread.added_variance(posterior, behind=mean, progress=progress)
+        return self._added(mean, apart, own, dust)
 
-    def _added(
-        self, outside: tuple[Tensor, Tensor], own: Tensor | float, dust: PriorDust
-    ) -> Moments:
-        mean, apart = (self._of_all(values) for values in outside)
-        own = self._of_all(own) if isinstance(own, Tensor) else torch.zeros_like(mean)
+    def _added(self, mean: Tensor, apart: Tensor, own: Tensor, dust: PriorDust) -> Moments:
+        """Gather mean and variance beyond the box and the variance of distances of all ranks."""
+        rays = self.batch.functional
+        mean, apart, own = (_of_all(rays, values) for values in (mean, apart, own))
         if self.beyond is None:
             return Moments(mean, own, torch.zeros_like(mean))
-        alike = crowding(self._of_all(self.beyond.tracks()), dust)
+        alike = _sight_lines.crowding(_of_all(rays, self.beyond.tracks()), dust)
         return Moments(mean, apart + own, (alike - 1.0) * apart)
 
     def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
-        """Expectation and variance beyond the box, of this rank's rays."""
+        """Return expectation and variance beyond the box, of this rank's rays."""
         if self.beyond is not None:
             return self.beyond.moments(dust)
         rays = self.batch.functional
         count = len(rays.local) if isinstance(rays, Sharded) else len(rays)
         none = torch.zeros(count, dtype=torch.float64, device=rays.device)
         return none, none
-
-    def _of_all(self, values: Tensor) -> Tensor:
-        rays = self.batch.functional
-        return rays.gathered(values) if isinstance(rays, Sharded) else values
 
     def with_added(self, added: Moments) -> "Observations":
         """Return the measured extinctions less what is expected beyond the box, with the noise of
@@ -158,23 +153,30 @@ def observe(
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
-    return _along(lines, stars, dtype, device)
+    return _observed(lines, lines.rays, stars, dtype, device)
 
 
-def _along(
-    lines: _sight_lines.SightLines,
+def _observed(
+    lines: SightLines,
+    rays: LineIntegrals | Sharded,
     stars: StarTable,
     dtype: torch.dtype,
     device: torch.device | None,
 ) -> Observations:
-    y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
+    """Make data of the stars along these sight lines; of all ranks where they share the rays."""
+    columns = stars.extinction[lines.rows], np.square(stars.extinction_error[lines.rows])
     measured, noise = (
-        torch.from_numpy(values).to(device, dtype) for values in (y, np.square(sigma))
+        _of_all(rays, torch.from_numpy(values).to(device, dtype)) for values in columns
     )
-    batch = Batch(lines.rays, measured, noise)
+    batch = Batch(rays, measured, noise)
     return Observations(
         batch, lines.rows, lines.counts, lines.spread, measured, noise, lines.cut, lines.beyond
     )
+
+
+def _of_all(rays: AbstractFunctional, values: Tensor) -> Tensor:
+    """Gather values of the rays of all ranks where they share them."""
+    return rays.gathered(values) if isinstance(rays, Sharded) else values
 
 
 def observe_share(
@@ -196,17 +198,12 @@ def observe_share(
     spread = None
     if lines.spread is not None:
         spread = replace(lines.spread, rays=_counted_from(first, lines.spread.rays))
-    y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
-    measured, noise = (
-        rays.gathered(torch.from_numpy(values).to(device, dtype))
-        for values in (y, np.square(sigma))
-    )
     tally = torch.tensor([lines.counts.truncated, lines.counts.dropped, lines.cut])
     truncated, dropped, cut = world.total(tally).tolist()
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
-    batch = Batch(rays, measured, noise)
-    rows: NDArray[np.int64] = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
-    return Observations(batch, rows, counts, spread, measured, noise, cut, lines.beyond)
+    rows = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
+    data = _observed(lines, rays, stars, dtype, device)
+    return replace(data, rows=rows, counts=counts, spread=spread, cut=cut)
 
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
@@ -258,13 +255,12 @@ def stream(
             progress(done)
         if not len(lines):
             continue
-        batch = _along(lines, table, torch.float64, field.device).batch
-        assert isinstance(batch.functional, LineIntegrals)
+        batch = _observed(lines, lines.rays, table, torch.float64, field.device).batch
         assert batch.noise_variance is not None
         y = (batch.y if target is None else target(batch)).double()
         sigma = (batch.noise_variance if variance is None else variance(batch)).double()
         for part in chunks(len(batch), RAYS):
-            taps = rows(batch.functional[part]).to(torch.float64)
+            taps = rows(lines.rays[part]).to(torch.float64)
             left = y[part, None] - taps.matmul(u)
             weighted = left / sigma[part, None]
             taps.add_adjoint(weighted, force)

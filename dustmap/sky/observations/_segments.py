@@ -1,10 +1,10 @@
 """Stars whose distances are distributions: segments of their rays, and the variance that these add.
 
 With a_k = ∫ρ over segment k of a ray and U_k the fraction of it before the star, the extinction is
-A(<d) = Σ_k a_k U_k; E U_k is the mean of sf(s) = P(d > s) over the segment.
+A(<d) = Σ_k a_k U_k; E U_k is the mean of sf(s) = P(d > s) over the segment. U_k > 0 only where
+U_i = 1 for all i < k, so that Cov(U_i, U_k) = E U_k (1 − E U_i).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ _SPREADS = "spread of distances, stars"
 
 
 def _quadrature() -> tuple[Array, Array]:
-    """Normal scores and probabilities (J + 1, ORDER) of nodes between the edges and beyond."""
+    """Return normal scores and probabilities (J + 1, ORDER) of nodes between edges and beyond."""
     ends = np.concatenate([[-OUTMOST], EDGES, [OUTMOST]])
     node, weight = leggauss(ORDER)
     z = ends[:-1, None] + np.diff(ends)[:, None] * 0.5 * (node + 1.0)
@@ -57,13 +57,10 @@ def _quadrature() -> tuple[Array, Array]:
 @final
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """A(<d) = Σ_k a_k U_k with a_k = ∫ρ over segment k, and U_k the fraction of it before the star.
+    """Segments of N rays, exact where ρ is constant within segments.
 
-    edges (N, J + 1) in pc; mean (N, J) = E U_k, the mean of sf(s) = P(d > s) over the segment;
-    variance (N, J) of U_k; beyond (N,): E(d − last edge)₊ in pc.
-
-    U_k > 0 only where U_i = 1 for all i < k, so Cov(U_i, U_k) = E U_k (1 − E U_i). Exact where ρ
-    is constant within segments.
+    edges (N, J + 1) in pc; mean (N, J) = E U_k; variance (N, J) of U_k; beyond (N,):
+    E(d − last edge)₊ in pc.
     """
 
     edges: Array
@@ -85,6 +82,16 @@ class Segments:
         """Return no segments but one edge, the first."""
         empty = self.mean[:, :0]
         return Segments(self.edges[:, :1], empty, empty, np.zeros_like(self.beyond))
+
+    def apart_from(self, behind: "Segments") -> "Segments":
+        """Return these segments and those behind them, with one of weight 0 in between."""
+        box = np.zeros((len(self.mean), 1))
+        edges = np.concatenate([self.edges, behind.edges], axis=1)
+        mean, variance = (
+            np.concatenate([one, box, other], axis=1)
+            for one, other in ((self.mean, behind.mean), (self.variance, behind.variance))
+        )
+        return Segments(edges, mean, variance, behind.beyond)
 
     def subdivided(self, pieces: int) -> "Segments":
         """Return the same with the first segment, which hardly a star ends in, in equal pieces."""
@@ -114,7 +121,7 @@ class Segments:
 def segments_of(
     distances: AbstractDistances, near: Array | None = None, far: Array | None = None
 ) -> Segments:
-    """Return segments of the distances; of distances clipped to [near, far] (N,), where given.
+    """Return segments of the distances, clipped to [near, far] (N,).
 
     No dust is seen beyond `far`, so a star there is as good as at `far`.
     """
@@ -123,8 +130,7 @@ def segments_of(
     far = np.full(n, np.inf) if far is None else far
     parts = [
         _segments(distances[rows], near[rows, None], far[rows, None])
-        for start in range(0, n, STARS_AT_ONCE)
-        for rows in (slice(start, start + STARS_AT_ONCE),)
+        for rows in chunks(n, STARS_AT_ONCE)
     ]
     arrays = zip(*(part._arrays() for part in parts), strict=True)
     return Segments(*(np.concatenate(values) for values in arrays))
@@ -154,12 +160,8 @@ def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments
 class DistanceSpread:
     """Var_d A(<d) of N stars whose distances d are distributions, for a density ρ:
 
-        V_n = 2 ∫ρ(s) A(<s) sf(s) ds − (∫ρ sf ds)²,    A(<s) = ∫₀^s ρ,   sf(s) = P(d > s).
-
-    With a_k = ∫ρ over segment k of the ray and U_k the fraction of it before the star,
-    A(<d) = Σ_k a_k U_k, and since U_k > 0 only where U_i = 1 for i < k,
-
-        V_n = Σ_k a_k² Var U_k + 2 Σ_{i<k} a_i a_k E U_k (1 − E U_i).
+        V_n = 2 ∫ρ(s) A(<s) sf(s) ds − (∫ρ sf ds)²,    A(<s) = ∫₀^s ρ,   sf(s) = P(d > s)
+            = Σ_k a_k² Var U_k + 2 Σ_{i<k} a_i a_k E U_k (1 − E U_i).
 
     rays: N rays whose weights (N, J) are E U_k; variance (N, J): Var U_k. The density is 0 where
     the rays end.
@@ -216,7 +218,8 @@ class DistanceSpread:
         stored = _stored_draws(posterior)
         count = samples if stored is None else min(samples, stored)
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
-        for rows in self._chunks(_DENSE if stored is None else _STORED):
+        segments = _DENSE if stored is None else _STORED
+        for rows in chunks(len(self), max(1, segments // self.variance.shape[1])):
             # Draws know a segment by its key: neither chunks nor ranks change them.
             progress(_SPREADS, rows.start, len(self))
             chunk = self[rows]
@@ -226,15 +229,10 @@ class DistanceSpread:
         progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
 
-    def _chunks(self, segments: int) -> Iterator[slice]:
-        step = max(1, segments // self.variance.shape[1])
-        for start in range(0, len(self), step):
-            yield slice(start, start + step)
-
     def _segment_draws(
         self, posterior: AbstractPosterior, samples: int, generator: torch.Generator
     ) -> Tensor:
-        """Joint draws of ∫ρ over every segment (samples, N, J); 0 for those of no length."""
+        """Draw ∫ρ over every segment jointly (samples, N, J); 0 for those of no length."""
         segments, filled = self._segments()
         drawn = posterior.sample(segments, samples, generator)
         a = drawn.new_zeros(samples, filled.numel())
@@ -242,7 +240,7 @@ class DistanceSpread:
         return a.view(samples, *filled.shape)
 
     def _segments(self) -> tuple[LineIntegrals, Tensor]:
-        """The segments that have a length as rays of their own, and which they are (N, J)."""
+        """Make rays of the segments that have a length; return which they are, too (N, J)."""
         rays = self.rays
         filled = rays.edges.diff(dim=-1) > 0
         row, segment = filled.nonzero(as_tuple=True)
@@ -253,7 +251,7 @@ class DistanceSpread:
 
 
 def _stored_draws(posterior: AbstractPosterior) -> int | None:
-    """How many draws of the field the posterior keeps; None where it makes them anew."""
+    """Count the draws of the field that a posterior keeps; None where it makes them anew."""
     if isinstance(posterior, LogNormalPosterior | GriddedDraws):
         return posterior.n_samples
     if isinstance(posterior, PathwisePosterior):

@@ -1,10 +1,11 @@
 """Sight lines: from directions and distances of stars to line integrals of the density, and back.
 
-The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s) = P(d > s). Beams
-through the centres of HEALPix pixels are rays that many stars share.
+The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s) = P(d > s). Its parts
+outside the box go through the dust of the prior. Beams through the centres of HEALPix pixels are
+rays that many stars share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -12,15 +13,19 @@ import healpy
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.integrate import trapezoid
+from scipy.interpolate import CubicHermiteSpline
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp import AbstractMean, AbstractPosterior, Prediction, RegularGrid, functionals
 from dustmap.gp.features import AbstractBeams
-from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
+from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import chunks
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations import _segments
-from dustmap.sky.observations._beyond import BeyondBox, PriorDust
 from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
 from dustmap.sky.stars import AbstractDistances
 
@@ -28,6 +33,210 @@ from dustmap.sky.stars import AbstractDistances
 _LAST = 1.0 - 1e-6
 #: Parts of the first segment behind the box, for a mean density that changes along it.
 PIECES = 6
+#: Nodes of the table of G, as far as the kernel is felt.
+NODES = 4096
+FAINT = 1e-7
+#: Rays whose pairs of segments are in memory at once.
+RAYS_AT_ONCE = 2**13
+#: Neighbours on the sky by which the density of stars is measured.
+NEIGHBOURS = 16
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Expectation and variance (N,) of what is added to N extinctions, in mag and mag².
+
+    shared (N,): variance that a fit takes on top, for data whose additions are correlated.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    shared: Tensor
+
+    @staticmethod
+    def of_noise(variance: Tensor) -> "Moments":
+        """Make independent additions of mean 0."""
+        none = torch.zeros_like(variance)
+        return Moments(none, variance, none)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PriorDust:
+    """The density before any star is seen: its expectation, and its covariance along a line.
+
+    Gaussian:    E ρ = m,                Cov(ρ, ρ') = k
+    log-normal:  E ρ = exp(m + k(0)/2),  Cov(ρ, ρ') = Eρ Eρ' (exp k − 1)
+
+    kernel: k, of the density or of its logarithm; mean: m, likewise. level, level_std: a factor on
+    Eρ, and how uncertain it is.
+    """
+
+    kernel: AbstractKernel
+    mean: AbstractMean
+    lognormal: bool
+    level: float = 1.0
+    level_std: float = 0.0
+
+    @torch.no_grad()
+    def expected(self, points: Tensor) -> Tensor:
+        """Return E ρ at points (..., 3): (...), float64, on their device."""
+        variance = self.kernel.variance()
+        places = points.reshape(-1, 3).to(variance.device)
+        m = self.mean.values(PointValues(places)).reshape(points.shape[:-1])
+        density = (m + 0.5 * variance).exp() if self.lognormal else m
+        return (self.level * density).to(points.device)
+
+    def size(self, expected: Tensor) -> Tensor:
+        """Scale the covariance of distance: by Eρ of a log-normal density, 1 of others."""
+        return expected if self.lognormal else torch.ones_like(expected)
+
+    def pairs(self, distance: Tensor) -> Tensor:
+        """Return G(t) = ∫₀ᵗ (t − u) c(u) du at distances t >= 0 in pc, c = k or exp(k) − 1.
+
+        ∬ c(|s − s'|) over [a, b] × [a', b'] is G|a − b'| + G|b − a'| − G|a − a'| − G|b − b'|.
+        """
+        table, end = self._table, self._table.x[-1]
+        t = distance.cpu().numpy()
+        near = np.minimum(t, end)
+        value = table(near) + table(end, nu=1) * (t - near)
+        return torch.from_numpy(np.asarray(value)).to(distance.device)
+
+    def correlation(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Correlate the integrals from one place on over lengths a and b along one line."""
+        g, h, apart = (
+            self.pairs(torch.from_numpy(np.asarray(t))).numpy() for t in (a, b, np.abs(a - b))
+        )
+        correlation: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
+        return correlation
+
+    def coherence_area(self) -> float:
+        """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
+        t = self._table.x
+        c = self._covariance(t)
+        return float(2.0 * np.pi * trapezoid(c * t, t) / c[0])
+
+    @cached_property
+    def _table(self) -> CubicHermiteSpline:
+        """Tabulate G and its slope ∫₀ᵗ c du, by Gauss-Legendre in every cell."""
+        reach = float(self.kernel.cutoff(FAINT).max())
+        t = np.linspace(0.0, reach, NODES)
+        node, weight = np.polynomial.legendre.leggauss(4)
+        h = t[1]
+        inside = 0.5 * h * (node + 1.0)
+        c = self._covariance(t[:-1, None] + inside)
+        zeroth = 0.5 * h * (c * weight).sum(1)
+        first = 0.5 * h * (c * weight * (h - inside)).sum(1)
+        slope = np.concatenate([[0.0], np.cumsum(zeroth)])
+        value = np.concatenate([[0.0], np.cumsum(first + h * slope[:-1])])
+        return CubicHermiteSpline(t, value, slope)
+
+    @torch.no_grad()
+    def _covariance(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+        device = self.kernel.variance().device
+        dx = torch.zeros(*distance.shape, self.kernel.dim, dtype=torch.float64, device=device)
+        dx[..., 0] = torch.from_numpy(distance).to(device)
+        k = self.kernel(dx)
+        c: NDArray[np.float64] = (k.expm1() if self.lognormal else k).cpu().numpy()
+        return c
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BeyondBox:
+    """The parts of N rays outside the box, before it and behind it.
+
+    rows (B,): the rays that have something there; spread: the edges of their segments outside,
+    E U_k and Var U_k, the weight of the segment within the box being 0; behind: how many segments
+    are behind the box; total: N. Over the prior's
+    ρ and the star's distance the extinction A = Σ_k a_k U_k of these segments has
+
+        E A = Σ_k E a_k E U_k
+        Var A = Σ_ik Cov(a_i, a_k) E U_i U_k + Σ_ik E a_i E a_k Cov(U_i, U_k),
+
+    with E U_i U_k = E U_k for i < k, since U_k > 0 only where U_i = 1.
+    """
+
+    rows: Tensor
+    spread: DistanceSpread
+    behind: int
+    total: int
+
+    @staticmethod
+    def nothing(rays: LineIntegrals) -> "BeyondBox":
+        """Describe rays that are in the box from end to end."""
+        none = rays[:0]
+        index = torch.zeros(0, dtype=torch.int64, device=rays.device)
+        return BeyondBox(index, DistanceSpread(none, none.weights), 1, len(rays))
+
+    @torch.no_grad()
+    def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
+        """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
+        mean, variance = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
+        for part in chunks(len(self.rows), RAYS_AT_ONCE):
+            rows = self.rows[part]
+            mean[rows], variance[rows] = self._moments(self.spread[part], dust)
+        return mean, variance
+
+    def tracks(self) -> Tensor:
+        """Return direction, distance to the face of the box, and E of the path behind it (N, 5)."""
+        rays = self.spread.rays
+        out = torch.zeros(self.total, 5, dtype=torch.float64, device=self.rows.device)
+        length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
+        face = rays.edges[:, -1 - self.behind]
+        out[self.rows] = torch.cat([rays.direction, face[:, None], length[:, None]], dim=-1)
+        return out
+
+    @staticmethod
+    def _moments(spread: DistanceSpread, dust: PriorDust) -> tuple[Tensor, Tensor]:
+        rays = spread.rays
+        length = rays.edges.diff(dim=-1) * (rays.weights > 0)
+        density = dust.expected(rays.at(0.5 * (rays.edges[:, 1:] + rays.edges[:, :-1])))
+        a = density * length
+        joint = _joint(rays.weights, spread.variance)
+        size = dust.size(density) * (rays.weights > 0)
+        g = dust.pairs((rays.edges[:, :, None] - rays.edges[:, None, :]).abs())
+        pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
+        covariance = size[:, :, None] * size[:, None, :] * pairs
+        prior = (covariance * joint).sum((1, 2)).clamp_min(0.0)
+        mean = (a * rays.weights).sum(-1)
+        level = (dust.level_std / dust.level * mean).square()
+        return mean, prior + spread.of_segments(a) + level
+
+
+def _joint(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return E U_i U_k (N, K, K)."""
+    count = mean.shape[1]
+    later = torch.arange(count, device=mean.device)
+    joint = mean[:, torch.maximum(later[:, None], later[None, :])]
+    return joint + torch.diag_embed(variance + mean.square() - mean)
+
+
+def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
+    """Return how many stars see the same dust beyond the box as each of N does: n (N,) >= 1.
+
+    For additions of covariance C ≥ 0 with variances V, diag(V n) − C is not negative definite if
+    n_i = Σ_j C_ij / √(V_i V_j), so that noise of V n, independent from star to star, claims no more
+    than the correlated one of V. The sum is the density of stars on the sky, from the nearest 16,
+    times the solid angle 2π ∫c t dt / c(0) / s² in which rays see the same dust, averaged from the
+    face of the box to the end, times the mean correlation of the neighbours' depths.
+    """
+    out = torch.ones(len(tracks), dtype=torch.float64, device=tracks.device)
+    values = tracks.cpu().numpy()
+    rows = np.flatnonzero(values[:, 4] > 0.0)
+    count = min(NEIGHBOURS, len(rows) - 1)
+    if count < 1:
+        return out
+    direction, face, path = values[rows, :3], values[rows, 3], values[rows, 4]
+    apart, others = cKDTree(direction).query(direction, k=np.arange(2, count + 2))
+    radius = np.maximum(apart[:, -1], 1e-6)
+    per_angle = count / (np.pi * np.minimum(radius, 2.0) ** 2)
+    area = np.minimum(dust.coherence_area() / (face * (face + path)), 4.0 * np.pi)
+    alike = dust.correlation(path[:, None], path[others]).mean(1)
+    number = np.minimum(per_angle * area, len(rows) - 1.0) * alike
+    out[torch.from_numpy(rows).to(out.device)] += torch.from_numpy(number).to(out.device)
+    return out
 
 
 @final
@@ -67,7 +276,7 @@ class SightLines:
 
     rays: LineIntegrals
     rows: NDArray[np.int64]
-    counts: Counts
+    counts: functionals.Counts
     spread: DistanceSpread | None
     cut: int = 0
     beyond: BeyondBox | None = None
@@ -113,16 +322,21 @@ def lines_if_any(
 ) -> SightLines:
     """Make `sight_lines` of stars of which none need be seen."""
     if distances.exact:
+        segments, negligible = None, 0.0
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
-        rays, rows, counts = _clipped(whole, grid, outside, 0.0)
-        beyond = _beyond(rays, distances[rows], grid, outside)
-        return SightLines(rays, rows, counts, None, beyond=beyond)
-    segments = _segments.segments_of(distances)
-    whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
-    rays, rows, counts = _clipped(whole, grid, outside, _segments.NEGLIGIBLE)
-    spread = _within(rays, segments[rows], distances, rows)
+    else:
+        segments, negligible = _segments.segments_of(distances), _segments.NEGLIGIBLE
+        omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(device)
+        omega = omega / omega.norm(dim=-1, keepdim=True)
+        edges, weights = _tensors(device, segments.edges, segments.mean)
+        whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
+    rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
+    rows = kept.cpu().numpy()
     beyond = _beyond(rays, distances[rows], grid, outside)
+    if segments is None:
+        return SightLines(rays, rows, counts, None, beyond=beyond)
+    spread = _within(rays, segments[rows], distances[rows])
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
 
 
@@ -134,69 +348,38 @@ def _beyond(
         return None
     enter, leave = (
         face.clamp_min(0.0).cpu().numpy()
-        for face in chord(rays.origin, rays.direction, grid.lower, grid.upper)
+        for face in functionals.chord(rays.origin, rays.direction, grid.lower, grid.upper)
     )
     far = distances.quantile(np.array([_LAST]))[:, 0]
-    rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + FACE_SLACK)))
+    rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + functionals.FACE_SLACK)))
     if len(rows) == 0:
         return BeyondBox.nothing(rays)
     before = _segments.segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
     behind = _segments.segments_of(distances[rows], leave[rows]).subdivided(PIECES)
     if not (enter > 0.0).any():
         before = before.none()
-    along, weights, variance = (
-        torch.from_numpy(values).to(rays.device) for values in _joined(before, behind)
-    )
     index = torch.from_numpy(rows).to(rays.device)
-    mine = rays[index]
-    spread = DistanceSpread(
-        LineIntegrals(mine.origin, mine.direction, along, weights, mine.keys), variance
-    )
+    spread = _spread(rays[index], before.apart_from(behind))
     return BeyondBox(index, spread, behind.mean.shape[1], len(rays))
 
 
-def _joined(before: Segments, behind: Segments) -> tuple[Array, Array, Array]:
-    """Edges, means and variances of the segments before the box, the box itself, those behind."""
-    box = np.zeros((len(behind.mean), 1))
-    mean, variance = (
-        np.concatenate([one, box, other], axis=1)
-        for one, other in ((before.mean, behind.mean), (before.variance, behind.variance))
-    )
-    return np.concatenate([before.edges, behind.edges], axis=1), mean, variance
-
-
-def _clipped(
-    whole: LineIntegrals, grid: RegularGrid, outside: OutsidePolicy, negligible: float
-) -> tuple[LineIntegrals, NDArray[np.int64], Counts]:
-    rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
-    return rays, kept.cpu().numpy(), counts
-
-
-def _weighted(direction: Array, segments: Segments, device: torch.device | None) -> LineIntegrals:
-    """Rays from the Sun, as if dust had no end."""
-    omega = torch.from_numpy(direction).to(device)
-    omega = omega / omega.norm(dim=-1, keepdim=True)
-    edges, weights = (
-        torch.from_numpy(values).to(device) for values in (segments.edges, segments.mean)
-    )
-    return LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
-
-
-def _within(
-    rays: LineIntegrals, whole: Segments, distances: AbstractDistances, rows: NDArray[np.int64]
-) -> DistanceSpread:
-    """Rays and spreads of distances clipped to what the box has left of the rays."""
+def _within(rays: LineIntegrals, whole: Segments, distances: AbstractDistances) -> DistanceSpread:
+    """Clip the distances of N rays, and their segments, to what the box has left of the rays."""
     edges = rays.edges.cpu().numpy()
     short = np.flatnonzero((edges != whole.edges).any(1))
     if len(short) > 0:
-        clipped = _segments.segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
+        clipped = _segments.segments_of(distances[short], edges[short, 0], edges[short, -1])
         whole = whole.with_rows(short, clipped)
-    along, weights, variance = (
-        torch.from_numpy(values).to(rays.device)
-        for values in (whole.edges, whole.mean, whole.variance)
-    )
-    inside = LineIntegrals(rays.origin, rays.direction, along, weights, rays.keys)
-    return DistanceSpread(inside, variance)
+    return _spread(rays, whole)
+
+
+def _spread(rays: LineIntegrals, segments: Segments) -> DistanceSpread:
+    edges, mean, variance = _tensors(rays.device, segments.edges, segments.mean, segments.variance)
+    return DistanceSpread(replace(rays, edges=edges, weights=mean), variance)
+
+
+def _tensors(device: torch.device | None, *arrays: Array) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
 
 def predict_extinction(

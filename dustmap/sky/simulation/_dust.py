@@ -85,24 +85,22 @@ class Turbulence:
 
     def field(self, grid: RegularGrid, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return g (x, y, z) at the nodes; its variance over all skies is contrast² exactly."""
-        shape = tuple(
+        shape = [
             int(fft.next_fast_len(n + math.ceil(PADDING * self.outer_scale / h), real=True))
             for n, h in zip(grid.shape, grid.spacing, strict=True)
-        )
+        ]
         # A real root of the spectrum leaves the transform of real noise Hermitian.
         white = fft.rfftn(rng.standard_normal(shape))
-        root = np.sqrt(self._power(shape, grid.spacing))
+        frequencies = (fft.fftfreq, fft.fftfreq, fft.rfftfreq)
+        axes = [
+            2 * np.pi * k(n, h) for k, n, h in zip(frequencies, shape, grid.spacing, strict=True)
+        ]
+        kx, ky, kz = np.meshgrid(*axes, indexing="ij", sparse=True)
+        k2 = kx**2 + ky**2 + kz**2
+        root = np.sqrt((self.outer_scale**-2 + k2) ** (self.slope / 2))
         whole = fft.irfftn(white * (root / _rms(root, shape[-1])), s=shape)
         x, y, z = grid.shape
         return np.ascontiguousarray(self.contrast * whole[:x, :y, :z])
-
-    def _power(self, shape: tuple[int, ...], spacing: tuple[float, ...]) -> NDArray[np.float64]:
-        kx, ky = (
-            2 * np.pi * fft.fftfreq(n, h) for n, h in zip(shape[:2], spacing[:2], strict=True)
-        )
-        kz = 2 * np.pi * fft.rfftfreq(shape[2], spacing[2])
-        k2 = kx[:, None, None] ** 2 + ky[None, :, None] ** 2 + kz[None, None, :] ** 2
-        return np.asarray((self.outer_scale**-2 + k2) ** (self.slope / 2))
 
 
 def _rms(root: NDArray[np.float64], last: int) -> float:
@@ -244,10 +242,16 @@ class Disc:
 
     def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the factor (...) at heliocentric X, Y, Z in pc (..., 3)."""
-        x, y, z = np.moveaxis(points, -1, 0)
-        radius = np.hypot(SUN_RADIUS - x, y)
-        exponent = np.abs(z + self.sun_height) / self.height + (radius - SUN_RADIUS) / self.length
-        return np.asarray(np.exp(-exponent))
+        return exponential_disc(points, self.height, self.length, self.sun_height, SUN_RADIUS)
+
+
+def exponential_disc(
+    points: NDArray[np.float64], height: float, length: float, sun_height: float, inner: float
+) -> NDArray[np.float64]:
+    """Return a `Disc` (...) that is 1 in the plane at `inner` pc from the Galactic axis."""
+    x, y, z = np.moveaxis(points, -1, 0)
+    radius = np.hypot(SUN_RADIUS - x, y)
+    return np.asarray(np.exp(-(np.abs(z + sun_height) / height + (radius - inner) / length)))
 
 
 @final

@@ -7,9 +7,9 @@ those of a survey do.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from astropy import units as u
@@ -23,18 +23,14 @@ from dustmap.sky._coordinates import galactic
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
 from dustmap.sky.maps._trilinear import Rays, quadrature
-from dustmap.sky.simulation._dust import (
-    SUN_RADIUS,
-    AbstractDust,
-    Stream,
-    StructuredDust,
-    check_between,
-    check_positive,
-)
+from dustmap.sky.simulation import _dust
+from dustmap.sky.simulation._dust import SUN_RADIUS, Stream, check_between, check_positive
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import write_table
 
+#: Columns (N, ...) of stars by name.
+Columns: TypeAlias = dict[str, NDArray[Any]]
 #: Half of the variance of an extinction's error comes from photons at this magnitude.
 TYPICAL_MAGNITUDE = 15.0
 #: Behind so much dust no survey sees a star, and errors need not overflow.
@@ -82,25 +78,18 @@ class Population:
         modulus = 5 * np.log10(np.maximum(distance, 1e-3) / 10)
         reach = np.clip(self.limit - modulus, self.brightest, self.faintest)
         seen = self._below(reach) / self._below(np.array(self.faintest))
-        kept = keep < self._relative_density(grid, positions) * seen
+        # Relative to the largest possible number density in the box.
+        inner = max(0.0, SUN_RADIUS - grid.upper[0])
+        scales = self.height, self.length, self.sun_height
+        kept = keep < _dust.exponential_disc(positions, *scales, inner) * seen
         # The inverse of the distribution of M, cut at what is seen.
         low = 10 ** (self.slope * self.brightest)
         absolute = np.log10(low + shine * self._below(reach)) / self.slope
         return Candidates(positions[kept], (absolute + modulus)[kept])
 
     def _below(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
+        """Count stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
         return np.asarray(10 ** (self.slope * magnitude) - 10 ** (self.slope * self.brightest))
-
-    def _relative_density(
-        self, grid: RegularGrid, positions: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Number density over its largest possible value in the box."""
-        x, y, z = positions.T
-        radius = np.hypot(SUN_RADIUS - x, y)
-        inner = max(0.0, SUN_RADIUS - grid.upper[0])
-        exponent = np.abs(z + self.sun_height) / self.height + (radius - inner) / self.length
-        return np.asarray(np.exp(-exponent))
 
 
 @final
@@ -113,10 +102,6 @@ class Measured:
     extinction: NDArray[np.float64]
     extinction_error: NDArray[np.float64]
     outlier: NDArray[np.bool_]
-
-    def __getitem__(self, index: NDArray[np.bool_]) -> Self:
-        """The stars under a mask."""
-        return type(self)(**{part.name: getattr(self, part.name)[index] for part in fields(self)})
 
 
 @final
@@ -179,7 +164,7 @@ BLOCK = 8192
 #: Blocks without a single new star after which there is none to be expected.
 PATIENCE = 100
 #: The band of `Population.limit`.
-BAND = "A_G"
+LIMIT_BAND = "A_G"
 DISTANCE_MAX = 10_000.0
 
 
@@ -190,28 +175,24 @@ def column_density(
 
     The Sun and the positions must lie in the grid's box.
     """
-    _check_inside(grid, positions)
-    distance = np.linalg.norm(positions, axis=-1)
-    direction = positions / np.where(distance > 0.0, distance, 1.0)[:, None]
-    total = np.zeros(len(positions))
-    for rows, points, weight, row in quadrature(grid, Rays(direction, 0.0 * distance, distance)):
-        index = (points - np.array(grid.lower)) / np.array(grid.spacing)
-        values = map_coordinates(density, index.T, order=1, mode="nearest")
-        total[rows] = np.bincount(row, values * weight, len(rows))
-    return total
-
-
-def _check_inside(grid: RegularGrid, positions: NDArray[np.float64]) -> None:
-    lower, upper = np.array(grid.lower), np.array(grid.upper)
-    slack = 1e-6 * np.array(grid.spacing)
+    lower, upper, spacing = map(np.array, (grid.lower, grid.upper, grid.spacing))
     if not ((lower <= 0) & (upper >= 0)).all():
         raise UserError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
+    slack = 1e-6 * spacing
     outside = ((positions < lower - slack) | (positions > upper + slack)).any(axis=-1)
     if outside.any():
         raise UserError(
             f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
             f"{grid.upper} pc"
         )
+    distance = np.linalg.norm(positions, axis=-1)
+    direction = positions / np.where(distance > 0.0, distance, 1.0)[:, None]
+    total = np.zeros(len(positions))
+    for rows, points, weight, row in quadrature(grid, Rays(direction, 0.0 * distance, distance)):
+        index = (points - lower) / spacing
+        values = map_coordinates(density, index.T, order=1, mode="nearest")
+        total[rows] = np.bincount(row, values * weight, len(rows))
+    return total
 
 
 @final
@@ -225,7 +206,7 @@ class SkyModel:
     size: tuple[float, float, float] = (400.0, 400.0, 240.0)
     spacing: float = 10.0
     center: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    dust: AbstractDust = field(default_factory=StructuredDust)
+    dust: _dust.AbstractDust = field(default_factory=_dust.StructuredDust)
     population: Population = field(default_factory=Population)
     measurements: Measurements = field(default_factory=Measurements)
     system: ExtinctionSystem = field(default_factory=lambda: system_named("A_V"))
@@ -252,7 +233,7 @@ class SkyModel:
         """Return A_G over the extinction."""
         if self.system.per_a_v is None:
             return 1.0
-        return conversion(self.system, system_named(BAND))
+        return conversion(self.system, system_named(LIMIT_BAND))
 
 
 @final
@@ -280,17 +261,6 @@ class SimulatedSky:
         return replace(self.stars, distances=ExactDistances(self.true_distance))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Stars of one block of candidates that are bright enough."""
-
-    positions: NDArray[np.float64]
-    extinction: NDArray[np.float64]
-    magnitude: NDArray[np.float64]
-    measured: Measured
-
-
 def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
     """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
     if stars < 1:
@@ -299,19 +269,41 @@ def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
         raise UserError(f"seed must not be negative, got {seed}")
     grid = model.grid()
     density = model.dust.density(grid, seed)
-    blocks: list[_Block] = []
+    blocks: list[Columns] = []
     for block in _blocks(model, grid, density, seed):
         blocks.append(block)
-        if sum(len(part.extinction) for part in blocks) >= stars:
+        if sum(len(part["magnitude"]) for part in blocks) >= stars:
             break
+    columns = {
+        name: np.concatenate([block[name] for block in blocks])[:stars] for name in blocks[0]
+    }
     truth = DustMap.from_nodes(grid, density.ravel(), None, model.system)
-    return _assemble(model, blocks, stars, truth)
+    l, b, distance = galactic(columns["positions"])
+    table = StarTable(
+        source_id=np.arange(1, stars + 1),
+        l=l,
+        b=b,
+        distances=ParallaxDistances(
+            columns["parallax"], columns["parallax_error"], FlatParallax(DISTANCE_MAX)
+        ),
+        extinction=columns["extinction"],
+        extinction_error=columns["extinction_error"],
+        system=model.system,
+    )
+    return SimulatedSky(
+        stars=table,
+        truth=truth,
+        true_distance=distance,
+        true_extinction=columns["true_extinction"],
+        magnitude=columns["magnitude"],
+        outlier=columns["outlier"],
+    )
 
 
 def _blocks(
     model: SkyModel, grid: RegularGrid, density: NDArray[np.float64], seed: int
-) -> Iterator[_Block]:
-    """Stars, some at a time, without end."""
+) -> Iterator[Columns]:
+    """Yield the stars bright enough of one block of candidates after the other, without end."""
     index = barren = 0
     while True:
         candidates = model.population.candidates(grid, Stream.STARS.generator(seed, index), BLOCK)
@@ -331,38 +323,14 @@ def _blocks(
                 f"none of {BLOCK * PATIENCE:,} places in the box holds a star brighter than the "
                 f"limit {model.population.limit:g}: raise it, or take less dust"
             )
-        yield _Block(candidates.positions[seen], extinction[seen], magnitude[seen], measured[seen])
+        columns = {
+            "positions": candidates.positions,
+            "true_extinction": extinction,
+            "magnitude": magnitude,
+            **vars(measured),
+        }
+        yield {name: values[seen] for name, values in columns.items()}
         index += 1
-
-
-def _assemble(model: SkyModel, blocks: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
-    def column(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-        return np.concatenate(values)[:stars]
-
-    l, b, distance = galactic(column([part.positions for part in blocks]))
-    measured = [part.measured for part in blocks]
-    parallaxes = ParallaxDistances(
-        column([part.parallax for part in measured]),
-        column([part.parallax_error for part in measured]),
-        FlatParallax(DISTANCE_MAX),
-    )
-    table = StarTable(
-        source_id=np.arange(1, stars + 1),
-        l=l,
-        b=b,
-        distances=parallaxes,
-        extinction=column([part.extinction for part in measured]),
-        extinction_error=column([part.extinction_error for part in measured]),
-        system=model.system,
-    )
-    return SimulatedSky(
-        stars=table,
-        truth=truth,
-        true_distance=distance,
-        true_extinction=column([part.extinction for part in blocks]),
-        magnitude=column([part.magnitude for part in blocks]),
-        outlier=np.concatenate([part.outlier for part in measured])[:stars],
-    )
 
 
 def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:

@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.stars._distances import LEAST_ERROR as LEAST_ERROR
-    from dustmap.sky.stars._distances import AbstractDistancePrior as AbstractDistancePrior
-    from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
-    from dustmap.sky.stars._distances import ExactDistances as ExactDistances
-    from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
-    from dustmap.sky.stars._distances import ParallaxDistances as ParallaxDistances
-    from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
-    from dustmap.sky.stars._learned_prior import ToLearn as ToLearn
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
+    from dustmap.sky.stars._priors import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._priors import FlatParallax as FlatParallax
+    from dustmap.sky.stars._priors import ToLearn as ToLearn
+    from dustmap.sky.stars._priors import prior_named as prior_named
     from dustmap.sky.stars._store import SKY_ORDER as SKY_ORDER
     from dustmap.sky.stars._store import SkySorter as SkySorter
     from dustmap.sky.stars._store import StarStore as StarStore
@@ -31,9 +26,14 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._store import open_star_store as open_star_store
     from dustmap.sky.stars._store import read_star_store as read_star_store
     from dustmap.sky.stars._store import star_store as star_store
+    from dustmap.sky.stars._table import LEAST_ERROR as LEAST_ERROR
+    from dustmap.sky.stars._table import AbstractDistances as AbstractDistances
+    from dustmap.sky.stars._table import ExactDistances as ExactDistances
+    from dustmap.sky.stars._table import GaussianDistances as GaussianDistances
+    from dustmap.sky.stars._table import ParallaxDistances as ParallaxDistances
+    from dustmap.sky.stars._table import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate
-    from dustmap.sky.stars._table import prior_named as prior_named
     from dustmap.sky.stars._table import thinned as thinned
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -9,8 +9,8 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from dustmap.sky.stars._distances import MAS_PC, Array, ParallaxDistances
-from dustmap.sky.stars._priors import ExponentialDensity, SurveyRatio
+from dustmap.sky.stars._priors import MAS_PC, Array, ExponentialDensity, SurveyRatio, ToLearn
+from dustmap.sky.stars._table import ParallaxDistances
 
 #: Stars from which more than the scale is learned, and the most that are used.
 LEAST, MOST = 200, 20_000
@@ -56,21 +56,6 @@ class LearnedPrior:
             "stars_too_negative": self.strange,
             **dict(zip(names, quantiles, strict=True)),
         }
-
-
-@final
-@dataclass(frozen=True)
-class ToLearn:
-    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
-    density, in pc; distance_max: the end of the prior."""
-
-    scale: float = 1350.0
-    distance_max: float = 10_000.0
-
-    @property
-    def stated(self) -> ExponentialDensity:
-        """The prior of stars of which nothing is learned."""
-        return ExponentialDensity(self.scale, self.distance_max)
 
 
 @final
@@ -145,7 +130,7 @@ def _bounds(parallax: Array, error: Array, distance_max: float) -> Array:
 
 
 def _limits(error: Array) -> Array:
-    """Errors between the classes."""
+    """Return the errors between the classes."""
     classes = min(_CLASSES, len(error) // _FEWEST)
     parts = np.arange(1, classes) / max(classes, 1)
     limits = np.unique(np.quantile(error, parts, method="lower"))  # no class is empty
@@ -153,9 +138,9 @@ def _limits(error: Array) -> Array:
 
 
 def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
-    """∫N(ϖ; x, σ) dx / Δx over every cell of the true parallax x, over its largest (n, K).
+    """Return ∫N(ϖ; x, σ) dx / Δx over every cell of the true parallax x, over its largest (n, K).
 
-    Exact for a density that is constant in the cell: an error much below the cell does no harm.
+    Exact for a density that is constant in the cell, even for errors much below the cell.
     """
     z = (bounds - parallax) / error
     # Differences of whichever tail is the smaller.
@@ -169,7 +154,7 @@ def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
 
 
 def _scale(likelihood: Array, t: Array, stated: float) -> float:
-    """L of the largest posterior, to 1 %."""
+    """Find L of the largest posterior, to 1 %."""
     scales = np.exp(np.arange(t[0] - 1.0, t[-1], 0.01))
     if len(scales) == 0:
         return stated
@@ -190,8 +175,7 @@ def _scale(likelihood: Array, t: Array, stated: float) -> float:
 
 
 def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
-    """ln of d times dᵃ exp(−(d/D)ᵇ) (K,), a, b and D of the largest posterior; at most _DEEPEST
-    below its maximum.
+    """Return ln of d times dᵃ exp(−(d/D)ᵇ) (K,), with a, b and D of the largest posterior.
 
     A survey may end at once, which second differences of ln r take for roughness: fits then hold
     stars at the end for farther than they are.
@@ -214,7 +198,7 @@ def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
 
 
 def _log_ratio(likelihood: Array, base: Array) -> Array:
-    """ln r (K,) at the roughness of the largest evidence."""
+    """Return ln r (K,) at the roughness of the largest evidence."""
     difference = np.diff(np.eye(len(base)), n=2, axis=0)
     penalty = difference.T @ difference
     best, ratio, f = -np.inf, np.zeros_like(base), np.zeros_like(base)
@@ -227,8 +211,8 @@ def _log_ratio(likelihood: Array, base: Array) -> Array:
 
 
 def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[Array, float]:
-    """The f that maximises Σ ln Σ_k L_nk p_k − fᵀPf/2, p ∝ exp(base + f), and the logarithm of
-    Laplace's integral, without the constants of P."""
+    """Maximise Σ ln Σ_k L_nk p_k − fᵀPf/2, p ∝ exp(base + f), over f; return f and ln of Laplace's
+    integral, without the constants of P."""
     n = len(likelihood)
     # The constant is free: any curvature holds it.
     penalty = penalty + 1e-6 * np.eye(len(base))
@@ -267,7 +251,7 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
 
 
 def _floored(log_density: Array) -> Array:
-    """At most _DEEPEST below its maximum."""
+    """Lift to at most _DEEPEST below its maximum."""
     return np.asarray(np.maximum(log_density, log_density.max() - _DEEPEST), np.float64)
 
 
@@ -277,7 +261,7 @@ def _normalised(log_density: Array) -> Array:
 
 
 def _distribution(prior: ExponentialDensity) -> tuple[Array, Array]:
-    """Distances and their probabilities, over all classes, which have as many stars each."""
+    """Return distances and their probabilities, over all classes, of as many stars each."""
     t = np.linspace(np.log(0.01 * _NEAREST), np.log(prior.distance_max), 4000)
     volume = 3.0 * t - np.exp(t) / prior.scale
     if prior.ratio is None:

@@ -3,6 +3,7 @@
 A `SurveyRatio` is what the selection of a survey makes of the density of its distances.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,13 +14,39 @@ from scipy.interpolate import CubicSpline
 from scipy.special import erfcx, log_ndtr, ndtri_exp
 
 from dustmap.errors import UserError
-from dustmap.sky.stars._distances import MAS_PC, AbstractDistancePrior, Array, check_scale
 
+Array = NDArray[np.float64]
+#: Parallax in mas times distance in pc.
+MAS_PC = 1000.0
 #: Nodes of a star's table, and stars whose tables are in memory at once.
 NODES = 256
 STARS_AT_ONCE = 2048
 #: Depth below the mode, in nats, at which the table ends.
 DEPTH = 30.0
+
+
+class AbstractDistancePrior(ABC):
+    """A prior density of the distance d on (0, distance_max], in pc.
+
+    Parallaxes ϖ and errors σ (n, 1) in mas; they may be zero or negative.
+    """
+
+    @abstractmethod
+    def survival(self, parallax: Array, error: Array, d: Array) -> Array:
+        """Return P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
+
+    @abstractmethod
+    def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
+        """Return the distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
+
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """Return name and numbers, as a star store has them."""
+
+
+def check_scale(name: str, value: float) -> None:
+    if not 0.0 < value < np.inf:
+        raise UserError(f"{name} must be positive and finite, in pc, got {value}")
 
 
 @final
@@ -116,7 +143,7 @@ class FlatParallax(AbstractDistancePrior):
 
 
 def _polished(start: Array, step: Array, log_p: Array) -> Array:
-    """Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
+    """Take Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
 
     Far out in the tail x − start has lost its digits: x is large and step is −ln p / x.
     """
@@ -130,7 +157,7 @@ def _polished(start: Array, step: Array, log_p: Array) -> Array:
 
 
 def _log_tail_ratio(start: Array, step: Array) -> Array:
-    """ln Q(start + step) − ln Q(start), step ≥ 0."""
+    """Return ln Q(start + step) − ln Q(start), step ≥ 0."""
     far = np.maximum(start, 0.0)
     # Q(x) = exp(−x²/2) erfcx(x/√2) / 2, whose large exponents cancel by hand.
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -190,7 +217,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return value + more, slope + steeper
 
     def _volume(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
-        """The same for r = 1."""
+        """Return `log_density` for r = 1."""
         d, true = np.exp(t), MAS_PC * np.exp(-t)
         misfit = (parallax - true) / error
         return 3 * t - d / self.scale - 0.5 * misfit**2, 3 - d / self.scale - misfit * true / error
@@ -214,8 +241,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return _Table(left, step, below / total, density / total)
 
     def _range(self, parallax: Array, error: Array) -> tuple[Array, Array]:
-        """Where g for r = 1 is within DEPTH, and what r may add, of its highest value: both ends
-        of t (n, 1)."""
+        """Find both ends of t (n, 1) where g for r = 1 is DEPTH below its mode, more for r."""
         depth = DEPTH if self.ratio is None else DEPTH + self.ratio.span
         last = np.log(self.distance_max)
         modes = np.minimum(self._stationary(parallax, error), last)
@@ -236,7 +262,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return left, right
 
     def _stationary(self, parallax: Array, error: Array) -> Array:
-        """ln d (n, 3) of the modes and the valley: g' = 0 is a cubic in the true parallax x,
+        """Return ln d (n, 3) of the modes and the valley: g' = 0 is a cubic in the true parallax x,
 
             x³ − ϖ x² + 3σ² x − σ²/L = 0,
 
@@ -254,7 +280,7 @@ class ExponentialDensity(AbstractDistancePrior):
 
 
 def _crossing(excess: Callable[[Array], Array], outside: Array, inside: Array) -> Array:
-    """Between a place where the excess is ≥ 0 and one beyond, its zero; or the latter if ≥ 0."""
+    """Bisect the excess, ≥ 0 inside, to its zero; return the place outside where ≥ 0, too."""
     beyond = excess(outside) >= 0.0
     low, high = outside.copy(), inside.copy()
     for _ in range(40):
@@ -296,7 +322,7 @@ class _Table:
         return self.left + self.step * (cell + u)
 
     def _cell(self, p: Array) -> NDArray[np.int64]:
-        """The cell of every p: one search in all tables, set apart by 2 per star."""
+        """Find the cell of every p: one search in all tables, set apart by 2 per star."""
         n, count = self.below.shape
         shift = 2.0 * np.arange(n)[:, None]
         place = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
@@ -304,10 +330,54 @@ class _Table:
         return np.asarray(np.clip(cell, 0, count - 2), np.int64)
 
     def _cubic(self, cell: NDArray[np.int64], u: Array) -> tuple[Array, Array]:
-        """The cubic of a cell by values and slopes at its ends, at u in [0, 1]; and its slope."""
+        """Evaluate cubics by values and slopes at the ends of cells at u in [0, 1]; and slopes."""
         p0, p1 = (np.take_along_axis(self.below, cell + k, 1) for k in (0, 1))
         m0, m1 = (np.take_along_axis(self.slope, cell + k, 1) for k in (0, 1))
         rise = p1 - p0
         c2, c3 = 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise
         value = p0 + u * (m0 + u * (c2 + u * c3))
         return value, m0 + u * (2.0 * c2 + u * 3.0 * c3)
+
+
+@final
+@dataclass(frozen=True)
+class ToLearn:
+    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
+    density, in pc; distance_max: the end of the prior."""
+
+    scale: float = 1350.0
+    distance_max: float = 10_000.0
+
+    @property
+    def stated(self) -> ExponentialDensity:
+        """The prior of stars of which nothing is learned."""
+        return ExponentialDensity(self.scale, self.distance_max)
+
+
+def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
+    """Make a prior by its name in configurations and commands; lengths in pc."""
+    if name == "learned":
+        return ToLearn(scale, distance_max)
+    return prior_from(
+        {"distance_prior": name, "distance_scale_pc": scale, "distance_max_pc": distance_max}
+    )
+
+
+def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
+    """Make the prior that `AbstractDistancePrior.attributes` describe."""
+    name = attributes.get("distance_prior")
+    if name not in ("flat-parallax", "exponential-density"):
+        raise UserError(
+            f"distance_prior must be flat-parallax or exponential-density, got {name!r}"
+        )
+    try:
+        furthest = float(attributes["distance_max_pc"])
+        if name == "flat-parallax":
+            return FlatParallax(furthest)
+        ratio = attributes.get("distance_ratio")
+        table = None if ratio is None else SurveyRatio.of(ratio)
+        return ExponentialDensity(float(attributes["distance_scale_pc"]), furthest, table)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"the numbers of distance_prior {name} are damaged: {error!r}") from None

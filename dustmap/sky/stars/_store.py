@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._zarr import CheckedGroup, create_array
-from dustmap.sky.stars._distances import AbstractDistances
-from dustmap.sky.stars._table import MEASURED, StarTable, concatenate, kind_named, thinned
+from dustmap.sky.stars import _table
+from dustmap.sky.stars._priors import prior_from
+from dustmap.sky.stars._table import MEASURED, StarTable
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import replacing
 
@@ -112,7 +113,7 @@ class StarStoreWriter:
 
 
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a table does not belong into a store."""
+    """Refuse a table that does not belong into a store."""
     if attributes != expected:
         raise UserError(
             f"a star store holds one extinction system and one kind of distances, {expected}; "
@@ -151,11 +152,13 @@ class StarStore:
         starts = [i * len(self) // parts for i in range(parts)]
         rows = min(CHUNK, len(self) // parts)
         share = max(1, most // parts)
-        return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
+        return _table.concatenate(
+            [_table.thinned(self.part(slice(at, at + rows)), share) for at in starts]
+        )
 
     def part(self, rows: slice) -> StarTable:
         """Read the stars of these rows."""
-        names = _names(kind_named(self.attributes["distances"]))
+        names = _names(_table.kind_named(self.attributes["distances"]))
         columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)
 
@@ -177,21 +180,24 @@ def open_star_store(path: str | Path) -> StarStore:
 
 
 def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any]) -> None:
-    """Every column is there, whole, with as many stars as the attributes say."""
+    """Refuse attributes that cannot be read, and columns without a number for every star."""
     stars = attributes.get("stars")
     try:
-        names = _names(kind_named(attributes.get("distances")))
-    except ValueError as error:
+        kind = _table.kind_named(attributes.get("distances"))
+        system_named(str(attributes.get("extinction_system")))
+        if kind is _table.ParallaxDistances:
+            prior_from(attributes)
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
         raise UserError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
-    for name in names:
+    for name in _names(kind):
         shape = group.shape(name)
         if shape != (stars,):
             raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
-def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:
+def _names(kind: type[_table.AbstractDistances]) -> tuple[str, ...]:
     return "source_id", *MEASURED, *kind.fields
 
 
@@ -258,7 +264,7 @@ class SkySorter:
                     yield StarTable.from_columns(columns, self._attributes)
 
     def _sorted(self, path: Path) -> Iterator[NDArray[Any]]:
-        """The records of a file in order, at most `ROWS` at a time."""
+        """Yield the records of a file in order, at most `ROWS` at a time."""
         if not path.exists():
             return
         count = path.stat().st_size // self._dtype.itemsize
@@ -279,8 +285,7 @@ class SkySorter:
             yield from self._sorted(_part(path, place))
 
     def _limits(self, path: Path, count: int) -> NDArray[np.int64]:
-        """Keys that divide a file into parts of less than `ROWS` stars, as far as a sample tells;
-        none where all keys are equal."""
+        """Sample keys that divide a file into parts below `ROWS` stars; none if all are equal."""
         low, high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         sample: list[NDArray[np.int64]] = []
         for records in self._blocks(path):
@@ -301,7 +306,7 @@ class SkySorter:
                 yield records
 
     def _divide(self, records: NDArray[Any], limits: NDArray[np.int64], path: Path) -> None:
-        """Appends records to the files of the parts between limits, in their order."""
+        """Append records to the files of the parts between limits, in their order."""
         place = np.searchsorted(limits, records["key"], side="right")
         order = np.argsort(place, kind="stable")
         records, place = records[order], place[order]

@@ -1,42 +1,239 @@
-"""Stars as one checked value; distances as the named columns and attributes of files, and back."""
+"""Stars as one checked value: directions, distances, extinctions; to the columns of files and back.
 
+Distances are exact, or a distribution for each star, with a survival function
+sf(d) = P(distance > d) and quantiles. From a parallax ϖ ± σ it is
+p(d | ϖ) ∝ prior(d) N(ϖ; 1/d, σ²), with a declared prior.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.stars import _distances
-from dustmap.sky.stars._distances import (
-    AbstractDistancePrior,
-    AbstractDistances,
-    Array,
-    ParallaxDistances,
-)
-from dustmap.sky.stars._learned_prior import ToLearn
-from dustmap.sky.stars._priors import ExponentialDensity, FlatParallax, SurveyRatio
+from dustmap.sky.stars._priors import AbstractDistancePrior, Array, prior_from
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import check_rows
+
+#: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
+MOST_EXTINCTION, LEAST_ERROR, MOST_ERROR = 1e3, 1e-9, 1e6
+#: Columns of numbers that every star has beside its distance, and their units.
+MEASURED = MappingProxyType(
+    {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
+)
+
+
+def _check_columns(columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse columns that are not finite vectors (N,) of one length N."""
+    shapes = {name: values.shape for name, values in columns.items()}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
+        raise UserError(f"every column of a catalog must have one length (N,), got {shapes}")
+    for name, values in columns.items():
+        check_rows(np.isfinite(values), name, "finite")
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractDistances(ABC):
+    """Independent distributions of N distances, in pc.
+
+    kind: the name in files; exact: whether the distances are taken as known; fields: the columns
+    (N,) in files, whose names end in their unit -> the fields that hold them.
+    """
+
+    kind: ClassVar[str]
+    exact: ClassVar[bool] = False
+    fields: ClassVar[Mapping[str, str]]
+
+    def columns(self) -> dict[str, Array]:
+        """Return the numbers (N,) behind the distances, under their names in files."""
+        return {name: getattr(self, field) for name, field in self.fields.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns().values())))
+
+    def __getitem__(self, index: NDArray[Any] | slice) -> Self:
+        """The distances at an index array, under a mask, or in a slice."""
+        values = {field: getattr(self, field)[index] for field in self.fields.values()}
+        return replace(self, **values)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of every column."""
+        return {name: name.rsplit("_", 1)[1] for name in self.fields}
+
+    @property
+    def median(self) -> Array:
+        """Median distance (N,)."""
+        return self.quantile(np.array([0.5]))[:, 0]
+
+    @property
+    @abstractmethod
+    def depth(self) -> Array:
+        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
+
+    @abstractmethod
+    def survival(self, d: Array) -> Array:
+        """Return P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
+
+    @abstractmethod
+    def quantile(self, p: Array) -> Array:
+        """Return the distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
+
+    def __post_init__(self) -> None:
+        """Check that columns have one length, and that all numbers but parallaxes are positive."""
+        columns = self.columns()
+        _check_columns(columns)
+        for name, values in columns.items():
+            if name != "parallax_mas":
+                check_rows(values > 0.0, name, "> 0")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ExactDistances(AbstractDistances):
+    """Distances (N,) in pc, > 0, without errors."""
+
+    kind = "exact"
+    exact = True
+    fields = MappingProxyType({"distance_pc": "distance"})
+    distance: Array
+
+    def survival(self, d: Array) -> Array:
+        return (self.distance[:, None] > d).astype(np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        return np.repeat(self.distance[:, None], len(p), axis=1)
+
+    @property
+    def depth(self) -> Array:
+        return self.distance
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GaussianDistances(AbstractDistances):
+    """Normal distributions of mean `distance` and deviation `error` (N,) in pc, cut at 0.
+
+    P(D > d) = Φ((μ − d)/σ) / Φ(μ/σ) for d ≥ 0.
+    """
+
+    kind = "gaussian"
+    fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
+    distance: Array
+    error: Array
+
+    def survival(self, d: Array) -> Array:
+        z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
+        return np.asarray(ndtr(z) / self._kept(), np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        kept, p = self._kept(), p[None, :]
+        # Φ((d − μ)/σ) = Φ(−μ/σ) + p Φ(μ/σ): ndtri of whichever tail is the smaller.
+        below, above = (1.0 - kept) + p * kept, (1.0 - p) * kept
+        z = np.where(below < above, ndtri(below), -ndtri(above))
+        d = self.distance[:, None] + self.error[:, None] * z
+        return np.asarray(np.maximum(d, 0.0), np.float64)
+
+    @property
+    def depth(self) -> Array:
+        return self.distance
+
+    def _kept(self) -> Array:
+        """Return Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
+        return np.asarray(ndtr(self.distance / self.error), np.float64)[:, None]
+
+
+#: Normal scores of the 16th and 84th percentile are −_Z and +_Z.
+_Z = float(ndtri(0.84))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PercentileDistances(AbstractDistances):
+    """16th, 50th and 84th percentile (N,) in pc, 0 < p16 < p50 < p84.
+
+    z(ln d) is linear from the 16th to the 50th and from the 50th to the 84th percentile, and goes
+    on with the same slope beyond: P(D > d) = Φ(−z(ln d)).
+
+    >>> star = PercentileDistances(*np.array([[90.0], [100.0], [120.0]]))
+    >>> star.survival(np.array([[90.0, 100.0]])).round(2)
+    array([[0.84, 0.5 ]])
+    """
+
+    kind = "percentile"
+    fields = MappingProxyType(
+        {"distance_p16_pc": "p16", "distance_p50_pc": "p50", "distance_p84_pc": "p84"}
+    )
+    p16: Array
+    p50: Array
+    p84: Array
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
+        check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
+
+    def survival(self, d: Array) -> Array:
+        positive = d > 0.0
+        y = np.log(np.where(positive, d, 1.0)) - np.log(self.p50)[:, None]
+        below, above = self._widths()
+        z = y / np.where(y < 0.0, below, above)
+        return np.asarray(np.where(positive, ndtr(-z), 1.0), np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        z = ndtri(p)[None, :]
+        below, above = self._widths()
+        with np.errstate(over="ignore"):
+            return np.asarray(self.p50[:, None] * np.exp(z * np.where(z < 0.0, below, above)))
+
+    @property
+    def depth(self) -> Array:
+        return self.p50
+
+    def _widths(self) -> tuple[Array, Array]:
+        """Return d ln d / dz below and above the median, (N, 1) each."""
+        middle = np.log(self.p50)
+        below, above = middle - np.log(self.p16), np.log(self.p84) - middle
+        return below[:, None] / _Z, above[:, None] / _Z
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ParallaxDistances(AbstractDistances):
+    """Distances by parallax ± error (N,) in mas and a prior. A parallax is never inverted.
+
+    p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
+    """
+
+    kind = "parallax"
+    fields = MappingProxyType({"parallax_mas": "parallax", "parallax_error_mas": "error"})
+    parallax: Array
+    error: Array
+    prior: AbstractDistancePrior
+
+    def survival(self, d: Array) -> Array:
+        return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))
+
+    def quantile(self, p: Array) -> Array:
+        return self.prior.quantile(self.parallax[:, None], self.error[:, None], p)
+
+    @property
+    def depth(self) -> Array:
+        return -self.parallax
+
 
 #: The kinds of distances by their names in files.
 KINDS: Mapping[str, type[AbstractDistances]] = MappingProxyType(
     {
         each.kind: each
-        for each in (
-            _distances.ExactDistances,
-            _distances.GaussianDistances,
-            _distances.PercentileDistances,
-            ParallaxDistances,
-        )
+        for each in (ExactDistances, GaussianDistances, PercentileDistances, ParallaxDistances)
     }
-)
-#: Columns of numbers that every star has beside its distance, and their units.
-MEASURED = MappingProxyType(
-    {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 )
 
 
@@ -45,28 +242,6 @@ def kind_named(name: object) -> type[AbstractDistances]:
     if str(name) not in KINDS:
         raise UserError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
     return KINDS[str(name)]
-
-
-def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
-    """Make a prior by its name in configurations and commands; lengths in pc."""
-    if name == "learned":
-        return ToLearn(scale, distance_max)
-    return prior_from(
-        {"distance_prior": name, "distance_scale_pc": scale, "distance_max_pc": distance_max}
-    )
-
-
-def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
-    """Make the prior that `AbstractDistancePrior.attributes` describe."""
-    name = attributes.get("distance_prior")
-    if name == "flat-parallax":
-        return FlatParallax(float(attributes["distance_max_pc"]))
-    if name == "exponential-density":
-        scale, furthest = attributes["distance_scale_pc"], attributes["distance_max_pc"]
-        ratio = attributes.get("distance_ratio")
-        table = None if ratio is None else SurveyRatio.of(ratio)
-        return ExponentialDensity(float(scale), float(furthest), table)
-    raise UserError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
 
 
 @final
@@ -88,13 +263,16 @@ class StarTable:
     system: ExtinctionSystem
 
     def __post_init__(self) -> None:
-        _distances.check_lengths(self.columns())
+        _check_columns(self.columns())
         if len(self) == 0:
             raise UserError("the catalog has no rows: expected at least one star")
-        measured = {name: getattr(self, name) for name in MEASURED}
-        _distances.check_finite(measured)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
-        _distances.check_magnitudes(measured)
+        within = f"between -{MOST_EXTINCTION:g} and {MOST_EXTINCTION:g} mag"
+        check_rows(np.abs(self.extinction) <= MOST_EXTINCTION, "extinction", within)
+        error = self.extinction_error
+        check_rows(error > 0.0, "extinction_error", "> 0")
+        within = f"between {LEAST_ERROR:g} and {MOST_ERROR:g} mag"
+        check_rows((error >= LEAST_ERROR) & (error <= MOST_ERROR), "extinction_error", within)
 
     def __len__(self) -> int:
         return len(self.source_id)
@@ -152,7 +330,7 @@ class StarTable:
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
     """Join the stars of all parts, in order.
 
-    ValueError where their systems, kinds of distances or priors differ.
+    UserError where their systems, kinds of distances or priors differ.
     """
     if not parts:
         raise UserError("there are no tables to join: expected at least one")

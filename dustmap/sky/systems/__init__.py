@@ -44,7 +44,7 @@ def known_systems() -> MappingProxyType[str, ExtinctionSystem]:
 
 
 def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem]) -> float:
-    """From `left = factor · right`, of which one side is `name` and the other stands above it."""
+    """Solve `left = factor · right`, of which one side is `name` and the other stands above it."""
     if "relation" not in entry:
         return 1.0
     left, factor, right = entry["relation"]
@@ -70,7 +70,11 @@ def system_named(name: str) -> ExtinctionSystem:
 
 
 def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
-    """Return the factor that takes extinctions and densities from `source` to `target`."""
+    """Return the factor that takes extinctions and densities from `source` to `target`.
+
+    >>> conversion(system_named("E(B-V)"), system_named("A_V"))
+    3.1
+    """
     if source == target:
         return 1.0
     for system in (source, target):

@@ -6,7 +6,7 @@ what weight it counts where tiles overlap (`Tile.influence`). `merged` joins the
 slab by slab.
 """
 
-from dustmap.sky.tiles._merged import STEPS as STEPS
+from dustmap.sky.tiles._merged import MERGE_STEPS as MERGE_STEPS
 from dustmap.sky.tiles._merged import Merged as Merged
 from dustmap.sky.tiles._merged import TileMap as TileMap
 from dustmap.sky.tiles._merged import map_of_tile as map_of_tile

@@ -11,6 +11,7 @@ draws of the posterior, across a seam they go over into each other, and scatter 
 to √Σ w² of it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,17 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
-from dustmap.sky.maps._field import EVERY, slabs
+from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
-#: What the weights of a slab take beside it, in arrays of one quantity: the sum of the influences,
-#: those of one tile, one cube of that tile, and which voxels belong to a tile.
-BESIDE = 4
+#: Arrays of one quantity that a slab needs for its weights: the sum of the influences, those of one
+#: tile, one cube of that tile, and which voxels belong to a tile.
+WEIGHT_ARRAYS = 4
 Floats: TypeAlias = NDArray[np.float32]
-STEPS = (
+#: Index of a tile's first node in the whole grid along x, y, z.
+Offset: TypeAlias = tuple[int, int, int]
+#: What provenance says of a merged map.
+MERGE_STEPS = (
     "merged with weights u_t / sum of u, u_t = 1 in the cone of tile t and 0 at the end of its "
     "margin",
     "std: weighted mean of the tiles' stds, what perfectly correlated tiles have; an upper bound "
@@ -63,7 +67,7 @@ class Merged:
     def memory(self, available: int) -> int:
         """Return bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
-        return max(1, available * held // (held + BESIDE))
+        return max(1, available * held // (held + WEIGHT_ARRAYS))
 
 
 def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged:
@@ -78,9 +82,13 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
     layout = Layout(grid, first.system, first.quantities, first.samples, first.positive)
     uncovered = _uncovered(tiles, grid, partial)
     request = MapRequest(layout.quantities, layout.samples)
-    parts = [_Part(tile, offset) for tile, offset in zip(tiles, offsets, strict=True)]
-    work = _Work(tuple(parts), layout)
-    return Merged(Slabs(layout, request, work.walk), uncovered)
+    placed = list(zip(tiles, offsets, strict=True))
+
+    def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
+        for start, stop in slabs(grid.shape[2], depth, part):
+            yield _slab(placed, layout, request, start, stop)
+
+    return Merged(Slabs(layout, request, walk), uncovered)
 
 
 def _check_alike(tiles: Sequence[TileMap]) -> None:
@@ -113,7 +121,7 @@ def _listed(layout: Layout) -> str:
     return ", ".join(quantity.value for quantity in layout.quantities)
 
 
-def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
+def _offset(tile: TileMap, grid: RegularGrid) -> Offset:
     """Index of the tile's first node along x, y, z; its nodes must be the part it needs."""
     mine, part = tile.cubes.layout.grid, tile.tile.part_of(grid)
     for axis in range(3):
@@ -142,10 +150,9 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
     missing = sorted(set(range(12 * nside**2)) - present)
     if not missing:
         return 0
-    places = _Places(grid, 0, grid.shape[2])
     counts = np.zeros(12 * nside**2, np.int64)
-    for part in places.parts():
-        owner = _owners(nside, places.at(part))
+    for _, points in _in_parts(grid, 0, grid.shape[2]):
+        owner = _owners(nside, points)
         counts += np.bincount(owner[owner >= 0], minlength=len(counts))
     lacking = [pixel for pixel in missing if counts[pixel]]
     total = int(counts[missing].sum())
@@ -160,7 +167,7 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
 
 
 def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The pixel that each point (N, 3) lies in; −1 at the Sun, which lies in all."""
+    """Return the pixel that each point (N, 3) lies in; −1 at the Sun, which lies in all."""
     import healpy
 
     away = (points != 0.0).any(1)
@@ -169,120 +176,77 @@ def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
     return owners
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Places:
-    """The nodes of a box of planes start <= k < stop, counted in the order of z, y, x."""
-
-    grid: RegularGrid
-    start: int
-    stop: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        x, y, _ = self.grid.shape
-        return self.stop - self.start, y, x
-
-    def parts(self) -> Iterator[slice]:
-        """Yield few nodes at a time."""
-        size = int(np.prod(self.shape))
-        for start in range(0, size, AT_ONCE):
-            yield slice(start, min(start + AT_ONCE, size))
-
-    def at(self, part: slice) -> NDArray[np.float64]:
-        """Return X, Y, Z (N, 3) in pc."""
-        k, j, i = np.unravel_index(np.arange(part.start, part.stop), self.shape)
-        index = np.stack([i, j, k + self.start], axis=-1)
-        return np.asarray(self.grid.lower + index * np.array(self.grid.spacing), np.float64)
+def _in_parts(
+    grid: RegularGrid, start: int, stop: int
+) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yield some nodes of the planes start <= k < stop at a time: which [z, y, x], and X, Y, Z."""
+    shape = (stop - start, *grid.shape[1::-1])
+    size = math.prod(shape)
+    for first in range(0, size, AT_ONCE):
+        part = slice(first, min(first + AT_ONCE, size))
+        k, j, i = np.unravel_index(np.arange(part.start, part.stop), shape)
+        index = np.stack([i, j, k + start], axis=-1)
+        yield part, np.asarray(grid.lower + index * np.array(grid.spacing), np.float64)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A tile, and where its first node is in the whole grid along x, y, z."""
-
-    map: TileMap
-    offset: tuple[int, int, int]
-
-    def overlap(self, start: int, stop: int) -> tuple[int, int]:
-        """Return planes of the tile among the whole grid's planes start <= k < stop."""
-        first = self.offset[2]
-        return max(start, first), min(stop, first + self.map.cubes.layout.grid.shape[2])
-
-    def where(self, start: int, first: int, last: int) -> tuple[slice, slice, slice]:
-        """Locate planes first <= k < last of the tile in a slab [z, y, x] from `start` on."""
-        x, y, _ = self.map.cubes.layout.grid.shape
-        i, j, _ = self.offset
-        return slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
-
-    def influence(self, grid: RegularGrid, first: int, last: int) -> Floats:
-        """Return u [z, y, x] at the tile's own nodes, where they are in the whole grid."""
-        lower = tuple(
-            a + n * h for a, n, h in zip(grid.lower, self.offset, grid.spacing, strict=True)
-        )
-        mine = RegularGrid(lower, grid.spacing, self.map.cubes.layout.grid.shape)
-        places = _Places(mine, first - self.offset[2], last - self.offset[2])
-        weights = np.empty(int(np.prod(places.shape)), np.float32)
-        for part in places.parts():
-            weights[part] = self.map.tile.influence(places.at(part))
-        return weights.reshape(places.shape)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """Slabs of the whole grid, one tile after the other: Σ u q, then divided by Σ u."""
-
-    parts: tuple[_Part, ...]
-    layout: Layout
-
-    def walk(self, depth: int, part: slice = EVERY) -> Iterator[Planes]:
-        """Yield `depth` planes at a time, in the order of z."""
-        for start, stop in slabs(self.layout.grid.shape[2], depth, part):
-            yield self._slab(start, stop)
-
-    def _slab(self, start: int, stop: int) -> Planes:
-        shape = (stop - start, *self.layout.shape[1:])
-        held = {q.value: np.zeros(shape, np.float32) for q in self.layout.quantities}
-        if self.layout.samples:
-            held[Quantity.SAMPLES.value] = np.zeros((self.layout.samples, *shape), np.float32)
-        total = np.zeros(shape, np.float32)
-        for part in self.parts:
-            self._add(part, start, stop, held, total)
-        self._divide(start, stop, held, total)
-        return Planes(start, stop, held)
-
-    def _add(
-        self, part: _Part, start: int, stop: int, held: dict[str, Floats], total: Floats
-    ) -> None:
-        first, last = part.overlap(start, stop)
-        if first >= last:
-            return
-        weight = part.influence(self.layout.grid, first, last)
-        if not weight.any():
-            return
-        here = part.where(start, first, last)
-        total[here] += weight
-        planes = slice(first - part.offset[2], last - part.offset[2])
-        for cube in self.layout.cubes:
-            values = part.map.cubes.read(cube, (planes, slice(None), slice(None)))
-            _into(held, cube)[here] += np.where(weight > 0.0, values, 0.0) * weight
-
-    def _divide(self, start: int, stop: int, held: dict[str, Floats], total: Floats) -> None:
-        nside = self.parts[0].map.tile.pixel.nside
-        present = np.zeros(12 * nside**2 + 1, np.bool_)
-        present[[-1, *(part.map.tile.pixel.pixel for part in self.parts)]] = True
-        places = _Places(self.layout.grid, start, stop)
-        flat = total.reshape(-1)
-        for part in places.parts():
-            flat[part][~present[_owners(nside, places.at(part))]] = np.nan
-        for cube in self.layout.cubes:
-            _into(held, cube)[...] /= total
+def _slab(
+    placed: Sequence[tuple[TileMap, Offset]],
+    layout: Layout,
+    request: MapRequest,
+    start: int,
+    stop: int,
+) -> Planes:
+    """Divide the sum of u q by that of u; NaN where the tile of a voxel is missing."""
+    arrays = empty_arrays(layout.grid, request, stop - start)
+    total = np.zeros((stop - start, *layout.shape[1:]), np.float32)
+    sums = {
+        cube: arrays["samples"][cube.sample]
+        if cube.quantity is Quantity.SAMPLES
+        else arrays[cube.quantity.value]
+        for cube in layout.cubes
+    }
+    for array in arrays.values():
+        array[...] = 0.0
+    for tile, offset in placed:
+        _add(tile, offset, layout.grid, start, total, sums)
+    nside = placed[0][0].tile.pixel.nside
+    present = np.zeros(12 * nside**2 + 1, np.bool_)
+    present[[-1, *(tile.tile.pixel.pixel for tile, _ in placed)]] = True
+    flat = total.reshape(-1)
+    for part, points in _in_parts(layout.grid, start, stop):
+        flat[part][~present[_owners(nside, points)]] = np.nan
+    for array in arrays.values():
+        array /= total
+    return Planes(start, stop, arrays)
 
 
-def _into(held: dict[str, Floats], cube: Cube) -> Floats:
-    array = held[cube.quantity.value]
-    return array[cube.sample] if cube.quantity is Quantity.SAMPLES else array
+def _add(
+    tile: TileMap,
+    offset: Offset,
+    grid: RegularGrid,
+    start: int,
+    total: Floats,
+    sums: Mapping[Cube, Floats],
+) -> None:
+    """Add u and u q of a tile to the sums over the planes of the whole grid from `start` on."""
+    x, y, z = tile.cubes.layout.grid.shape
+    i, j, k = offset
+    first, last = max(start, k), min(start + len(total), k + z)
+    if first >= last:
+        return
+    # The tile's own nodes, where they are in the whole grid.
+    lower = tuple(a + n * h for a, n, h in zip(grid.lower, offset, grid.spacing, strict=True))
+    mine, planes = RegularGrid(lower, grid.spacing, (x, y, z)), slice(first - k, last - k)
+    weight = np.empty((last - first, y, x), np.float32)
+    for part, points in _in_parts(mine, planes.start, planes.stop):
+        weight.reshape(-1)[part] = tile.tile.influence(points)
+    if not weight.any():
+        return
+    here = slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
+    total[here] += weight
+    for cube, weighted in sums.items():
+        values = tile.cubes.read(cube, (planes, slice(None), slice(None)))
+        weighted[here] += np.where(weight > 0.0, values, 0.0) * weight
 
 
 def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:

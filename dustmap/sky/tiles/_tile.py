@@ -96,7 +96,7 @@ class SkyPixel:
         return angles
 
     def _to_border(self, directions: Array) -> Array:
-        """To the nearer of the two great circles that meet in the nearest point of the border."""
+        """Measure to the nearer of the two great circles that meet in the nearest border point."""
         if len(directions) == 0:
             return np.zeros(0)
         _, nearest = self._tree.query(directions)
@@ -109,13 +109,13 @@ class SkyPixel:
 
 
 def _angle(a: Array, b: Array) -> Array:
-    """Between unit vectors (N, 3); accurate at any angle."""
+    """Return angles (N,) between unit vectors (N, 3), accurate at any angle."""
     half = np.arctan2(np.linalg.norm(a - b, axis=1), np.linalg.norm(a + b, axis=1))
     return np.asarray(2.0 * half, np.float64)
 
 
 def _to_arc(x: Array, start: Array, end: Array) -> Array:
-    """Angles (N,) to the great circle between start and end where x is beside it, else π."""
+    """Return angles (N,) to the arc between start and end where x is abreast of it, else π."""
     normal = np.cross(start, end)
     length = np.linalg.norm(normal, axis=1)
     after = np.einsum("ij,ij->i", np.cross(normal, start), x) > 0.0
@@ -158,13 +158,13 @@ class Tile:
         The weight of a tile is u over the sum of u of all tiles, of which one is 1 everywhere.
         """
         weights = np.zeros(len(points))
-        near = self._perhaps(points)
+        near = self._in_cap(points)
         t = np.minimum(self.distances(points[near]) / self.margin, 1.0)
         weights[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
         return weights
 
-    def _perhaps(self, points: Array) -> NDArray[np.bool_]:
-        """Which points may be in the tile, by the cap around the pixel: cheap, and no miss."""
+    def _in_cap(self, points: Array) -> NDArray[np.bool_]:
+        """Return which points may be in the tile: those in the cap around the pixel."""
         r = np.linalg.norm(points, axis=1)
         cosine = points @ self.pixel.centre / np.where(r > 0.0, r, 1.0)
         beyond = np.arccos(np.clip(cosine, -1.0, 1.0)) - self.pixel.radius
@@ -179,22 +179,16 @@ class Tile:
         A ray ends at the star, or where it leaves the box of the whole `grid`; for uncertain
         distances, where the star is beyond with a probability of 1e-3.
         """
-        parts = [
-            self._needs(l[part], b[part], distances[part], grid)
-            for start in range(0, len(l), AT_ONCE)
-            for part in (slice(start, start + AT_ONCE),)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
-
-    def _needs(
-        self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
-    ) -> NDArray[np.bool_]:
-        end = distances.median
-        if not distances.exact:
-            end = np.maximum(end, distances.quantile(np.array([END]))[:, 0])
-        ahead = cartesian(l, b, np.ones(len(l)))
-        end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
-        return np.asarray(self.distances(ahead * end[:, None]) <= self.margin)
+        needed = np.zeros(len(l), np.bool_)
+        for start in range(0, len(l), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            end = distances[part].median
+            if not distances.exact:
+                end = np.maximum(end, distances[part].quantile(np.array([END]))[:, 0])
+            ahead = cartesian(l[part], b[part], np.ones(len(end)))
+            end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
+            needed[part] = self.distances(ahead * end[:, None]) <= self.margin
+        return needed
 
     def part_of(self, grid: RegularGrid) -> RegularGrid:
         """Find the smallest box of nodes of `grid` that surely holds the tile's part of it.
@@ -203,8 +197,12 @@ class Tile:
         """
         lower, upper = np.array(grid.lower), np.array(grid.upper)
         corners = _corners_of_cone(self.pixel, lower - self.margin, upper + self.margin)
+        misses = UserError(
+            f"tile {self.pixel}: its cone does not meet the box {grid.lower} to {grid.upper} pc; "
+            "the sky needs no such tile"
+        )
         if len(corners) == 0:
-            raise self._misses(grid)
+            raise misses
         # Between two points of the border a face is met at most so far off, in pc.
         slack = self.margin + FINE * float(np.linalg.norm(corners, axis=1).max())
         spacing = np.array(grid.spacing)
@@ -212,7 +210,7 @@ class Tile:
         last = np.ceil((corners.max(0) + slack - lower) / spacing).astype(int)
         first, last = np.maximum(first, 0), np.minimum(last, np.array(grid.shape) - 1)
         if bool((last < first).any()):
-            raise self._misses(grid)
+            raise misses
         # A grid has two nodes along every axis, or more.
         last = np.maximum(last, np.minimum(first + 1, np.array(grid.shape) - 1))
         first = np.minimum(first, last - 1)
@@ -222,37 +220,23 @@ class Tile:
             tuple((last - first + 1).tolist()),
         )
 
-    def _misses(self, grid: RegularGrid) -> UserError:
-        return UserError(
-            f"tile {self.pixel}: its cone does not meet the box {grid.lower} to {grid.upper} pc; "
-            "the sky needs no such tile"
-        )
-
 
 def _chord(ahead: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
-    """Distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
+    """Return distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
     near, far = chord(lower, upper, ahead)
     hit = (near <= far) & (far > 0.0)
     return np.where(hit, np.maximum(near, 0.0), 0.0), np.where(hit, far, 0.0)
 
 
 def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
-    """Points (P, 3) whose bounding box is that of the cone in the box, but for its round border.
-
-    Where the rays of the border enter and leave the box, and the corners of the box.
-    """
+    """Return ends (P, 3) in the box of the rays of the border, and its corners in the cone."""
     # Of a box that the cone surrounds no face is met by the border but all corners are inside; of
     # a box beside the Sun the ray through the centre may be all there is.
     ahead = np.concatenate([pixel.border, pixel.centre[None]])
     near, far = _chord(ahead, lower, upper)
     hit = far > 0.0
     ends = [ahead[hit] * distance[hit, None] for distance in (near, far)]
-    return np.concatenate([*ends, _corners(lower, upper, pixel)])
-
-
-def _corners(lower: Array, upper: Array, pixel: SkyPixel) -> Array:
-    """Corners of the box in the cone."""
     mesh = np.meshgrid(*zip(lower, upper, strict=True), indexing="ij")
     corners = np.stack([values.ravel() for values in mesh], axis=-1)
     corners = corners[np.linalg.norm(corners, axis=1) > 0.0]
-    return np.asarray(corners[pixel.contains(corners)])
+    return np.concatenate([*ends, corners[pixel.contains(corners)]])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dustmap.runs import status_of
-from dustmap.runs.checkpoints._file import read_state
+from dustmap.runs.checkpoints._state_file import read_state
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.kills import _figure as figure

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import AbstractMean, Batch, NeighbourEvidence, Parameters
-from dustmap.gp._neighbour_evidence import conditional
+from dustmap.gp._neighbours import conditional
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import StudentTLikelihood

@@ -346,7 +346,7 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,x\n" + "1,2\n" * 50)
     monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
     reader, stream = open_table(path), _Recorded(path.open("rb"))
-    monkeypatch.setattr("dustmap.tables._arrow.opened", lambda path: stream)
+    monkeypatch.setattr("dustmap.tables._columns.opened", lambda path: stream)
     with pytest.raises(UserError, match="column b: expected numbers, got 'x'"):
         read_all(reader, {"b": ColumnType.NUMBER})
     assert stream.threads == {threading.get_ident()}

@@ -12,7 +12,7 @@ from dustmap.sky.figures import (
     residual_figure,
 )
 from dustmap.sky.figures._comparisons import coverage_curve
-from dustmap.sky.figures._sky_images import Cells
+from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import bar_labels, every_text, shown, titled
 
@@ -64,7 +64,7 @@ def test_a_cell_shows_the_sum_of_its_residuals_over_the_root_of_their_number() -
 
 
 def test_cells_are_of_like_area_and_hold_every_place() -> None:
-    cells = Cells(12)
+    cells = SkyCells(12)
     rng = np.random.default_rng(1)
     n = 200_000
     counts = np.bincount(

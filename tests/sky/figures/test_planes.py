@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dustmap.sky.figures._slices import Axis, projection_of, slice_of
+from dustmap.sky.figures._planes import Axis, projection_of, slice_of
 from tests.sky.figures.clouds import GRID, cloud, posterior
 
 LEVELS = {Axis.X: 20.0, Axis.Y: 40.0, Axis.Z: 5.0}

@@ -12,8 +12,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky import Provenance
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes, Quantity
-from dustmap.sky.maps._field import EVERY, slabs
-from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.sky.maps._field import EVERY, FieldTraits, slabs
+from dustmap.sky.systems import system_named
 
 Vector = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class AnalyticField(AbstractDensityField):
 
     clouds: tuple[Cloud, ...]
     background: float = 1e-3
-    box: tuple[tuple[float, float, float], tuple[float, float, float]] = (
+    box: tuple[tuple[float, ...], tuple[float, ...]] = (
         (-400.0, -420.0, -380.0),
         (390.0, 410.0, 370.0),
     )
@@ -68,24 +68,9 @@ class AnalyticField(AbstractDensityField):
     covered: float = 300.0
 
     @property
-    def system(self) -> ExtinctionSystem:
-        return system_named(self.named)
-
-    @property
-    def lower(self) -> tuple[float, float, float]:
-        return self.box[0]
-
-    @property
-    def upper(self) -> tuple[float, float, float]:
-        return self.box[1]
-
-    @property
-    def n_samples(self) -> int:
-        return len(self.scales)
-
-    @property
-    def positive(self) -> bool:
-        return self.background > 0
+    def traits(self) -> FieldTraits:
+        system, positive = system_named(self.named), self.background > 0
+        return FieldTraits(system, *self.box, len(self.scales), positive)
 
     def density(self, x: Vector) -> Vector:
         """Mean at X, Y, Z (..., 3)."""

@@ -181,7 +181,3 @@ def test_errors_name_what_to_do(tmp_path: Path) -> None:
     away = replace(FIELD, box=((10.0, -10.0, -10.0), (90.0, 10.0, 10.0)))
     with pytest.raises(ValueError, match="the Sun"):
         write_edenhofer2023(path, away, EdenhoferOptions(), PROVENANCE)
-    path.write_text("mine")
-    with pytest.raises(FileExistsError, match="overwrite"):
-        write_edenhofer2023(path, FIELD, replace(OPTIONS, nside=1), PROVENANCE)
-    assert path.read_text() == "mine"

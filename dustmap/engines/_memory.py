@@ -1,0 +1,275 @@
+"""Bytes that a run will hold, component by component, known before they are allocated.
+
+Numbers of arrays are those of the code at its fullest moment.
+"""
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self, final
+
+import torch
+
+from dustmap.gp import RegularGrid, torus_for
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.inference import GridSettings
+
+GIB, MIB = 2**30, 2**20
+#: Bytes of chunks of transforms, of rows and of products, whatever the sizes.
+WORKING = 50 * MIB
+#: Bytes for each point of the torus while a prior is made beside the last one: tables, spectra and
+#: transforms, float64 and complex.
+SPECTRA = 100
+#: Vectors over the torus and over the data that one column of a block solve holds.
+FIELD_VECTORS, DATA_VECTORS = 12, 3
+#: Vectors a rank that making a preconditioner of the block solve takes, of which one is kept.
+RANK_VECTORS = 7
+#: Nodes per axis around a point of a ray: of multilinear rows, and of kriging weights.
+LINEAR, KRIGING = 2, 4
+#: Of rows that are made anew, a chunk at a time.
+_CHUNK = 32 * MIB
+#: Columns of a block solve at most, and the rank of its preconditioner.
+_WIDEST, _RANK = 64, 200
+
+#: Bytes of the stored rows of rays, with their transpose.
+RowBytes = Callable[[LineIntegrals], int]
+
+
+@final
+class During(enum.Enum):
+    """When a component is held; parts of the run that follow one another share their memory."""
+
+    WHOLE = "the whole run"
+    FIT = "fit"
+    LEARNING = "learning"
+    PREPARING = "preparing the solve"
+    SOLVING = "solving"
+    DRAWING = "drawing"
+    EXPORT = "export"
+    FIGURES = "figures"
+
+
+@final
+@dataclass(frozen=True)
+class Component:
+    """bytes: at their most; what: in words, for readers of the plan."""
+
+    name: str
+    bytes: int
+    during: During
+    what: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "gib": round(self.bytes / GIB, 4),
+            "during": self.during.value,
+            "what": self.what,
+        }
+
+
+@final
+@dataclass(frozen=True)
+class MemoryPlan:
+    """components: of all parts of a run; chunks: sizes that the budget allows, by name."""
+
+    components: tuple[Component, ...]
+    chunks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest part of the run."""
+        return max(self._together(part) for part in During)
+
+    @property
+    def largest(self) -> Component:
+        """The largest component of the fullest part of the run."""
+        part = max(During, key=self._together)
+        return max(self._held(part), key=lambda component: component.bytes)
+
+    def _together(self, part: During) -> int:
+        return sum(component.bytes for component in self._held(part))
+
+    def _held(self, part: During) -> list[Component]:
+        beside = {During.WHOLE, part}
+        if part in (During.LEARNING, During.PREPARING, During.SOLVING, During.DRAWING):
+            beside.add(During.FIT)
+        return [component for component in self.components if component.during in beside]
+
+
+def table_of(components: Iterable[Component]) -> list[str]:
+    """Lines for people: name, GiB, when it is held, what it is."""
+    rows = [("component", "GiB", "held during", "what it is")]
+    rows += [(c.name, f"{c.bytes / GIB:.3f}", c.during.value, c.what) for c in components]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return [
+        f"{name:<{widths[0]}}  {gib:>{widths[1]}}  {during:<{widths[2]}}  {what}"
+        for name, gib, during, what in rows
+    ]
+
+
+def shown(count: int) -> str:
+    """For a sentence: TiB, GiB, MiB or bytes."""
+    if count >= 1000 * GIB:
+        return f"{count / 2**40:.4g} TiB"
+    if count >= GIB:
+        return f"{count / GIB:.4g} GiB"
+    return f"{count / MIB:.4g} MiB" if count >= MIB else f"{count:,} bytes"
+
+
+@final
+@dataclass(frozen=True)
+class GriddedSizes:
+    """Data N, nodes M, points of the torus M_w, samples S, bytes of a number."""
+
+    data: int
+    nodes: int
+    torus: int
+    samples: int
+    itemsize: int
+
+    @staticmethod
+    def of(
+        kernel: AbstractKernel, grid: RegularGrid, n: int, samples: int, itemsize: int
+    ) -> "GriddedSizes":
+        """Sizes for n data at the kernel's length scale."""
+        torus = math.prod(torus_for(kernel, grid, GridSettings().padding))
+        return GriddedSizes(n, grid.size, torus, samples, itemsize)
+
+    @property
+    def vector(self) -> int:
+        """Bytes of a vector over the torus."""
+        return self.torus * self.itemsize
+
+    @property
+    def column(self) -> int:
+        """Bytes of all vectors of one column of a block solve."""
+        return FIELD_VECTORS * self.vector + DATA_VECTORS * self.data * self.itemsize
+
+
+@final
+@dataclass(frozen=True)
+class Allotment:
+    """rows: bytes that stored rows may take, 0 where they are computed anew in every product.
+    vectors: bytes of the columns that are solved for together."""
+
+    rows: int
+    vectors: int
+
+    @staticmethod
+    def of(
+        budget: int, sizes: GriddedSizes, held: int, data: AbstractFunctional, row_bytes: RowBytes
+    ) -> "Allotment":
+        """The budget without `held` bytes of draws and all that cannot be cut, rows first.
+
+        A part of the data, whose rays are not at hand, gets half of the memory for each.
+        """
+        if not isinstance(data, LineIntegrals):
+            return Allotment(budget // 2, budget // 2)
+        left = max(0, budget - held - SPECTRA * sizes.torus - WORKING)
+        rows = row_bytes(data)
+        kept = rows if rows + 2 * sizes.column <= left else 0
+        # A preconditioner that is kept takes a seventh of what making it may take.
+        vectors = (left - kept) * RANK_VECTORS // (RANK_VECTORS + 1)
+        return Allotment(kept, max(sizes.column, vectors))
+
+
+def row_component(needed: int, allotted: int, n: int) -> tuple[Component, str]:
+    """Rows stored in the memory allotted to them, or else made anew in chunks."""
+    if needed <= allotted:
+        what = f"{n:,} sparse rows and their transpose"
+        return Component("rows", needed, During.FIT, what), "stored"
+    what = f"of {n:,} sparse rows, a chunk at a time"
+    return Component("rows", _CHUNK, During.FIT, what), "computed anew in every product"
+
+
+def spectra_component(sizes: GriddedSizes) -> Component:
+    """The prior on its torus."""
+    what = f"tables and spectra of a torus of {sizes.torus:,} points, float64"
+    return Component("spectra", SPECTRA * sizes.torus, During.FIT, what)
+
+
+def solver_components(
+    vector: int, column: int, budget: int, samples: int
+) -> tuple[tuple[Component, ...], int]:
+    """A block solve for mean and draws with its preconditioner, and its columns.
+
+    vector, column: bytes of one vector of the solve, and of all vectors of one column.
+    """
+    rank = min(_RANK, budget // (RANK_VECTORS * vector))
+    columns = max(1, min(_WIDEST, 1 + samples, budget // column))
+    making = f"{RANK_VECTORS} vectors for each of rank {rank}"
+    solving = f"{columns} columns of {FIELD_VECTORS} vectors each"
+    parts = (
+        Component(
+            "making the preconditioner", RANK_VECTORS * rank * vector, During.PREPARING, making
+        ),
+        Component("preconditioner", rank * vector, During.SOLVING, f"of rank {rank}"),
+        Component("solver", columns * column, During.SOLVING, solving),
+    )
+    return parts, columns
+
+
+#: Chunks of the working space, whatever the sizes.
+WORKING_COMPONENT = Component(
+    "working space", WORKING, During.WHOLE, "chunks of rows and of transforms"
+)
+
+
+class AbstractFitPlan(ABC):
+    """Sizes and choices of a fit, decided before anything large is allocated.
+
+    A frozen dataclass of plain values, a grid and a dtype, which `load` needs again.
+    """
+
+    dtype: torch.dtype
+    max_memory: int
+
+    @property
+    @abstractmethod
+    def bytes_needed(self) -> int:
+        """Bytes of all that cannot be streamed."""
+
+    @property
+    @abstractmethod
+    def refusal(self) -> str:
+        """The error of a plan that does not fit the memory, with its remedy."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds `bytes_needed`."""
+        return self.bytes_needed <= self.max_memory
+
+    def check(self) -> None:
+        """Refuse a plan that does not fit."""
+        if not self.fits:
+            raise MemoryError(self.refusal)
+
+    @property
+    def dtype_name(self) -> str:
+        """ "float32" or "float64"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def as_plain(self) -> dict[str, Any]:
+        """The fields as values that JSON can hold."""
+        plain: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return plain | {"dtype": self.dtype_name}
+
+    @classmethod
+    def of_plain(cls, content: Mapping[str, Any]) -> Self:
+        """The plan of `as_plain`, with defaults for fields that an earlier version did not have."""
+        names = [f.name for f in fields(cls) if f.name in content]  # type: ignore[arg-type]
+        return cls(**{name: _of_plain(name, content[name]) for name in names})
+
+
+def _of_plain(name: str, value: Any) -> Any:
+    """Read a field of a plan from its plain value."""
+    if name == "dtype":
+        return getattr(torch, value)
+    if name == "grid":
+        return RegularGrid(**value)
+    return tuple(value) if isinstance(value, list) else value

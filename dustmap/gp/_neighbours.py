@@ -1,0 +1,348 @@
+"""Conditionals of point values on their nearest earlier neighbours: a precision, an evidence.
+
+Reference: Vecchia (1988); Datta et al. (2016); Schäfer, Katzfuss & Owhadi (2021).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dustmap.errors import UserError
+from dustmap.gp._batch import Batch
+from dustmap.gp._model import GPModel, HyperparameterFit
+from dustmap.gp._parameters import Parameters, gradient_at, maximise
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import AbstractOperator, AbstractSymmetric, SparseOperator, chunks
+
+#: Candidates looked at for every neighbour wanted.
+_CANDIDATES = 2.0
+#: Of the widest axis: narrower ones are not cut into cells.
+_FLAT = 1e-6
+#: Points that look for neighbours together, as a share of those before them.
+_SHARE = 0.1
+#: Distances held at once.
+_DISTANCES = 4_000_000
+#: Local systems solved at once, and those that are differentiated.
+_SYSTEMS, _DIFFERENTIATED = 4096, 2048
+
+
+def nearest_before(x: Tensor, count: int) -> Tensor:
+    """For every point `count` of the nearest of nearly all that come before it: (N, count) int64.
+
+    Points go by shares: those of [n, 1.1 n) look among the first n, so that in a random order the
+    neighbours of a point reach as far as its place in the order asks for. The first `count` points
+    have all that come before them. −1 where there is none; a search looks into the 3^D cells
+    around a point, so a point in a gap may have fewer than there are.
+
+    x (N, D): in units in which distance means dependence.
+    """
+    first = min(count, len(x))
+    found = torch.full((len(x), count), -1, dtype=torch.int64, device=x.device)
+    before = torch.arange(first, device=x.device)
+    earlier = before[None, :] < before[:, None]
+    found[:first, :first] = torch.where(earlier, before[None, :], -1)
+    low = first
+    while 0 < low < len(x):
+        high = min(len(x), low + max(1, round(_SHARE * low)))
+        found[low:high] = nearest(x[:low], x[low:high], count)
+        low = high
+    return found
+
+
+def nearest(points: Tensor, queries: Tensor, count: int) -> Tensor:
+    """Indices (Q, count) of the points (P, D) nearest to queries (Q, D), −1 where there is none."""
+    cells = _Cells(points, count)
+    size = max(1, _DISTANCES // cells.candidates)
+    parts = chunks(len(queries), size)
+    return torch.cat([cells.nearest(queries[part], count) for part in parts])
+
+
+@final
+class _Cells:
+    """Points sorted by the cell of a regular partition of their box."""
+
+    def __init__(self, points: Tensor, count: int) -> None:
+        self._lower = points.amin(0)
+        extent = (points.amax(0) - self._lower).clamp_min(1e-12)
+        self._shape, self._width = _partition(extent.tolist(), len(points), count)
+        key = self._key(self._cell(points))
+        order = key.argsort()
+        self._points, self._order = points[order], order
+        counts = torch.bincount(key, minlength=math.prod(self._shape))
+        self._count = counts.clamp_max(4 * count)
+        self._start = counts.cumsum(0) - counts
+        self._capacity = int(self._count.max())
+        self._around = torch.cartesian_prod(*[torch.arange(-1, 2)] * points.shape[1]).to(key)
+        self._around = self._around.reshape(-1, points.shape[1])
+
+    @property
+    def candidates(self) -> int:
+        """Points looked at for one query."""
+        return len(self._around) * self._capacity
+
+    def nearest(self, queries: Tensor, count: int) -> Tensor:
+        cell = self._cell(queries)[:, None] + self._around
+        shape = torch.tensor(self._shape, device=cell.device)
+        inside = ((cell >= 0) & (cell < shape)).all(-1)
+        key = self._key(torch.minimum(cell.clamp_min(0), shape - 1))
+        place = torch.arange(self._capacity, device=cell.device)
+        real = (place < self._count[key][..., None]) & inside[..., None]
+        index = torch.where(real, self._start[key][..., None] + place, 0).flatten(1)
+        distance = (self._points[index] - queries[:, None]).square().sum(-1)
+        distance = distance.masked_fill(~real.flatten(1), math.inf)
+        missing = (0, max(0, count - distance.shape[1]))
+        distance, index = pad(distance, missing, value=math.inf), pad(index, missing)
+        best, at = distance.topk(count, dim=-1, largest=False)
+        return torch.where(best.isfinite(), self._order[index.gather(1, at)], -1)
+
+    def _cell(self, x: Tensor) -> Tensor:
+        shape = torch.tensor(self._shape, device=x.device)
+        width = torch.tensor(self._width, dtype=x.dtype, device=x.device)
+        return torch.minimum(((x - self._lower) / width).long().clamp_min(0), shape - 1)
+
+    def _key(self, cell: Tensor) -> Tensor:
+        key = cell[..., 0]
+        for axis in range(1, len(self._shape)):
+            key = key * self._shape[axis] + cell[..., axis]
+        return key
+
+
+def _partition(
+    extent: Sequence[float], points: int, count: int
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Cells per axis and their width, so that 3^D of them hold about 2 · count points."""
+    # An axis along which the points hardly differ is no axis to cut.
+    wide = [e for e in extent if e > _FLAT * max(extent)]
+    dim = max(1, len(wide))
+    share = _CANDIDATES * count / 3.0**dim / points
+    width = (math.prod(wide) * min(1.0, share)) ** (1.0 / dim)
+    shape = tuple(max(1, min(points, math.floor(e / width))) for e in extent)
+    return shape, tuple(e / n for e, n in zip(extent, shape, strict=True))
+
+
+@final
+class NeighbourPrecision(AbstractSymmetric):
+    """P = Uᵀ U ≈ (K + Σ)⁻¹ (N, N): every datum is regressed on near ones that come before it.
+
+        y_n | y_c(n) ~ N(b_nᵀ y_c(n), d_n)      (U y)_n = (y_n − b_nᵀ y_c(n)) / √d_n
+
+    with b_n = A⁻¹k, d_n = k₀ + σ_n² − b_nᵀk of the small system A = K + Σ of the neighbours c(n).
+    P is the exact precision of the process that makes these conditionals, hence positive definite;
+    with 30 neighbours in random order it preconditions conjugate gradients to a number of steps
+    that hardly depends on N or on the noise.
+    """
+
+    def __init__(self, U: SparseOperator) -> None:
+        self._U = U
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        kernel: AbstractKernel,
+        x: Tensor,
+        noise_variance: Tensor,
+        *,
+        neighbours: int = 30,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> "NeighbourPrecision":
+        """Return the precision of values at x (N, D), float64, with noise variances (N,) > 0.
+
+        seed: of the random order. dtype: of the products; the local systems are float64.
+        """
+        if x.ndim != 2 or noise_variance.shape != x.shape[:1]:
+            raise UserError(
+                "expected x (N, D) and noise_variance (N,), got "
+                f"{tuple(x.shape)} and {tuple(noise_variance.shape)}"
+            )
+        order, before = ordered_neighbours(kernel, x, neighbours, seed)
+        places, noise = x[order].double(), noise_variance[order].double()
+        entries = [
+            _conditionals(kernel, places, noise, before, part) for part in chunks(len(x), _SYSTEMS)
+        ]
+        rows, cols, values = (torch.cat(part) for part in zip(*entries, strict=True))
+        shape = (len(x), len(x))
+        return NeighbourPrecision(
+            SparseOperator.from_coo(rows, order[cols], values.to(dtype), shape)
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._U.shape
+
+    def _made_of(self) -> AbstractOperator:
+        return self._U
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._U.rmatmul(self._U.matmul(x))
+
+
+@torch.no_grad()
+def ordered_neighbours(
+    kernel: AbstractKernel, x: Tensor, neighbours: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """A random order (N,) of x (N, D), and the neighbours (N, m) before each place in it."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    scale = torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
+    return order, nearest_before(x[order].double() / scale, neighbours)
+
+
+def _conditionals(
+    kernel: AbstractKernel, x: Tensor, noise: Tensor, before: Tensor, part: slice
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of U in the rows `part`: rows, columns, values."""
+    own, index = torch.arange(len(x), device=x.device)[part], before[part]
+    real, index = index >= 0, index.clamp_min(0)
+    factor, k = _local_system(kernel, x[index], x[part], noise[index], real)
+    b = torch.cholesky_solve(k[..., None], factor).squeeze(-1)
+    root = (kernel.variance() + noise[part] - (b * k).sum(-1)).rsqrt()
+    rows = own[:, None].expand_as(index)[real]
+    return (
+        torch.cat([rows, own]),
+        torch.cat([index[real], own]),
+        torch.cat([(-b * root[:, None])[real], root]),
+    )
+
+
+def conditional(
+    kernel: AbstractKernel, x: Tensor, noise: Tensor, r: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Variance and mean (R,) of the first of each line of values r (R, 1 + m) given the others."""
+    factor, k = _local_system(kernel, x[:, 1:], x[:, 0], noise[:, 1:], real)
+    both = torch.stack([k, r[:, 1:] * real], -1)
+    white = torch.linalg.solve_triangular(factor, both, upper=False)
+    explained, expected = (white[..., :1] * white).sum(-2).unbind(-1)
+    return kernel.variance() + noise[:, 0] - explained, expected
+
+
+def _local_system(
+    kernel: AbstractKernel, near: Tensor, x: Tensor, noise: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Factor of K + Σ (R, m, m) of neighbours (R, m, D), and k (R, m) of them with x (R, D).
+
+    Neighbours that are not `real` get a row of the identity, and so the weight 0.
+    """
+    A = between(kernel, near, near) * (real[:, :, None] & real[:, None])
+    A = A + torch.diag_embed(torch.where(real, noise, 1.0))
+    return torch.linalg.cholesky(A), between(kernel, near, x[:, None]).squeeze(-1) * real
+
+
+def between(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
+    """K (B, m, m') between x (B, m, D) and z (B, m', D), several times faster than by lags."""
+    exact = "donot_use_mm_for_euclid_dist"
+    terms = [
+        t.variance
+        * t.profile.value(torch.cdist(x / t.lengthscale, z / t.lengthscale, compute_mode=exact))
+        for t in kernel.terms()
+    ]
+    return torch.stack(terms).sum(0)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NeighbourEvidence:
+    """ln p(y) ≈ Σ_n ln N(y_n; m_n + b_nᵀ (y_c(n) − m_c(n)), d_n), b_n and d_n of the neighbours.
+
+    The log-density of the process whose precision `NeighbourPrecision` is; a random part of the
+    sum, scaled up, has the same expectation at a fraction of the cost. Its maximum is that of the
+    evidence up to what 30 neighbours leave out, whatever N.
+
+    data: point values; before (R, m): neighbours of `rows` (R,), −1 where there is none.
+    """
+
+    data: Batch
+    rows: Tensor
+    before: Tensor
+
+    @staticmethod
+    def of(
+        kernel: AbstractKernel,
+        data: Batch,
+        *,
+        neighbours: int = 30,
+        max_rows: int | None = None,
+        seed: int = 0,
+    ) -> "NeighbourEvidence":
+        """Neighbours in the metric of the kernel's present length scales; they then stay."""
+        if not isinstance(data.functional, PointValues):
+            raise TypeError(
+                f"NeighbourEvidence is for point values, got {type(data.functional).__name__}: use "
+                "learn_evidence, or ExactGP for few data"
+            )
+        order, before = ordered_neighbours(kernel, data.functional.x, neighbours, seed)
+        n = len(data)
+        chosen = torch.arange(n, device=order.device)
+        if max_rows is not None and max_rows < n:
+            generator = torch.Generator().manual_seed(seed + 1)
+            chosen = torch.randperm(n, generator=generator)[:max_rows].to(order.device)
+        near = before[chosen]
+        return NeighbourEvidence(data, order[chosen], torch.where(near >= 0, order[near], -1))
+
+    def log_evidence(self, model: GPModel) -> Tensor:
+        """The sum (), differentiable in all parameters."""
+        return torch.stack([self._part(model, part) for part in self._parts()]).sum()
+
+    def gradient(self, parameters: Parameters[GPModel], theta: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient (P,) at θ (P,), in the memory of one part."""
+        value, total = 0.0, torch.zeros_like(theta)
+        for part in self._parts():
+
+            def of_part(at: Tensor, part: slice = part) -> Tensor:
+                return self._part(parameters.build(at), part)
+
+            term, slope = gradient_at(theta, of_part)
+            value, total = value + term, total + slope
+        return value, total
+
+    def _parts(self) -> list[slice]:
+        return list(chunks(len(self.rows), _DIFFERENTIATED))
+
+    def _part(self, model: GPModel, part: slice) -> Tensor:
+        rows, before = self.rows[part], self.before[part]
+        real = before >= 0
+        everything = torch.cat([rows[:, None], before.clamp_min(0)], -1)
+        seen = self.data[everything.flatten()]
+        assert isinstance(seen.functional, PointValues)
+        shape = everything.shape
+        x = seen.functional.x.reshape(*shape, -1)
+        noise = model.likelihood.noise_variance(seen).double().reshape(shape)
+        r = (seen.y.double() - model.mean.values(seen.functional)).reshape(shape)
+        d, expected = conditional(model.kernel, x, noise, r, real)
+        z = (r[:, 0] - expected).square() / d
+        scale = len(self.data) / len(self.rows)
+        return -0.5 * scale * (z + d.log() + math.log(2.0 * math.pi)).sum()
+
+
+def fit_neighbour_evidence(
+    model: GPModel,
+    data: Batch,
+    *,
+    max_rows: int = 10_000,
+    max_steps: int = 40,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> HyperparameterFit:
+    """Maximise the evidence of neighbours over kernel and noise by L-BFGS.
+
+    The cost does not grow with the data but for the search of neighbours, among all data: small
+    scales and large ones are seen alike. The mean stays as it is, for generalised least squares in
+    the solve that follows. max_rows: conditionals in the sum, a random part of all; tolerance: of
+    the largest |gradient| per datum, which of a random part of 10⁴ has an error of about 1e-2.
+    """
+    parameters = Parameters.of(model, without=("mean",))
+    parameters.require_some("kernel or likelihood")
+    evidence = NeighbourEvidence.of(model.kernel, data, max_rows=max_rows, seed=seed)
+    maximum = maximise(
+        parameters,
+        lambda theta: evidence.gradient(parameters, theta),
+        n_data=len(data),
+        max_steps=max_steps,
+        tolerance=tolerance,
+    )
+    return HyperparameterFit.of(parameters, maximum, len(data))

@@ -1,0 +1,438 @@
+"""Hyperparameters by Newton steps on the evidence: few of them, each one global solve.
+
+The evidence itself is never computed, only its gradient. Random numbers are the same in every step,
+so the gradient is a smooth, deterministic function of the parameters, whose root is found by Newton
+steps in log-parameters with the average information as metric, inside a trust radius.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Generic, final
+
+import torch
+from torch import Tensor
+
+from dustmap.errors import UserError
+from dustmap.gp import Batch, FitStatus, GPModel, Parameters
+from dustmap.inference import _state
+from dustmap.inference.evidence._newton_point import (
+    AbstractMaker,
+    AbstractSolver,
+    Evaluated,
+    EvaluatedState,
+    Evaluator,
+    Point,
+    PriorDraws,
+    SolvedState,
+    T,
+)
+from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel
+from dustmap.linalg import KeyedNormal
+
+#: A residual variance above this fraction of the noise makes the result depend on the grid.
+_FINE_ENOUGH = 0.3
+#: Larger steps are taken whatever their Monte Carlo error.
+_SMALL = 0.2
+#: Rejected trials in a row after which the iteration has stagnated.
+_PATIENCE = 4
+#: The name of the states of the iteration.
+_NEWTON = "learn_evidence"
+
+
+def bounded_step(
+    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
+) -> Tensor:
+    """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
+
+    The others are solved for anew each time: one badly determined parameter then does not hold back
+    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
+    """
+    step = torch.zeros_like(gradient)
+    free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
+    while bool(free.any()):
+        rest = gradient[free] - information[free][:, ~free] @ step[~free]
+        step[free] = torch.linalg.solve(information[free][:, free], rest)
+        if float(step.abs().max()) <= radius:
+            break
+        worst = int(torch.where(free, step.abs(), -1.0).argmax())
+        step[worst] = math.copysign(radius, float(step[worst]))
+        free[worst] = False
+    return step
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TrustRegion:
+    """A bound `radius` ≤ `largest` of the components of steps, and the last step that was taken.
+
+    step Δθ (P,), with the gradient (P,) where it started and the gain in the objective that it
+    promised; None before there is one.
+    """
+
+    largest: float
+    radius: float
+    step: _state.ParameterVector | None = None
+    gradient: _state.ParameterVector | None = None
+    promised: float = 0.0
+
+    @staticmethod
+    def of(largest: float) -> "TrustRegion":
+        """As wide as it gets."""
+        return TrustRegion(largest, largest)
+
+    def within(self, radius: float) -> "TrustRegion":
+        """Of another radius, without a step to judge."""
+        return TrustRegion(self.largest, radius)
+
+    def after(self, step: Tensor, gradient: Tensor, information: Tensor) -> "TrustRegion":
+        """With a step (P,) that was taken from where these were found."""
+        promised = float(step @ gradient - 0.5 * step @ information @ step)
+        return replace(self, step=step, gradient=gradient, promised=promised)
+
+    def radius_at(self, gradient: Tensor) -> float:
+        """Twice the radius after a step that gained what it promised, half of it after one that
+        did not; by the trapezoid rule the gain is ½ sᵀ(g₀ + g)."""
+        if self.step is None or self.gradient is None:
+            return self.radius
+        gain = 0.5 * float(self.step @ (self.gradient + gradient))
+        if gain > 0.5 * self.promised:
+            return min(2.0 * self.radius, self.largest)
+        return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
+
+    def turns_back(self, delta: Tensor) -> bool:
+        """Whether Δθ (P,) leads back where the last step came from."""
+        return self.step is not None and float(delta @ self.step) < 0.0
+
+    @property
+    def half_a_step(self) -> float:
+        """Half of the last step's largest component."""
+        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+
+
+@final
+@dataclass(frozen=True)
+class LearnSettings:
+    """Settings of `learn_evidence`.
+
+    max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
+        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
+        sets that are fitted with the same seed share that error: it does not average out over them.
+    tolerance: stop when the next step in every log-parameter is below it, or below half of the
+        parameter's Monte Carlo error if that is small.
+    largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior
+        of this width around its start.
+    """
+
+    max_steps: int = 20
+    samples: int = 16
+    max_samples: int = 64
+    accuracy: float = 0.5
+    tolerance: float = 1e-3
+    largest_step: float = 1.0
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.max_steps < 1:
+            raise UserError(
+                f"samples must be at least 2 and max_steps at least 1, got samples={self.samples}, "
+                f"max_steps={self.max_steps}"
+            )
+        for name in ("accuracy", "tolerance", "largest_step", "prior_std"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be positive and finite, got {value}")
+
+
+@final
+@dataclass(frozen=True)
+class LearnStep:
+    """One solve on the way; P numbers each, of the parameters that are learned.
+
+    parameters: logs; gradient: of ln evidence + ln prior; errors: Monte Carlo, of the gradient;
+    samples; solver_steps; n_features; accepted: whether the next step started here.
+    """
+
+    parameters: tuple[float, ...]
+    gradient: tuple[float, ...]
+    errors: tuple[float, ...]
+    samples: int
+    solver_steps: int
+    n_features: int
+    accepted: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnedModel(Generic[T]):
+    """Result of `learn_evidence`.
+
+    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. status. history:
+    every solve.
+    standard_deviations: of each log-parameter given the data, from the average information.
+    monte_carlo_errors: what the finite number of deviations adds to that.
+    grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
+    """
+
+    gp: Annotated[GPModel, _state.REBUILT]
+    model: Annotated[GridModel, _state.REBUILT]
+    solution: Annotated[T, _state.REBUILT]
+    status: FitStatus
+    history: tuple[LearnStep, ...]
+    standard_deviations: tuple[float, ...]
+    monte_carlo_errors: tuple[float, ...]
+    grid_error: float
+
+    @property
+    def depends_on_grid(self) -> bool:
+        """Whether Var r is so large that another grid would give other parameters."""
+        return self.grid_error > _FINE_ENOUGH
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Final logs, those of the last accepted step."""
+        return next(step.parameters for step in reversed(self.history) if step.accepted)
+
+    def message(self) -> str:
+        """One or two sentences on how it ended."""
+        steps = len(self.history)
+        text = f"learning {self.status.value} after {steps} solves"
+        if not self.depends_on_grid:
+            return f"{text}: {self.status.remedy}"
+        return (
+            f"{text}; the result depends on the grid, whose median residual variance is "
+            f"{self.grid_error:.2g} of the noise: use a finer grid (aim below {_FINE_ENOUGH:g})"
+        )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _State(Generic[T]):
+    """State after a solve: θ (P,) and samples of the next one; rejected trials in a row; best: the
+    last accepted point; is_over: whether the status is final."""
+
+    theta: _state.ParameterVector
+    radius: float
+    samples: int
+    rejected: int = 0
+    status: FitStatus = FitStatus.MAX_STEPS
+    is_over: bool = False
+    history: tuple[LearnStep, ...] = ()
+    best: Annotated[Point[T] | None, _state.REBUILT] = None
+    evaluated: Annotated[Evaluated[T], _state.REBUILT] = field(default_factory=Evaluated)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """The solution of a result, and the maker's state after the last solve."""
+
+    solved: SolvedState
+    maker: _state.State
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Newton(Generic[T]):
+    """Newton's method on one evidence. floor (P,): lower limits that are no fault to end at."""
+
+    evaluator: Evaluator[T]
+    settings: LearnSettings
+    floor: Tensor
+    checkpointer: _state.AbstractCheckpointer
+
+    def first(self) -> _State[T]:
+        """At the start of the parameters."""
+        theta = self.evaluator.parameters.theta
+        return _State(theta, self.settings.largest_step, self.settings.samples)
+
+    def states(self, state: _State[T]) -> Iterator[_State[T]]:
+        """Yield the state after every solve that follows."""
+        while not state.is_over and len(state.history) < self.settings.max_steps:
+            state = self._next(state)
+            yield state
+
+    def _next(self, state: _State[T]) -> _State[T]:
+        """Solve at θ, accept or reject the point, and choose the next θ."""
+        base, settings = state.best, self.settings
+        checkpointer = _state.PartOfWhole(self.checkpointer.child("solve"), len(state.history))
+        point, evaluated = self.evaluator.at(
+            state.theta, state.samples, state.evaluated, checkpointer
+        )
+        fraction = 1.0 if base is None else _fraction(base, point)
+        accepted = fraction >= 1.0
+        history = *state.history, _record(point, accepted)
+        state = replace(state, evaluated=evaluated, history=history)
+        if accepted:
+            radius = state.radius if base is None else self._radius(state.radius, base, point)
+            state = self._judged(replace(state, best=point, radius=radius, rejected=0), point)
+        elif base is not None:
+            radius = fraction * float((state.theta - base.theta).abs().max())
+            state = replace(state, radius=radius, rejected=state.rejected + 1)
+            if state.rejected >= _PATIENCE or radius < settings.tolerance:
+                state = replace(state, status=FitStatus.STAGNATED, is_over=True)
+        best = state.best
+        if state.is_over or best is None:
+            return state
+        step = bounded_step(best.gradient, best.information, state.radius, self._held(best))
+        limits = self.evaluator.parameters
+        return replace(state, theta=(best.theta + step).clamp(limits.lower, limits.upper))
+
+    def _held(self, point: Point[T]) -> Tensor:
+        """Which parameters (P,) are at a limit that the gradient leads across."""
+        limits = self.evaluator.parameters
+        above = (point.theta >= limits.upper) & (point.gradient > 0)
+        return above | ((point.theta <= limits.lower) & (point.gradient < 0))
+
+    def _radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
+        """Radius of the trust region after an accepted step."""
+        region = TrustRegion(self.settings.largest_step, radius)
+        taken = region.after(point.theta - base.theta, base.gradient, base.information)
+        return taken.radius_at(point.gradient)
+
+    def _judged(self, state: _State[T], point: Point[T]) -> _State[T]:
+        """Stop at the optimum, or double the samples where these are too few to tell."""
+        held, settings = self._held(point), self.settings
+        step = bounded_step(point.gradient, point.information, settings.largest_step, held)
+        errors = point.monte_carlo_errors
+        allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)
+        if bool((step.abs() > allowed).any()):
+            return state
+        coarse = ~held & (errors > settings.accuracy * point.standard_deviations)
+        if bool(coarse.any()) and 2 * state.samples <= settings.max_samples:
+            return replace(state, samples=2 * state.samples)
+        return replace(state, status=FitStatus.CONVERGED, is_over=True)
+
+    def result(self, state: _State[T]) -> LearnedModel[T]:
+        """Save and return the best point."""
+        point, status, limits = state.best, state.status, self.evaluator.parameters
+        assert point is not None
+        down = torch.where(limits.lower > self.floor, point.theta - limits.lower, torch.inf)
+        if bool((torch.minimum(down, limits.upper - point.theta) < 1e-3).any()):
+            status = FitStatus.AT_BOUND
+        learned = LearnedModel(
+            self.evaluator.gp_at(point.theta, point.solution),
+            point.model.detached(),
+            point.solution,
+            status,
+            state.history,
+            tuple(point.standard_deviations.tolist()),
+            tuple(point.monte_carlo_errors.tolist()),
+            point.grid_error,
+        )
+        stored = _Result(self.evaluator.snapshot(point.solved), self.evaluator.maker.snapshot())
+        self.checkpointer.finish(_state.state_of(_NEWTON, learned, stored, finished=True))
+        return learned
+
+    def restored_result(self, reader: _state.StateReader) -> LearnedModel[T]:
+        """The result of a finished computation, with the maker as it was left."""
+        stored = reader.read(_Result, self.evaluator.like, **self.evaluator.sizes)
+        best = self.evaluator.restored(stored.solved)
+        self.evaluator.maker.restore(stored.maker)
+        gp = self.evaluator.gp_at(best.theta, best.solution)
+        fields = reader.fields(LearnedModel)
+        return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
+
+    def snapshot(self, state: _State[T]) -> _state.State:
+        """All of a state."""
+        assert state.best is not None
+        stored = self.evaluator.evaluated_state(state.evaluated, state.best.solved)
+        return _state.state_of(_NEWTON, state, state.best, stored)
+
+    def restored(self, reader: _state.StateReader) -> _State[T]:
+        """The state of a snapshot."""
+        like, sizes = self.evaluator.like, self.evaluator.sizes
+        stored = reader.read(EvaluatedState, like, **sizes)
+        best = None if stored.best is None else self.evaluator.restored(stored.best)
+        latest = self.evaluator.restored(stored.latest)
+        point = Point(solved=best or latest, **reader.fields(Point, like, **sizes))
+        evaluated = Evaluated(latest, stored.rates)
+        return _State(best=point, evaluated=evaluated, **reader.fields(_State, like, **sizes))
+
+
+def _record(point: Point[T], accepted: bool) -> LearnStep:
+    return LearnStep(
+        tuple(point.theta.tolist()),
+        tuple(point.gradient.tolist()),
+        tuple(point.error.diagonal().sqrt().tolist()),
+        len(point.solution.deviations),
+        point.solution.block_steps,
+        point.model.features.n_features,
+        accepted,
+    )
+
+
+def _fraction(base: Point[T], point: Point[T]) -> float:
+    """1 for a step up, else which fraction of it reaches the top along its line.
+
+    By the trapezoid rule the gain is ½ sᵀ(g₀ + g₁); the slope vanishes at the secant's root. Only
+    with equal random numbers on equal tori are both gradients of one function; else 1.
+    """
+    if base.solution.deviations.shape != point.solution.deviations.shape:
+        return 1.0
+    step = point.theta - base.theta
+    before, after = float(step @ base.gradient), float(step @ point.gradient)
+    if before + after >= 0.0:
+        return 1.0
+    return min(max(before / (before - after), 0.1), 0.5)
+
+
+def learn_evidence(
+    maker: AbstractMaker,
+    model: GPModel,
+    data: Batch,
+    settings: LearnSettings,
+    solve: AbstractSolver[T],
+    *,
+    prior_draws: PriorDraws | None = None,
+    weights: Tensor | None = None,
+    ceilings: Mapping[str, float] | None = None,
+    floors: Mapping[str, float] | None = None,
+    progress: Callable[[LearnStep], None] | None = None,
+    checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
+) -> LearnedModel[T]:
+    """Maximise ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
+
+    Coefficients of a learned mean take the values of each solution. The fitted model is in the
+    result.
+
+    maker: of the gridded model; it may change the torus, and what solves can reuse is then dropped.
+    prior_draws: without them the gradient in the length scale is many times noisier where the data
+        determine the field well; `keyed_prior_draws` has those of `solve_global`.
+    weights (N,): the noise variances are divided by them.
+    ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
+        so. floors: the least ones; what ends there is next to nothing, and that is no fault.
+    checkpointer: saves a state after every step, and inside the solves; progress is called with
+        new steps only.
+    """
+    learned = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
+    learned.require_some("kernel or likelihood")
+    limited = learned.limited(ceilings or {}, floors or {})
+    unbounded = replace(learned, lower=torch.full_like(learned.theta, -torch.inf))
+    floor = unbounded.limited({}, floors or {}).lower
+    evaluator = Evaluator(maker, limited, data, solve, prior_draws, weights)
+    newton = _Newton(evaluator, settings, floor, checkpointer)
+    reader = _state.load_reader(checkpointer, _NEWTON)
+    if reader is not None and reader.finished:
+        return newton.restored_result(reader)
+    start = newton.first() if reader is None else newton.restored(reader)
+    state = start
+    for state in newton.states(start):
+        if progress is not None:
+            progress(state.history[-1])
+        checkpointer.save_if_due(partial(newton.snapshot, state))
+    return newton.result(state)
+
+
+def keyed_prior_draws(seed: int) -> PriorDraws:
+    """The prior draws of `solve_global` with this seed."""
+
+    def draws(deviations: Tensor) -> Tensor:
+        normal, width = KeyedNormal(seed, GRID_STREAM), deviations.shape[1]
+        rows = range(len(deviations))
+        return torch.stack(
+            [normal.draw(s, width, deviations.dtype, deviations.device) for s in rows]
+        )
+
+    return draws

@@ -1,0 +1,160 @@
+"""The estimator of a regression: from its configuration, with its memory, scores and report."""
+
+from typing import Any
+
+import torch
+
+from dustmap import engines
+from dustmap.config import Config
+from dustmap.engines import MIB, Component, During, MemoryPlan
+from dustmap.errors import UserError
+from dustmap.estimators import HIPGPRegressor
+from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import kernel_named
+from dustmap.inference import Scores, scores
+from dustmap.runs._machine import dtype_of
+from dustmap.runs.regression._data import Rows
+from dustmap.runs.reports import Check, coverage_check
+
+# Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
+_DENSE = 3
+# Of the pictures and the libraries' own buffers.
+_WORKING = 60 * MIB
+
+
+def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPRegressor:
+    """Return the estimator that a configuration describes."""
+    model, fit = config.model, config.fit
+    if "mean" not in model.learn:
+        raise UserError(
+            f'model.learn = {list(model.learn)}: a regression always learns its mean; add "mean"'
+        )
+    on_grid = fit.engine in ("hip", "global")
+    return HIPGPRegressor(
+        _kernel(config, rows),
+        engine=fit.engine,
+        grid=grid if on_grid and grid is not None else "auto",
+        family=fit.family,
+        block=fit.block or None,
+        rank=fit.rank,
+        whitening=fit.whitening,
+        noise=_noise(config),
+        learn=tuple("variance" if name == "std" else name for name in model.learn),
+        n_learn=fit.learn_rows,
+        max_steps=fit.max_steps,
+        samples=fit.samples,
+        dtype=config.compute.dtype,
+        max_memory=config.compute.memory_bytes,
+        random_state=fit.seed,
+    )
+
+
+def _kernel(config: Config, rows: Rows) -> Any:
+    """A name where all is learned, from the data's own scales; else model.length and model.std."""
+    model = config.model
+    if {"length", "std"} <= set(model.learn):
+        return model.kernel_name
+    lengths = [model.length] * rows.X.shape[1]
+    if "length" in model.learn:
+        lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
+    std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
+    return kernel_named(model.kernel_name, lengths, std**2)
+
+
+def _noise(config: Config) -> str:
+    learned = "noise" in config.model.learn
+    if config.data.error:
+        return "scale" if learned else "given"
+    if not learned:
+        raise UserError(
+            f"model.learn = {list(config.model.learn)} without data.error: expected a column of "
+            f'standard errors, or "noise" among what is learned'
+        )
+    return "learn"
+
+
+def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
+    """Plan the bytes of a fit; without a [grid] the estimator chooses one that fits, or refuses."""
+    n = len(rows)
+    exact = config.fit.engine == "exact"
+    dense = n if exact else min(n, config.fit.learn_rows)
+    what = f"covariance of {dense:,} rows with its factor and gradient, float64"
+    parts = [
+        Component("rows", 2 * rows.X.nbytes + 3 * rows.y.nbytes, During.WHOLE, f"{n:,} rows"),
+        Component("covariance", 8 * _DENSE * dense**2, During.LEARNING, what),
+        Component("working space", _WORKING, During.WHOLE, "pictures, buffers of libraries"),
+    ]
+    if not exact and grid is not None:
+        parts.append(_memory_on_grid(config, grid, n))
+    return MemoryPlan(tuple(parts))
+
+
+def _memory_on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
+    """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
+    fit, memory = config.fit, config.compute.memory_bytes
+    shortest = kernel_named(config.model.kernel_name, list(grid.spacing))
+    if fit.engine == "global":
+        points = engines.PointSettings(fit.samples, 1.0, dtype_of(config.compute), memory)
+        needed = engines.plan_points(shortest, grid, n, points).bytes_needed
+    else:
+        settings = engines.InducingSettings(
+            engines.EvidenceSettings(fit.learn_rows),
+            family=fit.family,
+            block=fit.block or None,
+            rank=fit.rank,
+            whitening=fit.whitening,
+            padding=1.0,
+            max_memory=memory,
+        )
+        needed = engines.plan_fit(shortest, grid, n, settings).bytes_needed
+    what = f"{fit.engine} engine on {grid.size:,} nodes: draws, vectors, spectra, statistics"
+    return Component("grid", needed, During.SOLVING, what)
+
+
+def score(model: HIPGPRegressor, rows: Rows) -> Scores:
+    """Score measurements, whose noise is part of the predicted variance."""
+    mean, std = model.predict(rows.X, return_std=True, include_noise=True, noise_std=rows.error)
+    return scores(*(torch.from_numpy(values) for values in (rows.y, mean, std**2)))
+
+
+def evidence_of(model: HIPGPRegressor) -> dict[str, float]:
+    """Return what the engine knows of ln p(y); the global one knows its gradient only."""
+    names = {"exact": ("log_evidence", "log_evidence_"), "hip": ("evidence_lower_bound", "elbo_")}
+    if model.engine_ not in names:
+        return {}
+    name, attribute = names[model.engine_]
+    return {name: float(getattr(model, attribute))}
+
+
+def sections_of(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
+    """Return the estimator's report, flat enough for a table."""
+    report = dict(model.report_)
+    learned = dict(report.pop("hyperparameters"))
+    (term,) = learned.pop("kernel")  # a configuration names one kernel
+    nested = {name: report.pop(name) for name in list(report) if isinstance(report[name], dict)}
+    nested["seconds_of_the_fit"] = nested.pop("seconds")
+    return {
+        "hyperparameters": term | learned,
+        "fit": report | evidence_of(model),
+        **{name: section for name, section in nested.items() if section},
+    }
+
+
+def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]:
+    """Check that learning and solving converged, and that held-out rows are covered."""
+    report = model.report_
+    status = report["learning"]["status"]
+    # An input that does not matter has a length scale without bound, which is no failure.
+    learned = float(status in ("converged", "at_bound", "nothing to learn"))
+    advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
+    checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
+    if model.engine_ in ("hip", "global"):
+        solved = float(report["solve"]["status"] == "converged")
+        advice = "; ".join(report["advice"]) or "nothing to do"
+        checks.append(Check("solver converged", solved, 1.0, 1.0, advice))
+        ratio = report["residual_ratio"]
+        checks.append(Check("unexplained variance over noise", ratio, 0.0, 1.0, advice))
+    if held_out is not None:
+        advice = "the noise or the kernel does not describe the data; see chi2"
+        checks.append(coverage_check("held-out rows", held_out, advice))
+    return tuple(checks)

@@ -1,0 +1,398 @@
+"""HDF5: tables, new files on disks that may fill, and those of others, which may be damaged.
+
+A table is datasets of one length at the root, or one dataset of compound rows.
+
+The library crashes where a write fails as it closes a file: `new_hdf5` writes through a
+`SparedFile`, whose writes seem to work, and raises what went wrong afterwards.
+
+It never returns from three structures of a damaged file: a global heap (texts of variable length,
+also of attributes) with an object that takes no room, a local heap (names) whose list of free
+blocks comes back to itself, and nodes of a B-tree of version 1 that are their own neighbours.
+Nothing in Python can interrupt it, so that `open_hdf5` looks at every such structure as the library
+reads it.
+
+The library reads each of them by itself, from its signature on; only a read that starts with one
+is looked at, other data cost nothing, and only these structures are read twice.
+Data that start with a signature by chance are refused only if what follows is such a loop, too:
+a size that fits into the file and objects that do not fill it, or pointers that return exactly.
+
+Not looked at: children of B-trees that are their own ancestors, for which the library crashes, and
+what has checksums (headers, heaps and trees of later versions). Damage hardly makes them; malice
+can.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, final
+
+import h5py
+import numpy as np
+from astropy.table import Table
+from numpy.typing import NDArray
+
+from dustmap.errors import UserError
+from dustmap.tables import _columns
+from dustmap.tables._columns import MASK, typed
+
+_SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
+_NO_BLOCK = 1  # ends a list of free blocks
+#: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
+_SMALLEST, _MOST = 4096, 2**16
+_META = ".__table_column_meta__"  # where astropy keeps units
+#: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
+_MOST, _SPARE = 2**16, 2**26
+_UNIT_NAMES = ("unit", "units", "UNIT", "UNITS")
+#: What a table without a name of its own is called.
+_PATH = "table"
+
+
+@contextmanager
+def new_hdf5(path: Path, cache: int = 2**20) -> "Iterator[tuple[h5py.File, SparedFile]]":
+    """Make a new file, with `cache` bytes of chunks per dataset; yield it and the bytes under it.
+
+    A failed write is an OSError at the end, or before at the next `SparedFile.check`.
+    """
+    with SparedFile(path, "w+") as spared:
+        with h5py.File(spared, "w", rdcc_nbytes=cache, rdcc_nslots=10_007) as file:
+            yield file, spared
+        spared.check()
+
+
+@final
+class SparedFile(FileIO):
+    """Bytes of a file for HDF5, whose writes seem to work: it must be able to close the file.
+
+    After the first failure nothing is written, and `check` raises it.
+    """
+
+    _failed: OSError | None = None
+
+    def check(self) -> None:
+        """Raise what went wrong with a write since the beginning, in one line."""
+        if self._failed is not None:
+            raise _named(self._failed, self.name)
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        count = len(rest)
+        while len(rest) and self._failed is None:
+            try:
+                rest = rest[super().write(rest) :]  # not all of it on a disk that is filling
+            except OSError as error:
+                self._failed = error
+        return count
+
+    def truncate(self, size: int | None = None, /) -> int:
+        if self._failed is None:
+            try:
+                return super().truncate(size)
+            except OSError as error:
+                self._failed = error
+        return size or 0
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Zeros where a write failed: HDF5 crashes on missing bytes too."""
+        view = memoryview(buffer).cast("B")
+        count = super().readinto(view)
+        if self._failed is None:
+            return count
+        view[count:] = bytes(len(view) - count)
+        return len(view)
+
+
+def _named(error: OSError, path: Any) -> OSError:
+    """Make the same error name the file."""
+    number = error.errno or 0
+    again = OSError(number, os.strerror(number), str(path))
+    again.__cause__ = error
+    return again
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """Open a file to read.
+
+    UserError in place of any error that follows from a loop in the file.
+    """
+    with GuardedFile(path) as guarded:
+        try:
+            with h5py.File(guarded, "r") as file:
+                yield file
+        except Exception:
+            guarded.check()
+            raise
+        guarded.check()
+
+
+@final
+class GuardedFile(FileIO):
+    """Bytes of a file for HDF5, which gets zeros in place of a structure that never ends.
+
+    An exception must not go through the library; `check` raises it afterwards.
+    """
+
+    _structures: "_Structures | None" = None
+    _failed: UserError | OSError | None = None
+
+    def check(self) -> None:
+        """Raise what was wrong with any read since the beginning, in one line."""
+        if isinstance(self._failed, OSError):
+            raise _named(self._failed, self.name)
+        if self._failed is not None:
+            raise UserError(
+                f"{self.name}: {self._failed}; copy the file again from where it is whole"
+            ) from None
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Zeros behind the end: HDF5 crashes on missing bytes."""
+        view, count = memoryview(buffer).cast("B"), 0
+        try:
+            start = self.tell()
+            while got := super().readinto(view[count:]):
+                count += got
+            self._look(start, bytes(view[:8]))
+        except (UserError, OSError) as error:
+            self._failed, count = self._failed or error, 0
+        view[count:] = bytes(len(view) - count)
+        return len(view)
+
+    def _look(self, start: int, signature: bytes) -> None:
+        if signature == _SUPERBLOCK:
+            self._structures = self._structures or _Structures.of(self.fileno(), start)
+        elif self._structures is not None:
+            self._structures.check(start, signature)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        try:
+            return super().seek(offset, whence)
+        except OverflowError:
+            self._failed = self._failed or UserError(
+                f"expected addresses within its bytes, got {offset}"
+            )
+            return super().seek(0, os.SEEK_END)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Structures:
+    """Heaps and B-trees of a file, whose superblock starts at `base`.
+
+    address, length: bytes of one; ended: nodes whose neighbours on a side come to an end, and the
+    side.
+    """
+
+    descriptor: int
+    size: int
+    base: int
+    address: int
+    length: int
+    ended: set[tuple[int, int]]
+
+    @classmethod
+    def of(cls, descriptor: int, base: int) -> "_Structures":
+        head = os.pread(descriptor, 16, base).ljust(16, b"\0")
+        address, length = head[13:15] if head[8] < 2 else head[9:11]
+        if {address, length} - {2, 4, 8}:
+            raise UserError(
+                f"its addresses have {address} bytes and its lengths {length}, expected 8 and 8"
+            )
+        return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
+
+    def check(self, start: int, signature: bytes) -> None:
+        """Raise where reading the structure that starts there would never end."""
+        if signature.startswith(_GLOBAL):
+            self._global_heap(start)
+        elif signature.startswith(_LOCAL):
+            self._local_heap(start)
+        elif signature.startswith(_TREE):
+            self._neighbours(start)
+
+    def _global_heap(self, start: int) -> None:
+        """Follow objects, padded to 8 bytes, up to the end; number 0 is room that is free."""
+        (size,) = self._numbers(start + 8, self.length, 1)
+        if not _SMALLEST <= size <= self.size - start:
+            return  # the library says so itself
+        data, header = os.pread(self.descriptor, size, start), _padded(8 + self.length)
+        at, count = header, 0
+        while at + header <= len(data):
+            taken, count = int.from_bytes(data[at + 8 : at + 8 + self.length], "little"), count + 1
+            if data[at : at + 2] != b"\0\0":
+                taken = header + _padded(taken)
+            if not header <= taken <= len(data) - at or count > _MOST:
+                raise UserError(
+                    f"the global heap at byte {start} is damaged: expected at most {_MOST} "
+                    f"objects, each of {header} bytes or more up to byte {start + len(data)}, got "
+                    f"number {count} of {taken} bytes at byte {start + at}"
+                )
+            at += taken
+
+    def _local_heap(self, start: int) -> None:
+        """Follow the free blocks: each has the place of the next, and its own length."""
+        size, block = self._numbers(start + 8, self.length, 2)
+        (data,) = self._numbers(start + 8 + 2 * self.length, self.address, 1)
+        seen: set[int] = set()
+        while block != _NO_BLOCK and block < size:
+            if block in seen or len(seen) * 2 * self.length > size:
+                raise UserError(
+                    f"the local heap at byte {start} is damaged: expected a list of free blocks "
+                    f"with an end, got one that returns to the block at {block}"
+                )
+            seen.add(block)
+            (block,) = self._numbers(self.base + data + block, self.length, 1)
+
+    def _neighbours(self, start: int) -> None:
+        """Follow the nodes of one level, from left to right and back."""
+        for side in (0, 1):
+            at, seen = start, set[int]()
+            while (at, side) not in self.ended and self._is_tree(at):
+                if at in seen:
+                    raise UserError(
+                        f"the B-tree at byte {start} is damaged: expected nodes in a row, got the "
+                        f"node at byte {at} as its own neighbour"
+                    )
+                seen.add(at)
+                at = self.base + self._numbers(at + 8, self.address, 2)[side]
+            self.ended.update((at, side) for at in seen)
+
+    def _is_tree(self, at: int) -> bool:
+        return at + 8 < self.size and os.pread(self.descriptor, 4, at) == _TREE
+
+    def _numbers(self, at: int, width: int, count: int) -> list[int]:
+        """Read numbers, zeros behind the end of the file."""
+        data = b"" if at >= self.size else os.pread(self.descriptor, width * count, at)
+        data = data.ljust(width * count, b"\0")
+        return [int.from_bytes(data[i : i + width], "little") for i in range(0, len(data), width)]
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+@final
+class Hdf5Reader(_columns.AbstractReader):
+    """Read slabs of rows; a dataset of vectors, such as `est` (N, 5), is read once a slab."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _opened(path) as file:
+            _refuse_links(file)
+            self._table = _compound(file)
+            self._description = _description(file, self._table)
+            self.columns = tuple(self._find(file))
+            self._rows = self._length(file)
+            for name in [self._table] if self._table else [c.name for c in self.columns]:
+                _check_storage(file[name])
+
+    def keyword(self, name: str) -> str:
+        with _opened(self._path) as file:
+            value = file.attrs.get(name, self._description.keyword(name))
+            return str(_text(value)).strip()
+
+    def whole(self) -> Table:
+        with _opened(self._path) as file:
+            if self._table:
+                return Table.read(file, path=self._table, format="hdf5", character_as_bytes=False)
+            table = Table({column.name: file[column.name][()] for column in self.columns})
+        for column in self.columns:
+            table[column.name].unit = column.unit or None
+        return table
+
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
+        names = sorted({ref.name for ref in wanted})
+        with _opened(self._path) as file:
+            for first in range(0, self._rows, rows):
+                part = slice(first, min(first + rows, self._rows))
+                slabs = self._slabs(file, names, part)
+                masks = {ref: slabs.get(ref.name + MASK) for ref in wanted}
+                yield {r: typed(r.of(slabs[r.name]), k, r, masks[r]) for r, k in wanted.items()}
+
+    def _find(self, file: h5py.File) -> Iterator[_columns.FileColumn]:
+        if self._table:
+            dtype = file[self._table].dtype
+            for name in dtype.names or ():
+                width = int(np.prod(dtype[name].shape, dtype=int))
+                yield _columns.FileColumn(name, self._description.attribute(name, "unit"), width)
+            return
+        for name, dataset in file.items():
+            if not isinstance(name, str):
+                continue  # bytes that are no text
+            if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
+                units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
+                unit = str(_text(units[0])) if units else ""
+                yield _columns.FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
+
+    def _length(self, file: h5py.File) -> int:
+        if self._table:
+            return int(file[self._table].shape[0])
+        lengths = {column.name: int(file[column.name].shape[0]) for column in self.columns}
+        if len(set(lengths.values())) > 1:
+            raise UserError(
+                f"{self._path}: the datasets at the root have different lengths: {lengths}"
+            )
+        return next(iter(lengths.values()), 0)
+
+    def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
+        if self._table:
+            slab = file[self._table][part]
+            masks = [name + MASK for name in names if name + MASK in slab.dtype.names]
+            return {name: slab[name] for name in (*names, *masks)}
+        return {name: file[name][part] for name in names}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    with _columns.translating(path, "HDF5"), open_hdf5(path) as file:
+        yield file
+
+
+def _refuse_links(file: h5py.File) -> None:
+    """Refuse links to other files."""
+    for name in file:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise UserError(
+                f"{name} is a link to another file, {link.filename}; put a copy in its place"
+            )
+
+
+def _check_storage(dataset: h5py.Dataset) -> None:
+    """Refuse values that are in other files, or that the header alone promises."""
+    if dataset.is_virtual or dataset.external:
+        raise UserError(f"{dataset.name} has its values in other files; put a copy in its place")
+    stored = dataset.id.get_storage_size()
+    if dataset.nbytes > _MOST * stored + _SPARE:
+        raise UserError(
+            f"{dataset.name}: {stored} bytes cannot hold an array of shape {dataset.shape}"
+        )
+
+
+def _compound(file: h5py.File) -> str:
+    """Find the path of the first table of compound rows, "" where there is none."""
+
+    def visit(name: str, item: object) -> str | None:
+        is_table = isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1
+        return name if is_table else None
+
+    return file.visititems(visit) or ""
+
+
+def _description(file: h5py.File, table: str) -> _columns.TableDescription:
+    if not table or not isinstance(file.get(table + _META, getlink=True), h5py.HardLink):
+        return _columns.NO_DESCRIPTION
+    return _columns.TableDescription.parse([str(_text(line)) for line in file[table + _META][()]])
+
+
+def _text(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def write_hdf5(path: Path, table: Table) -> None:
+    """Write compound rows, with units and header as astropy keeps them."""
+    plain = Table(table)
+    for name in _columns.text_columns(plain):  # HDF5 has no letters of four bytes
+        plain[name] = np.char.encode(np.ma.filled(plain[name], "").astype(np.str_), "utf-8")
+    plain.write(path, format="hdf5", path=_PATH, serialize_meta=True)
