@@ -142,9 +142,12 @@ def test_an_existing_run_is_kept_unless_told(sky: Path, capsys: pytest.CaptureFi
     (sky / "run" / "checkpoint" / "identity.json").write_text(json.dumps(identity))
     assert run(sky) == BAD_INPUT
     assert "holds a run that is not finished" in error(capsys)
-    (sky / "run" / "report.json").write_text("{}")
+    (sky / "run" / "report.json").write_text('{"status": "done", "stages": {"until": "export"}}')
     assert run(sky) == BAD_INPUT
     assert "holds a run already" in error(capsys)
+    (sky / "run" / "report.json").write_text("{}")
+    assert run(sky) == BAD_INPUT
+    assert "report.json is damaged" in error(capsys)
     assert run(sky, "--overwrite", "--set", "fit.max_steps=1") in (DONE, CHECK_FAILED)
     assert (sky / "run" / "report.md").is_file()
 
