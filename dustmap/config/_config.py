@@ -207,7 +207,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _toml_of(text: str) -> dict[str, Any]:
-    """ValueError where it is none, or has keys so deep that tomllib would not come to an end."""
+    """UserError where it is none, or has keys so deep that tomllib would not come to an end."""
     if _DEEP.search(text):
         raise UserError("keys of more than 50 levels, expected section.key")
     return tomllib.loads(text)

@@ -63,7 +63,7 @@ def pcg(
 
     Raises
     ------
-    ValueError
+    UserError
         Where shapes, precisions or devices do not fit, or b is not finite. A column that does not
         converge is no error: ask `SolveResult.converged` and `SolveResult.message`.
 

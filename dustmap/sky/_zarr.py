@@ -83,7 +83,7 @@ def opened_array(group: zarr.Group, path: str) -> Array:
 class CheckedGroup:
     """A zarr group at `path`, whose arrays are checked as they are first asked for.
 
-    what: the group that is expected there. A ValueError says what keeps it from being read: no such
+    what: the group that is expected there. A UserError says what keeps it from being read: no such
     group, a link that leads out of it, an array without numbers, with a codec that may do more than
     unpack, with a chunk that is missing or damaged.
     """

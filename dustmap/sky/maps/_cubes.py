@@ -145,7 +145,7 @@ def layout_of(
 ) -> Layout:
     """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
 
-    ValueError where the cubes do not lie on the axes, or the extinction system is unknown.
+    UserError where the cubes do not lie on the axes, or the extinction system is unknown.
     """
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)

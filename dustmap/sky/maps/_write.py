@@ -58,7 +58,7 @@ def write_map(
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
     STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
 
-    ValueError where the name ends in neither.
+    UserError where the name ends in neither.
 
     Parameters
     ----------
