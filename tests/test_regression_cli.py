@@ -85,6 +85,7 @@ def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
         "rows": 90,
         "rows_fitted": 81,
         "rows_held_out": 9,
+        "rows_in_the_map": 90,
         "rows_dropped_outside_the_box": 0,
     }
     assert told["hyperparameters"]["noise_std"] == pytest.approx(0.05, rel=0.3)

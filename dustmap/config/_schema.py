@@ -10,6 +10,7 @@ from typing import Annotated, final
 from dustmap.config._values import (
     Key,
     always,
+    boolean,
     bytes_of,
     card_file,
     choice,
@@ -106,6 +107,9 @@ class DataConfig:
         float,
         Key(number(low=0.0, below=1.0), "part of the rows kept back to judge the fit", "fraction"),
     ] = 0.1
+    refit: Annotated[
+        bool, Key(boolean(), "once they are scored, make the map from all rows, with these too")
+    ] = True
     truth: Annotated[
         str,
         Key(
@@ -395,7 +399,6 @@ class ComputeConfig:
             '"0 s" keeps every one, which may cost more than it saves',
         ),
     ] = "5 min"
-
     timeout: Annotated[
         str,
         Key(

@@ -218,6 +218,15 @@ def _quoted(values: tuple[str, ...]) -> str:
     return ", ".join(f'"{value}"' for value in values)
 
 
+def boolean() -> Parser:
+    def parse(raw: object) -> bool:
+        if not isinstance(raw, bool):
+            raise Rejected("true or false")
+        return raw
+
+    return Parser(parse, ("true", "false"))
+
+
 def choice(*allowed: str) -> Parser:
     """One of `allowed`."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -92,6 +93,9 @@ ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
     "svgp": lambda a: _free(a, collapsed=False),
     "sgpr": lambda a: _free(a, collapsed=True),
 }
+
+#: Those that condition on data at hyperparameters that are known.
+_CONDITIONING = engines.ExactEngine | engines.InducingEngine | engines.PathwiseEngine
 
 #: Those whose inducing points are on a grid, of few axes.
 GRIDDED = ("auto", "hip", "global")
@@ -253,6 +257,31 @@ def fit_regression(
     model: GPModel, data: Batch, scaling: Standardisation, arguments: EngineArguments
 ) -> FittedRegression:
     """Fit by the engine of the arguments, and time its stages."""
+    problem = Problem(model, data)
+    return _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments)
+
+
+def condition_regression(
+    model: GPModel, data: Batch, scaling: Standardisation, arguments: EngineArguments
+) -> FittedRegression:
+    """Condition on data at the hyperparameters of a model, by the engine of the arguments."""
+    engine = engine_of(arguments)
+    if not isinstance(engine, _CONDITIONING):
+        noise = ' with noise="student-t"' if arguments.student_t else ""
+        raise UserError(
+            f'engine="{arguments.engine}"{noise} learns all it has from its rows: fit it to these'
+        )
+    problem = Problem(model, data)
+    return _timed(partial(engine.condition, problem), data, scaling, arguments)
+
+
+def _timed(
+    fitted: Callable[[Watch], EngineFit],
+    data: Batch,
+    scaling: Standardisation,
+    arguments: EngineArguments,
+) -> FittedRegression:
+    """The fit with its report and the seconds of its stages."""
     seconds = {"learning": 0.0, "posterior": 0.0}
 
     @contextmanager
@@ -261,7 +290,7 @@ def fit_regression(
         yield
         seconds[name] += time.perf_counter() - start
 
-    fit = engine_of(arguments).fit(Problem(model, data), Watch(stage=stage))
+    fit = fitted(Watch(stage=stage))
     engine = _name(fit, arguments)
     report = {
         "engine": engine,

@@ -1,5 +1,6 @@
 """The scikit-learn estimator."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -16,6 +17,7 @@ from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import (
     EngineArguments,
     FittedRegression,
+    condition_regression,
     engine_name,
     fit_regression,
     student_t_engine_name,
@@ -191,6 +193,32 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._keep(fit_regression(model, data, scaling, arguments))
         return self
 
+    def refit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
+        """Return the regression of other rows at the kernel and noise that `fit` learned.
+
+        Rows held out to judge a fit can so join those that predictions are made from. X (N, D),
+        y (N,), and noise_std (N,) where `fit` had one. The coefficients of the mean, linear in y,
+        are those of these rows. Engines "exact", "hip" and "global" have it, for Gaussian noise.
+        """
+        fitted, inputs = self._query(X)
+        targets = np.asarray(y, np.float64)
+        if targets.shape != inputs.shape[:1]:
+            raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
+        if not np.isfinite(targets).all():
+            raise UserError("y: expected finite numbers; drop NaN and infinity first")
+        if (noise_std is None) == fitted.noise_is_given:
+            have = "a noise_std" if fitted.noise_is_given else "no noise_std"
+            raise UserError(f"noise_std: the data of fit had {have}, and so must these")
+        std = _arguments.noise_std_of(noise_std, len(targets))
+        data, model = fitted.scaling.batch(inputs, targets, std), fitted.model
+        held = replace(model, kernel=model.kernel.fixed(), likelihood=model.likelihood.fixed())
+        named = not isinstance(self.kernel, AbstractKernel)
+        arguments = self._engine_arguments(inputs, fitted.scaling, named, fitted.engine)
+        other = type(self)(**self.get_params(deep=False))
+        other.n_features_in_ = self.n_features_in_
+        other._keep(condition_regression(held, data, fitted.scaling, arguments))
+        return other
+
     def predict(
         self,
         X: ArrayLike,
@@ -241,8 +269,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _engine_arguments(
-        self, inputs: Array, scaling: Standardisation, named: bool
+        self, inputs: Array, scaling: Standardisation, named: bool, engine: str | None = None
     ) -> EngineArguments:
+        """Check the arguments; engine: the one that is known, where it is."""
         asked, (n, dim) = self.get_params(deep=False), inputs.shape
         grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
         if isinstance(grid, RegularGrid):
@@ -252,7 +281,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inducing = _arguments.inducing_settings(asked, learning, grid)
         name_of = student_t_engine_name if self._is_student_t else engine_name
         return EngineArguments(
-            name_of(self.engine, self.grid, n, dim, inducing.max_memory),
+            name_of(engine or self.engine, self.grid, n, dim, inducing.max_memory),
             dim,
             inducing,
             _arguments.point_settings(asked, inducing),

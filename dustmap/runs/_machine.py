@@ -101,7 +101,7 @@ def dense_seconds(rows: int, device: torch.device = _CPU) -> float:
     return seconds_per_operation(device) * _DENSE_STEPS * rows**3
 
 
-def seconds_per_operation(device: torch.device) -> float:
+def seconds_per_operation(device: torch.device = _CPU) -> float:
     """Measure one of the n³ operations of a dense factorisation."""
     size = TRIAL_SIZE[device.type]
     matrix = torch.eye(size, dtype=torch.float64, device=device) * 2.0

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dustmap import HIPGPRegressor
 from dustmap.config import load
 from dustmap.inference import State
 from dustmap.runs import Report, Stage, execute_run, prepare
 from dustmap.runs.checkpoints._state_file import Place, write_state
 from dustmap.sky.simulation import Measurements, write_sky
-from tests.run_outputs import contents, differences, left_over
+from tests.run_outputs import contents, differences, left_over, opened
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
@@ -44,6 +45,8 @@ KINDS = {
     "hip": ("fit.engine=hip", "model.std=0.002", "fit.learn_rows=40"),
     "epochs": ("fit.engine=hip", "model.std=0.002", "fit.learn_rows=40", "fit.epochs=2"),
 }
+#: Of these, fits of few states where nothing is learned.
+NOTHING_LEARNED = ("lognormal", "exact", "hip")
 
 
 class Killed(BaseException):
@@ -144,6 +147,26 @@ def test_distance_rounds_go_on_to_the_same_bits(
     assert differences(tmp_path / "whole", path) == []
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k == "exact" else pytest.mark.slow) for k in NOTHING_LEARNED],
+)
+def test_the_fit_to_all_stars_goes_on_to_the_same_bits(
+    sky: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after every state of the fit, and of that to all stars for the map."""
+    settings, path = (*KINDS[kind], "model.learn=[]"), tmp_path / "run"
+    run(sky, tmp_path / "whole", *settings)
+    ends, states = 0, set[str]()
+    while interrupted(monkeypatch, 1, lambda: run(sky, path, *settings), Killed()):
+        ends += 1
+        states = {file.name.partition(".")[0] for file in path.glob("checkpoint/kept/*.npz")}
+        assert states <= {"fit", "refit"}
+    assert "refit" in states
+    assert ends >= 2
+    assert differences(tmp_path / "whole", path) == []
+
+
 @pytest.mark.parametrize("name", ["map.fits", "plots/slice.png"])
 def test_exports_go_on_with_what_is_missing(
     sky: Path, undisturbed: Path, tmp_path: Path, name: str
@@ -208,6 +231,32 @@ def test_regressions_go_on_from_their_model_to_the_same_bits(
     run(tmp_path, tmp_path / "run")
     assert model.stat().st_mtime_ns == before
     assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_regressions_go_on_from_what_they_learned_to_the_fit_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
+    (tmp_path / "curve.csv").write_text("x,y\n" + rows)
+    (tmp_path / "run.toml").write_text(REGRESSION)
+    run(tmp_path, tmp_path / "whole")
+
+    def killed(*arguments: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HIPGPRegressor, "refit", killed)
+        with pytest.raises(Killed):
+            run(tmp_path, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint"
+    assert not (folder / "model").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(HIPGPRegressor, "fit", killed)
+        run(tmp_path, tmp_path / "run")
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+    arrays = Path("checkpoint") / "model" / "arrays.npz"
+    assert opened(tmp_path / "run" / arrays) == opened(tmp_path / "whole" / arrays)
+    assert not (folder / "kept").exists()
 
 
 def test_errors_after_a_state_was_kept_leave_the_directory(

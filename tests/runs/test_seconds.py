@@ -26,7 +26,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seconds(catalog: Path, *overrides: str) -> float:
     given = {
-        "data": {"catalog": str(catalog)},
+        "data": {"catalog": str(catalog), "refit": False},
         "grid": {"size": [200, 200, 120], "spacing": 20},
         "fit": {"samples": 4},
     }

@@ -100,7 +100,7 @@ def test_the_report_has_what_was_promised(sky: Path) -> None:
     for name in ("box", "spacing", "nodes"):
         assert f"| {name.capitalize()} | {report['grid'][name]} |" in told
     stages = report["stages"]["stages"]
-    assert [line["stage"] for line in stages] == ["ingest", "fit", "evaluate", "export"]
+    assert [line["stage"] for line in stages] == ["ingest", "fit", "evaluate", "refit", "export"]
     assert all(line["seconds"] >= 0 and 0.1 < line["peak_gib"] < 8 for line in stages)
     assert {"torch", "numpy", "astropy", "dustmap", "python"} <= set(report["versions"])
     assert report["compute"]["dtype"] == "float64"
@@ -345,7 +345,7 @@ def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
 def test_more_stars_than_the_engine_takes_are_refused(tmp_path: Path) -> None:
     write_plain_sky(tmp_path, plain_sky(10_002, seed=2))
     (tmp_path / "run.toml").write_text(CONFIG.replace('truth = "truth.zarr"', ""))
-    with pytest.raises(ValueError, match=r"takes at most 10,000 stars, and 10,002 are left"):
+    with pytest.raises(ValueError, match=r"at most 10,000 stars, and 10,002 are to be fitted"):
         prepare(load(tmp_path / "run.toml", ["data.holdout=0"]))
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._directory import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints._layout import CONFIG as CONFIG
     from dustmap.runs.checkpoints._layout import REPORT as REPORT
+    from dustmap.runs.checkpoints._layout import STATES as STATES
     from dustmap.runs.checkpoints._layout import report_of as report_of
     from dustmap.runs.checkpoints._life import check_free as check_free
     from dustmap.runs.checkpoints._life import check_resumable as check_resumable

@@ -30,7 +30,7 @@ OWN = "|".join(
     (
         rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md)|{LOCK}",
         rf"map\.fits|(?:map|stars)\.zarr/{STORE}",
-        rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|model/[^/]+)\.(?:json|npz)",
+        rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|(?:kept/learned|model)/[^/]+)\.(?:json|npz)",
         rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.png",
     )
 )

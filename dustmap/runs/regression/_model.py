@@ -1,5 +1,6 @@
 """The estimator of a regression: from its configuration, with its memory, scores and report."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,6 +141,20 @@ def sections_of(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
     }
 
 
+def refit_section(model: HIPGPRegressor) -> dict[str, Any]:
+    """Return what the fit to all rows says of itself."""
+    names = ("noise_std", "noise_scale", "mean")
+    own = {name: model.report_["hyperparameters"].get(name) for name in names}
+    own = {name: value for name, value in own.items() if value is not None}
+    return {"rows": model.report_["n"], **own, **evidence_of(model)}
+
+
+def checks_of_refit(model: HIPGPRegressor) -> tuple[Check, ...]:
+    """Check that the solve for all rows converged."""
+    checks = _checks_of_solver(model)
+    return tuple(replace(check, name=f"{check.name} of the refit") for check in checks)
+
+
 def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]:
     """Check that learning and solving converged, and that held-out rows are covered."""
     report = model.report_
@@ -148,13 +163,21 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
     learned = float(status in ("converged", "at_bound", "nothing to learn"))
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
-    if model.engine_ in ("hip", "global"):
-        solved = float(report["solve"]["status"] == "converged")
-        advice = "; ".join(report["advice"]) or "nothing to do"
-        checks.append(Check("solver converged", solved, 1.0, 1.0, advice))
-        ratio = report["residual_ratio"]
-        checks.append(Check("unexplained variance over noise", ratio, 0.0, 1.0, advice))
+    checks += _checks_of_solver(model)
     if held_out is not None:
         advice = "the noise or the kernel does not describe the data; see chi2"
         checks.append(coverage_check("held-out rows", held_out, advice))
     return tuple(checks)
+
+
+def _checks_of_solver(model: HIPGPRegressor) -> list[Check]:
+    """Check the solve on a grid; the exact engine has none."""
+    if model.engine_ not in ("hip", "global"):
+        return []
+    report = model.report_
+    solved = float(report["solve"]["status"] == "converged")
+    advice = "; ".join(report["advice"]) or "nothing to do"
+    return [
+        Check("solver converged", solved, 1.0, 1.0, advice),
+        Check("unexplained variance over noise", report["residual_ratio"], 0.0, 1.0, advice),
+    ]

@@ -19,9 +19,9 @@ from dustmap.gp import RegularGrid
 from dustmap.inference import State
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import reports
-from dustmap.runs._machine import ALONE, dense_seconds, rounded
+from dustmap.runs._machine import ALONE, dense_seconds, rounded, seconds_per_operation
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
-from dustmap.runs.checkpoints import RunDirectory
+from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._data import Rows, grid_of, inputs_of, map_grid, read_rows
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
@@ -32,6 +32,8 @@ from dustmap.tables import read_tables, replacing, table_format, write_table
 log = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint/model"
+#: The model without the held-out rows, until the run with that of all rows is finished.
+LEARNED = f"{STATES}/learned"
 ROWS = "checkpoint/rows.npz"
 PICTURE = "plots/regression.png"
 
@@ -39,16 +41,27 @@ PICTURE = "plots/regression.png"
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionRun(AbstractRun):
-    """Rows to learn from and rows held out; grid: the user's, if there is one."""
+    """Rows to learn from and rows held out, out of all rows; grid: the user's, if there is one."""
 
     config: Config
+    rows: Rows
     train: Rows
     holdout: Rows
     dropped: int
     grid: RegularGrid | None
 
+    @property
+    def refits(self) -> bool:
+        """Whether predictions are made from all rows, by a second fit."""
+        return self.config.data.refit and len(self.holdout) > 0
+
+    @property
+    def mapped(self) -> Rows:
+        """The rows that predictions are made from."""
+        return self.rows if self.refits else self.train
+
     def plan(self) -> Plan:
-        memory = _model.memory_of(self.config, self.train, self.grid)
+        memory = _model.memory_of(self.config, self.mapped, self.grid)
         dim = self.train.X.shape[1]
         counts = {"engine": self.config.fit.engine, "device": "cpu", "inputs": dim}
         return Plan(counts | self.counts(), memory, self.config.compute.memory_bytes)
@@ -59,6 +72,7 @@ class RegressionRun(AbstractRun):
             "rows": len(self.train) + len(self.holdout) + self.dropped,
             "rows_fitted": len(self.train),
             "rows_held_out": len(self.holdout),
+            "rows_in_the_map": len(self.mapped),
             "rows_dropped_outside_the_box": self.dropped,
         }
 
@@ -71,18 +85,22 @@ class RegressionRun(AbstractRun):
 
     def seconds(self) -> float:
         """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
-        n = len(self.train) if self.config.fit.engine == "exact" else self.config.fit.learn_rows
-        return rounded(dense_seconds(min(n, len(self.train))))
+        n, exact = len(self.train), self.config.fit.engine == "exact"
+        seconds = dense_seconds(n if exact else min(n, self.config.fit.learn_rows))
+        if self.refits and exact:
+            seconds += len(self.rows) ** 3 * seconds_per_operation()
+        return rounded(seconds)
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         del until, progress  # it has one stage, of seconds
         config, watch = self.config, reports.Stopwatch(tell=directory.record)
-        model = self._fitted(directory, watch)
+        model = self._learned(directory, watch)
         with watch.stage("evaluate"):
             held_out = _model.score(model, self.holdout) if len(self.holdout) else None
+        mapping = self._refitted(directory, watch, model) if self.refits else model
         log.info("predicting on a grid")
         with watch.stage("map"):
-            field = predict_field(model, config, map_grid(config, self.train))
+            field = predict_field(mapping, config, map_grid(config, self.mapped))
         with watch.stage("export"):
             outputs = self._export(directory, field)
         objective = model.report_["learning"].pop("objective", [])
@@ -91,7 +109,10 @@ class RegressionRun(AbstractRun):
         directory.record(stage="fit", **_model.evidence_of(model))
         sections = _model.sections_of(model) | {
             "counts": self.counts(),
-            "held_out_rows": {} if held_out is None else held_out.as_dict(),
+            "held_out_rows": {}
+            if held_out is None
+            else reports.labelled(held_out, reports.MEASURED),
+            "refit": _model.refit_section(mapping) if self.refits else {},
             "stages": watch.as_dict(),
             "compute": {
                 "device": "cpu",
@@ -103,22 +124,44 @@ class RegressionRun(AbstractRun):
         }
         picture = reports.Picture(PICTURE, "Prediction, its standard deviation, and the data")
         checks = _model.checks_of(model, held_out)
+        if self.refits:
+            checks += _model.checks_of_refit(mapping)
         return Report(configuration.sha256(config), sections, checks, (picture,))
 
-    def _fitted(self, directory: RunDirectory, watch: reports.Stopwatch) -> HIPGPRegressor:
-        """Fit and save the model once, and load it as later commands do."""
-        path = directory.path / CHECKPOINT
+    def _learned(self, directory: RunDirectory, watch: reports.Stopwatch) -> HIPGPRegressor:
+        """Fit the rows that are not held out once, and load the model as later commands do."""
+        name = LEARNED if self.refits else CHECKPOINT
+        path = directory.path / name
         if not path.exists():
             model = _model.estimator_of(self.config, self.train, self.grid)
             log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
             with watch.stage("fit"):
                 model.fit(self.train.X, self.train.y, noise_std=self.train.error)
             with watch.stage("checkpoint"):
-                directory.write_arrays(ROWS, self.train.arrays())
-                with replacing(path, False) as partial:
-                    model.save(partial)
-            directory.checkpointer("fit").finish(State({"model": CHECKPOINT}))
+                self._save(directory, model, name)
+            directory.checkpointer("fit").finish(State({"model": name}))
         return HIPGPRegressor.load(path)
+
+    def _refitted(
+        self, directory: RunDirectory, watch: reports.Stopwatch, learned: HIPGPRegressor
+    ) -> HIPGPRegressor:
+        """Condition on all rows at the learned kernel and noise, once."""
+        path = directory.path / CHECKPOINT
+        if not path.exists():
+            log.info("fitting all %d rows, for the map", len(self.rows))
+            with watch.stage("refit"):
+                model = learned.refit(self.rows.X, self.rows.y, noise_std=self.rows.error)
+            with watch.stage("checkpoint"):
+                self._save(directory, model, CHECKPOINT)
+        return HIPGPRegressor.load(path)
+
+    def _save(self, directory: RunDirectory, model: HIPGPRegressor, name: str) -> None:
+        """Write a model whole or not at all, after the rows of the map."""
+        path = directory.path / name
+        path.parent.mkdir(exist_ok=True)
+        directory.write_arrays(ROWS, self.mapped.arrays())
+        with replacing(path, False) as partial:
+            model.save(partial)
 
     def _export(self, directory: RunDirectory, field: GriddedField) -> dict[str, str]:
         """Write maps and picture; return their names by what they are."""
@@ -130,7 +173,7 @@ class RegressionRun(AbstractRun):
                 write_field(directory.path / name, form, field, made, False)
         path = directory.path / PICTURE
         if not path.exists():
-            save_figure(plot_field(field, self.train), path, history=made.history())
+            save_figure(plot_field(field, self.mapped), path, history=made.history())
         return outputs | {"picture": PICTURE}
 
 
@@ -167,7 +210,7 @@ class RegressionResult(AbstractFinishedRun):
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
         rows, dropped = read_rows((catalog,), self.config)
-        scores = _model.score(self.model, rows).as_dict()
+        scores = reports.labelled(_model.score(self.model, rows), reports.MEASURED)
         return scores | {"rows_dropped_outside_the_box": dropped}
 
     def predict(
@@ -226,8 +269,8 @@ def prepare_regression(
         raise UserError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
     rows, dropped = read_rows(config.data.catalog, config)
     train, holdout = _split(config, len(rows))
-    run = RegressionRun(config, rows[train], rows[holdout], dropped, grid_of(config))
-    _check_fit(config, len(train), run.grid)
+    run = RegressionRun(config, rows, rows[train], rows[holdout], dropped, grid_of(config))
+    _check_fit(config, len(run.mapped), run.grid)
     _model.estimator_of(config, run.train, run.grid)
     return run
 
@@ -268,7 +311,7 @@ def _check_fit(config: Config, n: int, grid: RegularGrid | None) -> None:
         )
     if fit.engine == "exact" and n > MOST_DENSE:
         raise UserError(
-            f'fit.engine = "exact" takes at most {MOST_DENSE:,} rows, and {n:,} are left to fit: '
+            f'fit.engine = "exact" takes at most {MOST_DENSE:,} rows, and {n:,} are to be fitted: '
             f'use fit.engine = "global", which solves on a grid'
         )
     if fit.engine == "exact" and grid is not None:

@@ -1,11 +1,14 @@
 """Stages and progress of a run, calibration of its predictions, report.json and report.md."""
 
 from dustmap.linalg import Progress as Progress
+from dustmap.runs.reports._calibration import MEASURED as MEASURED
+from dustmap.runs.reports._calibration import NOISE_FREE as NOISE_FREE
 from dustmap.runs.reports._calibration import Predictions as Predictions
 from dustmap.runs.reports._calibration import by_distance as by_distance
 from dustmap.runs.reports._calibration import calibration as calibration
 from dustmap.runs.reports._calibration import comparison_of as comparison_of
 from dustmap.runs.reports._calibration import correlation as correlation
+from dustmap.runs.reports._calibration import labelled as labelled
 from dustmap.runs.reports._calibration import quality_proxies as quality_proxies
 from dustmap.runs.reports._progress import LogProgress as LogProgress
 from dustmap.runs.reports._progress import Stage as Stage

@@ -1,10 +1,11 @@
 """Whether predictions are calibrated: as often right as their standard deviations say."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +19,9 @@ PIT_BINS = 10
 FAINT, OPAQUE = 0.05, 4.0
 #: Bins of equally many places by distance from the Sun.
 DISTANCE_BINS = 4
+#: What is scored, as the entry "y" beside scores says: the predictive distributions of measurements
+#: hold their noise, those of noise-free values the posterior's variance alone.
+MEASURED, NOISE_FREE = "measured", "noise-free"
 
 
 @final
@@ -38,6 +42,29 @@ class Predictions:
     def scores(self) -> Scores:
         return self.data.scores()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the scores, and that they are of measurements."""
+        return labelled(self.scores(), MEASURED)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return all columns by name, for `of_arrays`."""
+        tensors = {"y": self.y, "mean": self.mean, "std": self.std, **vars(self.data)}
+        columns = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        return {**columns, "index": self.index}
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> "Predictions":
+        """Return the predictions whose `arrays` these are."""
+        columns = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        data = DatumScores(*(columns[field.name] for field in fields(DatumScores)))
+        index = np.asarray(arrays["index"], np.int64)
+        return Predictions(columns["y"], columns["mean"], columns["std"], data, index)
+
+
+def labelled(scores: Scores, y: str) -> dict[str, Any]:
+    """Return scores by name, and what is scored: MEASURED or NOISE_FREE values."""
+    return {"y": y, **scores.as_dict()}
+
 
 def comparison_of(stars: StarTable, predictions: Predictions) -> Comparison:
     """Set measured extinctions beside the predictions, for figures; stars: of the whole run."""
@@ -53,7 +80,7 @@ def calibration(predictions: Predictions) -> dict[str, Any]:
     transforms = predictions.data.pit.cpu().numpy()
     counts, _ = np.histogram(transforms, bins=PIT_BINS, range=(0.0, 1.0))
     shares = _some(predictions.scores(), "n", "coverage68", "coverage95")
-    return shares | {"pit_histogram": counts.tolist()}
+    return {"y": MEASURED, **shares, "pit_histogram": counts.tolist()}
 
 
 def _some(scores: Scores, *names: str) -> dict[str, Any]:
@@ -78,9 +105,10 @@ def quality_proxies(predictions: Predictions, per_a_v: float | None) -> dict[str
         if row["n"]:
             residual = predictions.y[chosen] - predictions.mean[chosen]
             row["mean_residual"] = float(residual.double().mean())
-            row |= _some(predictions.data.where(chosen).scores(), "rmse", "chi2", "coverage68")
+            names = ("rmse", "robust_scatter", "chi2", "coverage68")
+            row |= _some(predictions.data.where(chosen).scores(), *names)
         rows.append(row)
-    return {"bins": rows}
+    return {"y": MEASURED, "bins": rows}
 
 
 def by_distance(

@@ -8,6 +8,7 @@ likely is a check that fails. After it, what the engine and the held-out stars s
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -305,10 +306,28 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         checks.append(_learned_per_star(config, fit, learning.n_data))
         if config.engine == "lognormal":
             checks += _learned_by_data(config, fit)
-    for key, (most, advice) in _limits(config).items():
-        if key in fit.summary:
-            checks.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
+    return (*checks, *_checks_of_solver(config, fit))
+
+
+def checks_of_refit(config: Config, fit: StarFit) -> tuple[Check, ...]:
+    """Check the solver of the fit to all stars, which has learned nothing."""
+    checks = [_of_refit(check) for check in _checks_of_solver(config, fit)]
+    if fit.learning is not None and config.engine == "lognormal":
+        converged = float(fit.learning.converged)
+        checks.append(Check("refit converged", converged, 1.0, 1.0, fit.learning.remedy))
     return tuple(checks)
+
+
+def _of_refit(check: Check) -> Check:
+    return replace(check, name=f"{check.name} of the refit")
+
+
+def _checks_of_solver(config: Config, fit: StarFit) -> list[Check]:
+    return [
+        Check(key, float(fit.summary[key]), 0.0, most, advice)
+        for key, (most, advice) in _limits(config).items()
+        if key in fit.summary
+    ]
 
 
 def _limits(config: Config) -> Mapping[str, tuple[float, str]]:

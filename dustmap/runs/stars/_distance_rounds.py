@@ -27,7 +27,7 @@ from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
-from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
+from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars, refit_stars
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
@@ -43,6 +43,8 @@ LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
 _FAR, _TURNS = 3.0, 10
 #: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
 _ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
+#: The name of the state of a fit to all stars.
+_REFIT = "refit_stars"
 
 
 @final
@@ -100,6 +102,25 @@ def fit_distances(
     states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
     watch.checkpointer.finish(state_of(_ROUNDS, *states, finished=True))
     return result
+
+
+def refit_all(
+    config: Config, start: Hyperparameters, observed: Observations, watch: Watch
+) -> StarFit:
+    """Condition on all stars at the hyperparameters of an earlier fit to some of them.
+
+    observed: with what that fit added to them, which is added to all, so that no further round of
+    distances follows.
+    """
+    data = observed.training(torch.arange(len(observed)))
+    state = watch.checkpointer.load()
+    if state is not None:
+        return StateReader.of(state, _REFIT).read(_FitState).fit(config, data)
+    fit = refit_stars(config, data, start, watch.within("engine"))
+    at = replace(fit.hyperparameters, beyond=start.beyond, beyond_std=start.beyond_std)
+    fit = replace(fit, hyperparameters=at)
+    watch.checkpointer.finish(state_of(_REFIT, _FitState.of(fit), finished=True))
+    return fit
 
 
 @final

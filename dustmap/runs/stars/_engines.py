@@ -174,6 +174,16 @@ def fit_stars(
     return _star_fit(config, fit, at, _star_learning(fit.learning))
 
 
+def refit_stars(
+    config: Config,
+    data: Batch,
+    at: Hyperparameters,
+    watch: engines.Watch = _UNWATCHED,
+) -> StarFit:
+    """Condition on all data at hyperparameters that are held (`_model.held`)."""
+    return fit_stars(_model.held(config), data, at, watch)
+
+
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
     """The posterior of an earlier fit from what it has left: the same bits."""
     origin, model = (_model.model_of(config, h, data) for h in (_model.start_of(config), at))

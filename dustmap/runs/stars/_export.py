@@ -147,7 +147,8 @@ def truth_scores(
     if len(true) == 0:
         raise UserError("data.truth: its box has no node of the run's grid inside")
     inside = (nodes["p16"] <= true) & (true <= nodes["p84"])
-    return scores(*(torch.from_numpy(v) for v in (true, mean, std**2))).as_dict() | {
+    nodewise = scores(*(torch.from_numpy(v) for v in (true, mean, std**2)))
+    return reports.labelled(nodewise, reports.NOISE_FREE) | {
         "coverage68": float(inside.mean()),
         "correlation": reports.correlation(mean, true),
         "by_distance": reports.by_distance(nodes["distance"], true, mean, std, inside),
@@ -222,10 +223,10 @@ def _figure_named(name: str) -> tuple[str, Draw]:
             caption = "Held-out stars: measured and predicted extinctions"
             return caption, _of_held_out(figures.extinction_figure)
         case "residuals":
-            caption = "Held-out stars: standardised residuals on the sky"
+            caption = "Held-out stars: standardised residuals of measurements on the sky"
             return caption, _of_held_out(figures.residual_figure)
         case "calibration":
-            caption = "Held-out stars: calibration of the predictions"
+            caption = "Held-out stars: calibration of predicted measurements"
             return caption, _of_held_out(lambda stars: figures.calibration_figure(stars.pit))
     raise AssertionError(f"export.figures: the configuration took {name}")
 

@@ -20,7 +20,7 @@ from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.reports import comparison_of
+from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import _checks, _distance_rounds, _engines, _input, _model, _run, _share
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
@@ -41,11 +41,13 @@ CUTS = "default"
 @dataclass(frozen=True, eq=False)
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
-    maps: that of its fit, wherever it now computes."""
+    maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
+    predicted them; None where none were scored, and of runs that did not keep it."""
 
     run: _run.StarRun
     fit: _engines.StarFit
     made: Provenance
+    unseen: Predictions | None = None
 
     @property
     def device(self) -> torch.device:
@@ -64,8 +66,10 @@ class StarMap(AbstractFinishedRun):
         """Return the stars that the run held out beside their predictions, noise included."""
         if len(self.run.holdout) == 0:
             raise UserError("the run held out no stars (data.holdout = 0): nothing to compare")
-        held_out = self.fit.predictions(self.run.observed, self.run.holdout)
-        return comparison_of(self.run.stars, held_out)
+        unseen = self.unseen
+        if unseen is None:  # the fit is that without them
+            unseen = self.fit.predictions(self.run.observed, self.run.holdout)
+        return comparison_of(self.run.stars, unseen)
 
     def evaluate(
         self,
@@ -93,7 +97,7 @@ class StarMap(AbstractFinishedRun):
             observed = observed.with_added(observed.added(self.fit.for_many_rays(), self._dust))
         everything = torch.arange(len(observed))
         predictions = self.fit.predictions(observed, everything, progress)
-        result: dict[str, Any] = predictions.scores().as_dict()
+        result = predictions.as_dict()
         if truth_column:
             truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
             truth = conversion(read.stars.system, own.system) * truth
@@ -102,7 +106,7 @@ class StarMap(AbstractFinishedRun):
             added = observed.added_variance.to(predicted.variance)
             mean = predicted.mean + observed.expected_beyond.to(added)
             y = torch.from_numpy(truth[observed.rows]).to(added)
-            result["truth"] = scores(y, mean, predicted.variance + added).as_dict()
+            result["truth"] = labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
         return result | {"rows": read.provenance["counts"], **observed.counts_at_the_box()}
 
     @property
@@ -249,8 +253,21 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     config: the run's, computing where and how it is now asked.
     """
     run = _run.assemble(config, _input.archived_stars(directory.path))
-    at = _model.Hyperparameters.from_dict(directory.read_json(_run.HYPERPARAMETERS))
-    arrays, added = (directory.read_arrays(name) for name in (_run.POSTERIOR, _run.DISTANCES))
+    refitted = (directory.path / _run.REFIT).is_file()
+    learned, kept = (
+        (_run.REFIT, _run.REFIT_POSTERIOR) if refitted else (_run.HYPERPARAMETERS, _run.POSTERIOR)
+    )
+    at = _model.Hyperparameters.from_dict(directory.read_json(learned))
+    arrays, added, scored = (
+        directory.read_arrays(name) for name in (kept, _run.DISTANCES, _run.HELD_OUT)
+    )
+    if refitted and not scored:
+        raise UserError(
+            f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
+            "stars: run it again"
+        )
     run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
-    fit = _engines.load_stars(run.config, run.observed.training(run.train), at, arrays)
-    return StarMap(run, fit, replace(run, asked=directory.config()).provenance(fit))
+    stars = torch.arange(len(run.observed)) if refitted else run.train
+    fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
+    made = replace(run, asked=directory.config()).provenance(fit, len(stars))
+    return StarMap(run, fit, made, Predictions.of_arrays(scored) if scored else None)

@@ -250,6 +250,17 @@ def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
     )
 
 
+def held(config: Config) -> Config:
+    """The configuration of a fit that starts from learned hyperparameters and keeps them.
+
+    Coefficients of the mean are linear in the data and solved for with the field, as in any fit;
+    ν and the scale of Student-t noise come with the weights of the stars, which a fit makes anew.
+    """
+    scale = ("noise",) if learns_scale_with_nu(config.model) else ()
+    learn = tuple(name for name in config.model.learn if name in ("mean", *scale))
+    return replace(config, model=replace(config.model, learn=learn))
+
+
 def learns_scale_with_nu(model: ModelConfig) -> bool:
     """Whether the factor on the errors is learned with the ν of Student-t noise."""
     learned = "noise" in model.learn and "scatter" not in model.learn

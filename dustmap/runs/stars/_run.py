@@ -24,7 +24,7 @@ from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import _checks, _engines, _export, _input, _model, _plan, _share, _tiles
-from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances
+from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField
 
@@ -33,6 +33,11 @@ log = logging.getLogger(__name__)
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
 POSTERIOR = "checkpoint/posterior.npz"
 DISTANCES = "checkpoint/distances.npz"
+#: Held-out stars as the fit without them predicts them.
+HELD_OUT = "checkpoint/held_out.npz"
+#: The fit to all stars that the map is made of: its hyperparameters, written last, and its arrays,
+#: which take the place of POSTERIOR.
+REFIT, REFIT_POSTERIOR = "checkpoint/refit.json", "checkpoint/refit.npz"
 
 
 @final
@@ -79,16 +84,30 @@ class StarRun(AbstractRun):
             "device": str(self.device),
             **self.counts(),
         }
-        plan = _plan.plan_stars(self.config, counts, self.stars, self.observed, self.train)
+        plan = _plan.plan_stars(self.config, counts, self.stars, self.observed, self.mapped)
         return replace(plan, checks=self.checks)
 
     def check_until(self, until: Stage) -> None:
         """Accept any stage."""
 
+    @property
+    def refits(self) -> bool:
+        """Whether the map is made of all stars, by a second fit."""
+        return self.config.data.refit and len(self.holdout) > 0
+
+    @property
+    def mapped(self) -> torch.Tensor:
+        """Indices of the stars that the map is made of."""
+        return torch.arange(len(self.observed)) if self.refits else self.train
+
     def seconds(self) -> float:
         """Estimate the whole run, roughly."""
-        rays = own_rays(self.observed.batch.functional[self.train])
-        return rounded(_plan.OVERHEAD + _plan.estimated_seconds(self.config, rays, self.grid))
+        config, rays = self.config, self.observed.batch.functional
+        total = _plan.OVERHEAD
+        total += _plan.estimated_seconds(config, own_rays(rays[self.train]), self.grid)
+        if self.refits:
+            total += _plan.estimated_seconds(_model.held(config), own_rays(rays), self.grid)
+        return rounded(total)
 
     def counts(self) -> dict[str, Any]:
         """Count the rows of the catalog by their fate, and the nodes of the map."""
@@ -98,6 +117,7 @@ class StarRun(AbstractRun):
             "stars": self.share.total,
             "stars_fitted": len(self.train),
             "stars_held_out": len(self.holdout),
+            "stars_in_the_map": len(self.mapped),
             **self.observed.counts_at_the_box(),
             "stars_with_distances_cut": self.observed.cut,
             "nodes": list(self.grid.shape),
@@ -108,10 +128,18 @@ class StarRun(AbstractRun):
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
         if Stage.FIT.reached_by(until):
-            result = self._fit(work)
-            held_out = self._evaluate(work, result) if Stage.EVALUATE.reached_by(until) else None
+            refits = self.refits and Stage.EXPORT.reached_by(until)
+            result, held_out = self._fit(work, refits), None
+            if Stage.EVALUATE.reached_by(until):
+                held_out = self._evaluate(work, result)
+            fit, at, observed = result.fit, result.fit.hyperparameters, result.observed
+            if refits:
+                del result, fit  # the first posterior makes room for the second
+                fit = self._refit(work, at, observed)
+            if Stage.EVALUATE.reached_by(until):
+                self._compare(work, fit)
             if Stage.EXPORT.reached_by(until):
-                self._write(work, result.fit, held_out)
+                self._write(work, fit, held_out)
         compute = asdict(self.asked.compute) | {
             "device": str(device_of(self.asked.compute)),
             "dtype": "float64" if self.asked.fit.engine == "exact" else self.asked.compute.dtype,
@@ -144,7 +172,8 @@ class StarRun(AbstractRun):
             },
         }
 
-    def _fit(self, work: "_Work") -> DistanceFit:
+    def _fit(self, work: "_Work", refits: bool) -> DistanceFit:
+        """Fit the stars that are not held out; refits: another posterior takes its place."""
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         directory, step = work.directory, itertools.count()
 
@@ -157,7 +186,8 @@ class StarRun(AbstractRun):
         fit, units = result.fit, _model.units_of(self.config)
         hyperparameters = fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
-        directory.write_arrays(POSTERIOR, fit.arrays)
+        if not refits:
+            directory.write_arrays(POSTERIOR, fit.arrays)
         if result.added is not None:
             directory.write_arrays(DISTANCES, result.arrays())
         for line in result.rounds:
@@ -182,21 +212,50 @@ class StarRun(AbstractRun):
             if len(self.holdout):
                 held_out = result.fit.predictions(result.observed, self.holdout, work.progress)
                 per_a_v = self.stars.system.per_a_v
+                work.directory.write_arrays(HELD_OUT, held_out.arrays())
                 work.sections |= {
-                    "held_out_stars": held_out.scores().as_dict(),
+                    "held_out_stars": held_out.as_dict(),
                     "calibration": reports.calibration(held_out),
                     "quality_proxies": reports.quality_proxies(held_out, per_a_v),
                 }
                 work.checks.append(_checks.check_of_scores(held_out.scores()))
-            if self.truth is not None and self.leads:
-                density, seed = self.field(result.fit), self.config.fit.seed
-                work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
         return held_out
+
+    def _refit(
+        self, work: "_Work", at: _model.Hyperparameters, observed: Observations
+    ) -> _engines.StarFit:
+        """Condition on all stars at the hyperparameters learned without those held out."""
+        log.info("fitting all %d stars, for the map", len(observed))
+        directory = work.directory
+        with work.watch.stage("refit"), directory.keeping():
+            watch = Watch(directory.checkpointer("refit"), progress=work.progress)
+            fit = refit_all(self.config, at, observed, watch)
+        directory.write_arrays(REFIT_POSTERIOR, fit.arrays)
+        directory.write_json(REFIT, fit.hyperparameters.as_dict())
+        if self.leads:
+            (directory.path / POSTERIOR).unlink(missing_ok=True)
+        moved = {
+            name: value
+            for name, value in fit.hyperparameters.as_dict().items()
+            if value != getattr(at, name)
+        }
+        directory.record(stage="refit", **fit.summary)
+        work.sections["refit"] = {"stars": len(observed), **moved, **fit.summary}
+        work.checks += _checks.checks_of_refit(self.config, fit)
+        return fit
+
+    def _compare(self, work: "_Work", fit: _engines.StarFit) -> None:
+        """Score the density of the map where the truth is known."""
+        if self.truth is None or not self.leads:
+            return
+        with work.watch.stage("evaluate"):
+            density, seed = self.field(fit), self.config.fit.seed
+            work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
 
     def _write(self, work: "_Work", fit: _engines.StarFit, held_out: Predictions | None) -> None:
         directory, progress = work.directory, work.progress
         with work.watch.stage("export"):
-            density, made = self.field(fit), self.provenance(fit)
+            density, made = self.field(fit), self.provenance(fit, len(self.mapped))
             work.sections["outputs"] = _export.export_run(
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )
@@ -212,8 +271,8 @@ class StarRun(AbstractRun):
         """Return the density, for maps."""
         return _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
 
-    def provenance(self, fit: _engines.StarFit) -> Provenance:
-        """Describe where the maps come from."""
+    def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
+        """Describe where the maps of a fit to so many stars come from."""
         asked, tile, part = self.asked, dict[str, Any](), tuple[str, ...]()
         if self.tile is not None:
             tile = self.tile.attributes(asked, fit.hyperparameters.as_dict())
@@ -221,7 +280,7 @@ class StarRun(AbstractRun):
         engine = f"engine {asked.fit.engine}, density {asked.density}"
         return Provenance(
             configuration.sha256(asked),
-            (engine, f"{len(self.train)} stars fitted", *part),
+            (engine, f"{stars} stars fitted", *part),
             catalog=tuple(str(name) for name in asked.data.catalog),
             seed=asked.fit.seed,
             tile=tile,
@@ -268,10 +327,11 @@ def prepare_stars(
             f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
     run = assemble(config, share or catalog, truth, seconds, world)
-    if len(run.train) > engine.most_rows:
+    if len(run.mapped) > engine.most_rows:
+        fewer = "set data.refit = false" if run.refits else "raise data.holdout"
         raise UserError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
-            f"{len(run.train):,} are left to fit; raise data.holdout or take a part of the catalog"
+            f"{len(run.mapped):,} are to be fitted; {fewer} or take a part of the catalog"
         )
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.leads:

@@ -118,7 +118,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     )
     _histogram(axes["histogram"], pit)
     _coverage(axes["coverage"], axes["difference"], pit)
-    figure.suptitle(f"Calibration: {len(pit):,} {of}")
+    figure.suptitle(f"Calibration of predicted measurements: {len(pit):,} {of}")
     for axis in axes.values():
         style.fix_ticks(axis)
     return figure
@@ -282,7 +282,7 @@ def residual_figure(compared: Comparison) -> Figure:
     mesh = whole_sky(right, _PIXELS, panel)
     right.set_title(panel.title)
     panel.scale.bar_below(figure, mesh, right, panel.quantity)
-    figure.suptitle(f"Residuals of {style.symbol_of(compared.system)}")
+    figure.suptitle(f"Residuals of measured {style.symbol_of(compared.system)}")
     return figure
 
 

@@ -87,7 +87,7 @@ def test_calibration_tells_shares_in_numbers() -> None:
     inside = 100.0 * coverage_curve(stars.pit, np.array([0.68]))[0]
     told = every_text(figure)
     assert f"68% intervals hold {inside:.1f}%" in told
-    assert "Calibration: 400 held-out stars" in told
+    assert "Calibration of predicted measurements: 400 held-out stars" in told
     assert "probability integral transform" in told
     figure.draw_without_rendering()
 
