@@ -84,7 +84,7 @@ def _be(output: Path, name: str, timeout: float) -> int:
 
 if __name__ == "__main__":
     # What forked ranks share; torch would import the second at the first gradient.
-    import torch.fx.experimental.symbolic_shapes
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     import tests.distributed.cases  # noqa: F401
 
