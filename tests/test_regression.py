@@ -177,7 +177,7 @@ def test_kernel_objects_are_copied_and_in_user_units(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
     X, truth, noise = wave(150, 1)
-    count = 4000
+    count = 1000
     model = HIPGPRegressor(engine=engine, samples=count, n_learn=100).fit(X, truth + noise)
     new = X[:12] + 0.01
     mean, std = model.predict(new, return_std=True)

@@ -83,7 +83,10 @@ def _be(output: Path, name: str, timeout: float) -> int:
 
 
 if __name__ == "__main__":
-    import tests.distributed.cases  # noqa: F401  (what forked ranks share)
+    # What forked ranks share; torch would import the second at the first gradient.
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+    import tests.distributed.cases  # noqa: F401
 
     for job in sys.argv[3:]:
         _start(Path(sys.argv[1]), job.split(":")[0], int(job.split(":")[1]), float(sys.argv[2]))

@@ -27,13 +27,16 @@ class Interrupted(Exception):
 @final
 @dataclass
 class Pages:
-    """What a checkpointer and its parts have saved, as bytes and text; left: states before the
-    end."""
+    """What a checkpointer and its parts have saved, as bytes and text.
+
+    left: states before the end; copies: where a copy of each state goes, if anywhere.
+    """
 
     written: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     kept: int = 0
     left: int | None = None
+    copies: list["Pages"] | None = None
 
 
 @final
@@ -56,6 +59,8 @@ class MemoryCheckpointer(AbstractCheckpointer):
     def save_if_due(self, make: Callable[[], State]) -> None:
         self._write(make())
         self.pages.kept += 1
+        if self.pages.copies is not None:
+            self.pages.copies.append(Pages(dict(self.pages.written), [*self.pages.finished]))
         if self.pages.left is not None:
             self.pages.left -= 1
             if self.pages.left == 0:
@@ -93,6 +98,13 @@ def often_interrupted(compute: Callable[[AbstractCheckpointer], V]) -> V:
         except Interrupted:
             continue
     raise AssertionError(f"no end after {_MOST} interruptions")
+
+
+def states(compute: Callable[[AbstractCheckpointer], Any]) -> list[Pages]:
+    """What is there for a new beginning after every keep of `compute`, which is never ended."""
+    copies: list[Pages] = []
+    compute(MemoryCheckpointer(Pages(copies=copies)))
+    return copies
 
 
 def keeps(compute: Callable[[AbstractCheckpointer], Any]) -> int:

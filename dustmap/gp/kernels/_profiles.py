@@ -1,5 +1,6 @@
 """Isotropic correlation profiles k(r) of the scaled distance r = |x / ℓ|, with k(0) = 1."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ class AbstractProfile(ABC):
 
     A profile is a `name` and a `value`; everything else has a numerical default, accurate to about
     1e-12 (tables along tracks: 1e-8), that a closed form may override. Profiles are stateless, or
-    frozen dataclasses of plain numbers: equal ones share tables. A profile whose draws are
-    differentiable says so by `derivatives`. Its tails should fall faster than a power: tables end
-    at k(r) = 1e-12, images of the wrapped kernel at 1e-7.
+    frozen dataclasses of plain numbers: equal ones share tables and cutoffs. A profile whose draws
+    are differentiable says so by `derivatives`. Its tails should fall faster than a power: tables
+    end at k(r) = 1e-12, images of the wrapped kernel at 1e-7.
     """
 
     @property
@@ -80,7 +81,7 @@ class AbstractProfile(ABC):
 
     def cutoff(self, tolerance: float) -> float:
         """Smallest r beyond which k(r) <= tolerance."""
-        return cutoff(self.value, tolerance, self.name)
+        return _cutoff(self, tolerance)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -90,6 +91,12 @@ class AbstractProfile(ABC):
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+@functools.lru_cache(maxsize=256)
+def _cutoff(profile: AbstractProfile, tolerance: float) -> float:
+    """Bisect once for equal profiles: every covariance of every kernel asks for the same few."""
+    return cutoff(profile.value, tolerance, profile.name)
 
 
 @final
