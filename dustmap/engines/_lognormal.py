@@ -127,7 +127,8 @@ class LogNormalEngine(AbstractEngine):
         kept = {name: getattr(posterior, name) for name in names_kept}
         if posterior.groups is not None:
             kept["zero_point_samples"] = posterior.groups.white
-        arrays = _engine.arrays_of(kept)
+        points = _engine.zero_point_arrays(posterior.zero_points())
+        arrays = {**_engine.arrays_of(kept), **points}
         trace = [_numbers(line, names) for line in solution.history]
         return replace(
             self.load(replace(problem, model=learned), arrays),

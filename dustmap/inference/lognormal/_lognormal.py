@@ -258,7 +258,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return gp.Prediction(means, variances)
 
     def zero_points(self) -> gp.Prediction | None:
-        """Mean (G,) and variance (G,) of b, the zero points of groups; None where there are none."""
+        """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
         if self.groups is None:
             return None
         b = self.groups.prior.std * self.groups.white

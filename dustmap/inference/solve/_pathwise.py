@@ -146,7 +146,7 @@ class PathwisePosterior(AbstractPosterior):
 
     @torch.no_grad()
     def zero_points(self) -> Prediction | None:
-        """Mean (G,) and variance (G,) of b, the zero points of groups; None where there are none."""
+        """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
         features = self.model.features
         if not isinstance(features, GroupedFeatures):
             return None
