@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustmap.engines import EvidenceSettings, ExactEngine, ExactSettings, Problem, Watch
 from dustmap.errors import UserError
-from dustmap.gp import Batch, ConstantMean, GridPrior, Parameters, RegularGrid, ZeroPoints
+from dustmap.gp import (
+    Batch,
+    ConstantMean,
+    GPModel,
+    GridPrior,
+    Parameters,
+    RegularGrid,
+    ZeroPoints,
+)
 from dustmap.gp.features import GroupedFeatures, LocalFeatures, interpolation
 from dustmap.gp.functionals import LineIntegrals, PointValues, groups_of, without_groups
 from dustmap.gp.kernels import Matern32
@@ -208,11 +217,11 @@ def test_a_nearly_linear_log_normal_field_has_the_dense_zero_points() -> None:
     mean = STD * torch.linalg.solve(precision, J.mT @ ((y - flat) / problem.noise))[-COUNT:]
     std = STD * torch.linalg.inv(precision).diagonal().sqrt()[-COUNT:]
     for curved in (False, True):
-        fit = fit_mgvi(model, data, MGVISettings(samples=200, curved=curved, residual=1e-3))
+        fit = fit_mgvi(model, data, MGVISettings(samples=100, curved=curved, residual=1e-3))
         found = fit.posterior.zero_points()
         assert found is not None
         assert float(((found.mean - mean) / std).abs().max()) < 0.15
-        torch.testing.assert_close(found.std, std, rtol=0.2, atol=0)
+        torch.testing.assert_close(found.std, std, rtol=0.3, atol=0)
         own, true = (
             fit.posterior.predict(f) for f in (data.functional, without_groups(data.functional))
         )
@@ -235,3 +244,14 @@ def test_groups_follow_their_rays_and_are_checked() -> None:
         replace(some, groups=torch.zeros(6))
     with pytest.raises(UserError, match="positive std"):
         ZeroPoints(2, 0.0)
+
+
+def test_engines_of_dense_covariances_refuse_zero_points() -> None:
+    functional = rays(3, 12, 0)
+    y = torch.ones(12, dtype=torch.float64)
+    model = GPModel(
+        Matern32(0.4, 1.0, dim=3), ConstantMean(0.0), GaussianLikelihood(), ZeroPoints(3, 0.1)
+    )
+    engine = ExactEngine(ExactSettings(EvidenceSettings(rows=12, max_steps=2), 2**30))
+    with pytest.raises(UserError, match="zero points of groups are for line integrals"):
+        engine.fit(Problem(model, Batch(functional, y, 0.01 * y)), Watch())

@@ -150,7 +150,9 @@ def carry(
 ) -> tuple[Iterate, Tensor]:
     """Move to the optimum of the old linearisation under new hyperparameters."""
     root_weights, density = problem.noise.rsqrt(), iterate.density
-    field, c = iterate.log_density - problem.log_mean, iterate.xi[problem.root.n_field :]
+    field = iterate.log_density - problem.log_mean
+    # The new torus may have another number of points.
+    c = iterate.xi[iterate.problem.root.n_field :]
     seen = problem.with_offsets(problem.rows.matmul(density * field), c)
     pseudo = iterate.residuals.mean(0) + seen
     target = root_weights * pseudo
