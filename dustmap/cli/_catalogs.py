@@ -92,6 +92,12 @@ def add_ingest(commands: _options.Commands) -> None:
         choices=("error", "drop"),
         help="rows that are no stars end the reading, or are left out [as the card says]",
     )
+    command.add_argument(
+        "--groups",
+        default="",
+        metavar="COLUMN",
+        help="keep the groups of stars, such as surveys, that data.groups gives zero points",
+    )
     _add_parallaxes(command)
     _options.add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
     _options.add_compute(command, ("threads",), "how it is computed")
@@ -137,7 +143,7 @@ def execute_ingest(options: argparse.Namespace) -> int:
         _options.use_threads(_options.compute_alone(options).threads)
         counts = ingest(
             options.catalogs,
-            card_named(options.schema, _options.columns_of(options)),
+            card_named(options.schema, _options.columns_of(options)).with_group(options.groups),
             output,
             cuts=options.cuts,
             system=None if options.system is None else system_named(options.system),

@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from dustmap.config import _values
-from dustmap.config._schema import (
-    ComputeConfig,
-    DataConfig,
-    ExportConfig,
-    FitConfig,
-    GridConfig,
-    ModelConfig,
-)
+from dustmap.config._execution import ComputeConfig, ExportConfig
+from dustmap.config._schema import DataConfig, FitConfig, GridConfig, ModelConfig
 from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
@@ -80,6 +74,7 @@ class Config:
             _check_box(self.grid)
             _check_density(self)
         _check_tile(self)
+        _check_groups(self, self._solves_for_all_stars)
 
 
 def _check_data(data: DataConfig) -> None:
@@ -162,6 +157,20 @@ def _check_tile(config: Config) -> None:
         raise UserError(
             f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
             f"{least:g} pc, or 0, which stands for that"
+        )
+
+
+def _check_groups(config: Config, whole: bool) -> None:
+    groups = f"data.groups = {shown(config.data.groups)}"
+    if config.data.groups and not whole:
+        raise UserError(
+            f'{groups} is for data.kind = "stars" and fit.engine = "global"; no other engine has '
+            "zero points of groups: leave it out"
+        )
+    if config.data.groups and config.data.tile:
+        raise UserError(
+            f"{groups} does not go with data.tile: every tile would find zero points of its own; "
+            "leave one of them out"
         )
 
 

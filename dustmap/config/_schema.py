@@ -11,26 +11,19 @@ from dustmap.config._values import (
     Key,
     always,
     boolean,
-    bytes_of,
     card_file,
     choice,
     choices,
-    duration,
     integer,
-    memory_size,
     names,
     number,
     parsecs,
     power_of_two,
-    seconds_of,
     several,
     sky_tile,
     text,
     texts,
 )
-
-#: Pictures of a run on stars, in the order of its report.
-STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "calibration")
 
 
 @final
@@ -110,6 +103,14 @@ class DataConfig:
     refit: Annotated[
         bool, Key(boolean(), "once they are scored, make the map from all rows, with these too")
     ] = True
+    groups: Annotated[
+        str,
+        Key(
+            text(empty=True),
+            "stars: column of text or whole numbers, such as the survey, whose groups each have a "
+            "zero point of their own (model.group_std); empty for none",
+        ),
+    ] = ""
     truth: Annotated[
         str,
         Key(
@@ -269,6 +270,14 @@ class ModelConfig:
             "fraction",
         ),
     ] = 0.0
+    group_std: Annotated[
+        float,
+        Key(
+            number(above=0.0),
+            "standard deviation of the zero points of data.groups before the data are seen",
+            "mag",
+        ),
+    ] = 0.05
     learn: Annotated[
         tuple[str, ...],
         Key(
@@ -369,81 +378,3 @@ class FitConfig:
             "hip: root of the prior; auto is the fastest that fits, ciq is slower than the others",
         ),
     ] = "auto"
-
-
-@final
-@dataclass(frozen=True)
-class ComputeConfig:
-    """Where and how it is computed."""
-
-    device: Annotated[
-        str, Key(choice("auto", "cpu", "cuda"), "auto is cuda where there is one")
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        Key(
-            choice("float32", "float64"),
-            "of fields, draws, rows and products; stars, spectra, sums and the exact engine take "
-            "float64, maps float32",
-        ),
-    ] = "float32"
-    threads: Annotated[int, Key(integer(0), "processor threads; 0: as many as torch takes")] = 0
-    memory: Annotated[
-        str, Key(memory_size(), "a plan that needs more is refused before it starts")
-    ] = "8GiB"
-    checkpoint: Annotated[
-        str,
-        Key(
-            duration(),
-            "a run keeps its state when the last one kept is older, for dustmap run --resume; "
-            '"0 s" keeps every one, which may cost more than it saves',
-        ),
-    ] = "5 min"
-    timeout: Annotated[
-        str,
-        Key(
-            duration(),
-            "of several ranks: for so long one may keep the others waiting before the run ends",
-        ),
-    ] = "30 min"
-
-    @property
-    def timeout_seconds(self) -> float:
-        return seconds_of(self.timeout)
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        return seconds_of(self.checkpoint)
-
-    @property
-    def memory_bytes(self) -> int:
-        return bytes_of(self.memory)
-
-
-@final
-@dataclass(frozen=True)
-class ExportConfig:
-    """What the run writes beside its report."""
-
-    formats: Annotated[tuple[str, ...], Key(choices("zarr", "fits"), "the files map.*")] = (
-        "zarr",
-        "fits",
-    )
-    quantities: Annotated[
-        tuple[str, ...],
-        Key(
-            choices("mean", "std", "median", "p16", "p84", "coverage"),
-            "of the density, in these files; coverage is the share of the prior variance that "
-            "the data removed",
-        ),
-    ] = ("mean", "std", "median", "p16", "p84", "coverage")
-    samples: Annotated[
-        int, Key(integer(0), "draws from the posterior in these files; 0 for none")
-    ] = 32
-    figures: Annotated[
-        tuple[str, ...],
-        Key(
-            choices(*STAR_FIGURES),
-            "stars: pictures in plots/, which report.md shows",
-        ),
-    ] = STAR_FIGURES

@@ -46,6 +46,13 @@ def tensors_of(arrays: Arrays, device: torch.device | None = None) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
+def zero_point_arrays(points: Prediction | None) -> Arrays:
+    """Mean and standard deviation (G,) of zero points of groups; none where there are none."""
+    if points is None:
+        return {}
+    return arrays_of({"zero_points": points.mean, "zero_point_errors": points.std})
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:

@@ -18,6 +18,7 @@ import torch
 from dustmap import gp
 from dustmap.engines._engine import Learning, Problem, Watch
 from dustmap.engines._memory import MIB, Component, During
+from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded
 from dustmap.gp.kernels import StationaryKernel
@@ -135,7 +136,15 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
 def learn_from_start(
     problem: Problem, settings: EvidenceSettings, max_memory: int, watch: Watch
 ) -> Learned:
-    """`learn` from `searched_start`, from no more rows than dense covariances fit the memory."""
+    """`learn` from `searched_start`, from no more rows than dense covariances fit the memory.
+
+    UserError for zero points of groups, which dense covariances leave out.
+    """
+    if problem.model.zero_points is not None:
+        raise UserError(
+            "zero points of groups are for line integrals by the pathwise and the log-normal "
+            "engine: take one of these, or leave zero_points out of the model"
+        )
     settings = replace(settings, rows=min(settings.rows, most_exact(max_memory)))
     with watch.stage("learning"):
         model = searched_start(problem.model, problem.data, settings)

@@ -15,7 +15,7 @@ from dustmap import inference
 from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import GPModel, GridPrior, Parameters, features
+from dustmap.gp import GridPrior, Parameters, features
 from dustmap.gp.functionals import LineIntegrals, world_of
 from dustmap.inference import MGVIRound, MGVISolution
 
@@ -117,12 +117,18 @@ class LogNormalEngine(AbstractEngine):
         )
         fitted = solution.model
         mean = fitted.mean.with_coefficients(solution.coefficients)
-        learned = GPModel(fitted.prior.kernel, mean, fitted.likelihood)
+        learned = replace(
+            problem.model, kernel=fitted.prior.kernel, mean=mean, likelihood=fitted.likelihood
+        )
         # As a later command will see it, so that both see the same bits.
         posterior = solution.posterior
         assert posterior.explained is not None
         names_kept = ("explained", "log_density", "log_samples")
-        arrays = _engine.arrays_of({name: getattr(posterior, name) for name in names_kept})
+        kept = {name: getattr(posterior, name) for name in names_kept}
+        if posterior.groups is not None:
+            kept["zero_point_samples"] = posterior.groups.white
+        points = _engine.zero_point_arrays(posterior.zero_points())
+        arrays = {**_engine.arrays_of(kept), **points}
         trace = [_numbers(line, names) for line in solution.history]
         return replace(
             self.load(replace(problem, model=learned), arrays),
@@ -139,11 +145,15 @@ class LogNormalEngine(AbstractEngine):
         """
         del plan
         tensors = _engine.tensors_of(arrays, problem.data.y.device)
+        groups, points = None, problem.model.zero_points
+        if points is not None:
+            groups = inference.GroupSamples(points, tensors["zero_point_samples"])
         posterior = inference.LogNormalPosterior(
             self._rows(problem),
             tensors["log_density"],
             tensors["log_samples"],
             tensors.get("explained"),
+            groups,
         )
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
@@ -162,7 +172,9 @@ class LogNormalEngine(AbstractEngine):
         if settings.beams is not None:
             beamed = features.beamed_interpolation
             rows = functools.partial(beamed, beams=settings.beams, **rows.keywords)
-        return inference.LogNormalModel(prior, model.mean, model.noise, rows)
+        return inference.LogNormalModel(
+            prior, model.mean, model.noise, rows, zero_points=model.zero_points
+        )
 
     def _rows(self, problem: Problem) -> "functools.partial[Any]":
         """Rows of any functional by multilinear interpolation."""

@@ -15,7 +15,15 @@ import numpy as np
 
 from dustmap import inference
 from dustmap.engines import _learning, _memory, _pathwise_points
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
+from dustmap.engines._engine import (
+    AbstractEngine,
+    Arrays,
+    EngineFit,
+    Learning,
+    Problem,
+    Watch,
+    zero_point_arrays,
+)
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
@@ -220,6 +228,7 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **_pathwise_points.pathwise_arrays(fit.posterior),
+        **zero_point_arrays(fit.posterior.zero_points()),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
     }
 

@@ -46,5 +46,7 @@ if TYPE_CHECKING:
     from dustmap.gp._prior import PriorReport as PriorReport
     from dustmap.gp._prior import torus_for as torus_for
     from dustmap.gp._prior import wrap_inflation as wrap_inflation
+    from dustmap.gp._zero_points import ZeroPointColumns as ZeroPointColumns
+    from dustmap.gp._zero_points import ZeroPoints as ZeroPoints
 else:
     __getattr__, __dir__ = on_use(__name__)

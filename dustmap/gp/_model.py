@@ -10,6 +10,7 @@ from dustmap.gp import _parameters
 from dustmap.gp._batch import Batch, whole_batch
 from dustmap.gp._exact import ExactGP
 from dustmap.gp._means import AbstractMean
+from dustmap.gp._zero_points import ZeroPoints
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
@@ -20,7 +21,8 @@ from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 class GPModel(_parameters.AbstractParametric):
     """ρ ~ GP(mean, kernel), y = functionals of ρ + noise of the likelihood.
 
-    `Parameters.of(model)` has what is learned of it, and builds it at other values.
+    zero_points: prior of those of groups of data, which the engines on grids of rays take; None for
+    none. `Parameters.of(model)` has what is learned of it, and builds it at other values.
     """
 
     parts = ("kernel", "mean", "likelihood")
@@ -28,6 +30,7 @@ class GPModel(_parameters.AbstractParametric):
     kernel: AbstractKernel
     mean: AbstractMean
     likelihood: AbstractLikelihood
+    zero_points: ZeroPoints | None = None
 
     @property
     def noise(self) -> GaussianLikelihood:

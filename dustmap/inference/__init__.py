@@ -68,6 +68,7 @@ from dustmap.inference.evidence._student_t_noise import StudentTNoise as Student
 from dustmap.inference.evidence._student_t_noise import StudentTWeights as StudentTWeights
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
+from dustmap.inference.lognormal._lognormal import GroupSamples as GroupSamples
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import LogNormalPosterior as LogNormalPosterior

@@ -10,7 +10,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import LocalFeatures, StencilOrder
+from dustmap.gp.features import LocalFeatures, StencilOrder, field_features
 from dustmap.gp.functionals import world_of
 from dustmap.inference._model_maker import GridSettings, ModelMaker
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
@@ -107,9 +107,10 @@ class GlobalFit:
 
     @property
     def features(self) -> LocalFeatures:
-        """The model's feature map."""
-        assert isinstance(self.model.features, LocalFeatures)
-        return self.model.features
+        """The model's feature map of the field."""
+        features = field_features(self.model.features)
+        assert isinstance(features, LocalFeatures)
+        return features
 
     @property
     def posterior(self) -> PathwisePosterior:

@@ -8,7 +8,13 @@ import torch
 
 from dustmap import gp
 from dustmap.gp.covariances import AbstractEstimator
-from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    GroupedFeatures,
+    LocalFeatures,
+    StencilOrder,
+    stencil_order,
+)
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.inference._state import State, StateReader, state_of
 from dustmap.inference.evidence._newton_point import AbstractMaker
@@ -108,12 +114,15 @@ class ModelMaker(AbstractMaker):
 
     def on_torus(self, model: gp.GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
-        features = LocalFeatures(
+        features: AbstractFeatureMap
+        features = field = LocalFeatures(
             self._prior(model.kernel, torus),
             self.estimator,
             order=order,
             memory=self.settings.for_rows,
         )
+        if model.zero_points is not None:
+            features = GroupedFeatures(field, model.zero_points)
         return GridModel(features, model.mean, model.noise)
 
     @torch.no_grad()

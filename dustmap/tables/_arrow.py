@@ -34,6 +34,7 @@ _ARROW = {
     ColumnType.INTEGER: pa.int64(),
     ColumnType.NUMBER: pa.float64(),
     ColumnType.TEXT: pa.string(),
+    ColumnType.LABEL: pa.string(),
 }
 _NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
 _ROW = re.compile(r"Row #(\d+)")

@@ -27,6 +27,8 @@ _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
+#: Words of text files for a value that is missing, in small letters.
+_NO_LABELS = ("", "nan", "null", "na", "n/a", "none", "--")
 
 
 @final
@@ -36,6 +38,7 @@ class ColumnType(enum.Enum):
     INTEGER = "whole numbers"  # masked int64; floating point would lose digits of identifiers
     NUMBER = "numbers"  # float64, NaN where the file has none
     TEXT = "text"  # stripped, "" where the file has none
+    LABEL = "text or whole numbers"  # as text, "" where the file has none
 
 
 @final
@@ -161,6 +164,8 @@ def typed(
     """
     if kind is ColumnType.TEXT:
         return _text(raw, ref)
+    if kind is ColumnType.LABEL:
+        return _labels(raw, ref, missing)
     if raw.dtype.kind == "b":
         raw = raw.astype(np.uint8)
     if raw.dtype.kind not in ("iu" if kind is ColumnType.INTEGER else "iuf"):
@@ -190,6 +195,25 @@ def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
     elif raw.dtype.kind == "S":
         raw = np.char.decode(raw, "utf-8", "replace")
     return np.char.strip(raw)
+
+
+def _labels(raw: NDArray[Any], ref: ColumnRef, missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+    """Return text, or whole numbers as text; "" where there is none, such as NaN."""
+    none = np.zeros(len(raw), bool) if missing is None else np.asarray(missing, bool)
+    if raw.dtype.kind in "SUO":
+        labels = _text(raw, ref)
+        none = none | np.isin(np.char.lower(labels), _NO_LABELS)
+    elif raw.dtype.kind == "f":
+        none = none | ~np.isfinite(raw)
+        numbers = np.where(none, 0.0, raw)
+        if (numbers != np.rint(numbers)).any():
+            raise wrong_type(ref, ColumnType.LABEL, _kind_words(raw.dtype))
+        labels = numbers.astype(np.int64).astype(np.str_)
+    elif raw.dtype.kind in "iub":
+        labels = raw.astype(np.str_)
+    else:
+        raise wrong_type(ref, ColumnType.LABEL, _kind_words(raw.dtype))
+    return np.where(none, "", labels)
 
 
 def _kind_words(dtype: np.dtype[Any]) -> str:

@@ -73,7 +73,8 @@ class VotableReader(_columns.AbstractReader):
 
     def _values(self, part: Any, index: int, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
         datatype = self._table.fields[index].datatype
-        if kind is not ColumnType.TEXT and datatype not in _NUMBERS:
+        words = (ColumnType.TEXT, ColumnType.LABEL)
+        if kind not in words and datatype not in _NUMBERS:
             raise _columns.wrong_type(ref, kind, datatype)
         values = ref.of(part[part.dtype.names[index]])
         raw, missing = np.ma.getdata(values), np.ma.getmaskarray(values)

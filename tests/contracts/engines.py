@@ -1,7 +1,7 @@
 """Small problems for every engine, and the engines with the settings that suit them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from dustmap.engines import (
     Problem,
     StudentTEngine,
 )
-from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, ZeroPoints
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -70,6 +70,26 @@ def rays(learn: bool) -> Problem:
 def positive_rays(learn: bool) -> Problem:
     """The exponential of a field."""
     return _rays(True, learn)
+
+
+def surveys(learn: bool) -> Problem:
+    """The same seen by two surveys, 0.1 apart."""
+    return _of_surveys(rays(learn))
+
+
+def positive_surveys(learn: bool) -> Problem:
+    """The exponential of a field, seen by two surveys."""
+    return _of_surveys(positive_rays(learn))
+
+
+def _of_surveys(problem: Problem) -> Problem:
+    functional = problem.data.functional
+    assert isinstance(functional, LineIntegrals)
+    groups = torch.arange(len(functional)) % 2
+    grouped = replace(functional, groups=groups)
+    data = replace(problem.data, functional=grouped, y=problem.data.y + 0.1 * groups)
+    model = replace(problem.model, zero_points=ZeroPoints(2, 0.1))
+    return replace(problem, model=model, data=data)
 
 
 def places(problem: Problem) -> AbstractFunctional:
@@ -151,6 +171,20 @@ ENGINE_CASES = [
         "lognormal",
         LogNormalEngine(LogNormalSettings(8, 100, 0, torch.float64, 2**30)),
         positive_rays,
+        None,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "global-surveys",
+        PathwiseEngine(PathwiseSettings(PointSettings(400, 4.0, torch.float64, 2**30), _LEARNING)),
+        surveys,
+        None,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "lognormal-surveys",
+        LogNormalEngine(LogNormalSettings(8, 100, 0, torch.float64, 2**30)),
+        positive_surveys,
         None,
         learns_slowly=True,
     ),

@@ -241,3 +241,42 @@ def _children(parent: int) -> list[int]:
     """Its worker processes, in the order of their start."""
     tasks = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return sorted(int(child) for child in tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("density", "std", "tolerance"), [("gaussian", 5e-4, 1e-4), ("lognormal", 0.5, 0.5)]
+)
+def test_zero_points_are_the_same_on_two_ranks(
+    tmp_path: Path, density: str, std: float, tolerance: float
+) -> None:
+    """tolerance: in posterior standard deviations, of map and zero points."""
+    write_stars_beyond(tmp_path / "stars.fits", "exact")
+    table = Table.read(tmp_path / "stars.fits")
+    table["survey"] = np.where(np.arange(len(table)) % 3 == 0, "a", "b")
+    table["extinction"] += np.where(table["survey"] == "a", 0.05, 0.0)
+    table.write(tmp_path / "stars.fits", overwrite=True)
+    config = tmp_path / "run.toml"
+    text = BEYOND.format(stars=tmp_path / "stars.fits", density=density, std=std)
+    config.write_text(text.replace("[grid]", 'groups = "survey"\n[grid]'))
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    assert main(["run", str(config), "--output", str(alone)]) in (DONE, CHECK_FAILED)
+    _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(
+        timeout=500
+    )
+    assert (shared / "report.json").is_file(), errors[-3000:]
+    same_map(alone, shared, tolerance)
+    one, two = (
+        {
+            row["group"]: row
+            for row in json.loads((run / "report.json").read_text())["zero_points"]["groups"]
+        }
+        for run in (alone, shared)
+    )
+    assert sorted(one) == ["a", "b"]
+    for name, row in one.items():
+        assert two[name]["stars"] == row["stars"]
+        shift = abs(two[name]["zero_point"] - row["zero_point"])
+        assert shift <= tolerance * row["error"]
+        assert two[name]["error"] == pytest.approx(row["error"], rel=max(tolerance, 1e-3))

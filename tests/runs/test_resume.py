@@ -74,7 +74,7 @@ def run(sky: Path, path: Path, *settings: str, until: Stage = Stage.EXPORT) -> N
 
 
 def interrupted(
-    monkeypatch: pytest.MonkeyPatch, states: int, go: Callable[[], None], with_: BaseException
+    monkeypatch: pytest.MonkeyPatch, states: int, go: Callable[[], object], with_: BaseException
 ) -> bool:
     """Whether it was, after so many states were kept."""
     left = [states]

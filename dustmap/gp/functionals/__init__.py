@@ -23,6 +23,8 @@ from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
 from dustmap.gp.functionals._rays import Observed as Observed
 from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
+from dustmap.gp.functionals._rays import groups_of as groups_of
+from dustmap.gp.functionals._rays import without_groups as without_groups
 from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked
 from dustmap.gp.functionals._stacked import by_rows as by_rows

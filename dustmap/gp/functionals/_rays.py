@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import _functional
+from dustmap.gp.functionals._stacked import Sharded
 
 FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has not left it
 
@@ -72,7 +73,9 @@ class LineIntegrals(_functional.AbstractRows):
 
     origin (N, D): o; direction (N, D): ω, unit vectors; edges (N, J + 1): segment boundaries, ≥ 0
     and not decreasing; weights (N, J): w on each segment, ≥ 0; keys (N,) int64: identities of the
-    rays for seeded random rules, 0..N−1 by default, which slices keep.
+    rays for seeded random rules, 0..N−1 by default, which slices keep. groups (N,) int64: which
+    zero point a measurement along the ray has on top of the integral (`gp.ZeroPoints`), −1 for one
+    that no data know; None for true integrals.
 
     Examples
     --------
@@ -86,6 +89,7 @@ class LineIntegrals(_functional.AbstractRows):
     edges: Tensor
     weights: Tensor
     keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         origin = _functional.coordinates("origin", self.origin)
@@ -116,6 +120,12 @@ class LineIntegrals(_functional.AbstractRows):
             raise UserError(
                 f"keys must be int64 ({len(self.origin)},), got {self.keys.dtype} "
                 f"{tuple(self.keys.shape)}."
+            )
+        groups = self.groups
+        if groups is not None and (groups.shape != self.keys.shape or groups.dtype != torch.int64):
+            raise UserError(
+                f"groups must be int64 ({len(self.origin)},), one per ray, got {groups.dtype} "
+                f"{tuple(groups.shape)}."
             )
 
     @classmethod
@@ -213,6 +223,25 @@ class LineIntegrals(_functional.AbstractRows):
 
     def _mass(self, edges: Tensor) -> Tensor:
         return (self.weights * edges.diff(dim=-1)).sum(-1)
+
+
+def groups_of(functional: _functional.AbstractFunctional) -> Tensor | None:
+    """Return the groups (N,) of measurements, None for functionals of the field alone."""
+    if isinstance(functional, Sharded):
+        own = groups_of(functional.local)
+        return None if own is None else functional.gathered(own)
+    return functional.groups if isinstance(functional, LineIntegrals) else None
+
+
+def without_groups(functional: _functional.AbstractFunctional) -> _functional.AbstractFunctional:
+    """Return the functionals of the field alone, without zero points of measurements."""
+    if isinstance(functional, Sharded):
+        local = without_groups(functional.local)
+        assert isinstance(local, _functional.AbstractRows)
+        return functional.mapped(local)
+    if isinstance(functional, LineIntegrals):
+        return replace(functional, groups=None)
+    return functional
 
 
 #: The common form of all functionals, and the one that has closed forms of its own.

@@ -6,6 +6,7 @@ products per parameter and no graph. A `Recolouring` holds the field fixed inste
 form, which takes the derivatives of λ out of the products.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractParametric, Batch, GridPrior, Parameters
-from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks
+from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._grid_model import GridModel, prior_of
 from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
@@ -49,7 +50,10 @@ class Recolouring:
     def applied(self, features: AbstractFeatureMap, eps: Tensor) -> Tensor:
         """ε_θ = C_θ^{-1/2} C^{1/2} ε for eps (k, M_w) and features at θ; carries no graph."""
         ratio = (self.spectrum / _prior_of(features).spectrum.detach()).sqrt()
-        return CirculantOperator(ratio.to(eps.dtype), self.torus_shape).matmul(eps)
+        # What follows the field are zero points, which no parameter of the kernel moves.
+        field, rest = eps.tensor_split((math.prod(self.torus_shape),), dim=-1)
+        white = CirculantOperator(ratio.to(eps.dtype), self.torus_shape).matmul(field)
+        return torch.cat([white, rest], dim=-1)
 
     def log_spectrum(self, features: AbstractFeatureMap, power: Tensor) -> Tensor:
         """Σ_k p_k ln λ_θ,k, differentiable; power p in the half-spectrum layout of `power`."""
@@ -69,12 +73,13 @@ class Recolouring:
         count[0] = 1.0
         if length % 2 == 0:
             count[-1] = 1.0
-        power: Tensor = product * (count / a.numel())
+        power: Tensor = product * (count / math.prod(self.torus_shape))
         return power
 
     def _modes(self, field: Tensor) -> Tensor:
         """Return real and imaginary parts of the half spectrum (..., 2), float64."""
-        return torch.view_as_real(torch.fft.rfftn(field.reshape(self.torus_shape))).double()
+        own = field[: math.prod(self.torus_shape)].reshape(self.torus_shape)
+        return torch.view_as_real(torch.fft.rfftn(own)).double()
 
 
 def _prior_of(features: AbstractFeatureMap) -> GridPrior:
@@ -409,7 +414,7 @@ def gradient_values(
 
 def data_per_pass(model: GridModel) -> int:
     """Data in one backward pass: as many as the features hold rows, if their graph holds rows."""
-    if isinstance(model.features, LocalFeatures):
+    if isinstance(field_features(model.features), LocalFeatures):
         return _PER_PASS
     return model.features.chunk
 

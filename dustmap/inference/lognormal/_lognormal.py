@@ -14,7 +14,7 @@ from torch import Tensor
 from dustmap import gp
 from dustmap.errors import UserError
 from dustmap.gp.features import chunks
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional, PointValues, groups_of
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.linalg import AbstractComposite, AbstractOperator, AbstractSymmetric
 
@@ -37,7 +37,8 @@ class LogNormalModel(gp.AbstractParametric):
     prior: of the log-density; mean: H β of the log-density at the nodes; likelihood: the noise;
     interpolation: L of any functional, on `prior.grid`. A mean that is learned has the prior
     β ~ N(β₀, B²) around its present value, with B = `mean.prior_stds` at the nodes for effects of
-    size mean_std, and its uncertainty is in every result.
+    size mean_std, and its uncertainty is in every result. zero_points: prior of those of groups of
+    data, y = L ρ + b_g + noise; None for none.
     """
 
     parts = ("prior", "mean", "likelihood")
@@ -47,6 +48,7 @@ class LogNormalModel(gp.AbstractParametric):
     likelihood: GaussianLikelihood
     interpolation: Interpolation
     mean_std: float = 2.0
+    zero_points: gp.ZeroPoints | None = None
 
     def __post_init__(self) -> None:
         if not self.mean_std > 0:
@@ -66,10 +68,11 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":
-        """T = (R, H B), from ξ = (ε, b) to the log-density at the nodes."""
+        """T = (R, H B, 0), from ξ = (ε, b, c) to the log-density at the nodes."""
         scales = self.scales()
         columns = self.mean.basis(self._nodes())[:, : len(scales)] * scales
-        return LatentRoot(self.prior.root(), columns.to(self.prior.dtype))
+        groups = 0 if self.zero_points is None else self.zero_points.count
+        return LatentRoot(self.prior.root(), columns.to(self.prior.dtype), groups)
 
     @torch.no_grad()
     def scales(self) -> Tensor:
@@ -81,11 +84,12 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def coefficients(self, xi: Tensor) -> Tensor:
-        """β = β₀ + B b (P,) of the mean at ξ = (ε, b) (n,); float64."""
+        """β = β₀ + B b (P,) of the mean at ξ = (ε, b, c) (n,); float64."""
         start, scales = self.mean.coefficients().detach().double(), self.scales()
         if len(scales) == 0:
             return start
-        return start + scales * xi[-len(scales) :].to(scales)
+        first = self.prior.root().shape[1]
+        return start + scales * xi[first : first + len(scales)].to(scales)
 
     def _nodes(self) -> PointValues:
         return PointValues(self.prior.grid.points(device=self.prior.spectrum.device))
@@ -94,17 +98,20 @@ class LogNormalModel(gp.AbstractParametric):
 @final
 @dataclass(frozen=True, eq=False)
 class LatentRoot(AbstractComposite):
-    """T = (R, H B) (M, M_w + P): the log-density is its mean plus T ξ with ξ = (ε, b) ~ N(0, I).
+    """T = (R, H B, 0) (M, M_w + P + G): the log-density is its mean plus T ξ with
+    ξ = (ε, b, c) ~ N(0, I).
 
-    root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean.
+    root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean; groups G: numbers c behind zero
+    points of the data, which the density does not see.
     """
 
     root: AbstractOperator
     columns: Tensor
+    groups: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.root.shape[0], self.n_white + self.columns.shape[1]
+        return self.root.shape[0], self.n_field + self.groups
 
     def _made_of(self) -> Tensor:
         return self.columns
@@ -114,26 +121,33 @@ class LatentRoot(AbstractComposite):
         """M_w, where ε ends and b begins."""
         return self.root.shape[1]
 
+    @property
+    def n_field(self) -> int:
+        """M_w + P, where b ends and c begins."""
+        return self.n_white + self.columns.shape[1]
+
     def matmul(self, x: Tensor) -> Tensor:
         white = self.root.matmul(x[..., : self.n_white])
         if self.columns.shape[1] == 0:
             return white
-        return white + x[..., self.n_white :] @ self.columns.mT
+        return white + x[..., self.n_white : self.n_field] @ self.columns.mT
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return torch.cat([self.root.rmatmul(y), y @ self.columns], dim=-1)
+        none = y.new_zeros((*y.shape[:-1], self.groups))
+        return torch.cat([self.root.rmatmul(y), y @ self.columns, none], dim=-1)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class GramOperator(AbstractSymmetric):
-    """I + W^½ J Jᵀ W^½ (N, N) for J = L diag(ρ) T, T Tᵀ = K + (H B)(H B)ᵀ.
+    """I + W^½ J Jᵀ W^½ (N, N) for J = (L diag(ρ) T, τ G), T Tᵀ = K + (H B)(H B)ᵀ.
 
     The metric Λ = I + Jᵀ W J of the whitened field seen from the data: the same eigenvalues, and
     by Woodbury Λ⁻¹ = I − Jᵀ W^½ (I + W^½ J Jᵀ W^½)⁻¹ W^½ J. One product takes one transform pair
     of K where Λ takes one each of R and Rᵀ.
 
-    rows L (N, M); density ρ (M,); covariance K (M, M); columns H B (M, P); root_weights W^½ (N,).
+    rows L (N, M); density ρ (M,); covariance K (M, M); columns H B (M, P); root_weights W^½ (N,);
+    offsets τ G (N, G) of zero points, None for none.
     """
 
     rows: AbstractOperator
@@ -141,6 +155,7 @@ class GramOperator(AbstractSymmetric):
     covariance: AbstractOperator
     columns: Tensor
     root_weights: Tensor
+    offsets: AbstractOperator | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -150,9 +165,13 @@ class GramOperator(AbstractSymmetric):
         return self.density
 
     def matmul(self, x: Tensor) -> Tensor:
-        spread = self.density * self.rows.rmatmul(self.root_weights * x)
+        weighted = self.root_weights * x
+        spread = self.density * self.rows.rmatmul(weighted)
         covaried = self.covariance.matmul(spread) + (spread @ self.columns) @ self.columns.mT
-        return x + self.root_weights * self.rows.matmul(self.density * covaried)
+        seen = self.rows.matmul(self.density * covaried)
+        if self.offsets is not None:
+            seen = seen + self.offsets.matmul(self.offsets.rmatmul(weighted))
+        return x + self.root_weights * seen
 
 
 @torch.no_grad()
@@ -183,6 +202,15 @@ def typical_log_density(
 
 @final
 @dataclass(frozen=True, eq=False)
+class GroupSamples:
+    """Samples c_s (S, G) of zero points b = τ c of the prior."""
+
+    prior: gp.ZeroPoints
+    white: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class LogNormalPosterior(gp.AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
@@ -193,12 +221,15 @@ class LogNormalPosterior(gp.AbstractPosterior):
     explained (M,), where it is known: the share of the prior's variance of ln ρ that the data have
     taken away, from the draws of the prior that the samples are made of. Where the data say nothing
     they take nothing of any draw, so that it is 0 however few there are.
+
+    groups: samples of zero points, which measurements of a group have on top of L ρ.
     """
 
     interpolation: Interpolation
     log_density: Tensor
     log_samples: Tensor
     explained: Tensor | None = None
+    groups: "GroupSamples | None" = None
 
     @property
     def n_samples(self) -> int:
@@ -220,7 +251,18 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """Mean (N,) and variance (N,) of f = L ρ over the samples."""
         parts = [self._draws(part) for part in self._parts(functional)]
         means = torch.cat([draws.mean(0) for draws in parts])
-        return gp.Prediction(means, torch.cat([draws.var(0) for draws in parts]))
+        variances = torch.cat([draws.var(0) for draws in parts])
+        if self.groups is not None:
+            unknown = self.groups.prior.unknown_variance(functional)
+            variances = variances if unknown is None else variances + unknown.to(variances)
+        return gp.Prediction(means, variances)
+
+    def zero_points(self) -> gp.Prediction | None:
+        """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
+        if self.groups is None:
+            return None
+        b = self.groups.prior.std * self.groups.white
+        return gp.Prediction(b.mean(0), b.var(0))
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1 at most."""
@@ -278,7 +320,11 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def _draws(self, functional: AbstractFunctional) -> Tensor:
         rows = self.interpolation(functional)
         with torch.no_grad():
-            return rows.matmul(self.log_samples.exp().to(rows.dtype))
+            draws = rows.matmul(self.log_samples.exp().to(rows.dtype))
+            if self.groups is None or groups_of(functional) is None:
+                return draws
+            white = self.groups.white.to(draws)
+            return draws + self.groups.prior.columns(functional, white).matmul(white)
 
     def _all_draws(self, functional: AbstractFunctional) -> Tensor:
         return torch.cat([self._draws(part) for part in self._parts(functional)], dim=-1)

@@ -33,7 +33,8 @@ _NEWTON = "Newton steps"
 class LogNormalProblem:
     """A model with its data at the present hyperparameters, ready for products.
 
-    rows L (N, M); root T (M, n), n = M_w + P; log_mean H β₀ (M,); covariance K (M, M); y (N,);
+    rows L (N, M); root T (M, n), n = M_w + P + G; offsets τ G (N, G) of zero points, None for
+    none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
     noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
     graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
     """
@@ -47,6 +48,7 @@ class LogNormalProblem:
     y: Tensor
     noise: Tensor
     weights: Tensor
+    offsets: AbstractOperator | None = None
 
     @staticmethod
     @torch.no_grad()
@@ -59,7 +61,7 @@ class LogNormalProblem:
                 f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
                 f"of prior.grid, got {rows.shape}"
             )
-        dtype = model.prior.dtype
+        dtype, points = model.prior.dtype, model.zero_points
         log_mean = model.log_mean()
         if model.likelihood.log_relative is not None:
             data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
@@ -73,6 +75,7 @@ class LogNormalProblem:
             data.y.to(dtype),
             model.likelihood.noise_variance(data).to(dtype),
             torch.ones_like(data.y, dtype=dtype),
+            None if points is None else points.columns(data.functional, log_mean),
         )
 
     @torch.no_grad()
@@ -115,17 +118,34 @@ class LogNormalProblem:
 
     def gram(self, density: Tensor) -> GramOperator:
         """I + W^½ J Jᵀ W^½ for J = L diag(ρ) T at ρ (M,)."""
+        root_weights, columns = self.noise.rsqrt(), self.root.columns
         return GramOperator(
-            self.rows, density, self.covariance, self.root.columns, self.noise.rsqrt()
+            self.rows, density, self.covariance, columns, root_weights, self.offsets
         )
+
+    def response(self, density: Tensor, xi: Tensor) -> Tensor:
+        """L ρ + τ G c (..., N) for ρ (..., M) and c of ξ (..., n)."""
+        return self.with_offsets(self.rows.matmul(density), xi[..., self.root.n_field :])
 
     def jacobian(self, density: Tensor, x: Tensor) -> Tensor:
         """J x (..., N) for x (..., n)."""
-        return self.rows.matmul(density * self.root.matmul(x))
+        seen = self.rows.matmul(density * self.root.matmul(x))
+        return self.with_offsets(seen, x[..., self.root.n_field :])
 
     def jacobian_transpose(self, density: Tensor, v: Tensor) -> Tensor:
         """Jᵀ v (..., n) for v (..., N)."""
-        return self.root.rmatmul(density * self.rows.rmatmul(v))
+        return self.pulled(density * self.rows.rmatmul(v), v)
+
+    def pulled(self, on_density: Tensor, v: Tensor) -> Tensor:
+        """Tᵀ of a pull (..., M) on the log-density, and τ Gᵀ v of v (..., N), as one (..., n)."""
+        pull = self.root.rmatmul(on_density)
+        if self.offsets is not None:
+            pull[..., self.root.n_field :] = self.offsets.rmatmul(v)
+        return pull
+
+    def with_offsets(self, seen: Tensor, c: Tensor) -> Tensor:
+        """What the data see of the density (..., N), with τ G c of c (..., G)."""
+        return seen if self.offsets is None else seen + self.offsets.matmul(c)
 
 
 @final
@@ -133,7 +153,7 @@ class LogNormalProblem:
 class EnergyTarget:
     """Target t (N,) of the data and anchor a (n,) of the latent space, in the energy
 
-        E(ξ) = mean_s ½ ‖t − L ρ(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²
+        E(ξ) = mean_s ½ ‖t − f(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²,   f(ξ) = L ρ(ξ) + τ G c
 
     The posterior's mode and mean have t = y and a = 0; samples perturb both.
     """
@@ -153,7 +173,7 @@ class Iterate:
     """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
 
     xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; log_density H β₀ + T ξ
-    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses L ρ_s (S, N); energy E(ξ),
+    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses f_s (S, N); energy E(ξ),
     infinite where a density overflows.
     """
 
@@ -182,9 +202,10 @@ class Iterate:
             moved[0] = xi
             torch.add(xi, deviations, out=moved[1:])
         fields = problem.log_mean + problem.root.matmul(moved)
+        c = moved[0 if alone else 1 :, problem.root.n_field :].clone()
         del moved
         densities = (fields if alone else fields[1:]).exp()
-        responses = problem.rows.matmul(densities)
+        responses = problem.with_offsets(problem.rows.matmul(densities), c)
         energy = _energy(problem, target, xi, responses)
         if not (math.isfinite(energy) and bool(densities.isfinite().all())):
             energy = math.inf
@@ -221,9 +242,9 @@ class Iterate:
 
     def gradient(self) -> Tensor:
         """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − L ρ_s)."""
-        forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
-        pull = (self.densities * forces).mean(0)
-        return self.xi - self.target.anchor - self.problem.root.rmatmul(pull)
+        weighted = self.residuals / self.problem.noise
+        pull = (self.densities * self.problem.rows.rmatmul(weighted)).mean(0)
+        return self.xi - self.target.anchor - self.problem.pulled(pull, weighted.mean(0))
 
     def covariance_pull(self) -> Tensor:
         """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that

@@ -11,7 +11,11 @@ from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
-from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
+from dustmap.inference.lognormal._lognormal import (
+    GroupSamples,
+    LogNormalModel,
+    LogNormalPosterior,
+)
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import draws_at_once, explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
@@ -179,10 +183,14 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         parts = (centre + part for part in torch.split(deviations, _FIELDS))
         fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
     log_density = state.centre.log_density
+    points, first = problem.model.zero_points, problem.root.n_field
+    groups = (
+        None if points is None else GroupSamples(points, centre[first:] + deviations[:, first:])
+    )
     share = explained_share(problem, seed, deviations, fields, log_density)
     return MGVISolution(
         problem.model,
-        LogNormalPosterior(problem.model.interpolation, log_density, fields, share),
+        LogNormalPosterior(problem.model.interpolation, log_density, fields, share, groups),
         problem.model.coefficients(centre),
         centre,
         deviations,

@@ -224,7 +224,8 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
 
     def response(part: slice, sign: int) -> Tensor:
         moved = torch.add(mean.xi, straight[part], alpha=sign)
-        return problem.rows.matmul((problem.log_mean + problem.root.matmul(moved)).exp())
+        density = (problem.log_mean + problem.root.matmul(moved)).exp()
+        return problem.response(density, moved)
 
     sides = [_in_groups(len(straight), at_once, partial(response, sign=s)) for s in (1, -1)]
     bent = torch.cat([*sides[0], *sides[1]])
@@ -257,7 +258,7 @@ def curved_draw(
     sample's own it is the gradient of an energy, so that every step can be made to lower it.
     """
     problem = mean.problem
-    centre = problem.rows.matmul(mean.log_density.exp())
+    centre = problem.response(mean.log_density.exp(), mean.xi)
     target = EnergyTarget(centre + problem.noise.sqrt() * noise, mean.xi + white)
     first = Iterate.at(problem, target, mean.xi + start)
     if not first.is_finite:

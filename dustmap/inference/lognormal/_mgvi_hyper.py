@@ -151,7 +151,10 @@ def carry(
     """Move to the optimum of the old linearisation under new hyperparameters."""
     root_weights, density = problem.noise.rsqrt(), iterate.density
     field = iterate.log_density - problem.log_mean
-    pseudo = iterate.residuals.mean(0) + problem.rows.matmul(density * field)
+    # The new torus may have another number of points.
+    c = iterate.xi[iterate.problem.root.n_field :]
+    seen = problem.with_offsets(problem.rows.matmul(density * field), c)
+    pseudo = iterate.residuals.mean(0) + seen
     target = root_weights * pseudo
     solve = linalg.pcg(
         problem.gram(density),

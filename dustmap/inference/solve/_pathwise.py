@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction, RegularGrid
-from dustmap.gp.features import chunks, interpolation
+from dustmap.gp.features import GroupedFeatures, chunks, interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel, prior_of
@@ -144,6 +144,17 @@ class PathwisePosterior(AbstractPosterior):
         u = self._trend(nodes, field_at_nodes(prior, self._trend_fields))
         return Prediction(mean, total / len(self.deviations) + u.square().sum(0))
 
+    @torch.no_grad()
+    def zero_points(self) -> Prediction | None:
+        """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
+        features = self.model.features
+        if not isinstance(features, GroupedFeatures):
+            return None
+        first, std = features.inner.n_features, features.zero_points.std
+        mean, draws = std * self.eps_mean[first:], std * self.deviations[:, first:]
+        trend = std * self._trend_fields[:, first:]
+        return Prediction(mean, draws.square().mean(0) + trend.square().sum(0))
+
     def _products(
         self, functional: AbstractFunctional, eps: Tensor
     ) -> Iterator[tuple[AbstractFunctional, Tensor]]:
@@ -204,8 +215,11 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
 
 @torch.no_grad()
 def field_at_nodes(prior: GridPrior, eps: Tensor) -> Tensor:
-    """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field."""
-    return prior.root().matmul(eps)
+    """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field.
+
+    Zero points, the last numbers of the variables of grouped data, have no part in it.
+    """
+    return prior.root().matmul(eps[..., : prior.n_white])
 
 
 @final

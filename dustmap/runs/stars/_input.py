@@ -43,7 +43,7 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
     if store is not None:
         catalog = from_store(store, needed)
         return replace(catalog, stars=in_system(catalog.stars, system))
-    card = catalogs.card_named(data.schema, dict(data.columns))
+    card = catalogs.card_named(data.schema, dict(data.columns)).with_group(data.groups)
     return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
 
@@ -58,7 +58,25 @@ def store_of(data: DataConfig) -> star_tables.StarStore | None:
                 f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
                 f"{data.catalog[0]}: say it to `dustmap ingest`"
             )
-    return open_star_store(data.catalog[0])
+    store = open_star_store(data.catalog[0])
+    if data.groups:
+        _check_groups(store, data.groups)
+    return store
+
+
+def _check_groups(store: star_tables.StarStore, column: str) -> None:
+    """Refuse a store without groups, or with those of another column."""
+    groups = store.attributes.get("catalog", {}).get("groups")
+    if not isinstance(groups, Mapping):
+        raise UserError(
+            f"{store.path}: the store has no groups, expected those of data.groups = {column!r}; "
+            f"ingest the catalog again with --groups {column}"
+        )
+    if groups["column"] != column:
+        raise UserError(
+            f"{store.path}: the groups in this store are those of the column {groups['column']}; "
+            f"set data.groups = {groups['column']!r}, or ingest it again with --groups {column}"
+        )
 
 
 def system_of(data: DataConfig) -> ExtinctionSystem | None:
@@ -144,8 +162,10 @@ def places_of(
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
+    schema = card if isinstance(card, SchemaCard) else catalogs.card_named(card)
+    schema = schema.with_group(data.groups, required=False)
     return catalogs.read_places(
-        path, card, prior=prior, parallax_zero_point=data.parallax_zero_point
+        path, schema, prior=prior, parallax_zero_point=data.parallax_zero_point
     )
 
 

@@ -1,5 +1,6 @@
 """A finished map of the dust: its posterior answers for any star, place or grid."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,23 @@ from dustmap import sky
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
+from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
 from dustmap.inference import scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
-from dustmap.runs.stars import _checks, _distance_rounds, _engines, _input, _model, _run, _share
+from dustmap.runs.stars import (
+    _checks,
+    _distance_rounds,
+    _engines,
+    _input,
+    _model,
+    _run,
+    _share,
+    _zero_points,
+)
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
@@ -29,10 +39,13 @@ from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import table_format, write_table
 
+log = logging.getLogger(__name__)
+
 Array: TypeAlias = NDArray[np.float64]
 
-#: What `predict` adds.
+#: What `predict` adds; and for stars of groups, extinctions with the zero points of these.
 PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
+MEASURED = ("measurement_mean", "measurement_std")
 #: Of the card's sets of cuts, the one for catalogs that a run is judged by.
 CUTS = "default"
 
@@ -81,15 +94,24 @@ class StarMap(AbstractFinishedRun):
     ) -> Mapping[str, Any]:
         """Score measured extinctions, and noise-free ones in the column `truth_column`.
 
+        Where the catalog has the run's column of groups, measured ones have their zero points.
         With the cuts that the card has by default; stars outside the box by the run's policy,
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
         data, own = self.run.config.data, self.run.stars
         card = card if isinstance(card, SchemaCard) else sky.card_named(card)
+        card = card.with_group(data.groups, required=False)
         named = system_named(system) if system else None
         read = _input.read_stars(data, (catalog,), card, named, CUTS, _input.prior_of(own))
         stars = _input.in_system(read.stars, own.system)
+        groups: dict[str, int] = {}
+        if stars.groups is not None:
+            labels = _zero_points.group_names(read.provenance)
+            stars, unknown = _zero_points.in_groups_of_run(stars, labels, self.run.group_names)
+            groups = {"stars_of_unknown_groups": unknown}
+        elif data.groups:
+            log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
         _checks.warn_of(_checks.catalog_checks(thinned(stars, _share.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
@@ -102,12 +124,14 @@ class StarMap(AbstractFinishedRun):
             truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
             truth = conversion(read.stars.system, own.system) * truth
             # The predicted variance of what is free of noise has no noise in it.
-            predicted = self.fit.posterior.predict(observed.batch.functional)
+            rays = without_groups(observed.batch.functional)
+            predicted = self.fit.posterior.predict(rays)
             added = observed.added_variance.to(predicted.variance)
             mean = predicted.mean + observed.expected_beyond.to(added)
             y = torch.from_numpy(truth[observed.rows]).to(added)
             result["truth"] = labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
-        return result | {"rows": read.provenance["counts"], **observed.counts_at_the_box()}
+        counts = {"rows": read.provenance["counts"], **observed.counts_at_the_box(), **groups}
+        return result | counts
 
     @property
     def _dust(self) -> observations.PriorDust:
@@ -125,7 +149,10 @@ class StarMap(AbstractFinishedRun):
         prior = _input.prior_of(self.run.stars)
         places = _input.places_of(self.run.config.data, catalog, card, prior)
         table = places.table
-        columns = self.at_stars(places.l, places.b, places.distances, progress)
+        groups: NDArray[np.int64] | None = None
+        if places.groups is not None:
+            groups = _zero_points.renumbered(places.groups, self.run.group_names)
+        columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
         sky.add_answers(table, columns, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
@@ -158,24 +185,40 @@ class StarMap(AbstractFinishedRun):
         return self.at_stars(l, b, ExactDistances(distance))
 
     def at_stars(
-        self, l: Array, b: Array, distances: AbstractDistances, progress: Progress = unwatched
+        self,
+        l: Array,
+        b: Array,
+        distances: AbstractDistances,
+        progress: Progress = unwatched,
+        groups: NDArray[np.int64] | None = None,
     ) -> dict[str, Array]:
         """Predict densities at the median distance of N stars and extinctions over the distribution
         of each distance, both NaN where the median distance is outside the box.
 
         What a distribution has beyond the box sees the prior's dust there, or none where the run
         expects none (grid.outside = "truncate").
+
+        groups (N,): the run's numbers of the groups of measurements, of which MEASURED is predicted
+        too, the extinctions with their zero points, without noise.
         """
         parts = []
         for first in range(0, max(1, len(l)), TOGETHER):
             progress("predictions", first, len(l))
             some = slice(first, first + TOGETHER)
-            parts.append(self._at_some(l[some], b[some], distances[some]))
+            own = None if groups is None else groups[some]
+            parts.append(self._at_some(l[some], b[some], distances[some], own))
         progress("predictions", len(l), len(l))
-        return {name: np.concatenate([part[name] for part in parts]) for name in PREDICTED}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _at_some(self, l: Array, b: Array, distances: AbstractDistances) -> dict[str, Array]:
-        columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
+    def _at_some(
+        self,
+        l: Array,
+        b: Array,
+        distances: AbstractDistances,
+        groups: NDArray[np.int64] | None,
+    ) -> dict[str, Array]:
+        names = PREDICTED if groups is None else (*PREDICTED, *MEASURED)
+        columns = {name: np.full(len(l), np.nan) for name in names}
         places, inside = self._places(l, b, distances)
         at = np.flatnonzero(inside.cpu().numpy())
         if len(at) == 0:
@@ -189,10 +232,13 @@ class StarMap(AbstractFinishedRun):
         posterior = self.fit.posterior
         density = posterior.predict(PointValues(places[inside]))
         extinction = observations.predict_extinction(posterior, lines, self._dust)
-        for name, rows, prediction in (
-            ("density", at, density),
-            ("extinction", at[lines.rows], extinction),
-        ):
+        answers = [("density", at, density), ("extinction", at[lines.rows], extinction)]
+        if groups is not None:
+            own = torch.from_numpy(groups[at][lines.rows]).to(self.device)
+            grouped = replace(lines, rays=replace(lines.rays, groups=own))
+            measured = observations.predict_extinction(posterior, grouped, self._dust)
+            answers.append(("measurement", at[lines.rows], measured))
+        for name, rows, prediction in answers:
             columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()
             columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns

@@ -23,7 +23,17 @@ from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
 from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
-from dustmap.runs.stars import _checks, _engines, _export, _input, _model, _plan, _share, _tiles
+from dustmap.runs.stars import (
+    _checks,
+    _engines,
+    _export,
+    _input,
+    _model,
+    _plan,
+    _share,
+    _tiles,
+    _zero_points,
+)
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField
@@ -67,6 +77,13 @@ class StarRun(AbstractRun):
     def stars(self) -> StarTable:
         """The stars that this rank has read."""
         return self.share.own.stars
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of the groups of stars by their numbers; none where data.groups names no column."""
+        if not self.config.data.groups:
+            return ()
+        return _zero_points.group_names(self.share.own.provenance)
 
     @property
     def leads(self) -> bool:
@@ -198,6 +215,9 @@ class StarRun(AbstractRun):
             "units": {name: units.get(name, "") for name in hyperparameters},
             "fit": fit.summary | _learning(fit),
         }
+        work.sections |= _zero_points.zero_points_section(
+            self.config, self.group_names, fit, result.observed, self.train
+        )
         if result.rounds:
             work.sections["distances"] = {"rounds": list(result.rounds)}
         work.checks += _checks.check_of_box(self.config, self.observed)
@@ -241,6 +261,9 @@ class StarRun(AbstractRun):
         }
         directory.record(stage="refit", **fit.summary)
         work.sections["refit"] = {"stars": len(observed), **moved, **fit.summary}
+        work.sections |= _zero_points.zero_points_section(
+            self.config, self.group_names, fit, observed, self.mapped
+        )
         work.checks += _checks.checks_of_refit(self.config, fit)
         return fit
 
@@ -333,6 +356,7 @@ def prepare_stars(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
             f"{len(run.mapped):,} are to be fitted; {fewer} or take a part of the catalog"
         )
+    _zero_points.check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.leads:
         _checks.warn_of(checks)
@@ -356,6 +380,8 @@ def assemble(
     else:
         config, catalog, tile = _tiles.part_of_sky(asked, catalog)
         share = _share.StarShare.of_all(catalog, world)
+    if not config.data.groups:
+        share = share.without_groups()
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))

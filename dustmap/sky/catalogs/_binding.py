@@ -40,13 +40,15 @@ class Source:
 @final
 @dataclass(frozen=True)
 class Binding:
-    """A card laid over one file. `extinction` is None where places are read without any."""
+    """A card laid over one file. `extinction` is None where places are read without any, `group`
+    where no groups are."""
 
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
     position: _rows.PositionKind
     distance: _rows.DistanceKind
     extinction: _rows.ExtinctionKind | None
+    group: Source | None = None
 
     @property
     def has_identifiers(self) -> bool:
@@ -54,7 +56,8 @@ class Binding:
 
     @property
     def wanted(self) -> dict[ColumnRef, ColumnType]:
-        return {source.ref: source.kind for source in self.sources.values()}
+        sources = {source.ref: source.kind for source in self.sources.values()}
+        return sources if self.group is None else {**sources, self.group.ref: self.group.kind}
 
     def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
         """Return the columns of the card, in its units."""
@@ -63,6 +66,8 @@ class Binding:
             for name, s in self.sources.items()
         }
         rows = len(next(iter(chunk.values())))
+        if self.group is not None:
+            columns[_rows.GROUP] = chunk[self.group.ref]
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
 
 
@@ -77,9 +82,10 @@ class _Matcher:
 
     def source(self, name: str) -> Source | None:
         """Locate a column of the card in the file."""
-        if name not in self.card.columns:
-            return None
-        column = self.card.columns[name]
+        return self.source_of(self.card.columns[name]) if name in self.card.columns else None
+
+    def source_of(self, column: CardColumn) -> Source | None:
+        """Locate a column in the file."""
         for alias in column.aliases:
             match = self._find(alias.ref)
             if match is not None:
@@ -181,9 +187,37 @@ def bind(
     _check_distinct(path, sources)
     _check_named(card, ways, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
+    group = _group(matcher, sources)
     return Binding(
-        MappingProxyType(sources), MappingProxyType(constants), position, distance, extinction
+        MappingProxyType(sources),
+        MappingProxyType(constants),
+        position,
+        distance,
+        extinction,
+        group,
     )
+
+
+def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
+    """Locate the column of groups, if one is asked for."""
+    wanted = matcher.card.group
+    if wanted is None:
+        return None
+    source = matcher.source_of(wanted.column)
+    if source is None and wanted.required:
+        names = [column.name for column in matcher.columns[:_COMPARED]]
+        close = difflib.get_close_matches(wanted.name, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names[:_SHOWN])}"
+        raise UserError(
+            f"{matcher.path}: there is no column {wanted.name} of groups (data.groups, --groups); "
+            f"{hint}"
+        )
+    if source is not None and source.ref in {other.ref for other in sources.values()}:
+        raise UserError(
+            f"{matcher.path}: the column {wanted.name} of groups (data.groups, --groups) is read "
+            "as a number of every star; name one whose values many stars share"
+        )
+    return source
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:

@@ -60,12 +60,29 @@ class CardColumn:
 
 @final
 @dataclass(frozen=True)
+class GroupColumn:
+    """The column that names the group of a star; required: whether a file may not lack it."""
+
+    name: str
+    required: bool
+
+    @property
+    def column(self) -> CardColumn:
+        """The same as a column of a card."""
+        one = u.dimensionless_unscaled
+        aliases = (Alias(ColumnRef.parse(self.name), one),)
+        return CardColumn(self.name, aliases, ColumnType.LABEL, one)
+
+
+@final
+@dataclass(frozen=True)
 class SchemaCard:
     """All that is known of the files of one survey.
 
     positions, distances and extinctions are in order of preference: the first whose columns the
     file has is read. `constants` stand in for columns that no file has, in the unit of the role.
     `named` are the columns that the user has named: the alternative with most of them is read.
+    `group` is the column of groups of stars, which no card has of its own.
     """
 
     name: str
@@ -82,6 +99,11 @@ class SchemaCard:
     flags: Mapping[str, FlagBits]
     presets: Mapping[str, tuple[Cut, ...]]
     named: frozenset[str] = frozenset()
+    group: GroupColumn | None = None
+
+    def with_group(self, column: str, *, required: bool = True) -> Self:
+        """Read the groups of stars from a column of text or whole numbers; "" for none."""
+        return replace(self, group=GroupColumn(column, required) if column else None)
 
     def with_columns(self, names: Mapping[str, str]) -> Self:
         """Replace names of columns, by `GLON` or, with a unit where the file has none,

@@ -253,7 +253,9 @@ def _listed(paths: Paths) -> list[str | Path]:
 class Places:
     """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
 
-    measured: whether the card finds extinctions in the table, too.
+    measured: whether the card finds extinctions in the table, too. groups (N,): names of the
+    groups of the rows, "" for none; None where the card has no column of them, or the table lacks
+    it.
     """
 
     table: Table
@@ -261,6 +263,7 @@ class Places:
     b: NDArray[np.float64]
     distances: AbstractDistances
     measured: bool
+    groups: NDArray[np.str_] | None = None
 
     def __len__(self) -> int:
         return len(self.l)
@@ -305,4 +308,5 @@ def read_places(
     table = reader.whole()
     if len(table) != len(l):
         raise UserError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
-    return Places(table, l, b, distances, has_extinctions(path, schema, reader.columns))
+    measured = has_extinctions(path, schema, reader.columns)
+    return Places(table, l, b, distances, measured, values.get(_rows.GROUP))

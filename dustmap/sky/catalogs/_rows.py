@@ -43,6 +43,8 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.mag, ("extinction", "extinction_error")),
     (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
 )
+#: The name of the column of groups among the values of a card's columns, which none has.
+GROUP = "data.groups"
 #: By name.
 ROLES = {
     "source_id": Role(None, ColumnType.INTEGER),
@@ -126,6 +128,10 @@ def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
 
 def identifier_problems(values: Values) -> Problems:
     return {"source_id is missing": np.ma.getmaskarray(values["source_id"])}
+
+
+def group_problems(column: str, values: Values) -> Problems:
+    return {f"column {column}: the group is missing": values[GROUP] == ""}
 
 
 def position_problems(kind: PositionKind, values: Values) -> Problems:

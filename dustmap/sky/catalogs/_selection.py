@@ -26,6 +26,8 @@ from dustmap.tables import AbstractReader, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
+#: Groups of stars: more are no surveys or instruments.
+MOST_GROUPS = 100_000
 #: Rows that are in memory at once.
 ROWS = 2**17
 
@@ -128,6 +130,7 @@ class Selection:
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid: Counter[str] = Counter()
         self._sample = stars.ParallaxSample()
+        self._groups: dict[str, int] = {}
         self.files = tuple(self._open(Path(path)) for path in paths)
         self.system = system or self.files[0].system
         self._check_files()
@@ -192,7 +195,13 @@ class Selection:
             "invalid_rows": self.invalid.value,
             "parallax_zero_point_mas": self._zero_point,
             **prior,
+            **self._provenance_of_groups(),
         }
+
+    def _provenance_of_groups(self) -> dict[str, Any]:
+        if self.card.group is None or self.files[0].binding.group is None:
+            return {}
+        return {"groups": {"column": self.card.group.name, "names": list(self._groups)}}
 
     def check_some(self) -> None:
         """Refuse a selection without stars, with what became of the rows."""
@@ -259,6 +268,8 @@ class Selection:
         problems = _rows.identifier_problems(values) if binding.has_identifiers else {}
         problems |= problems_of_places(binding, values)
         problems |= _rows.extinction_problems(binding.extinction, values)
+        if binding.group is not None:
+            problems |= _rows.group_problems(str(binding.group.ref), values)
         valid = self._valid(file.path, problems, first + kept)
         if not valid.any():
             return None
@@ -279,7 +290,20 @@ class Selection:
             extinction=extinction * factor,
             extinction_error=error * factor,
             system=self.system,
+            groups=None if binding.group is None else self._numbered(file.path, values),
         )
+
+    def _numbered(self, path: Path, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+        """Number the groups (N,) as they come, those of a chunk in alphabetical order."""
+        names, index = np.unique(values[_rows.GROUP], return_inverse=True)
+        numbers = [self._groups.setdefault(str(name), len(self._groups)) for name in names]
+        if len(self._groups) > MOST_GROUPS:
+            assert self.card.group is not None
+            raise UserError(
+                f"{path}: column {self.card.group.name} has more than {MOST_GROUPS:,} groups; name "
+                "one whose values many stars share"
+            )
+        return np.array(numbers, np.int64)[index]
 
     def _valid(
         self, path: Path, problems: _rows.Problems, rows: NDArray[np.int64]
@@ -315,5 +339,5 @@ def _kinds(binding: Binding) -> str:
     identifiers = "a column" if binding.has_identifiers else "row numbers"
     return (
         f"distances by {binding.distance.value}, extinctions by {binding.extinction.value} and "
-        f"identifiers from {identifiers}"
+        f"identifiers from {identifiers}{'' if binding.group is None else ', with groups'}"
     )

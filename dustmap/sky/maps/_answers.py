@@ -235,8 +235,9 @@ def labels(system: ExtinctionSystem) -> dict[str, str]:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a column such as density_std."""
-    return str(UNITS[name.partition("_")[0]])
+    """Return the unit of a column such as density_std; measurement_mean has that of extinctions."""
+    quantity = name.partition("_")[0]
+    return str(UNITS["extinction" if quantity == "measurement" else quantity])
 
 
 def add_answers(
@@ -245,7 +246,7 @@ def add_answers(
     system: ExtinctionSystem,
     labelled: bool,
 ) -> None:
-    """Add columns (N,) named extinction_... and density_.... to a table, in place.
+    """Add columns (N,) named extinction_..., density_... or measurement_... to a table, in place.
 
     Parameters
     ----------

@@ -153,7 +153,15 @@ def observe(
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
-    return _observed(lines, lines.rays, stars, dtype, device)
+    return _observed(lines, _grouped(lines, stars), stars, dtype, device)
+
+
+def _grouped(lines: SightLines, stars: StarTable) -> LineIntegrals:
+    """Return the rays with the groups of their stars, if these have any."""
+    if stars.groups is None:
+        return lines.rays
+    groups = torch.from_numpy(stars.groups[lines.rows]).to(lines.rays.device)
+    return replace(lines.rays, groups=groups)
 
 
 def _observed(
@@ -193,7 +201,7 @@ def observe_share(
     Only the rays are shared: extinctions, errors and counts of all are on every rank.
     """
     lines = _sight_lines.lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
-    rays = Sharded.of(_counted_from(first, lines.rays), world)
+    rays = Sharded.of(_counted_from(first, _grouped(lines, stars)), world)
     _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
     spread = None
     if lines.spread is not None:

@@ -29,7 +29,7 @@ CHUNK = 2**17
 #: Chunks that a sample is taken of.
 _PLACES = 64
 FORMAT = "dustmap star store"
-_OWN = ("format", "extinction_system", "distances", "distance_prior")
+_OWN = ("format", "extinction_system", "distances", "distance_prior", _table.GROUPED)
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
 #: What a store says of its order.
@@ -158,7 +158,7 @@ class StarStore:
 
     def part(self, rows: slice) -> StarTable:
         """Read the stars of these rows."""
-        names = _names(_table.kind_named(self.attributes["distances"]))
+        names = _names(_table.kind_named(self.attributes["distances"]), self.attributes)
         columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)
 
@@ -191,14 +191,15 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
         raise UserError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
         raise UserError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
-    for name in _names(kind):
+    for name in _names(kind, attributes):
         shape = group.shape(name)
         if shape != (stars,):
             raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
-def _names(kind: type[_table.AbstractDistances]) -> tuple[str, ...]:
-    return "source_id", *MEASURED, *kind.fields
+def _names(kind: type[_table.AbstractDistances], attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    groups = (_table.GROUP,) if attributes.get(_table.GROUPED) else ()
+    return "source_id", *MEASURED, *kind.fields, *groups
 
 
 def read_star_store(path: str | Path) -> StarTable:

@@ -28,6 +28,9 @@ MEASURED = MappingProxyType(
     {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 )
 
+#: The column of groups in files, and the attribute that says there is one.
+GROUP, GROUPED = "group", "grouped"
+
 
 def _check_columns(columns: Mapping[str, NDArray[Any]]) -> None:
     """Refuse columns that are not finite vectors (N,) of one length N."""
@@ -251,7 +254,9 @@ class StarTable:
 
     source_id (N,); Galactic l, b (N,) in degrees; distances of N stars; extinction and
     extinction_error (N,) in mag of `system`. Every value is finite and can be a measurement: errors
-    from 1e-9 to 1e6 mag, extinctions within ±1000 mag; an extinction may be negative.
+    from 1e-9 to 1e6 mag, extinctions within ±1000 mag; an extinction may be negative. groups (N,):
+    numbers >= 0 of groups of stars whose extinctions may have a zero point of their own, -1 for
+    none of those that are known; None where stars have no groups.
     """
 
     source_id: NDArray[np.int64]
@@ -261,6 +266,7 @@ class StarTable:
     extinction: Array
     extinction_error: Array
     system: ExtinctionSystem
+    groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         _check_columns(self.columns())
@@ -281,7 +287,11 @@ class StarTable:
         """The stars at an index array, under a mask, or in a slice."""
         measured = {name: getattr(self, name)[index] for name in MEASURED}
         return StarTable(
-            self.source_id[index], distances=self.distances[index], system=self.system, **measured
+            self.source_id[index],
+            distances=self.distances[index],
+            system=self.system,
+            groups=None if self.groups is None else self.groups[index],
+            **measured,
         )
 
     @classmethod
@@ -297,6 +307,7 @@ class StarTable:
             columns["source_id"],
             distances=kind(**values),
             system=system_named(str(attributes["extinction_system"])),
+            groups=columns[GROUP] if attributes.get(GROUPED) else None,
             **{name: columns[name] for name in MEASURED},
         )
 
@@ -309,13 +320,15 @@ class StarTable:
             **self.distances.columns(),
             "extinction": self.extinction,
             "extinction_error": self.extinction_error,
+            **({} if self.groups is None else {GROUP: self.groups}),
         }
 
     def attributes(self) -> dict[str, Any]:
         """Return what all stars of a table have in common: system and kind of distances."""
         own, distances = {"extinction_system": self.system.name}, self.distances
         prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
-        return {**own, "distances": distances.kind, **prior}
+        grouped = {} if self.groups is None else {GROUPED: True}
+        return {**own, "distances": distances.kind, **prior, **grouped}
 
     @property
     def distance(self) -> Array:
