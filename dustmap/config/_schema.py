@@ -28,6 +28,7 @@ from dustmap.config._values import (
     texts,
 )
 
+_MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
 #: Pictures of a run on stars, in the order of its report.
 STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "calibration")
 
@@ -194,11 +195,13 @@ class ModelConfig:
     kernel: Annotated[
         str,
         Key(
-            choice("matern13", "matern12", "matern32", "matern52", "matern", "squared-exponential"),
+            choice("auto", *_MATERN, "squared-exponential"),
             "covariance of the density between two places, from rough to smooth; matern has the "
-            "smoothness model.nu",
+            "smoothness model.nu; auto is matern32 for stars, and for a regression that learns "
+            "length and std what predicts held-out patches best of matern12, matern32, matern52, "
+            "or a rougher one within a standard error of it",
         ),
-    ] = "matern32"
+    ] = "auto"
     nu: Annotated[
         float,
         Key(
