@@ -316,6 +316,12 @@ def test_smoothness_belongs_to_the_kernel_matern() -> None:
     named = config.from_mapping({}, [catalog, "model.kernel=matern", "model.nu=0.8"])
     assert named.model.kernel_name == "matern-0.8"
     assert config.from_mapping({}, [catalog]).model.kernel_name == "matern32"
+    regression = ["data.kind=regression", "data.inputs=[x]", "data.target=y"]
+    for learned, kernel in (("[length, std, mean, noise]", "auto"), ("[mean, noise]", "matern32")):
+        open_to_data = config.from_mapping(
+            {}, [catalog, *regression, f"model.learn={learned}", "model.std=1"]
+        )
+        assert open_to_data.model.kernel_name == kernel
     with pytest.raises(UserError, match=r'model.nu = 0.8 is for model.kernel = "matern"'):
         config.from_mapping({}, [catalog, "model.nu=0.8"])
     for nu in ("0", "-1", "10.5", "nan"):

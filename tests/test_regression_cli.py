@@ -78,6 +78,15 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_report_has_the_choice_of_the_kernel(curve: Path) -> None:
+    choice = report(curve)["kernel_choice"]
+    assert [c["name"] for c in choice["candidates"]] == ["matern12", "matern32", "matern52"]
+    assert report(curve)["hyperparameters"]["profile"] == choice["name"]
+    shown = (curve / "run" / "report.md").read_text()
+    assert "| Name | Score | Difference | Standard error | Seconds |" in shown
+    assert 'kernel = "auto"' in (curve / "run" / "config.toml").read_text()
+
+
 def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
     told = report(curve)
     assert told["status"] == "done"

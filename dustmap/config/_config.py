@@ -52,11 +52,18 @@ class Config:
         return "lognormal" if self.density == "lognormal" else self.fit.engine
 
     def resolved(self) -> "Config":
-        """The same with the noise that model.noise = "auto" stands for."""
-        if self.model.noise != "auto":
-            return self
-        noise = "student-t" if self._solves_for_all_stars else "gaussian"
-        return replace(self, model=replace(self.model, noise=noise))
+        """The same with what model.noise and model.kernel = "auto" stand for.
+
+        The kernel of a regression that learns its length and std is left for the data to choose.
+        """
+        model = self.model
+        if model.noise == "auto":
+            noise = "student-t" if self._solves_for_all_stars else "gaussian"
+            model = replace(model, noise=noise)
+        is_open = self.data.kind == "regression" and {"length", "std"} <= set(model.learn)
+        if model.kernel == "auto" and not is_open:
+            model = replace(model, kernel="matern32")
+        return replace(self, model=model)
 
     @property
     def tile_margin(self) -> float:

@@ -25,6 +25,8 @@ from dustmap.config._values import (
     texts,
 )
 
+_MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
+
 
 @final
 @dataclass(frozen=True)
@@ -199,11 +201,13 @@ class ModelConfig:
     kernel: Annotated[
         str,
         Key(
-            choice("matern13", "matern12", "matern32", "matern52", "matern", "squared-exponential"),
+            choice("auto", *_MATERN, "squared-exponential"),
             "covariance of the density between two places, from rough to smooth; matern has the "
-            "smoothness model.nu",
+            "smoothness model.nu; auto is matern32 for stars, and for a regression that learns "
+            "length and std what predicts held-out patches best of matern12, matern32, matern52, "
+            "or a rougher one within a standard error of it",
         ),
-    ] = "matern32"
+    ] = "auto"
     nu: Annotated[
         float,
         Key(

@@ -11,6 +11,8 @@ Start at `_engine`: an engine is a value with typed settings that plans its memo
     automatic    one of the first four for point values
     student-t    around exact or pathwise, for point values with outliers
 
+`choose_kernel` decides how smooth the kernel of point values is, before any of them.
+
 A new engine is one module here, a line in the table of whoever offers it (`runs/stars/_engines`,
 `estimators/_engines`) and its keys in the configuration.
 """
@@ -37,6 +39,13 @@ from dustmap.engines._inducing_plan import WHITENINGS as WHITENINGS
 from dustmap.engines._inducing_plan import InducingPlan as InducingPlan
 from dustmap.engines._inducing_plan import InducingSettings as InducingSettings
 from dustmap.engines._inducing_plan import plan_fit as plan_fit
+from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
+from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
+from dustmap.engines._kernel_choice import Candidate as Candidate
+from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
+from dustmap.engines._kernel_choice import choice_bytes as choice_bytes
+from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
+from dustmap.engines._kernel_choice import with_profile as with_profile
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
 from dustmap.engines._learning import best_start as best_start

@@ -41,7 +41,7 @@ NOISE_CONDITIONALS = 20_000
 MOST_DENSE, _MATRICES = 10_000, 3
 #: Dense matrices of the evidence and its gradient, beside one for the factor; bytes of a chunk of
 #: covariances of rays, of which two are held for gradients.
-_GRADIENTS, CHUNK = 4, 64 * MIB
+MATRICES_OF_GRADIENT, CHUNK = 4, 64 * MIB
 
 
 def bytes_of_exact(n: int) -> int:
@@ -96,7 +96,7 @@ def learning_component(problem: Problem, settings: EvidenceSettings) -> tuple[Co
     n = min(len(problem.data), settings.rows)
     what = f"dense covariances of {n:,} data and their gradients"
     chunks = 0 if isinstance(problem.data.functional, PointValues) else 2 * CHUNK
-    return (Component("learning", _GRADIENTS * n**2 * 8 + chunks, During.LEARNING, what),)
+    return (Component("learning", MATRICES_OF_GRADIENT * n**2 * 8 + chunks, During.LEARNING, what),)
 
 
 def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch) -> Learned:

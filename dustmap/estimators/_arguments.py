@@ -25,7 +25,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 MEANS = ("constant", "linear")
 LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
 NOISES = ("auto", "learn", "given", "scale", "jitter", "student-t")
-STUDENT_T = "student-t"
+STUDENT_T, AUTO = "student-t", "auto"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -183,8 +183,13 @@ def learned_names(learn: object) -> frozenset[str]:
     return frozenset(one_of("learn", name, LEARNABLE) for name in learn)
 
 
-def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
-    """The user's kernel, or the named one with a length scale per axis."""
+def make_kernel(
+    kernel: object, dim: int, learned: frozenset[str], automatic: Sequence[str] = ()
+) -> AbstractKernel:
+    """The user's kernel, or the named one with a length scale per axis.
+
+    automatic: further names, which stand for a kernel that the data will choose.
+    """
     if isinstance(kernel, AbstractKernel):
         if kernel.dim != dim:
             raise UserError(
@@ -193,9 +198,11 @@ def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKe
             )
         made = kernel
     else:
-        name = "matern32" if kernel is None else kernel
+        name = engines.FALLBACK if kernel is None else kernel
         if not (isinstance(name, str) and name.startswith("matern-")):
-            name = one_of("kernel", name, tuple(KERNELS))
+            name = one_of("kernel", name, (*automatic, *KERNELS))
+        if name in automatic:
+            name = engines.FALLBACK
         made = kernel_named(name, [1.0] * dim)
     kinds = ["length" if p.is_one_of(("length",)) else "variance" for p in made.parameters()]
     return made.with_parameters(

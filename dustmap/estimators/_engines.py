@@ -51,7 +51,8 @@ _LEAST_POINTS, _ROWS_PER_POINT = 100, 5
 class EngineArguments:
     """The arguments of a regressor that its engines take, checked.
 
-    engine: its name, "auto" where the learned kernel decides. dim: columns of X.
+    engine: its name, "auto" where the learned kernel decides. dim: columns of X. chooses_kernel:
+    whether the data decide how smooth it is.
     """
 
     engine: str
@@ -60,6 +61,7 @@ class EngineArguments:
     points: engines.PointSettings
     free: engines.FreePointSettings
     student_t: bool = False
+    chooses_kernel: bool = False
 
     @property
     def learning(self) -> engines.EvidenceSettings:
@@ -194,6 +196,12 @@ class FittedRegression:
         return None if self.fit.noise is None else self.fit.noise.nu
 
     @property
+    def kernel_choice(self) -> engines.KernelChoice | None:
+        """How the kernel was chosen; None where it was given."""
+        plain = self.report.get("kernel_choice")
+        return None if plain is None else engines.KernelChoice.of_plain(plain)
+
+    @property
     def inducing_points(self) -> NDArray[Any] | None:
         """(M, D) in user units, of the engines that have free ones."""
         if not isinstance(self.fit.plan, engines.FreePointPlan):
@@ -256,9 +264,19 @@ class FittedRegression:
 def fit_regression(
     model: GPModel, data: Batch, scaling: Standardisation, arguments: EngineArguments
 ) -> FittedRegression:
-    """Fit by the engine of the arguments, and time its stages."""
+    """Choose the kernel if that is asked for, fit by the engine, and time the stages."""
+    choice, seconds = None, dict[str, float]()
+    if arguments.chooses_kernel:
+        start = time.perf_counter()
+        choice = _choice(model, data, arguments)
+        model = engines.with_profile(model, choice.name)
+        seconds = {"kernel_choice": time.perf_counter() - start}
     problem = Problem(model, data)
-    return _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments)
+    fitted = _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments)
+    if choice is None:
+        return fitted
+    report = {**fitted.report, "kernel_choice": choice.as_plain()}
+    return replace(fitted, report=report | {"seconds": seconds | report["seconds"]})
 
 
 def condition_regression(
@@ -305,6 +323,17 @@ def _timed(
         evidence -= len(data) * math.log(scaling.y_scale)
     is_given = data.noise_variance is not None
     return FittedRegression(scaling, engine, fit, evidence, is_given, report)
+
+
+def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.KernelChoice:
+    """Choose the kernel; rows that stand out have no say under Student-t noise."""
+    if arguments.student_t:
+        plain = engines.plain_rows(data.y.numpy())
+        data = data[torch.from_numpy(plain).nonzero().squeeze(-1)]
+    learning = arguments.learning
+    return engines.choose_kernel(
+        model, data, search_start=learning.search_start, seed=learning.seed
+    )
 
 
 def _learning_report(learning: engines.Learning | None) -> dict[str, Any]:

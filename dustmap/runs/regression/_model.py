@@ -85,6 +85,9 @@ def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPla
         Component("covariance", 8 * _DENSE * dense**2, During.LEARNING, what),
         Component("working space", _WORKING, During.WHOLE, "pictures, buffers of libraries"),
     ]
+    if config.model.kernel == "auto":
+        what = "covariances of rows around held-out patches, with their gradients, float64"
+        parts.append(Component("kernel choice", engines.choice_bytes(n), During.PREPARING, what))
     if not exact and grid is not None:
         parts.append(_memory_on_grid(config, grid, n))
     return MemoryPlan(tuple(parts))
@@ -93,7 +96,8 @@ def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPla
 def _memory_on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
     """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
     fit, memory = config.fit, config.compute.memory_bytes
-    shortest = kernel_named(config.model.kernel_name, list(grid.spacing))
+    name = config.model.kernel_name
+    shortest = kernel_named(engines.FALLBACK if name == "auto" else name, list(grid.spacing))
     if fit.engine == "global":
         points = engines.PointSettings(fit.samples, 1.0, dtype_of(config.compute), memory)
         needed = engines.plan_points(shortest, grid, n, points).bytes_needed

@@ -1,0 +1,288 @@
+"""The smoothness of a kernel, by the predictive density of held-out patches.
+
+The evidence hardly tells how smooth a field is across a gap: it is a sum over data with near
+neighbours, and those of temperatures from orbit prefer Matérn-3/2 to Matérn-1/2 by 0.0014 nats a
+datum, where predictions of gaps as wide as clouds are worse by half. So every candidate learns its
+hyperparameters by the evidence of windows of neighbours, and predicts a patch of each window from
+the rest, which alone has learned. Up to 1,000 rows are one window with ten patches, each predicted
+from all other rows at hyperparameters of all: a handful of numbers, as many for every candidate.
+
+Scores differ more between patches than between kernels, so differences are compared with their
+standard errors over patches; among candidates within one of the best the roughest is chosen, since
+a field that is taken to be too smooth has intervals that are too narrow.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from dustmap import gp
+from dustmap.engines import _learning
+from dustmap.errors import UserError
+from dustmap.gp import Batch, GPModel
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import kernel_named
+
+#: From rough to smooth, and the kernel where there are too few rows to choose.
+CANDIDATES, FALLBACK = ("matern12", "matern32", "matern52"), "matern32"
+#: Distinct rows that a choice needs, and that make one window; rows among which windows are sought.
+LEAST_ROWS, _ONE_WINDOW, _MOST_ROWS = 30, 1_000, 100_000
+#: Windows, their rows, and the rows of the patch in each.
+_WINDOWS, _WINDOW, _PATCH = 10, 300, 40
+#: Patches of one window, which hold half of its rows.
+_PATCHES = 10
+#: Steps of learning, and the largest gradient per datum where it ends.
+_MAX_STEPS, _TOLERANCE = 60, 5e-3
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel's score: the mean over patches of the log predictive density per datum.
+
+    difference: to the best score; standard_error: of the difference, over patches.
+    """
+
+    name: str
+    score: float
+    difference: float
+    standard_error: float
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel of a name, and the candidates from rough to smooth.
+
+    rows: that hyperparameters were learned from; patches, held_out: patches, and the rows in them.
+    remark: why a candidate, or all of them, have no score; "" where all have.
+    """
+
+    name: str
+    candidates: tuple[Candidate, ...] = ()
+    rows: int = 0
+    patches: int = 0
+    held_out: int = 0
+    remark: str = ""
+
+    def as_plain(self) -> dict[str, Any]:
+        """The fields as values that JSON can hold."""
+        return asdict(self) | {"candidates": [asdict(c) for c in self.candidates]}
+
+    @staticmethod
+    def of_plain(plain: Mapping[str, Any]) -> "KernelChoice":
+        """The choice of `as_plain`."""
+        candidates = tuple(Candidate(**c) for c in plain["candidates"])
+        return KernelChoice(**{**plain, "candidates": candidates})
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Rows of neighbours: data (n,), the indices of the rows that learn, and those of disjoint
+    patches, which are predicted from all others in the window."""
+
+    data: Batch
+    learning: Tensor
+    patches: tuple[Tensor, ...]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A candidate at its learned hyperparameters, and its scores (P,)."""
+
+    model: GPModel
+    scores: Tensor
+    seconds: float
+
+
+def choice_bytes(n: int) -> int:
+    """Bytes of the largest dense matrices of `choose_kernel` for n rows, with their gradients."""
+    return _learning.MATRICES_OF_GRADIENT * 8 * (n if n <= _ONE_WINDOW else _WINDOW) ** 2
+
+
+def choose_kernel(
+    model: GPModel,
+    data: Batch,
+    *,
+    search_start: bool = True,
+    seed: int = 0,
+    names: Sequence[str] = CANDIDATES,
+) -> KernelChoice:
+    """Choose the kernel of point values by held-out patches.
+
+    model: where learning starts, with a kernel of one term, whose profile alone is changed. data:
+    inputs in units in which distance means dependence. search_start: as of `EvidenceSettings`.
+    names: of candidates, from rough to smooth.
+    """
+    windows = windows_of(data, seed)
+    if not windows:
+        remark = f"fewer than {LEAST_ROWS} distinct rows, too few to hold out patches"
+        return KernelChoice(FALLBACK, remark=remark)
+    parts = [window.data[window.learning] for window in windows]
+    trials: dict[str, _Trial] = {}
+    refused: list[str] = []
+    # The others start at the optimum of one of middling smoothness, which is near theirs.
+    for name in sorted(names, key=lambda n: abs(names.index(n) - len(names) // 2)):
+        begun = time.perf_counter()
+        first = next(iter(trials.values()), None)
+        start = with_profile(model if first is None else first.model, name)
+        try:
+            learned = _learned(start, parts, search_start and first is None)
+            scores = torch.cat([patch_scores(learned, window) for window in windows])
+        except UserError as error:
+            # A smooth kernel of rows that nearly coincide may not be positive definite.
+            refused.append(f"{name}: {error}")
+            continue
+        trials[name] = _Trial(learned, scores, time.perf_counter() - begun)
+    if not trials:
+        return KernelChoice(FALLBACK, remark="; ".join(refused))
+    scored = [name for name in names if name in trials]
+    best, differences, errors = roughest_within_error(
+        torch.stack([trials[name].scores for name in scored])
+    )
+    candidates = tuple(
+        Candidate(name, float(trials[name].scores.mean()), d, e, trials[name].seconds)
+        for name, d, e in zip(scored, differences, errors, strict=True)
+    )
+    return KernelChoice(
+        candidates[best].name,
+        candidates,
+        sum(len(part) for part in parts),
+        sum(len(window.patches) for window in windows),
+        sum(len(patch) for window in windows for patch in window.patches),
+        "; ".join(refused),
+    )
+
+
+def roughest_within_error(scores: Tensor) -> tuple[int, list[float], list[float]]:
+    """The first candidate whose score is within one standard error of the best.
+
+    scores (C, P): of C candidates from rough to smooth in P patches. Returns its index, and of
+    each candidate the mean difference to the best, d = mean_p (s_cp − s_bp), and the standard error
+    of that, std_p (s_cp − s_bp) / √P.
+    """
+    means = scores.mean(1)
+    pairs = scores - scores[means.argmax()]
+    differences, errors = pairs.mean(1), pairs.std(1) / math.sqrt(scores.shape[1])
+    within = differences >= -errors
+    return int(within.nonzero()[0]), differences.tolist(), errors.tolist()
+
+
+def with_profile(model: GPModel, name: str) -> GPModel:
+    """The model with the kernel of that name, at the same hyperparameters."""
+    kernel = kernel_named(name, [1.0] * model.kernel.dim)
+    return replace(model, kernel=kernel.with_parameters(model.kernel.parameters()))
+
+
+def windows_of(data: Batch, seed: int) -> list[Window]:
+    """Windows around random rows with a patch in each, or one window of all rows where few.
+
+    Rows at the same place as another have no part in it: they would betray what is held out. None
+    where too few are left.
+    """
+    assert isinstance(data.functional, PointValues)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(data), generator=generator)[:_MOST_ROWS]
+    rows = rows[_first_at_each_place(data.functional.x[rows])]
+    x = data.functional.x[rows]
+    if len(rows) < LEAST_ROWS:
+        return []
+    if len(rows) <= _ONE_WINDOW:
+        return [_one_window(data[rows], x, generator)]
+    windows = []
+    for centre in torch.randperm(len(x), generator=generator)[:_WINDOWS]:
+        near = _nearest(x, x[centre], _WINDOW)
+        inner = near[torch.randint(_WINDOW // 3, (), generator=generator)]
+        patch, learns = _nearest(x[near], x[inner], _PATCH), torch.ones(_WINDOW, dtype=torch.bool)
+        learns[patch] = False
+        windows.append(Window(data[rows[near]], learns.nonzero().squeeze(-1), (patch,)))
+    return windows
+
+
+def _first_at_each_place(x: Tensor) -> Tensor:
+    """Indices of the first row of x (N, D) at each distinct place, in no order that means much."""
+    place = torch.unique(x, dim=0, return_inverse=True)[1]
+    none = torch.full((int(place.max()) + 1,), len(x))
+    return none.scatter_reduce(0, place, torch.arange(len(x)), "amin")
+
+
+def _one_window(data: Batch, x: Tensor, generator: torch.Generator) -> Window:
+    """Patches of neighbours around random rows; some of all rows learn, since these are few."""
+    n, free = len(x), torch.ones(len(x), dtype=torch.bool)
+    patches: list[Tensor] = []
+    for row in torch.randperm(n, generator=generator):
+        if free[row] and len(patches) < _PATCHES:
+            left = free.nonzero().squeeze(-1)
+            patches.append(left[_nearest(x[left], x[row], max(1, n // (2 * _PATCHES)))])
+            free[patches[-1]] = False
+    learning = torch.randperm(n, generator=generator)[: max(_WINDOW - _PATCH, n // 2)]
+    return Window(data, learning, tuple(patches))
+
+
+def _nearest(x: Tensor, place: Tensor, count: int) -> Tensor:
+    """Indices of the `count` rows of x (N, D) nearest to a place (D,), nearest first."""
+    return (x - place).square().sum(1).topk(count, largest=False).indices
+
+
+def _learned(model: GPModel, parts: Sequence[Batch], search_start: bool) -> GPModel:
+    """Maximise the sum of the parts' evidences; the start is searched where that is asked for."""
+    if search_start:
+        model = _learning.best_start(
+            model, lambda tried: sum(_learning.evidence(tried, part) for part in parts)
+        )
+    scale = torch.stack([gp.mean_scale(model.mean, part) for part in parts]).mean(0)
+    parameters = gp.Parameters.of(model, scales={"mean": scale})
+    if len(parameters) == 0:
+        return model
+
+    def log_evidence(theta: Tensor) -> tuple[float, Tensor]:
+        value, gradient = 0.0, torch.zeros_like(theta)
+        for part in parts:
+            term, slope = gp.gradient_at(theta, partial(_evidence, parameters, part))
+            value, gradient = value + term, gradient + slope
+        return value, gradient
+
+    maximum = gp.maximise(
+        parameters,
+        log_evidence,
+        n_data=sum(len(part) for part in parts),
+        max_steps=_MAX_STEPS,
+        tolerance=_TOLERANCE,
+    )
+    return parameters.build(maximum.theta).detached()
+
+
+def _evidence(parameters: gp.Parameters[GPModel], batch: Batch, theta: Tensor) -> Tensor:
+    """ln p(y) at θ, differentiable."""
+    model = parameters.build(theta)
+    noise_variance = model.likelihood.noise_variance(batch)
+    exact = gp.ExactGP(model.kernel, model.mean)
+    return exact.log_evidence(batch.functional, batch.y, noise_variance)
+
+
+@torch.no_grad()
+def patch_scores(model: GPModel, window: Window) -> Tensor:
+    """Mean log predictive density of the rows of each patch (P,), given all others in the window.
+
+    With A = K_ff + Σ of the window, r = y − m and the rows p of a patch, y_p given the others is
+    normal of mean y_p − C (A⁻¹ r)_p and covariance C = ((A⁻¹)_pp)⁻¹: one factor for all patches.
+    """
+    data, exact = window.data, gp.ExactGP(model.kernel, model.mean)
+    noise_variance = model.likelihood.noise_variance(data)
+    posterior = exact.condition(data.functional, data.y, noise_variance)
+    precision, scores = torch.cholesky_inverse(posterior.cholesky), []
+    for patch in window.patches:
+        C = torch.cholesky_inverse(torch.linalg.cholesky(precision[patch][:, patch]))
+        error, variance = C @ posterior.alpha[patch], C.diagonal()
+        density = error.square() / variance + variance.log() + math.log(2.0 * math.pi)
+        scores.append(-0.5 * density.mean())
+    return torch.stack(scores)

@@ -1,0 +1,105 @@
+"""`kernel="auto"` of the regressor: with every engine, noise and mean, saved and loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from dustmap import HIPGPClassifier, HIPGPRegressor
+from dustmap.errors import UserError
+from dustmap.gp.kernels import Matern52
+from tests.regression_cases import wave
+
+PLAIN: dict[str, Any] = {"n_learn": 100, "max_steps": 20}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"engine": "exact"},
+        {"engine": "exact", "mean": "linear"},
+        {"engine": "exact", "noise": "student-t"},
+        {"engine": "exact", "noise": 3.0, "learn": False},
+        {"engine": "hip", "grid": (15, 15)},
+        {"engine": "global", "samples": 4},
+        {"engine": "svgp", "inducing": 30, "epochs": 5},
+        {"engine": "sgpr", "inducing": 30},
+    ],
+    ids=lambda a: "-".join(str(value) for value in a.values()),
+)
+def test_every_engine_takes_the_kernel_that_was_chosen(arguments: dict[str, Any]) -> None:
+    X, truth, noise = wave(200, 2)
+    model = HIPGPRegressor(**(PLAIN | arguments)).fit(X, truth + noise)
+    choice = model.kernel_choice_
+    assert choice is not None
+    assert [c.name for c in choice.candidates] == ["matern12", "matern32", "matern52"]
+    assert model.kernel_.terms()[0].profile.name == choice.name
+    assert model.report_["kernel_choice"] == choice.as_plain()
+    assert model.report_["seconds"]["kernel_choice"] > 0
+    given = HIPGPRegressor(choice.name, **(PLAIN | arguments)).fit(X, truth + noise)
+    np.testing.assert_array_equal(model.predict(X), given.predict(X))
+
+
+def test_a_smooth_function_has_a_smooth_kernel_and_units_do_not_matter() -> None:
+    X, truth, noise = wave(200, 2)
+    model = HIPGPRegressor(**PLAIN).fit(X, truth + 0.3 * noise)
+    scaled = clone(model).fit(1000.0 * X, (truth + 0.3 * noise) / 50.0 - 7.0)
+    assert model.kernel_choice_ is not None
+    assert scaled.kernel_choice_ is not None
+    assert model.kernel_choice_.name == scaled.kernel_choice_.name != "matern12"
+    for one, other in zip(
+        model.kernel_choice_.candidates, scaled.kernel_choice_.candidates, strict=True
+    ):
+        assert one.difference == pytest.approx(other.difference, abs=1e-3)
+
+
+@pytest.mark.parametrize("kernel", [None, "matern52", "matern-0.8", Matern52([1.0, 10.0])])
+def test_no_choice_where_the_kernel_is_given(kernel: Any) -> None:
+    X, truth, noise = wave(60, 2)
+    model = HIPGPRegressor(kernel, **PLAIN).fit(X, truth + noise)
+    assert model.kernel_choice_ is None
+    assert "kernel_choice" not in model.report_
+    assert "kernel_choice" not in model.report_["seconds"]
+
+
+def test_few_rows_keep_matern32_and_say_so() -> None:
+    X, truth, noise = wave(29, 1)
+    model = HIPGPRegressor().fit(X, truth + noise)
+    assert model.kernel_choice_ is not None
+    assert "fewer than 30" in model.kernel_choice_.remark
+    given = HIPGPRegressor("matern32").fit(X, truth + noise)
+    np.testing.assert_array_equal(model.predict(X), given.predict(X))
+
+
+def test_outliers_have_no_say_under_student_t_noise() -> None:
+    X, truth, noise = wave(200, 2)
+    y = truth + 0.3 * noise
+    y[::20] += 1e4
+    model = HIPGPRegressor(noise="student-t", **PLAIN).fit(X, y)
+    assert model.kernel_choice_ is not None
+    assert model.kernel_choice_.name != "matern12"
+    assert model.kernel_choice_.rows == 190
+
+
+def test_a_saved_regression_keeps_its_choice(tmp_path: Path) -> None:
+    X, truth, noise = wave(60, 1)
+    model = HIPGPRegressor(**PLAIN).fit(X, truth + noise, noise_std=np.ones(60))
+    model.save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    assert again.kernel_choice_ == model.kernel_choice_
+    assert again.kernel == "auto"
+
+
+def test_the_classifier_chooses_none() -> None:
+    X, truth, _ = wave(60, 1)
+    with pytest.raises(UserError, match="kernel = 'auto': expected one of 'matern"):
+        HIPGPClassifier("auto").fit(X, truth > 1000.0)
+
+
+def test_the_same_random_state_fits_the_same() -> None:
+    X, truth, noise = wave(150, 2)
+    first = HIPGPRegressor(random_state=1, **PLAIN).fit(X, truth + noise)
+    again = clone(first).fit(X, truth + noise)
+    np.testing.assert_array_equal(first.predict(X), again.predict(X))
