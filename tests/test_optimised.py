@@ -36,7 +36,7 @@ def folder(
         shutil.copytree(positive_run / "run", path / f"no-{name}")
     for file in (path / "no-posterior" / "checkpoint").glob("*.npz"):
         np.savez(file, allow_pickle=False, other=np.zeros(3))
-    (path / "no-hyperparameters" / "checkpoint" / "hyperparameters.json").write_text("[1]")
+    (path / "no-hyperparameters" / "checkpoint" / "refit.json").write_text("[1]")
     return path
 
 

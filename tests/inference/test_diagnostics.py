@@ -28,6 +28,7 @@ def test_scores_against_their_definitions() -> None:
     assert got.n == n
     assert got.mae == pytest.approx(sum(abs(e) for e in error) / n)
     assert got.mse == pytest.approx(sum(e**2 for e in error) / n)
+    assert got.robust_scatter == pytest.approx(1.4826 * stats.median_abs_deviation(error), rel=1e-5)
     assert got.rmse == pytest.approx(math.sqrt(got.mse))
     assert got.chi2 == pytest.approx(sum(v**2 for v in z) / n)
     assert got.coverage68 == sum(abs(v) < 1 for v in z) / n
@@ -36,6 +37,17 @@ def test_scores_against_their_definitions() -> None:
     assert got.as_dict()["loglike"] == got.loglike
     pit = diagnostics.scores_of_normal(y, mean, variance).pit
     np.testing.assert_allclose(pit, stats.norm.cdf(y, mean, std))
+
+
+def test_wild_data_rule_rmse_and_not_the_robust_scatter() -> None:
+    y, mean, variance = calibrated(20_000)
+    y, variance = mean + (y - mean) / variance.sqrt(), torch.ones_like(variance)
+    y[::100] += 100.0
+    got = diagnostics.scores(y, mean, variance)
+    assert got.rmse > 9.0
+    assert got.robust_scatter == pytest.approx(1.0, abs=0.03)
+    even = diagnostics.scores(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.zeros(4), torch.ones(4))
+    assert even.robust_scatter == pytest.approx(1.4826 * 1.0, rel=1e-4)  # of |r − 1.5|: 0.5 to 2.5
 
 
 def test_crps_against_its_integral() -> None:
