@@ -163,8 +163,12 @@ def test_a_killed_fit_of_groups_goes_on_to_the_same_bits(
     settings = (*DENSITIES[mapped.name], "compute.checkpoint=0 s", "data.holdout=0.5")
     run(sky, tmp_path / "whole", *settings)
     path = tmp_path / "run"
-    assert interrupted(monkeypatch, 2, lambda: run(sky, path, *settings), Killed())
-    run(sky, path, *settings)
+
+    def go() -> None:
+        run(sky, path, *settings)
+
+    assert interrupted(monkeypatch, 2, go, Killed())
+    go()
     assert differences(tmp_path / "whole", path) == []
 
 
