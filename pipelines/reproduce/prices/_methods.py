@@ -65,7 +65,9 @@ def methods(sizes: Sizes) -> Iterator[Method]:
     """Ours at defaults, and those of scikit-learn."""
     yield Method("hip", regressor(HIPGPRegressor("matern32", engine="hip")))
     yield Method("global", regressor(HIPGPRegressor("matern32", engine="global")))
-    yield Method("svgp", regressor(HIPGPRegressor("matern32", engine="svgp", inducing=sizes.inducing)))
+    yield Method(
+        "svgp", regressor(HIPGPRegressor("matern32", engine="svgp", inducing=sizes.inducing))
+    )
     yield Method(SKLEARN_GP, quietly(_sklearn_gp), sizes.dense)
     neighbours = make_pipeline(StandardScaler(), KNeighborsRegressor())
     choices = {"kneighborsregressor__n_neighbors": NEIGHBOURS}
