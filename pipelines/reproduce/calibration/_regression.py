@@ -35,7 +35,7 @@ def _memory(quick: bool) -> list[Claim]:
     for dim in (3,) if quick else (1, 2, 3):
         rng = np.random.default_rng(dim)
         X = rng.uniform(size=(2500, dim))
-        model = HIPGPRegressor(engine="hip", n_learn=n_learn)
+        model = HIPGPRegressor("matern32", engine="hip", n_learn=n_learn)
         model.fit(X, rng.standard_normal(len(X)))
         share = model.report_["bytes_needed"] / model.max_memory
         case, before = f"pure noise, {dim} columns, 2,500 rows", _BYTES_BEFORE[dim, n_learn]
@@ -97,7 +97,7 @@ def _scores(n: int, n_learn: int) -> tuple[float, float]:
     X = rng.uniform(size=(21_000, 3))[: 1000 + n]
     f = _field(X)
     y = f + _NOISE * np.random.default_rng(1).standard_normal(len(X))
-    model = HIPGPRegressor(n_learn=n_learn).fit(X[1000:], y[1000:])
+    model = HIPGPRegressor("matern32", n_learn=n_learn).fit(X[1000:], y[1000:])
     mean, std = model.predict(X[:1000], return_std=True, include_noise=True)
     z = (y[:1000] - mean) / std
     density = 0.5 * z**2 + np.log(std) + 0.5 * np.log(2.0 * np.pi)

@@ -63,9 +63,11 @@ def load(request: Request, sizes: Sizes) -> Split:
 
 def methods(sizes: Sizes) -> Iterator[Method]:
     """Ours at defaults, and those of scikit-learn."""
-    yield Method("hip", regressor(HIPGPRegressor(engine="hip")))
-    yield Method("global", regressor(HIPGPRegressor(engine="global")))
-    yield Method("svgp", regressor(HIPGPRegressor(engine="svgp", inducing=sizes.inducing)))
+    yield Method("hip", regressor(HIPGPRegressor("matern32", engine="hip")))
+    yield Method("global", regressor(HIPGPRegressor("matern32", engine="global")))
+    yield Method(
+        "svgp", regressor(HIPGPRegressor("matern32", engine="svgp", inducing=sizes.inducing))
+    )
     yield Method(SKLEARN_GP, quietly(_sklearn_gp), sizes.dense)
     neighbours = make_pipeline(StandardScaler(), KNeighborsRegressor())
     choices = {"kneighborsregressor__n_neighbors": NEIGHBOURS}
@@ -82,7 +84,7 @@ def gpytorch(sizes: Sizes) -> Method:
 
 def _start(x: Array, y: Array) -> peer.Start:
     """The maximum of the evidence of some rows, by our exact engine."""
-    fitted = HIPGPRegressor(engine="exact").fit(x[:_START_ROWS], y[:_START_ROWS])
+    fitted = HIPGPRegressor("matern32", engine="exact").fit(x[:_START_ROWS], y[:_START_ROWS])
     kernel, noise = fitted.kernel_, fitted.noise_std_
     assert isinstance(kernel, StationaryKernel)
     assert noise is not None
