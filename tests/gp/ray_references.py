@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.integrate
+import scipy.special
 from numpy.typing import NDArray
 
 from dustmap.gp.functionals import LineIntegrals
@@ -13,7 +14,17 @@ from dustmap.gp.functionals import LineIntegrals
 Array = NDArray[np.float64]
 Correlation = Callable[[float], float]
 
+
+def kolmogorov(r: float) -> float:
+    """Matérn-1/3 by the modified Bessel function."""
+    z = math.sqrt(2 / 3) * r
+    if z < 1e-30:
+        return 1.0
+    return float(2 ** (2 / 3) / math.gamma(1 / 3) * z ** (1 / 3) * scipy.special.kv(1 / 3, z))
+
+
 CORRELATIONS: dict[str, Correlation] = {
+    "matern13": kolmogorov,
     "matern12": lambda r: math.exp(-r),
     "matern32": lambda r: (1 + math.sqrt(3) * r) * math.exp(-math.sqrt(3) * r),
     "matern52": lambda r: (1 + math.sqrt(5) * r + 5 * r * r / 3) * math.exp(-math.sqrt(5) * r),

@@ -22,6 +22,7 @@ from dustmap.gp.functionals import (
 from dustmap.gp.kernels import (
     AbstractKernel,
     Matern12,
+    Matern13,
     Matern32,
     Matern52,
     SquaredExponential,
@@ -31,8 +32,8 @@ from tests.gp.parameters import traced
 from tests.gp.ray_references import CORRELATIONS, ray_pair, ray_point, ray_variance
 
 Make = Callable[..., StationaryKernel]
-EVERY: list[Make] = [Matern12, Matern32, Matern52, SquaredExponential]
-SMOOTH = EVERY[1:]
+EVERY: list[Make] = [Matern13, Matern12, Matern32, Matern52, SquaredExponential]
+SMOOTH = EVERY[2:]
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
@@ -135,7 +136,7 @@ def test_long_and_distant_rays(make: Make) -> None:
 @pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize("length", [1e-6, 1e-4, 1e-2, 0.05, 0.099, 0.101, 1.0])
 def test_variance_keeps_relative_accuracy_for_short_rays(make: Make, length: float) -> None:
-    """k_ff = ℓ² g(d/ℓ) with g(t) ~ t² - c t^(3 or 4): 30-node quadrature of 2∫(d - t)k(t)dt."""
+    """k_ff = ℓ² g(d/ℓ) with g(t) ~ t² - c t^(8/3 to 4): quadrature of 2∫(d - t)k(t)dt over ∛t."""
     ell = 2.0
     kernel = make(ell, 1.5, 2)
     k = CORRELATIONS[kernel.profile.name]
@@ -144,7 +145,8 @@ def test_variance_keeps_relative_accuracy_for_short_rays(make: Make, length: flo
         torch.zeros(1, 2), torch.tensor([[0.6 * d, 0.8 * d]], dtype=torch.float64)
     )
     x, w = np.polynomial.legendre.leggauss(30)
-    t = d * (x + 1) / 2
+    root = (x + 1) / 2
+    t, w = d * root**3, 3 * root**2 * w
     expected = 1.5 * d * sum(w * (d - t) * np.array([k(u / ell) for u in t]))
     assert ClosedForm().variance(kernel, rays).item() == pytest.approx(expected, rel=3e-10)
 
@@ -172,7 +174,7 @@ def test_three_estimators_agree(make: Make, dim: int) -> None:
     kernel = make(0.6, 1.3, dim)
     f, g = weighted_rays(5, dim)[:3], weighted_rays(5, dim)[3:]  # no key twice
     closed, fine = ClosedForm(), Quadrature(48)
-    tolerance = 3e-4 if make is Matern12 else 2e-6
+    tolerance = 3e-4 if make in (Matern12, Matern13) else 2e-6
     draws = [MonteCarlo(3, seed) for seed in range(200)]
 
     def cross(estimator: AbstractEstimator) -> Tensor:
@@ -257,7 +259,10 @@ def test_a_point_is_the_limit_of_a_short_mean(make: Make, dim: int) -> None:
         ]
 
     for of_mean, of_point in zip(every(short), every(points), strict=True):
-        torch.testing.assert_close(of_mean, of_point, rtol=0, atol=1e-4)
+        # Matérn-1/3 falls by (1e-5 / ℓ)^(2/3) over the length of the mean
+        torch.testing.assert_close(
+            of_mean, of_point, rtol=0, atol=1e-3 if make is Matern13 else 1e-4
+        )
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import GridPrior, RegularGrid
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    Matern12,
+    Matern13,
+    Matern32,
+    Matern52,
+    SquaredExponential,
+)
 from tests.gp.parameters import of_parameters
 
 SHAPES = [(17,), (7, 6), (5, 4, 3)]
-KERNELS = [Matern12, Matern32, Matern52]
+KERNELS = [Matern13, Matern12, Matern32, Matern52]
 
 
 def make_grid(shape: tuple[int, ...]) -> RegularGrid:
