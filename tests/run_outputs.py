@@ -10,7 +10,7 @@ import zarr
 from astropy.io import fits
 
 #: Of a report: times, memory, and when it was made.
-_NOT_NUMBERS = ("stages", "seconds_of_the_fit", "compute", "versions")
+_NOT_NUMBERS = ("stages", "seconds_of_the_fit", "seconds", "compute", "versions")
 
 
 def differences(expected: Path, found: Path) -> list[str]:
@@ -69,6 +69,9 @@ def _arrays(group: zarr.Group, above: str = "") -> Iterator[tuple[str, bytes]]:
 
 
 def _without_times(content: Any) -> Any:
+    if isinstance(content, list):
+        return [_without_times(value) for value in content]
     if not isinstance(content, Mapping):
         return content
-    return {name: value for name, value in content.items() if name not in _NOT_NUMBERS}
+    kept = {name: value for name, value in content.items() if name not in _NOT_NUMBERS}
+    return {name: _without_times(value) for name, value in kept.items()}
