@@ -94,7 +94,7 @@ def execute_plot(options: argparse.Namespace) -> int:
         output, history = Path(options.output), _history(options)
         regression.plot(options.slice or "z=0", output, options.overwrite, history)
     else:
-        figure = _PICTURES[chosen](options)
+        figure = _DRAWN_FOR[chosen](options)
         save_figure(figure, options.output, options.overwrite, _history(options))
     print_result({"output": options.output}, options.json)
     return DONE
@@ -121,7 +121,7 @@ def _regression(options: argparse.Namespace) -> "RegressionResult | None":
 
 def _check(options: argparse.Namespace) -> str:
     """The picture that is asked for; options that do not belong to it are refused."""
-    asked = [name for name in _PICTURES if getattr(options, name) not in (None, False)]
+    asked = [name for name in _DRAWN_FOR if getattr(options, name) not in (None, False)]
     chosen = asked[0] if asked else "slice"
     for name, pictures in BELONGS.items():
         if getattr(options, name) not in (None, False) and chosen not in pictures:
@@ -210,7 +210,7 @@ def _held_out(options: argparse.Namespace) -> "Comparison":
 
 
 #: By the option that asks for it.
-_PICTURES: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+_DRAWN_FOR: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "slice": _slice,
     "top_down": _top_down,
     "side_on": _side_on,

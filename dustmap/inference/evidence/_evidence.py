@@ -1,9 +1,8 @@
 """The evidence's gradient and curvature in its parameters, from posterior moments of ε.
 
 The gradient is one backward pass. Its Monte Carlo error and the average information take many
-derivatives (of every datum, of every deviation) in few parameters: forward differences, one set of
-products per parameter and no graph. A `Recolouring` holds the field fixed instead of its whitened
-form, which takes the derivatives of λ out of the products.
+derivatives in few parameters: forward differences, one set of products per parameter and no graph.
+A `Recolouring` holds the field fixed, which takes the derivatives of λ out of the products.
 """
 
 import math
