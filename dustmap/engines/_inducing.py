@@ -40,9 +40,9 @@ _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
-#: Of dense rows of rays and of points, with the parts that are joined and products with them; of
-#: rows made anew.
-_ROW_COPIES, _POINT_COPIES, _STREAMED = 2.75, 1.25, 2**28
+#: Of dense rows, with the parts that are joined and products with them: of rays, whose whitening
+#: solves for columns of covariances, and of points and the torus, without; of rows made anew.
+_SOLVED_COPIES, _COPIES, _STREAMED = 2.75, 1.25, 2**28
 
 
 @final
@@ -57,8 +57,8 @@ class InducingEngine(AbstractEngine):
         """Bytes of inducing points at the length scale where learning starts."""
         (plan, _), n = planned(problem, self.settings), len(problem.data)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
-        is_points = isinstance(problem.data.functional, PointValues)
-        copies = _POINT_COPIES if is_points else _ROW_COPIES
+        is_lean = isinstance(problem.data.functional, PointValues) or plan.whitening == "torus"
+        copies = _COPIES if is_lean else _SOLVED_COPIES
         rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
         spectra = f"spectra of {plan.grid.size:,}"
         statistics = f"{plan.family}, statistics of {plan.n_features:,} variables"
