@@ -75,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; every error is one line on stderr and an exit code."""
+    """Run one command. What the user can mend is one line on stderr, a fault its traceback, too."""
     missing = _missing()
     if missing:
         return _fail(missing, BAD_INPUT)
@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PREEMPTED
     except Exception as error:
         if _of_memory(error):
+            log.debug("the error in full:", exc_info=True)
             return _fail(_noted(_said(error), error), FAILED)
         traceback.print_exc()
         words = f"a fault of dustmap, please report it with the lines above: {error!r}"
