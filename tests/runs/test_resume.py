@@ -211,13 +211,18 @@ figures = []
 """
 
 
+def undisturbed_regression(folder: Path) -> None:
+    """Run a table of forty rows to its end, in `whole`."""
+    rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
+    (folder / "curve.csv").write_text("x,y\n" + rows)
+    (folder / "run.toml").write_text(REGRESSION)
+    run(folder, folder / "whole")
+
+
 def test_regressions_go_on_from_their_model_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
-    (tmp_path / "curve.csv").write_text("x,y\n" + rows)
-    (tmp_path / "run.toml").write_text(REGRESSION)
-    run(tmp_path, tmp_path / "whole")
+    undisturbed_regression(tmp_path)
 
     def killed(*arguments: object) -> None:
         raise Killed
@@ -236,10 +241,7 @@ def test_regressions_go_on_from_their_model_to_the_same_bits(
 def test_regressions_go_on_from_what_they_learned_to_the_fit_of_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
-    (tmp_path / "curve.csv").write_text("x,y\n" + rows)
-    (tmp_path / "run.toml").write_text(REGRESSION)
-    run(tmp_path, tmp_path / "whole")
+    undisturbed_regression(tmp_path)
 
     def killed(*arguments: object, **named: object) -> None:
         raise Killed
