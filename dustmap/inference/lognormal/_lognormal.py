@@ -3,6 +3,7 @@
 Their posterior comes from samples of its logarithm at the nodes.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,15 @@ from torch import Tensor
 from dustmap import gp
 from dustmap.errors import UserError
 from dustmap.gp.features import chunks
-from dustmap.gp.functionals import AbstractFunctional, PointValues, groups_of
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    LineIntegrals,
+    PointValues,
+    groups_of,
+    without_groups,
+)
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference.lognormal._unresolved import Unresolved
 from dustmap.linalg import AbstractComposite, AbstractOperator, AbstractSymmetric
 
 #: Gives L (N, M), the multilinear rows of N functionals on the nodes of the model's grid.
@@ -32,7 +40,7 @@ class LogNormalModel(gp.AbstractParametric):
     Between nodes ρ is its multilinear interpolant: weights ≥ 0 that sum to one, the same for
     integrals, queries and exports, so nothing is ever negative and a constant log-density gives
     ρ · d exactly. What the interpolant leaves out of the field between the nodes is not part of
-    the noise: choose a grid finer than the length scale.
+    the noise, but of what is predicted (`Unresolved`).
 
     prior: of the log-density; mean: H β of the log-density at the nodes; likelihood: the noise;
     interpolation: L of any functional, on `prior.grid`. A mean that is learned has the prior
@@ -223,6 +231,9 @@ class LogNormalPosterior(gp.AbstractPosterior):
     they take nothing of any draw, so that it is 0 however few there are.
 
     groups: samples of zero points, which measurements of a group have on top of L ρ.
+
+    unresolved: what the grid leaves out, which variances of integrals and values then have; draws
+    have the nodes alone. None for a field that is its interpolant.
     """
 
     interpolation: Interpolation
@@ -230,6 +241,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     log_samples: Tensor
     explained: Tensor | None = None
     groups: "GroupSamples | None" = None
+    unresolved: Unresolved | None = None
 
     @property
     def n_samples(self) -> int:
@@ -248,14 +260,44 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return 1.0 / math.sqrt(self.n_samples)
 
     def predict(self, functional: AbstractFunctional) -> gp.Prediction:
-        """Mean (N,) and variance (N,) of f = L ρ over the samples."""
-        parts = [self._draws(part) for part in self._parts(functional)]
-        means = torch.cat([draws.mean(0) for draws in parts])
-        variances = torch.cat([draws.var(0) for draws in parts])
+        """Mean (N,) and variance (N,) of f = L ρ over the samples, with what is unresolved."""
+        parts = [(part, self._draws(part)) for part in self._parts(functional)]
+        means = torch.cat([draws.mean(0) for _, draws in parts])
+        variances = torch.cat(
+            [draws.var(0) + self._unresolved_variance(part, draws) for part, draws in parts]
+        )
         if self.groups is not None:
             unknown = self.groups.prior.unknown_variance(functional)
             variances = variances if unknown is None else variances + unknown.to(variances)
         return gp.Prediction(means, variances)
+
+    @torch.no_grad()
+    def _unresolved_variance(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
+        """What draws (S, N) of L ρ have not (N,)."""
+        if self.unresolved is None:
+            return draws.new_zeros(draws.shape[1])
+        return self.unresolved.variance(functional, draws.mean(0), draws.var(0), self._squares)
+
+    def unknown_share(self, rays: LineIntegrals) -> Tensor:
+        """√(S/V) (N,), at most 1: how much of what the grid leaves out of integrals along rays is
+        unknown; 1 where it leaves out nothing."""
+        assert self.unresolved is not None
+        shares = []
+        for part in chunks(len(rays), _CHUNK):
+            known = self._draws(without_groups(rays[part])).var(0)
+            whole = self.unresolved.whole(rays[part], self._squares).to(known)
+            shares.append(torch.where(known < whole, known / whole, 1.0).sqrt())
+        return torch.cat(shares)
+
+    def _squares(self, functional: AbstractFunctional) -> Tensor:
+        """L E[ρ²] (N,)."""
+        rows = self.interpolation(functional)
+        return rows.matmul(self._mean_square.to(rows.dtype))
+
+    @functools.cached_property
+    def _mean_square(self) -> Tensor:
+        """E[ρ²] at the nodes (M,)."""
+        return (2.0 * self.log_samples).exp().mean(0)
 
     def zero_points(self) -> gp.Prediction | None:
         """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
@@ -265,10 +307,11 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return gp.Prediction(b.mean(0), b.var(0))
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Sample covariance (N, N), of rank S − 1 at most."""
+        """Sample covariance (N, N), of rank S − 1, with what is unresolved on its diagonal."""
         draws = self._all_draws(functional)
         centred = draws - draws.mean(0)
-        return centred.mT @ centred / (self.n_samples - 1)
+        unresolved = self._unresolved_variance(functional, draws)
+        return centred.mT @ centred / (self.n_samples - 1) + unresolved.diag()
 
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
@@ -286,7 +329,12 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
         The samples come in pairs about a known centre, so the sum of squares is divided by S.
         """
-        found = [_log_moments(self._draws(part)) for part in self._parts(functional)]
+        found = []
+        for part in self._parts(functional):
+            draws = self._draws(part)
+            mean, std = _log_moments(draws)
+            relative = self._unresolved_variance(part, draws) / draws.mean(0).square()
+            found.append((mean, torch.where(std > 0, std.square() + relative.log1p(), 0.0).sqrt()))
         return torch.cat([mean for mean, _ in found]), torch.cat([std for _, std in found])
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
@@ -310,7 +358,10 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()
-        return gp.Prediction(density.mean(0), density.var(0))
+        mean, variance = density.mean(0), density.var(0)
+        if self.unresolved is not None:
+            variance = variance + self.unresolved.of_values(mean, variance, self._mean_square)
+        return gp.Prediction(mean, variance)
 
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""

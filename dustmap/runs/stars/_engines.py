@@ -10,7 +10,7 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.inference import RobustSettings
+from dustmap.inference import LogNormalPosterior, RobustSettings, Unresolved
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
 from dustmap.runs.reports import Predictions
@@ -195,9 +195,23 @@ def _star_fit(
     config: Config, fit: engines.EngineFit, at: Hyperparameters, learning: engines.Learning | None
 ) -> StarFit:
     report = _REPORTS[config.engine](fit) if config.engine in _REPORTS else dict(fit.report)
-    return StarFit(
+    made = StarFit(
         fit.posterior, at, report, learning, fit.arrays, at_nodes=fit.at_nodes, on_grid=fit.on_grid
     )
+    return with_unresolved(config, made, at.unresolved)
+
+
+def with_unresolved(config: Config, fit: StarFit, scale: float) -> StarFit:
+    """The fit with so many times the variance that a log-normal density has between the nodes."""
+    posterior, at = fit.posterior, replace(fit.hyperparameters, unresolved=scale)
+    if not isinstance(posterior, LogNormalPosterior):
+        return fit
+    lacking = None
+    if scale > 0.0:
+        kernel = _model.kernel_of(config.model, at)
+        lacking = Unresolved.of(kernel, _model.grid_of(config.grid), scale)
+    posterior = replace(posterior, unresolved=lacking)
+    return replace(fit, posterior=posterior, hyperparameters=at, at_nodes=posterior.at_nodes)
 
 
 def _exact_report(fit: engines.EngineFit) -> dict[str, Any]:

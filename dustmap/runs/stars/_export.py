@@ -43,7 +43,7 @@ def field_of(
     """The density of a fit; grid: the run's own, whose nodes span the box."""
     posterior, prior_std = fit.posterior, fit.hyperparameters.std
     if isinstance(posterior, LogNormalPosterior):
-        return maps.NodeField(posterior, grid, system, prior_std)
+        return maps.NodeField(posterior, grid, system, prior_std, config.fit.seed)
     # Every posterior but this one draws anew for each set of places.
     stored, covered = 0, None
     if isinstance(posterior, PathwisePosterior):

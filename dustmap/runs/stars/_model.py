@@ -62,7 +62,8 @@ class Hyperparameters:
     mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
     disc_height and disc_length in pc, of a log-normal density: negative where it grows.
     nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
-    prior's expectation of the dust beyond the box, and its standard deviation.
+    prior's expectation of the dust beyond the box, and its standard deviation. unresolved: factor
+    on the variance of what the grid leaves out between its nodes, of a log-normal density.
     """
 
     length: float
@@ -76,6 +77,7 @@ class Hyperparameters:
     relative_scatter: float = 0.0
     beyond: float = 1.0
     beyond_std: float = 0.0
+    unresolved: float = 0.0
 
     def squared_width(self, errors: Tensor, predicted: gp.Prediction | None = None) -> Tensor:
         """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the

@@ -32,6 +32,7 @@ from dustmap.runs.stars import (
     _plan,
     _share,
     _tiles,
+    _unresolved,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -200,8 +201,11 @@ class StarRun(AbstractRun):
         with work.watch.stage("fit"), directory.keeping():
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
-        fit, units = result.fit, _model.units_of(self.config)
-        hyperparameters = fit.hyperparameters.as_dict()
+            fit, unresolved = _unresolved.judged(
+                self.config, result.fit, result.observed, self.holdout
+            )
+            result = replace(result, fit=fit)
+        units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
         if not refits:
             directory.write_arrays(POSTERIOR, fit.arrays)
@@ -218,6 +222,8 @@ class StarRun(AbstractRun):
         work.sections |= _zero_points.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
+        if unresolved:
+            work.sections["unresolved"] = unresolved
         if result.rounds:
             work.sections["distances"] = {"rounds": list(result.rounds)}
         work.checks += _checks.check_of_box(self.config, self.observed)
@@ -250,6 +256,7 @@ class StarRun(AbstractRun):
         with work.watch.stage("refit"), directory.keeping():
             watch = Watch(directory.checkpointer("refit"), progress=work.progress)
             fit = refit_all(self.config, at, observed, watch)
+        fit = _engines.with_unresolved(self.config, fit, at.unresolved)
         directory.write_arrays(REFIT_POSTERIOR, fit.arrays)
         directory.write_json(REFIT, fit.hyperparameters.as_dict())
         if self.leads:

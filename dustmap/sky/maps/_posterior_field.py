@@ -17,8 +17,9 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.features import chunks
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import LogNormalPosterior
+from dustmap.linalg import KeyedNormal
 from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
 from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity, statistics
@@ -29,6 +30,9 @@ from dustmap.sky.systems import ExtinctionSystem
 _NODE_CHUNK, _CHUNK = 16_384, 4096
 #: Numbers of all samples that one step of the statistics works on: they stay in the cache.
 _BLOCK = 2**19
+#: Of random numbers, for what lies between the nodes; and places per axis, at most, between which
+#: what data know of it is interpolated.
+_STREAM, _PLACES = 3, 16
 
 
 @final
@@ -119,12 +123,18 @@ class NodeField(AbstractDensityField):
     prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
     the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
     share of the prior's variance that is explained, that of `sure_coverage`.
+
+    What the grid leaves out of the density between its nodes, where the posterior knows of that, is
+    in the samples: a normal number on ln ρ_s, independent from node to node, with the variance that
+    gives extinctions from the Sun the standard deviation that they are predicted with. seed: of
+    these numbers.
     """
 
     posterior: LogNormalPosterior
     nodes: RegularGrid
     extinction_system: ExtinctionSystem
     prior_std: float
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
@@ -185,7 +195,38 @@ class NodeField(AbstractDensityField):
     @cached_property
     def _density(self) -> Tensor:
         """ρ_s (S, M) in pc⁻¹."""
-        return self.posterior.log_samples.exp()
+        logs, lacking = self.posterior.log_samples, self.posterior.unresolved
+        if lacking is None or lacking.node_variance == 0.0:
+            return logs.exp()
+        variance = lacking.scale * lacking.node_variance * self._unknown_share.to(logs)
+        std, numbers, density = (
+            variance.sqrt(),
+            KeyedNormal(self.seed, _STREAM),
+            logs - 0.5 * variance,
+        )
+        for pair in range(0, len(logs), 2):
+            normal = std * numbers.draw(pair, logs.shape[1], logs.dtype, logs.device)
+            density[pair] += normal
+            density[pair + 1 : pair + 2] -= normal
+        density.exp_()
+        # The mean of the samples stays what it is.
+        return density.mul_(logs.exp().mean(0) / density.mean(0))
+
+    @cached_property
+    def _unknown_share(self) -> Tensor:
+        """Share (M,) of the variance between the nodes that data leave unknown, by rays from the
+        Sun to places of the box."""
+        lower, upper = self.nodes.lower, self.nodes.upper
+        shape = tuple(min(count, _PLACES) for count in self.nodes.shape)
+        places = RegularGrid.from_bounds(lower, upper, shape).points()
+        rays = LineIntegrals.from_observer(places.to(self.posterior.log_samples.device))
+        inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+        share = torch.ones(len(places), dtype=torch.float64)
+        share[kept.cpu()] = self.posterior.unknown_share(inside).double().cpu()
+        lattice = share.reshape(1, 1, *shape)
+        return torch.nn.functional.interpolate(
+            lattice, self.nodes.shape, mode="trilinear", align_corners=True
+        ).flatten()
 
     @cached_property
     def _by_node(self) -> NodeTable:

@@ -1,0 +1,152 @@
+"""What a grid leaves out of ρ = exp(s), whose values between the nodes are interpolated.
+
+The field s with spectral density S(ω) is more than the multilinear functions of a grid hold. What
+the best of them, its projection, leaves has, mean over places in a cell, the spectral density
+
+    S (1 − q)² + (φ/G)² Σ_{k≠0} S_k φ_k²,    φ(ω) = Π_i sinc²(ω_i h_i / 2),    q = φ²/G,
+
+    G(ω) = Π_i (2 + cos ω_i h_i) / 3 = Σ_k φ_k²,    f_k(ω) = f(ω + 2π k/h),
+
+where h is the spacing and sin(x)/x = sinc(x) (Unser, Proc. IEEE 88, 2000). Integrals along rays of
+any direction have of it, per unit length and relative to ρ²,
+
+    Λ = ∫ (exp c(t) − 1) dt ≈ (1 + c(0)/4) ∫ c(t) dt,    ∫ c dt = (2π)^-D ∫ (…) a_D/|ω| dω
+
+for a covariance c that falls like an exponential; a_3 = π, a_2 = 2, and a_1 = 0, since along the
+one axis there is nothing beside the ray.
+
+Data know part of it: stars behind the same dust share what the grid leaves out, and its nodes
+follow that. Scales just below the grid are as well known as those just above, so that a part
+√(S/V) of V = Λ ∫ w² E[ρ²] dt is unknown, S < V being the posterior variance of the integral.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
+from dustmap.gp.kernels import AbstractKernel
+
+#: Directions and lengths of ω in the quadrature, and the least and largest length in units of
+#: 1/max(h, ℓ) and 1/h.
+_DIRECTIONS, _LENGTHS = 128, 250
+_LEAST, _LARGEST = 1e-2, 1e3
+#: Of the aliases k, the largest entry.
+_ALIASES = 1
+#: Mean of 1/|ω·u| over directions u, as a multiple of 1/|ω| · (2π)/2, by dimension.
+_ALONG = {1: 0.0, 2: 2.0, 3: math.pi}
+
+
+@final
+@dataclass(frozen=True)
+class Unresolved:
+    """The variance that integrals and values of ρ = exp(s) lack on a grid.
+
+    length: Λ in the units of the grid. node_variance: τ² of normal numbers, independent from node
+    to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt. share: the mean
+    of exp c − 1 between the nodes, c the variance of s less its interpolant. prior_variance: k(0).
+    scale: factor on the standard deviation of what is unknown, 1 from the prior alone.
+
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid.from_bounds((0.0,) * 3, (10.0,) * 3, (11,) * 3)
+    >>> coarse, fine = (Unresolved.of(Matern32(ell, dim=3), grid) for ell in (1.0, 10.0))
+    >>> fine.length < 0.005 < 0.05 < coarse.length
+    True
+    """
+
+    length: float
+    node_variance: float
+    share: float
+    prior_variance: float
+    scale: float = 1.0
+
+    @staticmethod
+    @torch.no_grad()
+    def of(kernel: AbstractKernel, grid: RegularGrid, scale: float = 1.0) -> "Unresolved":
+        """Compute it for a kernel of s and a grid of up to three dimensions."""
+        spacing = torch.tensor(grid.spacing, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(0)
+        u = torch.randn(_DIRECTIONS, grid.dim, dtype=torch.float64, generator=generator)
+        u /= u.norm(dim=1, keepdim=True)
+        longest = max(max(grid.spacing), float(kernel.cutoff(0.5).max()))
+        ends = math.log10(_LEAST / longest), math.log10(_LARGEST / min(grid.spacing))
+        length = torch.logspace(*ends, _LENGTHS, dtype=torch.float64)
+        omega = length[:, None, None] * u
+        power, hat = _powers(kernel, omega, spacing)
+        gram = ((2.0 + (omega * spacing).cos()) / 3.0).prod(-1)
+        base = torch.remainder(omega * spacing + math.pi, 2.0 * math.pi) - math.pi
+        folded = torch.zeros_like(power)
+        for k in itertools.product(range(-_ALIASES, _ALIASES + 1), repeat=grid.dim):
+            alias = (base + 2.0 * math.pi * torch.tensor(k)) / spacing
+            aliased, its_hat = _powers(kernel, alias, spacing)
+            folded += aliased * its_hat.square()
+        held = hat.square() / gram
+        others = (folded - power * hat.square()).clamp_min(0.0)
+        left = power * (1.0 - held).square() + others * held / gram
+
+        def total(density: Tensor, of_length: Tensor) -> float:
+            """(2π)^-D ∫ density(ω) of_length(|ω|) dω."""
+            sphere = 2.0 * math.pi ** (grid.dim / 2) / math.gamma(grid.dim / 2)
+            shells = sphere / (2.0 * math.pi) ** grid.dim * length ** (grid.dim - 1) * of_length
+            return float(torch.trapezoid(shells * density.mean(1), length))
+
+        ones, along = torch.ones_like(length), _ALONG[grid.dim] / length
+        line = total(left, along) * (1.0 + 0.25 * total(left, ones))
+        white = total(hat.square() * spacing.prod(), along)
+        between = total(power * (1.0 - 2.0 * hat + gram), ones)
+        return Unresolved(
+            line,
+            line / white if white > 0 else 0.0,
+            math.expm1(between),
+            float(kernel.variance()),
+            scale,
+        )
+
+    def scaled(self, scale: float) -> "Unresolved":
+        """Return it with another scale."""
+        return replace(self, scale=scale)
+
+    def variance(
+        self,
+        functional: AbstractFunctional,
+        mean: Tensor,
+        known: Tensor,
+        squares: Callable[[AbstractFunctional], Tensor],
+    ) -> Tensor:
+        """Return the unknown variance (N,) that integrals along rays, or values at places, lack.
+
+        mean, known (N,): posterior mean and variance S of the interpolant; squares: L E[ρ²] (N,) of
+        a functional. Functionals of other kinds lack nothing.
+        """
+        if self.scale > 0.0 and isinstance(functional, LineIntegrals):
+            return self.of_integrals(known, self.whole(functional, squares))
+        if self.scale > 0.0 and isinstance(functional, PointValues):
+            return self.of_values(mean, known, squares(functional))
+        return torch.zeros_like(known)
+
+    def whole(self, rays: LineIntegrals, squares: Callable[[AbstractFunctional], Tensor]) -> Tensor:
+        """Return V = Λ ∫ w² E[ρ²] dt (N,)."""
+        return self.length * squares(replace(rays, weights=rays.weights.square()))
+
+    def of_integrals(self, known: Tensor, whole: Tensor) -> Tensor:
+        """Return √(S V) (N,), at most V, for the posterior variance S."""
+        whole = whole.to(known)
+        return self.scale * (whole * torch.minimum(whole, known)).sqrt()
+
+    def of_values(self, mean: Tensor, known: Tensor, square: Tensor) -> Tensor:
+        """Return E[ρ²] (exp c − 1) (N,), so that s has no more variance than before the data."""
+        posterior = (known / mean.square().clamp_min(torch.finfo(known.dtype).tiny)).log1p()
+        room = (self.prior_variance - posterior).clamp_min(0.0).expm1()
+        return min(self.scale, 1.0) * room.clamp_max(self.share) * square.to(known)
+
+
+def _powers(kernel: AbstractKernel, omega: Tensor, spacing: Tensor) -> tuple[Tensor, Tensor]:
+    """S and φ (...) at ω (..., D)."""
+    power = kernel.spectral_density(omega.to(kernel.device)).cpu()
+    return power, torch.sinc(omega * spacing / (2.0 * math.pi)).square().prod(-1)

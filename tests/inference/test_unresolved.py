@@ -1,0 +1,129 @@
+"""What a grid leaves out of a log-normal density, against dense projections and drawn numbers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import RegularGrid, features
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, kernel_named
+from dustmap.inference import LogNormalPosterior, Unresolved
+
+BOX = RegularGrid.from_bounds((-4.0,) * 3, (4.0,) * 3, (9,) * 3)
+
+
+def _left_by_projection(kernel: AbstractKernel, cells: int, finer: int) -> Tensor:
+    """Covariance (n, n) by displacement, n = cells · finer, of what hats of spacing 1 leave of a
+    field on a torus of cells × cells, mean over places; the lattice has `finer` places to a hat."""
+    n = cells * finer
+    step = torch.arange(n, dtype=torch.float64) / finer
+    images = torch.cartesian_prod(*[torch.arange(-2.0, 3.0, dtype=torch.float64) * cells] * 2)
+    lag = torch.cartesian_prod(step, step)
+    wrapped = kernel(lag[:, None] + images).sum(1).reshape(n, n)
+    away = (step[:, None] - torch.arange(cells) + cells / 2) % cells - cells / 2
+    hat = (1.0 - away.abs()).clamp_min(0.0)
+    hats = torch.kron(hat, hat)  # (n², cells²)
+    q, _ = torch.linalg.qr(hats)
+    index = torch.arange(n)
+    shift = (index[:, None] - index) % n
+    flat = (shift[:, None, :, None] * n + shift[None, :, None, :]).reshape(n * n, n * n)
+    covariance = wrapped.flatten()[flat]
+    explained = q @ (q.T @ covariance)
+    left = covariance - explained - explained.T + q @ (q.T @ explained.T)
+    mean = torch.zeros(n * n, dtype=torch.float64).index_add_(0, flat.flatten(), left.flatten())
+    return (mean / n**2).reshape(n, n)
+
+
+@pytest.mark.parametrize("kernel", [Matern32(2.0, 0.6, dim=2), Matern12(3.0, 0.3, dim=2)])
+def test_integrals_lack_what_the_projection_on_multilinear_functions_leaves(kernel):
+    cells, finer = 8, 6
+    left = _left_by_projection(kernel, cells, finer)
+    n = cells * finer
+    step = ((torch.arange(n) + n // 2) % n - n // 2).double() / finer
+    distance = torch.hypot(*torch.meshgrid(step, step, indexing="ij"))
+    # Along a line of any direction ∫ c dt = (1/π) ∫ c(x)/|x| d²x; the mean of 1/|x| in the middle
+    # cell of side a is 4 ln(1 + √2)/a.
+    inverse = torch.where(distance > 0, 1.0 / distance, 4.0 * math.log(1.0 + math.sqrt(2)) * finer)
+    expected = float((left.expm1() * inverse).sum()) / finer**2 / math.pi
+    grid = RegularGrid.from_bounds((0.0,) * 2, (8.0,) * 2, (9, 9))
+    assert Unresolved.of(kernel, grid).length == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_between_nodes_the_interpolant_misses_its_share(dim):
+    kernel = kernel_named("matern12", 2.0, 0.5, dim)
+    grid = RegularGrid.from_bounds((0.0,) * dim, (4.0,) * dim, (5,) * dim)
+    corner = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * dim).reshape(-1, dim)
+    offset = torch.rand(20_000, dim, dtype=torch.float64, generator=torch.manual_seed(0))
+    weight = torch.where(corner == 1.0, offset[:, None], 1.0 - offset[:, None]).prod(-1)
+    between = kernel(corner[:, None] - corner)
+    c = kernel.variance() - 2.0 * (weight * kernel(offset[:, None] - corner)).sum(-1)
+    c = c + torch.einsum("ni,ij,nj->n", weight, between, weight)
+    assert Unresolved.of(kernel, grid).share == pytest.approx(math.expm1(float(c.mean())), rel=0.02)
+
+
+def _rays(count: int) -> LineIntegrals:
+    generator = torch.manual_seed(1)
+    start, end = 7.0 * torch.rand(2, count, 3, dtype=torch.float64, generator=generator) - 3.5
+    return LineIntegrals.segment(start, end)
+
+
+def test_numbers_at_the_nodes_give_integrals_their_variance():
+    lacking, rays = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX), _rays(400)
+    rows = features.interpolation(rays, BOX, dtype=torch.float64)
+    drawn = torch.randn(500, BOX.size, dtype=torch.float64, generator=torch.manual_seed(2))
+    found = rows.matmul(math.sqrt(lacking.node_variance) * drawn).square().mean(0)
+    length = (rays.edges[:, -1] - rays.edges[:, 0]).double()
+    long = length > 4.0
+    ratio = (found / (lacking.length * length))[long].mean()
+    assert float(ratio) == pytest.approx(1.0, abs=0.1)
+
+
+def _posterior(spread: float, unresolved: Unresolved | None) -> LogNormalPosterior:
+    half = spread * torch.randn(8, BOX.size, dtype=torch.float64, generator=torch.manual_seed(3))
+    logs = torch.stack([half, -half], 1).flatten(0, 1)
+
+    def rows(functional):
+        return features.interpolation(functional, BOX, dtype=torch.float64)
+
+    return LogNormalPosterior(rows, torch.zeros(BOX.size).double(), logs, unresolved=unresolved)
+
+
+def test_what_data_know_well_they_know_between_the_nodes_by_halves_of_the_logarithm():
+    lacking, rays = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX), _rays(20)
+    plain = _posterior(0.05, None).predict(rays)
+    more = _posterior(0.05, lacking).predict(rays)
+    squares = torch.exp(2.0 * _posterior(0.05, None).log_samples).mean(0)
+    whole = lacking.length * features.interpolation(rays, BOX, dtype=torch.float64).matmul(squares)
+    assert bool((plain.variance < whole).all())
+    added = (plain.variance * whole).sqrt()
+    torch.testing.assert_close(more.variance, plain.variance + added)
+    torch.testing.assert_close(more.mean, plain.mean)
+
+
+def test_what_data_do_not_know_lacks_all_of_it_and_never_more_than_the_prior():
+    lacking, rays = Unresolved.of(Matern32(8.0, 0.5, dim=3), BOX), _rays(20)
+    wide = _posterior(0.7, None)
+    plain, more = wide.predict(rays), _posterior(0.7, lacking).predict(rays)
+    squares = torch.exp(2.0 * wide.log_samples).mean(0)
+    whole = lacking.length * features.interpolation(rays, BOX, dtype=torch.float64).matmul(squares)
+    assert bool((plain.variance > whole).all())
+    torch.testing.assert_close(more.variance, plain.variance + whole)
+    nodes = PointValues(BOX.points())
+    at_nodes = _posterior(0.7, lacking).predict(nodes)
+    known = wide.predict(nodes)
+    room = 0.5 - (known.variance / known.mean.square()).log1p()
+    full = room <= 0.0
+    torch.testing.assert_close(at_nodes.variance[full], known.variance[full])
+    assert bool((at_nodes.variance[~full] > known.variance[~full]).all())
+    torch.testing.assert_close(_posterior(0.7, lacking).at_nodes().variance, at_nodes.variance)
+
+
+def test_without_a_factor_nothing_is_lacking():
+    lacking, rays = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX, scale=0.0), _rays(5)
+    plain, same = _posterior(0.1, None).predict(rays), _posterior(0.1, lacking).predict(rays)
+    torch.testing.assert_close(same.variance, plain.variance)
+    whole = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX)
+    assert whole.scaled(2.0).scale == 2.0
