@@ -278,15 +278,21 @@ class LogNormalPosterior(gp.AbstractPosterior):
             return draws.new_zeros(draws.shape[1])
         return self.unresolved.variance(functional, draws.mean(0), draws.var(0), self._squares)
 
-    def unknown_share(self, rays: LineIntegrals) -> Tensor:
+    def unknown_share(self, rays: LineIntegrals, nodes: Tensor | None = None) -> Tensor:
         """√(S/V) (N,), at most 1: how much of what the grid leaves out of integrals along rays is
-        unknown; 1 where it leaves out nothing."""
+        unknown; 1 where it leaves out nothing. nodes (M,): such shares at the nodes, in place of
+        which L E[ρ²] nodes / L E[ρ²] is then their mean along the rays."""
         assert self.unresolved is not None
         shares = []
         for part in chunks(len(rays), _CHUNK):
-            known = self._draws(without_groups(rays[part])).var(0)
-            whole = self.unresolved.whole(rays[part], self._squares).to(known)
-            shares.append(torch.where(known < whole, known / whole, 1.0).sqrt())
+            some = without_groups(rays[part])
+            rows = self.interpolation(some)
+            squares = rows.matmul(self._mean_square.to(rows.dtype))
+            if nodes is not None:
+                share = rows.matmul((self._mean_square * nodes).to(rows.dtype)) / squares
+            else:
+                share = (self._draws(some).var(0) / (self.unresolved.length * squares)).sqrt()
+            shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
     def _squares(self, functional: AbstractFunctional) -> Tensor:

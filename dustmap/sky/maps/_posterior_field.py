@@ -33,6 +33,8 @@ _BLOCK = 2**19
 #: Of random numbers, for what lies between the nodes; and places per axis, at most, between which
 #: what data know of it is interpolated.
 _STREAM, _PLACES = 3, 16
+#: Passes after which rays have the share that they should, and the least share.
+_PASSES, _FAINT = 4, 1e-3
 
 
 @final
@@ -214,19 +216,21 @@ class NodeField(AbstractDensityField):
 
     @cached_property
     def _unknown_share(self) -> Tensor:
-        """Share (M,) of the variance between the nodes that data leave unknown, by rays from the
-        Sun to places of the box."""
+        """Share (M,) of the variance between the nodes that data leave unknown: such that its mean
+        along rays from the Sun to places of the box is that of the rays."""
         lower, upper = self.nodes.lower, self.nodes.upper
         shape = tuple(min(count, _PLACES) for count in self.nodes.shape)
         places = RegularGrid.from_bounds(lower, upper, shape).points()
         rays = LineIntegrals.from_observer(places.to(self.posterior.log_samples.device))
         inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+        wanted = self.posterior.unknown_share(inside).cpu().double()
         share = torch.ones(len(places), dtype=torch.float64)
-        share[kept.cpu()] = self.posterior.unknown_share(inside).double().cpu()
-        lattice = share.reshape(1, 1, *shape)
-        return torch.nn.functional.interpolate(
-            lattice, self.nodes.shape, mode="trilinear", align_corners=True
-        ).flatten()
+        share[kept.cpu()] = wanted
+        for _ in range(_PASSES):
+            nodes = _resized(share, shape, self.nodes.shape)
+            here = self.posterior.unknown_share(inside, nodes.to(inside.device)).cpu().double()
+            share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+        return _resized(share, shape, self.nodes.shape)
 
     @cached_property
     def _by_node(self) -> NodeTable:
@@ -242,6 +246,14 @@ class NodeField(AbstractDensityField):
         if self.posterior.explained is None:
             return _quantities.coverage(self.posterior.node_log_moments()[1], self.prior_std)
         return _quantities.sure_coverage(self.posterior.explained, self.posterior.independent)
+
+
+def _resized(values: Tensor, shape: tuple[int, ...], to: tuple[int, ...]) -> Tensor:
+    """Values at the nodes of one grid, multilinear at those of another of the same box."""
+    lattice = values.reshape(1, 1, *shape)
+    return torch.nn.functional.interpolate(
+        lattice, to, mode="trilinear", align_corners=True
+    ).flatten()
 
 
 def _fill(
