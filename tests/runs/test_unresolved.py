@@ -1,0 +1,131 @@
+"""Skies that are finer than the grid of a map, and skies that are not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from astropy.coordinates import SkyCoord
+from astropy.table import Table
+
+from dustmap.config import load
+from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.sky import DustMap
+from dustmap.sky.simulation import Measurements, simulate, write_sky
+from dustmap.sky.stars import ExactDistances
+
+CONFIG = """
+[data]
+catalog = "sky.fits"
+holdout = 0.4
+refit = false
+[grid]
+size = [200, 200, 120]
+spacing = 20
+[model]
+length = 60
+std = 1.0
+mean_density = 0.002
+learn = []
+[fit]
+samples = 16
+[export]
+formats = ["zarr"]
+quantities = ["mean", "std"]
+samples = 16
+figures = []
+"""
+
+
+def run(folder: Path, spacing: float, *settings: str, stars: int = 1200) -> dict[str, Any]:
+    """The report of a run on a sky drawn from the run's own prior on a grid of this spacing."""
+    (folder / "run.toml").write_text(CONFIG)
+    config = load(folder / "run.toml", settings)
+    measurements = Measurements(error=0.01, scatter=0.0, outliers=0.0)
+    model = replace(prior_sky(config, spacing), measurements=measurements)
+    write_sky(folder / "all.fits", simulate(model, stars, seed=4), exact_distances=True)
+    table, seen = Table.read(folder / "all.fits"), 3 * stars // 4
+    table[:seen].write(folder / "sky.fits")
+    table[seen:].write(folder / "unseen.fits")
+    execute_run(prepare(config), folder / "run", config, False, Stage.EXPORT)
+    report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    return report
+
+
+@pytest.fixture(scope="module")
+def finer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a sky four times as fine as its grid."""
+    folder = tmp_path_factory.mktemp("finer")
+    run(folder, 5.0)
+    return folder
+
+
+def truth_scores(folder: Path) -> dict[str, float]:
+    scores = open_star_map(folder / "run").evaluate(
+        folder / "unseen.fits", truth_column="true_extinction"
+    )
+    truth: dict[str, float] = scores["truth"]
+    return truth
+
+
+def test_a_sky_finer_than_the_grid_is_seen_in_stars_that_were_held_out(finer: Path) -> None:
+    report = json.loads((finer / "run" / "report.json").read_text())
+    section = report["unresolved"]
+    assert section["stars"] == 360
+    assert 0.6 < section["factor"] < 2.0
+    held_out = report["held_out_stars"]
+    assert 0.6 < held_out["coverage68"] < 0.76
+    assert 0.7 < held_out["chi2"] < 1.3
+    hyperparameters = json.loads((finer / "run" / "checkpoint/hyperparameters.json").read_text())
+    assert hyperparameters["unresolved"] == section["factor"]
+
+
+def test_without_its_variance_extinctions_would_be_too_sure_of_themselves(finer: Path) -> None:
+    path = finer / "run" / "checkpoint" / "hyperparameters.json"
+    text = path.read_text()
+    honest = truth_scores(finer)
+    path.write_text(json.dumps(json.loads(text) | {"unresolved": 0.0}))
+    try:
+        sure = truth_scores(finer)
+    finally:
+        path.write_text(text)
+    assert honest["rmse"] == sure["rmse"]
+    assert sure["chi2"] > 2.0
+    assert sure["coverage68"] < 0.6
+    assert 0.8 < honest["chi2"] < 1.25
+    assert 0.62 < honest["coverage68"] < 0.78
+    assert honest["loglike"] > sure["loglike"] + 0.1
+
+
+def test_a_map_says_of_extinctions_what_the_run_says(finer: Path) -> None:
+    """From its samples, as any client of a map takes them; places of densities are its voxels."""
+    table = Table.read(finer / "unseen.fits")
+    l, b, d = (np.asarray(table[name], dtype=float) for name in ("l", "b", "distance_pc"))
+    star_map, stored = open_star_map(finer / "run"), DustMap.open(finer / "run" / "map.zarr")
+    predicted = star_map.at_stars(l, b, ExactDistances(d))
+    places = SkyCoord(l, b, distance=d, unit=("deg", "deg", "pc"), frame="galactic")
+    mean = stored.query(places, mode="mean", integrated=True)
+    std = stored.query(places, mode="std", integrated=True)
+    np.testing.assert_allclose(mean, predicted["extinction_mean"], rtol=1e-4)
+    ratio = np.median(std / predicted["extinction_std"])
+    assert ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_sky_on_the_grid_stays_what_it_was(tmp_path: Path) -> None:
+    report = run(tmp_path, 20.0, "export.formats=[]")
+    assert report["unresolved"]["factor"] < 0.5
+    truth = truth_scores(tmp_path)
+    assert 0.8 < truth["chi2"] < 1.25
+
+
+def test_without_stars_held_out_the_factor_is_one(tmp_path: Path) -> None:
+    report = run(tmp_path, 5.0, "data.holdout=0", "export.formats=[]", "fit.samples=4", stars=60)
+    assert report["unresolved"]["factor"] == 1.0
+    assert report["unresolved"]["stars"] == 0
+
+
+def test_a_gaussian_density_has_no_such_part(tmp_path: Path) -> None:
+    settings = ("model.density=gaussian", "model.std=0.002", "export.formats=[]")
+    assert "unresolved" not in run(tmp_path, 20.0, *settings, stars=60)
