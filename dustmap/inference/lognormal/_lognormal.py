@@ -276,7 +276,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """What draws (S, N) of L ρ have not (N,)."""
         if self.unresolved is None:
             return draws.new_zeros(draws.shape[1])
-        return self.unresolved.variance(functional, draws.mean(0), draws.var(0), self._squares)
+        return self.unresolved.variance(functional, draws.var(0), self._squares)
 
     def unknown_share(self, rays: LineIntegrals, nodes: Tensor | None = None) -> Tensor:
         """√(S/V) (N,), at most 1: how much of what the grid leaves out of integrals along rays is
@@ -364,10 +364,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()
-        mean, variance = density.mean(0), density.var(0)
-        if self.unresolved is not None:
-            variance = variance + self.unresolved.of_values(mean, variance, self._mean_square)
-        return gp.Prediction(mean, variance)
+        return gp.Prediction(density.mean(0), density.var(0))
 
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""

@@ -44,14 +44,13 @@ _ALONG = {1: 0.0, 2: 2.0, 3: math.pi}
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unresolved:
     """The variance that integrals and values of ρ = exp(s) lack on a grid.
 
-    length: Λ in the units of the grid. node_variance: τ² of normal numbers, independent from node
-    to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt. share: the mean
-    of exp c − 1 between the nodes, c the variance of s less its interpolant. prior_variance: k(0).
-    scale: factor on the standard deviation of what is unknown, 1 from the prior alone.
+    kernel: of s. length: Λ in the units of the grid. node_variance: τ² of normal numbers,
+    independent from node to node, which added to s at the nodes give integrals the variance
+    Λ ∫ w² ρ² dt. scale: factor on the variance that is unknown, 1 from the prior alone.
 
     >>> from dustmap.gp.kernels import Matern32
     >>> grid = RegularGrid.from_bounds((0.0,) * 3, (10.0,) * 3, (11,) * 3)
@@ -60,10 +59,10 @@ class Unresolved:
     True
     """
 
+    kernel: AbstractKernel
+    grid: RegularGrid
     length: float
     node_variance: float
-    share: float
-    prior_variance: float
     scale: float = 1.0
 
     @staticmethod
@@ -99,14 +98,7 @@ class Unresolved:
         ones, along = torch.ones_like(length), _ALONG[grid.dim] / length
         line = total(left, along) * (1.0 + 0.25 * total(left, ones))
         white = total(hat.square() * spacing.prod(), along)
-        between = total(power * (1.0 - 2.0 * hat + gram), ones)
-        return Unresolved(
-            line,
-            line / white if white > 0 else 0.0,
-            math.expm1(between),
-            float(kernel.variance()),
-            scale,
-        )
+        return Unresolved(kernel, grid, line, line / white if white > 0 else 0.0, scale)
 
     def scaled(self, scale: float) -> "Unresolved":
         """Return it with another scale."""
@@ -115,19 +107,18 @@ class Unresolved:
     def variance(
         self,
         functional: AbstractFunctional,
-        mean: Tensor,
         known: Tensor,
         squares: Callable[[AbstractFunctional], Tensor],
     ) -> Tensor:
         """Return the unknown variance (N,) that integrals along rays, or values at places, lack.
 
-        mean, known (N,): posterior mean and variance S of the interpolant; squares: L E[ρ²] (N,) of
-        a functional. Functionals of other kinds lack nothing.
+        known (N,): posterior variance S of the interpolant; squares: L E[ρ²] (N,) of a functional.
+        Functionals of other kinds lack nothing, and neither do nodes.
         """
         if self.scale > 0.0 and isinstance(functional, LineIntegrals):
             return self.of_integrals(known, self.whole(functional, squares))
         if self.scale > 0.0 and isinstance(functional, PointValues):
-            return self.of_values(mean, known, squares(functional))
+            return (self.relative(functional.x) * squares(functional)).to(known)
         return torch.zeros_like(known)
 
     def whole(self, rays: LineIntegrals, squares: Callable[[AbstractFunctional], Tensor]) -> Tensor:
@@ -139,11 +130,30 @@ class Unresolved:
         whole = whole.to(known)
         return self.scale * (whole * torch.minimum(whole, known)).sqrt()
 
-    def of_values(self, mean: Tensor, known: Tensor, square: Tensor) -> Tensor:
-        """Return E[ρ²] (exp c − 1) (N,), so that s has no more variance than before the data."""
-        posterior = (known / mean.square().clamp_min(torch.finfo(known.dtype).tiny)).log1p()
-        room = (self.prior_variance - posterior).clamp_min(0.0).expm1()
-        return min(self.scale, 1.0) * room.clamp_max(self.share) * square.to(known)
+    def relative(self, x: Tensor) -> Tensor:
+        """Return exp c − 1 (N,) at places x (N, D), c the variance of s less its interpolant."""
+        return self.log_variance(x).expm1()
+
+    @torch.no_grad()
+    def log_variance(self, x: Tensor) -> Tensor:
+        """Return c = k(0) − 2 wᵀ k(z, x) + wᵀ K_zz w (N,) with the weights w of the 2^D nodes z
+        around a place, times a scale below 1; float64."""
+        corners = torch.tensor(
+            list(itertools.product((0.0, 1.0), repeat=self.grid.dim)), dtype=torch.float64
+        ).to(x.device)
+        lower, spacing = (
+            torch.tensor(values, dtype=torch.float64, device=x.device)
+            for values in (self.grid.lower, self.grid.spacing)
+        )
+        cells = (x.double() - lower) / spacing
+        offset = (cells - cells.floor())[:, None]
+        weight = torch.where(corners == 1.0, offset, 1.0 - offset).prod(-1)
+        around = self.kernel((corners[:, None] - corners) * spacing)
+        c = self.kernel.variance() - 2.0 * (weight * self.kernel((offset - corners) * spacing)).sum(
+            -1
+        )
+        c = c + ((weight @ around) * weight).sum(-1)
+        return min(self.scale, 1.0) * c.clamp_min(0.0)
 
 
 def _powers(kernel: AbstractKernel, omega: Tensor, spacing: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """A finished map of the dust: its posterior answers for any star, place or grid."""
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,9 @@ from torch import Tensor
 from dustmap import sky
 from dustmap.config import Config
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
+from dustmap.gp import Prediction, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
-from dustmap.inference import scores
+from dustmap.inference import LogNormalPosterior, scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
@@ -34,7 +35,7 @@ from dustmap.runs.stars import (
 )
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
-from dustmap.sky.maps import AbstractDensityField
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import table_format, write_table
@@ -230,7 +231,7 @@ class StarMap(AbstractFinishedRun):
             l[at], b[at], distances[at], self.run.grid, policy, self.device
         )
         posterior = self.fit.posterior
-        density = posterior.predict(PointValues(places[inside]))
+        density = self._densities(PointValues(places[inside]))
         extinction = observations.predict_extinction(posterior, lines, self._dust)
         answers = [("density", at, density), ("extinction", at[lines.rows], extinction)]
         if groups is not None:
@@ -242,6 +243,19 @@ class StarMap(AbstractFinishedRun):
             columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()
             columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns
+
+    def _densities(self, places: PointValues) -> Prediction:
+        """Predict at places in the box: as maps have it where what lies between nodes is drawn."""
+        posterior = self.fit.posterior
+        if not isinstance(posterior, LogNormalPosterior) or posterior.unresolved is None:
+            return posterior.predict(places)
+        answers = self._field.evaluate(places, MapRequest((Quantity.MEAN, Quantity.STD)))
+        mean, std = (torch.from_numpy(answers[name]).double() for name in ("mean", "std"))
+        return Prediction(mean, std.square())
+
+    @functools.cached_property
+    def _field(self) -> AbstractDensityField:
+        return self.field()
 
     def _places(self, l: Array, b: Array, distances: AbstractDistances) -> tuple[Tensor, Tensor]:
         """Return X, Y, Z (N, 3) at the median distances, and which are in the box."""
@@ -259,7 +273,7 @@ class StarMap(AbstractFinishedRun):
                 "alone, or leave the errors of the distances out"
             )
         places, inside = self._places(l, b, distances)
-        at, field = inside.cpu().numpy(), self.field()
+        at, field = inside.cpu().numpy(), self._field
         extinction, density = (np.full((len(levels), len(l)), np.nan) for _ in range(2))
         if at.any():
             density[:, at] = field.percentiles(PointValues(places[inside]), levels)

@@ -38,7 +38,7 @@ def judged(
     assert isinstance(whole.posterior, LogNormalPosterior)
     lacking = whole.posterior.unresolved
     assert lacking is not None
-    section: dict[str, Any] = {"length": lacking.length, "between_nodes": lacking.share}
+    section: dict[str, Any] = {"length": lacking.length}
     index = _some(holdout)
     if len(index) == 0:
         return whole, section | {"factor": 1.0, "stars": 0}

@@ -100,6 +100,7 @@ class Resampler:
     def __init__(self, source: RegularGrid, target: RegularGrid, dtype: torch.dtype) -> None:
         x, y, z = (AxisWeights(source, target, axis, dtype) for axis in range(3))
         self._x, self._y, self._z = x, y, z
+        self.identity = x.identity and y.identity and z.identity
 
     def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Yield (below, above, weight) of planes in z: of values lerp(below, above, weight)."""
@@ -179,7 +180,8 @@ class NodeField(AbstractDensityField):
             into = {name: torch.from_numpy(array) for name, array in arrays.items()}
             for k in range(stop - start):
                 density, *covered = next(walks)
-                _fill(into, k, density, request)
+                lacking = 0.0 if resampler.identity else self._lacking(grid, start + k)
+                _fill(into, k, density, request, lacking)
                 for below, above, weight in covered:
                     into["coverage"][k] = torch.lerp(below, above, weight)[0]
             yield Planes(start, stop, arrays)
@@ -189,10 +191,22 @@ class NodeField(AbstractDensityField):
             rows = self.posterior.interpolation(functional)
             return statistics(rows.matmul(self._density.to(rows.dtype)), request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
-        answers = statistics(self._by_node.at(cells).mT.contiguous(), request)
+        lacking, relative = self.posterior.unresolved, torch.zeros(len(functional))
+        if lacking is not None:
+            relative = lacking.relative(functional.x).float().cpu()
+        answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
         if Quantity.COVERAGE in request:
             answers["coverage"] = self._covered.at(cells)[:, 0]
         return answers
+
+    def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
+        """Relative variance (y, x) that samples have not in plane k of a grid."""
+        if self.posterior.unresolved is None:
+            return 0.0
+        x, y, z = grid.axes()
+        yy, xx = torch.meshgrid(y, x, indexing="ij")
+        points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
+        return self.posterior.unresolved.relative(points).float().reshape(xx.shape)
 
     @cached_property
     def _density(self) -> Tensor:
@@ -257,14 +271,22 @@ def _resized(values: Tensor, shape: tuple[int, ...], to: tuple[int, ...]) -> Ten
 
 
 def _fill(
-    into: dict[str, Tensor], k: int, density: tuple[Tensor, Tensor, float], request: MapRequest
+    into: dict[str, Tensor],
+    k: int,
+    density: tuple[Tensor, Tensor, float],
+    request: MapRequest,
+    lacking: "Tensor | float" = 0.0,
 ) -> None:
-    """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time."""
+    """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time.
+
+    lacking (y, x): relative variance that the samples have not.
+    """
     below, above, weight = density
     rows = max(1, _BLOCK // (len(below) * below.shape[-1]))
     for part in chunks(below.shape[1], rows):
         draws = torch.lerp(below[:, part], above[:, part], weight)
-        for name, values in statistics(draws, request).items():
+        relative = lacking[part] if isinstance(lacking, Tensor) else lacking
+        for name, values in statistics(draws, request, relative).items():
             into[name][..., k, part, :] = values
 
 

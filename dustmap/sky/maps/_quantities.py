@@ -154,29 +154,43 @@ def normal_quantile(q: float) -> float:
     return NormalDist().inv_cdf(q)
 
 
-def statistics(draws: "Tensor", request: MapRequest) -> "dict[str, Tensor]":
-    """Compute all but coverage of draws (S, ...) > 0, each (...); samples are not copied."""
+def statistics(
+    draws: "Tensor", request: MapRequest, relative: "Tensor | float" = 0.0
+) -> "dict[str, Tensor]":
+    """Compute all but coverage of draws (S, ...) > 0, each (...); samples are not copied.
+
+    relative (...): variance over E f² that samples have not.
+    """
     results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
-        results["mean"], results["std"] = mean, deviation(draws, mean, len(draws) - 1)
+        results["mean"], std = mean, deviation(draws, mean, len(draws) - 1)
+        results["std"] = (std.square() + relative * (mean.square() + std.square())).sqrt()
     asked = [quantity for quantity in PERCENTILES if quantity in request]
     if asked:
-        values = percentiles(draws, [PERCENTILES[quantity] for quantity in asked], positive=True)
+        levels = [PERCENTILES[quantity] for quantity in asked]
+        values = percentiles(draws, levels, positive=True, relative=relative)
         results |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
     if request.samples:
         results["samples"] = draws[: request.samples]
     return {q.value: results[q.value] for q in request.quantities if q.value in results}
 
 
-def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
-    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
+def percentiles(
+    draws: Draws, levels: Sequence[float], positive: bool, relative: "Tensor | float" = 0.0
+) -> Draws:
+    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...).
+
+    relative (...): variance over E f² that positive draws have not.
+    """
+    of = _namespace(draws)
     if positive:
         centre, width = log_moments(draws)
+        if not isinstance(relative, float):
+            width = (width**2 + of.log1p(relative)) ** 0.5
     else:
         centre = draws.mean(0)
         width = deviation(draws, centre, len(draws) - 1)
-    of = _namespace(draws)
     values: Draws = of.stack([centre + normal_quantile(q) * width for q in levels])
     if positive:
         of.exp(values, out=values)
