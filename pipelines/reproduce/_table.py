@@ -7,6 +7,7 @@ from pipelines.reproduce import growth
 from pipelines.reproduce._experiment import Experiment
 from pipelines.reproduce.accuracy_per_second import experiment as accuracy_per_second
 from pipelines.reproduce.ananke import experiment as ananke
+from pipelines.reproduce.between_nodes import experiment as between_nodes
 from pipelines.reproduce.beyond_memory import experiment as beyond_memory
 from pipelines.reproduce.calibration import experiment as calibration
 from pipelines.reproduce.ciq import _full as _ciq_full
@@ -114,6 +115,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "skies",
         "calibration of extinctions and densities on simulated skies, with parallaxes",
         skies.run,
+    ),
+    Experiment(
+        "between_nodes",
+        "skies finer than the grid: extinctions with and without what lies between the nodes",
+        between_nodes.run,
     ),
     Experiment(
         "seams",

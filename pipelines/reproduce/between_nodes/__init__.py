@@ -1,0 +1,1 @@
+"""Skies with structure between the nodes of the map, and without."""
