@@ -56,6 +56,12 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
 
     timeout: in seconds. gpu: whether to compute on GPUs where there are any; every rank takes
     that of its LOCAL_RANK, and more ranks than GPUs on a node are refused.
+
+    Examples
+    --------
+    >>> with world_from_environment() as world:  # one process, unless a launcher has started more
+    ...     world.rank, world.size, world.total(torch.tensor([1.0, 2.0]))
+    (0, 1, tensor([1., 2.]))
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:

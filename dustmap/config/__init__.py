@@ -7,6 +7,19 @@
 
 The sections and their keys are declared in `dustmap.config._schema` and `_execution`, what they
 must agree on in `dustmap.config._config`.
+
+Examples
+--------
+>>> config = from_mapping({"data": {"catalog": "stars.fits"}}, ["grid.spacing=0.02kpc"])
+>>> config.grid.spacing, config.engine, config.resolved().model.kernel
+(20.0, 'lognormal', 'matern32')
+>>> from pathlib import Path
+>>> Path("run.toml").write_text(echo(config)) > 0
+True
+>>> sha256(load("run.toml")) == sha256(config)
+True
+>>> example().splitlines()[0]
+'# Where the data come from.'
 """
 
 from dustmap.config._config import Config as Config

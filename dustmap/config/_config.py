@@ -30,7 +30,7 @@ _DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 @final
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The configuration of a run: one value for every section of the file."""
 
     data: DataConfig
     grid: GridConfig
@@ -198,7 +198,7 @@ def _check_box(grid: GridConfig) -> None:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a TOML file. Overrides are `section.key=value` and win over the file."""
+    """Read a TOML file; `overrides`, such as `grid.spacing=10pc`, win over the file."""
     path = Path(path)
     try:
         read = _bytes(path)
@@ -232,7 +232,14 @@ def _toml_of(text: str) -> dict[str, Any]:
 def from_mapping(
     content: Mapping[str, object], overrides: Sequence[str] = (), directory: Path | None = None
 ) -> Config:
-    """Checks the tables of a configuration; relative paths in `content` start at `directory`."""
+    """Check the tables of a configuration; relative paths in `content` start at `directory`.
+
+    Examples
+    --------
+    >>> from_mapping({"grid": {"sizes": [100, 100, 100]}})
+    Traceback (most recent call last):
+    dustmap.errors.UserError: ...
+    """
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
         _update(tables.setdefault(section, {}), values)
@@ -241,7 +248,7 @@ def from_mapping(
 
 
 def echo(config: Config) -> str:
-    """The resolved configuration as TOML; reading it gives `config` back."""
+    """Write the resolved configuration as TOML, which reads as `config` again."""
     blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
     for name in _sections():
         section = getattr(config, name)
@@ -255,7 +262,7 @@ def echo(config: Config) -> str:
 
 
 def example() -> str:
-    """Every key with its default, its unit and what it is for, as a configuration that reads."""
+    """Write a configuration of all keys, with their defaults, their units and what they are for."""
     blocks = []
     for name, section in _sections().items():
         lines = [f"# {section.__doc__}", f"[{name}]"]
@@ -283,7 +290,7 @@ def _comment(key: Key) -> list[str]:
 
 
 def sha256(config: Config) -> str:
-    """Of the resolved values, so that comments, order and units of the file do not matter."""
+    """Hash the resolved values: comments, order and units of the file do not matter."""
     canonical = json.dumps(dataclasses.asdict(config), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -399,7 +406,13 @@ def _toml(value: object) -> str:
 
 
 def parsecs(written: str) -> float:
-    """A length in pc from a command line: 300, 300pc or 0.3kpc."""
+    """Read a length of a command line, 300, 300pc or 0.3kpc, in pc.
+
+    Examples
+    --------
+    >>> parsecs("300"), parsecs("0.3kpc")
+    (300.0, 300.0)
+    """
     value = _value(written)
     try:
         return float(_values.parsecs()(value))

@@ -43,7 +43,9 @@ _STAGES = {
 @final
 @dataclass(frozen=True)
 class LogNormalSettings:
-    """samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
+    """Settings of the log-normal engine.
+
+    samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
     robust: Student-t noise, None for Gaussian. beams: shared by rays of a fit, None for rows of
     their own, as the posterior has in any case."""
 
@@ -208,7 +210,7 @@ class LogNormalEngine(AbstractEngine):
 
 
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
-    """Bytes of all vectors of the samples."""
+    """Return the bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
 
 

@@ -45,8 +45,9 @@ _RESIDUALS = 400 * _memory.MIB
 @final
 @dataclass(frozen=True)
 class PathwiseSettings:
-    """points: of any solve; its padding and grid, and learning, are of point values alone.
+    """Settings of the pathwise engine.
 
+    points: of any solve; its padding and grid, and learning, are of point values alone.
     rtol, max_steps, order, robust: of a solve on the map's grid, see `GlobalSettings`; estimator:
     of its residual variances.
     """

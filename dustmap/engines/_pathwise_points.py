@@ -113,7 +113,16 @@ class PointPlan(_grids.AbstractGridPlan):
 def plan_points(
     kernel: AbstractKernel, grid: RegularGrid, n: int, settings: PointSettings
 ) -> PointPlan:
-    """The plan of a fit of n data on this grid."""
+    """Plan a fit of n data on this grid, with the padding of the kernel around it.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> settings = PointSettings(32, padding=4.0, dtype=torch.float64, max_memory=2**30)
+    >>> plan = plan_points(Matern32([1.0]), RegularGrid((0.0,), (0.25,), (101,)), 80, settings)
+    >>> plan.torus_shape, plan.in_data_space
+    ((120,), True)
+    """
     s, torus = settings, torus_for(kernel, grid, settings.padding)
     return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory)
 
@@ -234,7 +243,7 @@ def pathwise_posterior(
 def some_draws(
     posterior: PathwisePosterior, count: int, generator: torch.Generator
 ) -> PathwisePosterior:
-    """The posterior with `count` of its draws, chosen at random."""
+    """Return the posterior with `count` of its draws, chosen at random."""
     have = len(posterior.deviations)
     if not 1 <= count <= have:
         raise UserError(

@@ -115,7 +115,13 @@ SiteFit: TypeAlias = tuple[RobustModel, Sites, bool]
 
 
 def plain_rows(y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which targets (N,) do not stand out grossly from the median."""
+    """Tell which targets y (N,) do not stand out grossly from their median: (N,) bool.
+
+    Examples
+    --------
+    >>> plain_rows(np.array([1.0, 1.1, 0.9, 1.05, 300.0]))
+    array([ True,  True,  True,  True, False])
+    """
     off = np.abs(y - np.median(y))
     width = 1.4826 * float(np.median(off))
     return np.asarray(off <= _GROSS * width if width > 0 else np.ones(len(y), bool))

@@ -29,8 +29,9 @@ _WALL = 1e3
 @final
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One tensor of a model: its name in reports, its unconstrained value, of any shape, whether
-    that is a logarithm, and whether it is learned."""
+    """One tensor (...) of a model: its name in reports, its unconstrained value, whether that is a
+    logarithm, and whether it is learned.
+    """
 
     name: str
     value: Tensor
@@ -306,7 +307,7 @@ def maximise(
     max_steps: int,
     tolerance: float,
 ) -> Maximum:
-    """L-BFGS with strong Wolfe line searches from `parameters.theta`, on objective + ln prior.
+    """L-BFGS with strong Wolfe line searches from `parameters.theta` (P,), on objective + ln prior.
 
     objective: of θ; a ValueError of it, but at the start, is a wall. n_data: N, by which the sum
     is divided. tolerance: of the largest |gradient|, below which it stops. The objective is

@@ -24,6 +24,13 @@ class PrecisionOperator(linalg.AbstractSymmetric):
     """Λ = I + Φᵀ diag(w) Φ (M_w, M_w), the posterior precision of ε for Gaussian noise (S3).
 
     phi (N, M_w): an operator; weights (N,) = 1/σ_n².
+
+    Examples
+    --------
+    >>> phi = linalg.DenseOperator(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    >>> PrecisionOperator(phi, weights=torch.tensor([1.0, 2.0])).to_dense()
+    tensor([[4., 2.],
+            [2., 3.]])
     """
 
     def __init__(self, phi: linalg.AbstractOperator, weights: Tensor) -> None:

@@ -24,6 +24,11 @@ class Provenance:
 
     catalog: what the stars were read from; seed: of the run or the simulation; tile: of the part
     of a sky, what `dustmap merge` asks of it, in values that JSON holds.
+
+    Examples
+    --------
+    >>> Provenance("", ("simulated",), seed=3).metadata()["SEED"]
+    3
     """
 
     config_sha256: str

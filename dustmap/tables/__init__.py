@@ -8,6 +8,17 @@
 `_formats` is the one list of formats and their endings; `_columns` what every reader offers;
 `_fits`, `_arrow`, `_hdf5` and `_votable` one module a family of formats, reader and writer.
 `_outputs` and `_hdf5` serve all that writes files, maps among them. Nothing here knows stars.
+
+Examples
+--------
+>>> from astropy.table import Table
+>>> from dustmap.tables import number_column, open_table, read_tables, write_table
+>>> write_table("stars.csv", Table({"id": [1, 2, 3], "A_V": [0.1, 0.2, 0.3]}))
+>>> [column.name for column in open_table("stars.csv").columns]
+['id', 'A_V']
+>>> table = read_tables("stars.csv", "stars.csv")
+>>> len(table), number_column(table, "A_V").max().item()
+(6, 0.3)
 """
 
 from typing import TYPE_CHECKING

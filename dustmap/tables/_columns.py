@@ -237,7 +237,14 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
 
 
 def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
-    """Raise a UserError that counts the bad rows of a column (N,) and names the first."""
+    """Raise a UserError that counts the bad rows of a column (N,) and names the first.
+
+    Examples
+    --------
+    >>> check_rows(np.array([True, False]), "distance", "positive numbers")
+    Traceback (most recent call last):
+    dustmap.errors.UserError: ...
+    """
     if not good.all():
         bad = np.flatnonzero(~good)
         raise UserError(

@@ -129,6 +129,11 @@ def table_format(path: str | Path) -> TableFormat:
     """Choose the format in which a table is written by the ending of its name.
 
     UserError where nothing is written under such a name.
+
+    Examples
+    --------
+    >>> table_format("sky.parquet") == table_format("stars.parquet")
+    True
     """
     for each in FORMATS:
         if str(path).lower().endswith(each.endings):

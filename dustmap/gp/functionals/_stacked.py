@@ -18,8 +18,10 @@ F = TypeVar("F", bound=_functional.AbstractFunctional)
 @final
 @dataclass(frozen=True, eq=False)
 class Stacked(_functional.AbstractFunctional):
-    """The functionals of several parts of one dimension, one after the other: row n is entry
-    order[n] of the concatenation, the identity unless rows were picked in another order."""
+    """The functionals of several parts of one dimension, one after the other.
+
+    Row n is entry order[n] of the concatenation, order (N,); the identity unless rows were picked.
+    """
 
     parts: tuple[_functional.AbstractFunctional, ...]
     order: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))

@@ -116,13 +116,18 @@ class TrustRegion:
 class LearnSettings:
     """Settings of `learn_evidence`.
 
-    max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
-        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
-        sets that are fitted with the same seed share that error: it does not average out over them.
-    tolerance: stop when the next step in every log-parameter is below it, or below half of the
-        parameter's Monte Carlo error if that is small.
-    largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior
-        of this width around its start.
+    Attributes
+    ----------
+    max_steps : most solves
+    samples, max_samples : int
+        Deviations per solve, doubled up to the latter where their Monte Carlo error exceeds
+        `accuracy` standard deviations of a parameter. Data sets that are fitted with the same seed
+        share that error: it does not average out over them.
+    tolerance : float
+        Stop when the next step in every log-parameter is below it, or below half of the parameter's
+        Monte Carlo error if that is small.
+    largest_step : of a log-parameter
+    prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
     """
 
     max_steps: int = 20

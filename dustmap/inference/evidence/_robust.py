@@ -71,6 +71,12 @@ def student_t_moments(
     With e = y − f and a² = ν s²:
 
         slope = (ν + 1) E e/(a² + e²)        curvature = (ν + 1) E (a² − e²)/(a² + e²)²
+
+    Examples
+    --------
+    >>> y, mean, variance = torch.tensor([1.0, 100.0]), torch.zeros(2), torch.full((2,), 1e-6)
+    >>> student_t_moments(y, mean, variance, width2=torch.ones(2), nu=4.0).slope
+    tensor([1.0000, 0.0500], dtype=torch.float64)
     """
     parts: list[tuple[Tensor, ...]] = []
     for first in range(0, len(y), _SITE_ROWS):
@@ -141,6 +147,11 @@ def nats_left(nats: Sequence[float]) -> float:
 
     A step of length d_k ∝ √nats_k that shrinks by ρ each time leaves d_k ρ/(1 − ρ): creeping is not
     taken for rest. Infinite before there are two.
+
+    Examples
+    --------
+    >>> nats_left([1.0, 0.25])  # every step half as long as the one before
+    0.25
     """
     if len(nats) < 2:
         return float("inf")

@@ -144,6 +144,11 @@ def noise_nats(before: Sequence[float], after: Sequence[float], n: int) -> float
 
     Per datum 2ν/(ν + 3) of ln s, and of ν, with the trigamma function ψ',
     ¼ ψ'(ν/2) − ¼ ψ'((ν + 1)/2) − (ν + 5)/(2ν (ν + 1)(ν + 3)).
+
+    Examples
+    --------
+    >>> round(noise_nats([math.log(4.0), 0.0], [math.log(4.0), 0.1], n=700), 9)  # a 10 % wider t
+    4.0
     """
     nu = math.exp(after[0])
     half = torch.tensor([0.5 * nu, 0.5 * (nu + 1.0)], dtype=torch.float64)

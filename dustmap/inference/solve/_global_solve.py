@@ -30,13 +30,17 @@ _COEFFICIENT_ERROR = 0.05
 class SolveSettings:
     """Settings of `solve_global`.
 
-    rtol: residual of every column relative to the right-hand side of a draw. max_steps: of CG.
-    samples: pathwise draws S. seed: theirs; the same whatever the blocks.
-    rank: of the Nyström preconditioner; 0 for none, None to choose.
-    memory: bytes of the vectors solved for at once; what exceeds it is solved in several blocks.
-    fit_mean: also fit the coefficients of the prior mean by generalised least squares.
-    spread: whether the posterior has the uncertainty of fitted coefficients, for one solve more
-        per coefficient; learning, which holds them at their fitted values, does without.
+    Attributes
+    ----------
+    rtol : residual of every column relative to the right-hand side of a draw
+    max_steps : of CG
+    samples, seed : pathwise draws S, and the seed of these, whatever the blocks
+    rank : of the Nyström preconditioner; 0 for none, None to choose
+    memory : bytes of the vectors solved for at once; what exceeds it is solved in several blocks
+    fit_mean : also fit the coefficients of the prior mean by generalised least squares
+    spread : bool
+        Whether the posterior has the uncertainty of fitted coefficients, for one solve more per
+        coefficient; learning, which holds them at their fitted values, does without.
     """
 
     rtol: float = 1e-3

@@ -229,6 +229,14 @@ class GriddedDraws(AbstractPosterior):
 
     An approximation for fields that are rough between the nodes; a functional costs a sparse row,
     whatever the posterior that made the draws asks for one. draws (S, M) in the grid's C order.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import PointValues
+    >>> grid = RegularGrid((0.0,), (1.0,), (3,))
+    >>> draws = GriddedDraws(grid, torch.tensor([[0.0, 1.0, 0.0], [0.0, 3.0, 0.0]]))
+    >>> draws.predict(PointValues(torch.tensor([[0.5], [1.0]]))).mean
+    tensor([1., 2.])
     """
 
     grid: RegularGrid

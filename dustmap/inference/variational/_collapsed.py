@@ -107,7 +107,7 @@ class FITC(AbstractCollapsedObjective):
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedSolution:
-    """state: q(ε) in closed form, of the features' dtype. value: L, in float64."""
+    """q(ε) in closed form, `state` of the features' dtype, and the bound L, `value` in float64."""
 
     state: AbstractGaussian
     value: float
@@ -116,7 +116,7 @@ class CollapsedSolution:
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedGradient:
-    """solution, and ∂L/∂θ (P,)."""
+    """The solution at θ, and ∂L/∂θ (P,)."""
 
     solution: CollapsedSolution
     gradient: Tensor
@@ -302,6 +302,23 @@ def fit_collapsed(
     objective: SGPR unless another is given; others are no bounds, see the table above.
     tolerance: stop when the largest |gradient| of the objective per datum is below.
     prior_std: if given, every log-parameter gets a normal prior of this width around its start.
+
+    Examples
+    --------
+    >>> from dustmap import gp
+    >>> from dustmap.gp import families, features, functionals, kernels, likelihoods
+    >>> x = torch.linspace(0.0, 3.0, 13, dtype=torch.float64)[:, None]
+    >>> y = torch.sin(x[:, 0])
+    >>> data = Batch(functionals.PointValues(x), y, torch.full_like(y, 0.01))
+    >>> grid = gp.RegularGrid.from_bounds((0.0,), (3.0,), (7,))
+    >>> torus = features.TorusFeatures(gp.GridPrior.padded(kernels.Matern32(1.0, dim=1), grid))
+    >>> family = families.FullRankFamily(torus.n_features)
+    >>> noise = likelihoods.GaussianLikelihood(learn=False)
+    >>> model = VariationalModel(torus, gp.ConstantMean(learn=False), noise, family)
+    >>> rows = RowSource(torus, data.functional)
+    >>> L = [solve_collapsed(model, data, rows, method).value for method in (SGPR(), DTC())]
+    >>> L[0] < L[1], fit_collapsed(model, data, max_steps=1).solution.value > L[0]
+    (True, True)
     """
     parameters = Parameters.of(model, scales=_linear_scales(model, batch), prior_std=prior_std)
     parameters.require_some("the model")

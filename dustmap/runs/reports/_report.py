@@ -16,7 +16,14 @@ PACKAGES = ("torch", "numpy", "scipy", "astropy", "xarray", "zarr")
 @final
 @dataclass(frozen=True)
 class Check:
-    """A condition on the outcome: low <= value <= high. A run whose check fails exits with 3."""
+    """A condition on the outcome: low <= value <= high. A run whose check fails exits with 3.
+
+    Examples
+    --------
+    >>> check = Check("coverage", value=0.5, low=0.6, high=0.8, advice="learn the noise")
+    >>> check.passed
+    False
+    """
 
     name: str
     value: float
@@ -60,7 +67,14 @@ class Picture:
 @final
 @dataclass(frozen=True)
 class Report:
-    """Sections of plain values by name, the checks, and the pictures."""
+    """Sections of plain values by name, the checks, and the pictures.
+
+    Examples
+    --------
+    >>> report = Report("", {"held out": {"n": 10}}, (Check("rmse", 0.1, 0.0, 1.0, ""),))
+    >>> report.passed, report.as_markdown().splitlines()[0]
+    (True, '# Report of a run')
+    """
 
     config_sha256: str
     sections: Mapping[str, Mapping[str, Any]]

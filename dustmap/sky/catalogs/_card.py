@@ -295,7 +295,13 @@ def card_directory() -> Path:
 
 
 def known_cards() -> tuple[str, ...]:
-    """Name the cards that come with dustmap."""
+    """Name the cards that come with dustmap.
+
+    Examples
+    --------
+    >>> "generic" in known_cards(), card_path("generic").name
+    (True, 'generic.toml')
+    """
     return tuple(sorted(path.stem for path in card_directory().glob(f"*{_ENDING}")))
 
 
@@ -303,6 +309,12 @@ def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> Sc
     """Read a card by its name, or your own by the path of its TOML file.
 
     columns: by the card's names what the file calls them, which counts before what the card says.
+
+    Examples
+    --------
+    >>> card = card_named("generic", columns={"distance": "DIST [kpc]"})
+    >>> card.name, card.columns["distance"].aliases[0].unit
+    ('generic', Unit("kpc"))
     """
     return parse_card(_content(card_path(name), str(name)), str(name)).with_columns(columns or {})
 

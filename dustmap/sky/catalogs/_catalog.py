@@ -143,6 +143,17 @@ def read_catalog(
     parallax_zero_point
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> rows = {"l": [10.0, 20.0], "b": [0.0, 5.0], "distance": [100.0, 200.0]}
+    >>> rows |= {"extinction": [0.1, 0.3], "extinction_error": [0.02, 0.02]}
+    >>> Table(rows).write("two_stars.ecsv")
+    >>> from dustmap.sky.systems import system_named
+    >>> catalog = read_catalog("two_stars.ecsv", system=system_named("A_V"))
+    >>> len(catalog.stars), catalog.counts.kept, catalog.stars.system.name
+    (2, 2, 'A_V')
     """
     prior = prior or DEFAULT_PRIOR
     selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
@@ -179,6 +190,17 @@ def ingest(
 
     The store's attribute `catalog` holds counts and provenance. `progress` gets the number of rows
     read so far, chunk by chunk.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> from dustmap.sky.stars import open_star_store
+    >>> from dustmap.sky.systems import system_named
+    >>> columns = ["l", "b", "distance", "extinction", "extinction_error"]
+    >>> Table(rows=[(10.0, 0.0, 100.0, 0.1, 0.02)], names=columns).write("stars.ecsv")
+    >>> counts = ingest("stars.ecsv", "generic", "stars.zarr", system=system_named("A_V"))
+    >>> counts.kept, len(open_star_store("stars.zarr"))
+    (1, 1)
     """
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
@@ -285,6 +307,14 @@ def read_places(
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> Table({"l": [10.0], "b": [0.0], "distance": [100.0]}).write("places.ecsv")
+    >>> places = read_places("places.ecsv")
+    >>> places.distances.median, places.measured
+    (array([100.]), False)
     """
     path = Path(path)
     schema = card if isinstance(card, SchemaCard) else card_named(card)

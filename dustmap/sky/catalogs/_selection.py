@@ -39,6 +39,11 @@ class Counts:
 
     A row is counted once, by the first cut that it fails, else by the first reason why it is no
     star, else as a duplicate of an earlier star.
+
+    Examples
+    --------
+    >>> Counts(rows=10, cuts={"ruwe": 2}, invalid={}, duplicates=1).kept
+    7
     """
 
     rows: int

@@ -230,6 +230,11 @@ class Disc:
 
     height and length in pc; the plane is at z₀ = −sun_height, as the Sun is above it. R is the
     distance from the Galactic axis.
+
+    Examples
+    --------
+    >>> Disc(sun_height=0.0).factor(np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 100.0]])).round(3)
+    array([1.   , 0.368])
     """
 
     height: float = 100.0
@@ -260,6 +265,14 @@ class StructuredDust(AbstractDust):
     """ρ = plane_density · disc · bubbles · exp(g − ⟨g²⟩/2), g the turbulence: positive everywhere.
 
     plane_density: mean in mag/pc in the plane near the Sun, before the bubbles were blown.
+
+    Examples
+    --------
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> dust = StructuredDust(bubbles=Bubbles(others=0), turbulence=Turbulence(contrast=0.5))
+    >>> density = dust.density(grid, seed=0)
+    >>> density.shape, bool(density.min() > 0)
+    ((5, 5, 5), True)
     """
 
     plane_density: float = 2e-3
@@ -290,6 +303,15 @@ class LogNormalDust(AbstractDust):
     """ρ = exp(m + R ε) at the nodes: a draw from the prior of a log-normal map.
 
     kernel and mean are those of ln ρ; R is the engine's own root of the kernel.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> dust = LogNormalDust(Matern32(60.0, dim=3), ConstantMean(-6.0))
+    >>> dust.density(grid, seed=0).shape
+    (5, 5, 5)
     """
 
     kernel: AbstractKernel

@@ -33,8 +33,10 @@ _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 @final
 @dataclass(frozen=True)
 class LearnedPrior:
-    """prior: what was learned; used: stars it was learned from, of `stars`; strange: those among
-    the used ones whose parallax is too negative to say anything."""
+    """A distance prior learned from `used` of the `stars`.
+
+    strange: those among the used ones whose parallax is too negative to say anything.
+    """
 
     prior: ExponentialDensity
     stars: int
@@ -97,7 +99,18 @@ class ParallaxSample:
 
 
 def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
-    """Learn the distribution of these stars' distances from their parallaxes."""
+    """Learn the distribution of these stars' distances from their parallaxes.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> distance = rng.gamma(3.0, 500.0, size=400)  # of density d² exp(−d/500)
+    >>> stars = ParallaxDistances(
+    ...     1e3 / distance + 0.05 * rng.standard_normal(400), np.full(400, 0.05), ToLearn().stated
+    ... )
+    >>> round(learn_prior(stars).prior.scale, -2)
+    500.0
+    """
     sample = ParallaxSample()
     sample.add(distances)
     return sample.learned(wanted or ToLearn())

@@ -48,7 +48,18 @@ _SORT_COLUMNS = ("key", "row")
 
 @contextmanager
 def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStoreWriter"]:
-    """Yield a store to append tables to, which takes its place at `path` if the block succeeds."""
+    """Yield a store to append tables to, which takes its place at `path` if the block succeeds.
+
+    Examples
+    --------
+    >>> one = np.ones(1)
+    >>> where, system = ExactDistances(one), system_named("A_V")
+    >>> stars = StarTable(np.array([1]), one, one, where, one, one, system)
+    >>> with star_store("stars.zarr") as store:
+    ...     store.append(stars)
+    >>> len(open_star_store("stars.zarr")), len(read_star_store("stars.zarr"))
+    (1, 1)
+    """
     with replacing(Path(path), overwrite) as partial:
         writer = StarStoreWriter(partial)
         yield writer
