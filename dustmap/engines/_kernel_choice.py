@@ -178,7 +178,16 @@ def roughest_within_error(scores: Tensor) -> tuple[int, list[float], list[float]
 
 
 def with_profile(model: GPModel, name: str) -> GPModel:
-    """The model with the kernel of that name, at the same hyperparameters."""
+    """The model with the kernel of that name, at the same hyperparameters.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, kernels, likelihoods
+    >>> noise = likelihoods.GaussianLikelihood(jitter=0.1)
+    >>> model = GPModel(kernels.Matern32([1.0]), ConstantMean(), noise)
+    >>> with_profile(model, "matern12").kernel
+    StationaryKernel(matern12, lengthscale=[1.0], variance=1, dim=1)
+    """
     kernel = kernel_named(name, [1.0] * model.kernel.dim)
     return replace(model, kernel=kernel.with_parameters(model.kernel.parameters()))
 

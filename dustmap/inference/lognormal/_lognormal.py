@@ -184,6 +184,15 @@ def typical_log_density(
 
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import LineIntegrals
+    >>> rays = LineIntegrals.from_observer(torch.tensor([[100.0, 0.0, 0.0], [0.0, 50.0, 0.0]]))
+    >>> y = torch.tensor([0.2, 0.1], dtype=torch.float64)
+    >>> density = typical_log_density(gp.Batch(rays, y, torch.full_like(y, 1e-4)))
+    >>> round(math.exp(density), 6)  # mag/pc
+    0.002
     """
     profile = profile or gp.ConstantMean(1.0).to(data.y.device)
     weight = torch.ones_like(data.y, dtype=torch.float64)

@@ -144,6 +144,24 @@ def fit_mgvi(
 
     Reference: Knollmüller & Enßlin (2019), "Metric Gaussian variational inference"; Frank, Leike
     & Enßlin (2021), "Geometric variational inference".
+
+    Examples
+    --------
+    >>> import functools
+    >>> from dustmap import gp
+    >>> from dustmap.gp import features, functionals, kernels, likelihoods
+    >>> grid = gp.RegularGrid((-1.0,) * 3, (0.5,) * 3, (5,) * 3)
+    >>> ends = torch.tensor([[0.9, 0.1, 0.2], [-0.3, 0.8, 0.1], [0.2, -0.5, 0.9]]).double()
+    >>> rays = functionals.LineIntegrals.from_observer(ends)
+    >>> length = ends.norm(dim=1)
+    >>> data = Batch(rays, length, torch.full_like(length, 1e-4))  # of a density of one
+    >>> prior = gp.GridPrior.padded(kernels.Matern32(1.0, 0.25, dim=3).fixed(), grid)
+    >>> noise = likelihoods.GaussianLikelihood(learn=False)
+    >>> L = functools.partial(features.interpolation, grid=grid, dtype=torch.float64)
+    >>> model = LogNormalModel(prior, gp.ConstantMean(learn=False), noise, L)
+    >>> solution = fit_mgvi(model, data, MGVISettings(samples=4))
+    >>> bool(((solution.posterior.predict(rays).mean - length).abs() < 0.05).all())
+    True
     """
     if len(data) == 0:
         raise UserError("data is empty: fit_mgvi needs at least one datum")

@@ -35,6 +35,17 @@ class DustMap:
     A(<d) = ∫ρ ds from the Sun are exact for that interpolant. `query` has the arguments of the
     dustmaps package, and `open` reads what `dustmap run` and `dustmap export` write; numbers are
     read when a question needs them.
+
+    Examples
+    --------
+    >>> from astropy import units as u
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> one = np.ones((5, 5, 5), np.float32)
+    >>> density = DustMap.from_arrays(grid, {Quantity.MEAN: 0.002 * one}, "A_V")
+    >>> l, b, distance = [30, 40] * u.deg, [0, 5] * u.deg, [50, 80] * u.pc
+    >>> stars = SkyCoord(l, b, distance, frame="galactic")
+    >>> density.query(stars), density.query(stars, integrated=True).round(3)
+    (array([0.002, 0.002]), array([0.1 , 0.16]))
     """
 
     def __init__(self, cubes: AbstractCubes, seed: int | None = None, memory: int = _MEMORY):

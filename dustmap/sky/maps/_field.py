@@ -221,7 +221,7 @@ class Walk(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class Slabs:
-    """walk: gives the planes."""
+    """The planes of a map, one slab after the other: `walk` computes or reads them."""
 
     layout: Layout
     request: MapRequest

@@ -68,6 +68,15 @@ def write_map(
         Ranks that have the field, and share its planes.
     form
         "zarr" or "fits"; as the name ends by default.
+
+    Examples
+    --------
+    >>> from dustmap.gp import RegularGrid
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> density = DustMap.from_nodes(grid, np.full(125, 0.002), None, "A_V")
+    >>> write_map("map.fits", density, Provenance("", ("a uniform density",)))
+    >>> DustMap.open("map.fits").mean.shape
+    (5, 5, 5)
     """
     path = Path(path)
     write = _WRITERS[form or form_of(path)]
@@ -77,7 +86,13 @@ def write_map(
 
 
 def form_of(path: Path) -> str:
-    """Return the form of a map, zarr or fits, by the ending of its name."""
+    """Return the form of a map, zarr or fits, by the ending of its name.
+
+    Examples
+    --------
+    >>> form_of(Path("map.zarr")), form_of(Path("map.fits"))
+    ('zarr', 'fits')
+    """
     form = path.suffix.lower().removeprefix(".")
     if form not in _WRITERS:
         raise UserError(f"{path}: expected a name that ends in .zarr or .fits")

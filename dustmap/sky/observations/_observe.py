@@ -151,6 +151,18 @@ def observe(
     The noise is that of the measurements; `with_added` brings in the spread of the distances and
     the dust beyond the box.
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
+
+    Examples
+    --------
+    >>> from dustmap.sky.stars import ExactDistances
+    >>> from dustmap.sky.systems import system_named
+    >>> l, b, distance, extinction, error = np.array([[90.0], [0.0], [100.0], [0.2], [0.01]])
+    >>> where, system = ExactDistances(distance), system_named("A_V")
+    >>> stars = StarTable(np.array([1]), l, b, where, extinction, error, system)
+    >>> grid = RegularGrid((-200.0,) * 3, (20.0,) * 3, (21,) * 3)
+    >>> data = observe(stars, grid, OutsidePolicy.ERROR).batch
+    >>> data.functional.moments()[:, 0], data.y
+    (tensor([100.], dtype=torch.float64), tensor([0.2000], dtype=torch.float64))
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
     return _observed(lines, _grouped(lines, stars), stars, dtype, device)
