@@ -36,7 +36,7 @@ _gather: Callable[[Tensor, Tensor], object] = getattr(
 
 
 class _Store(Protocol):
-    """What the ranks know of each other."""
+    """The key-value store that all ranks see."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -117,7 +117,7 @@ def _gpu_of_this_rank() -> str:
 
 
 def _take_gpu() -> None:
-    """That of the LOCAL_RANK, which NCCL does not let two ranks share."""
+    """Take the GPU of the LOCAL_RANK, which NCCL does not let two ranks share."""
     count, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > count:
@@ -243,7 +243,7 @@ class _SignsOfLife:
                 self._store.set(f"dustmap/ended/{self._rank}", reason)
 
     def others(self) -> dict[int, str]:
-        """For every other rank why it ended, "" where it gives signs of life; some seconds."""
+        """Return why each other rank ended, "" where it gives signs of life; takes some seconds."""
         ranks = [rank for rank in range(self._size) if rank != self._rank]
         try:
             before = {rank: self._read(f"beat/{rank}") for rank in ranks}

@@ -67,7 +67,7 @@ class Config:
 
     @property
     def tile_margin(self) -> float:
-        """Around the cone of a tile: data.tile_margin, or the 2 lengths that 0 stands for."""
+        """Margin around the cone of a tile, pc: data.tile_margin, or two lengths where that is 0."""
         return self.data.tile_margin or 2.0 * self.model.length
 
     @property
@@ -143,7 +143,7 @@ def _check_model(config: Config, whole: bool) -> None:
 
 
 def _check_density(config: Config) -> None:
-    """What no dust is, and no solver would finish with."""
+    """Refuse densities that no dust has, and that no solver would finish with."""
     model, log_normal = config.model, config.engine == "lognormal"
     most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
     if model.std > most:
@@ -212,7 +212,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _bytes(path: Path) -> bytes:
-    """Of a file that ends."""
+    """Read a regular file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: expected a file, got a directory, a pipe or a device")
     with path.open("rb") as file:
@@ -365,7 +365,7 @@ def _overrides(overrides: Sequence[str]) -> _Tables:
 
 
 def _update(table: dict[str, object], values: Mapping[str, object]) -> None:
-    """With these values; a table of names keeps the names that these leave alone."""
+    """Replace values; a table of names keeps the names that these leave alone."""
     for key, value in values.items():
         before = table.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):

@@ -168,7 +168,7 @@ def _conditioned_rays(data: Batch) -> tuple[Batch, dict[str, str]]:
 
 
 def draw_grid(box: RegularGrid, length: float) -> RegularGrid:
-    """From face to face of the box, no finer than it, than length / 2.5 or MOST_NODES."""
+    """Lay the nodes of draws over the box: no finer than it, than length / 2.5 or MOST_NODES."""
     spacing = max(box.spacing[0], length / POINTS_PER_LENGTH)
     while (grid := coarsened(box, spacing)).size > MOST_NODES:
         spacing *= 1.05

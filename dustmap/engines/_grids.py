@@ -157,7 +157,7 @@ def times(shape: Sequence[int]) -> str:
 
 
 def coarse_advice(residual_ratio: float) -> list[str]:
-    """What to do where the grid leaves more than the noise unexplained."""
+    """Return advice where the grid leaves more than the noise unexplained."""
     if residual_ratio <= 1.0:
         return []
     return [

@@ -218,7 +218,7 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
 
 
 def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
-    """With widths no smaller than `_LEAST_WIDTH`."""
+    """Raise the widths to `_LEAST_WIDTH` at least."""
     least = _LEAST_WIDTH * float(model.kernel.variance().sqrt())
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:

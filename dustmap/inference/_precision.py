@@ -117,7 +117,7 @@ class CoefficientSpread:
 
     @staticmethod
     def of_gram(gram: Tensor, T: Tensor, W: Tensor, seed: int, count: int) -> "CoefficientSpread":
-        """From S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w) with Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
+        """Build from S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w), Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
 
         count: draws that the posterior keeps, keyed by seed.
         """
@@ -135,16 +135,16 @@ class CoefficientSpread:
         return (basis @ self.directions).mT.to(fields.dtype) + fields
 
     def chosen(self, index: Tensor | slice) -> "CoefficientSpread":
-        """With some of the draws."""
+        """Return the same with some of the draws."""
         return replace(self, draws=self.draws[index])
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names that `of_tensors` looks for."""
+        """Return the tensors by name, for `of_tensors`."""
         return {f"spread_{name}": getattr(self, name) for name in _NAMES}
 
     @staticmethod
     def of_tensors(tensors: Mapping[str, Tensor]) -> "CoefficientSpread | None":
-        """None where there are none: of coefficients that were given, or of an earlier version."""
+        """Build from `tensors`; None where they lack it: given coefficients, old versions."""
         if f"spread_{_NAMES[0]}" not in tensors:
             return None
         directions, fields, draws = (tensors[f"spread_{name}"] for name in _NAMES)

@@ -328,7 +328,7 @@ class AbstractCheckpointer(ABC):
 
     @abstractmethod
     def child(self, name: str) -> "AbstractCheckpointer":
-        """That of a part of this computation."""
+        """Return the checkpointer of a part of this computation."""
 
     @abstractmethod
     def load(self) -> State | None:
@@ -358,10 +358,10 @@ class NoCheckpoints(AbstractCheckpointer):
         return None
 
     def save_if_due(self, make: Callable[[], State]) -> None:
-        """Nothing is due."""
+        """Save nothing."""
 
     def finish(self, result: State) -> None:
-        """Nothing is saved."""
+        """Save nothing."""
 
 
 #: The default of functions that take a checkpointer.
@@ -416,7 +416,7 @@ class NystromState:
 
     @staticmethod
     def of(operator: AbstractOperator | None) -> "NystromState | None":
-        """None where there is no preconditioner."""
+        """Describe a preconditioner; None where there is none."""
         if operator is None:
             return None
         if not isinstance(operator, NystromPreconditioner):

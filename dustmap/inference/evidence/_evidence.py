@@ -42,7 +42,7 @@ class Recolouring:
 
     @staticmethod
     def at(features: AbstractFeatureMap) -> "Recolouring":
-        """At the features' present value."""
+        """Build at the features' present value."""
         prior = _prior_of(features)
         return Recolouring(prior.spectrum.detach(), prior.torus_shape)
 
@@ -279,7 +279,7 @@ class _Probe:
     def applied(
         self, features: AbstractFeatureMap, phi: AbstractOperator, sigma: Tensor
     ) -> _Applied:
-        """At features with operator phi and with sigma (N,); float64."""
+        """Apply at features with operator phi and with sigma (N,); float64."""
         back = phi.rmatmul(self.alpha.to(phi.dtype))
         deviations, guess = self.deviations, torch.zeros_like(self.eps_mean)
         centring = torch.zeros((), dtype=torch.float64)

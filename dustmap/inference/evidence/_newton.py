@@ -79,15 +79,15 @@ class TrustRegion:
 
     @staticmethod
     def of(largest: float) -> "TrustRegion":
-        """As wide as it gets."""
+        """Start with the widest region."""
         return TrustRegion(largest, largest)
 
     def within(self, radius: float) -> "TrustRegion":
-        """Of another radius, without a step to judge."""
+        """Return the region of another radius, without a step to judge."""
         return TrustRegion(self.largest, radius)
 
     def after(self, step: Tensor, gradient: Tensor, information: Tensor) -> "TrustRegion":
-        """With a step (P,) that was taken from where these were found."""
+        """Return the region after a step (P,) from the point of this gradient and curvature."""
         promised = float(step @ gradient - 0.5 * step @ information @ step)
         return replace(self, step=step, gradient=gradient, promised=promised)
 
@@ -248,7 +248,7 @@ class _Newton(Generic[T]):
     checkpointer: _state.AbstractCheckpointer
 
     def first(self) -> _State[T]:
-        """At the start of the parameters."""
+        """Start at the parameters of the model."""
         theta = self.evaluator.parameters.theta
         return _State(theta, self.settings.largest_step, self.settings.samples)
 

@@ -66,7 +66,9 @@ class SiteMoments:
 def student_t_moments(
     y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
 ) -> SiteMoments:
-    """For f ~ N(mean, variance) and y = f + s t_ν with s² = width2, (N,) each; float64.
+    """Average slope and curvature of ln p(y | f) over f ~ N(mean, variance), y = f + s t_ν.
+
+    All (N,) and float64, s² = width2, ν = nu.
 
     With e = y − f and a² = ν s²:
 
@@ -143,7 +145,7 @@ class Sites:
 
 
 def nats_left(nats: Sequence[float]) -> float:
-    """What remains to be gained by an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
+    """Extrapolate the gain that remains to an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
 
     A step of length d_k ∝ √nats_k that shrinks by ρ each time leaves d_k ρ/(1 − ρ): creeping is not
     taken for rest. Infinite before there are two.
@@ -289,7 +291,7 @@ class _Rounds(Generic[T]):
     checkpointer: _state.AbstractCheckpointer
 
     def first(self, start: RobustFit[T] | None) -> _State[T]:
-        """Before any round."""
+        """Start before any round."""
         model, data, settings = self.model, self.data, self.settings
         noise = _student_t_noise.StudentTNoise(settings.nu) if start is None else start.noise
         law = _student_t_noise.StudentTModel.of(

@@ -107,7 +107,7 @@ class StudentTModel(AbstractParametric):
     def of(
         noise: StudentTNoise, likelihood: GaussianLikelihood, learn_nu: bool, learn_scale: bool
     ) -> "StudentTModel":
-        """At this noise."""
+        """Build the model that starts at this noise."""
         return StudentTModel(
             Parameter.log("nu", noise.nu, learn=learn_nu),
             Parameter.log("scale", noise.scale, learn=learn_scale),
@@ -272,7 +272,7 @@ class StudentTWeights:
 
     @staticmethod
     def first(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
-        """For residuals of a field that has not seen the data, u (N,) = e_n²/σ_n².
+        """Weigh residuals of a field that has not seen the data, u (N,) = e_n²/σ_n².
 
         Most of them are dust. The scale is that of half the residuals, so that outliers are what
         stands out of these, and it shrinks as the field takes up the dust.

@@ -233,7 +233,7 @@ def _preconditioner(
     start: _solution.GlobalSolution | None,
     progress: Progress,
 ) -> AbstractOperator | None:
-    """That of the earlier solve, else a new one of the rank asked for."""
+    """Take the preconditioner of the earlier solve, else make one of the rank asked for."""
     rank = _chosen_rank(A, draws, settings.memory) if settings.rank is None else settings.rank
     if rank == 0:
         return None
@@ -243,7 +243,7 @@ def _preconditioner(
 
 
 def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
-    """None where CG is quick by itself: after √(tr Λ) steps, or M_w over the width of a block."""
+    """Choose a rank; None where CG is quick: √(tr Λ) steps, or M_w over the width of a block."""
     width = A.shape[0]
     if width < _TINY or draws.length**2 < width + _EASY:
         return 0

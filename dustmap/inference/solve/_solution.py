@@ -143,7 +143,7 @@ class PartialSolve:
         return replace(begun, ends=((columns.status, columns.steps, columns.residuals),))
 
     def result(self, rtol: float) -> SolveResult:
-        """Of all columns."""
+        """Return the result of all columns."""
         return SolveResult(self.x, *self._ends(), rtol)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -65,7 +65,7 @@ class AbstractCollapsedObjective(ABC):
 
     @abstractmethod
     def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        """What is subtracted from the log density of datum n."""
+        """Return what is subtracted from the log density of datum n."""
 
 
 @final
@@ -346,7 +346,7 @@ def fit_collapsed(
 
 
 def _linear_scales(model: VariationalModel, batch: Batch) -> dict[str, Tensor]:
-    """What a step of one is to parameters that are no logarithms, by their names."""
+    """Return the unit of parameters that are no logarithms, by their names."""
     own, total = own_batch(batch), world_of(batch.functional).total
     effect = total(model.mean.basis(own.functional).square().sum(0)) / len(batch)
     tiny = torch.finfo(torch.float64).tiny

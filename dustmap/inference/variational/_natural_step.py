@@ -163,7 +163,7 @@ class _StepWeights:
 def step_weights(
     posterior: families.AbstractGaussian, phi: Tensor, weights: Tensor, length: float
 ) -> _StepWeights:
-    """As much of the negative weights as a step of this length can take.
+    """Return as much of the negative weights as a step of this length can take.
 
     Where ln p(y|f) bends upwards, as a Student-t's beyond |y − f| = a, the weight −2 g2 of a datum
     may be negative: it widens q, rightly so at the optimum of the ELBO, whose precision

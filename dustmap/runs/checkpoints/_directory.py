@@ -36,7 +36,7 @@ class RunDirectory:
 
     @property
     def rank(self) -> int:
-        """That of this process among those at work on the run."""
+        """Rank of this process among those at work on the run."""
         return 0 if self.checkpoints is None else self.checkpoints.world.rank
 
     def config(self) -> Config:

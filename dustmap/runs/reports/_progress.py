@@ -27,7 +27,7 @@ _SECONDS = 5.0  # between two lines
 
 @final
 class Stage(enum.Enum):
-    """In their order; a run may end after any of them."""
+    """The stages of a run in their order; it may end after any of them."""
 
     INGEST = "ingest"
     FIT = "fit"

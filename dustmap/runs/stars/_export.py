@@ -65,7 +65,7 @@ def field_of(
 
 
 def request_of(config: Config, stored: int) -> MapRequest:
-    """What [export] asks for, with no more samples than are stored."""
+    """Return the request of [export], with no more samples than are stored."""
     samples = min(config.export.samples, stored)
     names = (*config.export.quantities, *(("samples",) if samples else ()))
     return MapRequest.named(names, samples)
@@ -178,7 +178,7 @@ def _at_nodes(
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What there is to draw. held_out: None where no stars were held out; made: of the run."""
+    """Material of figures. held_out: None where no stars were held out; made: of the run."""
 
     config: Config
     density: DustMap

@@ -68,7 +68,7 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def system(self) -> ExtinctionSystem:
-        """That of extinctions and densities."""
+        """Extinction system of extinctions and densities."""
         return self.run.stars.system
 
     def field(self) -> AbstractDensityField:

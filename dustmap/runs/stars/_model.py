@@ -160,7 +160,7 @@ def units_of(config: Config) -> Mapping[str, str]:
 
 
 def start_of(config: Config) -> Hyperparameters:
-    """Where learning starts, and what stays where nothing is learned."""
+    """Build the model where learning starts, which stays where nothing is learned."""
     model = config.model
     return Hyperparameters(
         model.length,

@@ -156,7 +156,7 @@ class GTomoOptions:
 
     @property
     def step(self) -> float:
-        """In pc."""
+        """Edge of a voxel in pc."""
         return self.grid.spacing[0]
 
     @property

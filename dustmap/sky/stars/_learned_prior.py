@@ -62,7 +62,7 @@ class LearnedPrior:
 
 @final
 class ParallaxSample:
-    """At most MOST stars, evenly spread over all that are added, whatever their number."""
+    """At most MOST stars, taken evenly from all that are added, whatever their number."""
 
     def __init__(self) -> None:
         self._every, self._seen = 1, 0
