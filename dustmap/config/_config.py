@@ -67,7 +67,7 @@ class Config:
 
     @property
     def tile_margin(self) -> float:
-        """Margin around the cone of a tile, pc: data.tile_margin, or two lengths where that is 0."""
+        """Margin around the cone of a tile, pc: data.tile_margin, two lengths where that is 0."""
         return self.data.tile_margin or 2.0 * self.model.length
 
     @property
