@@ -113,8 +113,13 @@ class Watch:
 class Learning:
     """The end of learning of hyperparameters.
 
-    remedy: advice where it has not converged. n_data: data that took part. trace: numbers of every
-    step. summary: numbers of the end, for the report.
+    Attributes
+    ----------
+    status, converged : how it ended
+    remedy : advice where it has not converged
+    n_data : data that took part
+    trace : numbers of every step
+    summary : numbers of the end, for the report
     """
 
     status: str

@@ -66,8 +66,13 @@ class InducingSettings:
 class InducingPlan(_grids.AbstractGridPlan):
     """Grid, feature map and family of n data.
 
-    torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky"
-        and "ciq". rank: of the low-rank family, 0 for others.
+    Attributes
+    ----------
+    grid : of inducing points
+    torus_shape : of the whitened variables: the padded torus, or the grid for "cholesky" and "ciq"
+    whitening, family, block
+    rank : of the low-rank family, 0 for others
+    n, dtype, max_memory
     """
 
     grid: RegularGrid

@@ -45,9 +45,15 @@ _STAGES = {
 class LogNormalSettings:
     """Settings of the log-normal engine.
 
-    samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
-    robust: Student-t noise, None for Gaussian. beams: shared by rays of a fit, None for rows of
-    their own, as the posterior has in any case."""
+    Attributes
+    ----------
+    samples : in pairs; an odd number is drawn with one more
+    cg_steps : of a solve
+    seed, dtype
+    memory : bytes
+    robust : Student-t noise; None for Gaussian
+    beams : shared by rays of a fit; None for rows of their own, as the posterior has in any case
+    """
 
     samples: int
     cg_steps: int

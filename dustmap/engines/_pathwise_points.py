@@ -47,10 +47,14 @@ _IN_FLOAT64 = 'fitted in float64: float32 lost it; pass dtype="float64"'
 @final
 @dataclass(frozen=True)
 class PointSettings:
-    """Choices of a fit of point values, checked.
+    """Settings of a fit of point values.
 
-    samples: draws; padding: length scales around the grid; seed: of the draws; grid: or points per
-    axis, None for an automatic one.
+    Attributes
+    ----------
+    samples, seed : of the draws
+    padding : length scales around the grid
+    grid : or points per axis; None for an automatic one
+    dtype, max_memory
     """
 
     samples: int
@@ -73,7 +77,15 @@ class PointSettings:
 @final
 @dataclass(frozen=True)
 class PointPlan(_grids.AbstractGridPlan):
-    """Grid and draws of n data. seed: of the draws."""
+    """Grid, torus and draws of n data.
+
+    Attributes
+    ----------
+    grid, torus_shape
+    n, samples
+    seed : of the draws
+    dtype, max_memory
+    """
 
     grid: RegularGrid
     torus_shape: tuple[int, ...]

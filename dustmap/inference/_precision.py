@@ -169,10 +169,19 @@ def coefficient_spread(
 
         Λ Wᵀ = ΦᵀDU        S = UᵀD⁻¹A⁻¹D⁻¹U = ‖U − DΦWᵀ‖² + ‖Wᵀ‖²
 
-    phi: Φ; precision: Λ; D (N,) = Σ^{-1/2}; U (N, K) with D H directions = U, UᵀU = I.
     S is the least value of a quadratic form, exact to second order in the error of W. Where the
     field can imitate the mean it is far below 1, and so has the residual to be: every correction
     is asked for a residual that suits the S of the one before.
+
+    Parameters
+    ----------
+    phi, precision : Φ (N, M_w) and Λ (M_w, M_w)
+    D : (N,)
+        Σ^{-1/2}.
+    U, directions : (N, K), (P, K)
+        D H directions = U, UᵀU = I.
+    seed, count : of the draws of coefficients
+    preconditioner, max_steps, progress : of the solves
     """
 
     def correction(one: Tensor, tolerance: float) -> Tensor:

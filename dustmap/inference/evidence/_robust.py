@@ -180,10 +180,17 @@ class RobustStep:
 class RobustFit(Generic[T]):
     """The posterior under Student-t noise.
 
-    model: with the fitted noise, and the mean of the last solve; solution: of that; noise: ν and
-    the scale of σ; sites: the normal data of the next solve; weights (N,) = E τ_n, about one for
-    ordinary data; logs: of all that is learned of the noise; history: every round; converged:
-    whether sites and noise rest.
+    Attributes
+    ----------
+    model : with the fitted noise, and the mean of the last solve
+    solution : of the last solve
+    noise : ν and the scale of σ
+    sites : the normal data of the next solve
+    weights : (N,)
+        E τ_n, about one for ordinary data.
+    logs : of all that is learned of the noise
+    history : every round
+    converged : whether sites and noise rest
     """
 
     model: GridModel
@@ -233,9 +240,14 @@ def fit_student_t(
     remain to a Gibbs sampler's where a few data or more share every length scale; single data of
     ν near 2 far apart have tails that no normal distribution has, and up to 10 to 25 % more.
 
-    model: its likelihood gives σ_n². solver: as in `learn_evidence`, of the data it is called with.
-    start: an earlier fit of the same data. checkpointer: saves a state after every round, and
-    inside the solves; progress is called with new rounds only.
+    Parameters
+    ----------
+    model : its likelihood gives σ_n²
+    data, settings
+    solver : makes the solver of the data that it is called with
+    progress : is called with new rounds
+    start : an earlier fit of the same data
+    checkpointer : saves a state after every round, and inside the solves
     """
     reader = _state.load_reader(checkpointer, _ROBUST)
     rounds = _Rounds(model, data, settings, solver, start is None, checkpointer)

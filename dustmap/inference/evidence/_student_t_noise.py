@@ -58,10 +58,14 @@ class StudentTNoise:
 class RobustSettings:
     """Settings of `fit_student_t`.
 
-    max_rounds: solves at most, at one kernel. tolerance: of the sites' root mean square change, in
-    units of the noise, below which they rest. samples: deviations per solve. nu: degrees of freedom
-    to start from; learn_nu, learn_scale: whether ν, and the factor of all σ, are learned.
-    max_turns: turns of noise and kernel at most, where the kernel is learned too.
+    Attributes
+    ----------
+    max_rounds : most solves at one kernel
+    tolerance : of the sites' root mean square change, in units of the noise, below which they rest
+    samples : deviations per solve
+    nu : degrees of freedom to start from
+    learn_nu, learn_scale : whether ν, and the factor of all σ, are learned
+    max_turns : most turns of noise and kernel, where the kernel is learned too
     """
 
     max_rounds: int = 25

@@ -27,9 +27,14 @@ _MANY_STEPS = 40
 class DataSpaceSolution(AbstractSolution):
     """Result of one solve in data space.
 
-    posterior: ε̂, the draws δ_s and β. sigma (N,): Σ. solve: columns A⁻¹ of y − Hβ₀, of the columns
-    of H where β was fitted, and of the draws, (k, N). neighbours: the preconditioner of A.
-    quadratic_form: (y − Hβ)ᵀ A⁻¹ (y − Hβ). prior_draws (S, M_w): ε₀ of the draws.
+    Attributes
+    ----------
+    posterior : ε̂, the draws δ_s and β
+    sigma : (N,)
+    solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
+    neighbours : the preconditioner of A
+    quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
+    prior_draws : (S, M_w), ε₀ of the draws
     """
 
     posterior: PathwisePosterior

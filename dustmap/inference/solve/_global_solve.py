@@ -91,10 +91,14 @@ def solve_global(
     to a residual of that length, and the block solves for what remains.
 
     Nothing is raised when a column misses the tolerance: see `GlobalSolution.message`.
-    sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
-    first guess of every column and its preconditioner. checkpointer: saves a state after the
-    first approach to the mean and after every block of columns. progress: called with draws and
-    steps of CG.
+
+    Parameters
+    ----------
+    model, data, settings
+    sigma : (N,), Σ, if not the model's own
+    start : an earlier solution of the same grid: first guess of every column, and preconditioner
+    checkpointer : saves a state after the first approach to the mean and after every block
+    progress : is called with draws and steps of CG
     """
     reader = load_reader(checkpointer, _solution.SOLVE)
     if reader is not None and reader.finished:

@@ -270,10 +270,13 @@ class _Problem:
 class CollapsedFit:
     """Result of `fit_collapsed`.
 
-    model: with features of the parameters at the end; solution: q and L there; objective: L plus
-    log prior per datum at every evaluation, the last being the end; status; largest_gradient: of
-    that objective at the end; refused: evaluations at which the model was refused (K_uu not
-    positive definite for too long a length scale, say) and the line search turned back.
+    Attributes
+    ----------
+    model, solution : with features of the parameters at the end; q and L there
+    objective : L plus log prior per datum at every evaluation, the last being the end
+    status, largest_gradient : how it ended, and the gradient of the objective there
+    refused : evaluations at which the line search turned back from a model that cannot be made
+        For too long a length scale K_uu is not positive definite, say.
     """
 
     model: VariationalModel
@@ -299,9 +302,12 @@ def fit_collapsed(
     the mean's coefficients are no logarithms: their spacing and their effect on y are what a step
     of one is to them.
 
-    objective: SGPR unless another is given; others are no bounds, see the table above.
-    tolerance: stop when the largest |gradient| of the objective per datum is below.
-    prior_std: if given, every log-parameter gets a normal prior of this width around its start.
+    Parameters
+    ----------
+    model, batch
+    objective : SGPR by default; DTC and FITC are no bounds of ln p(y)
+    max_steps, tolerance : of L-BFGS; it stops when the largest |gradient| per datum is below
+    prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
 
     Examples
     --------

@@ -265,6 +265,13 @@ def natural_step(
     derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
     is not concave see `step_weights`, for what is not quadratic `_rising_step`.
+
+    Parameters
+    ----------
+    model, posterior : the model, and q before the step
+    rows, batch : of the minibatch
+    scale : N / n
+    lengths : of the steps, with safety
     """
     moments = model.moments(posterior, rows, batch.functional)
     g1, g2 = model.moment_gradients(moments, batch)

@@ -114,7 +114,13 @@ def write_in_slabs(
 ) -> None:
     """Write a map in slabs that the memory holds; anew in smaller ones where it runs out.
 
-    world: ranks that write together, and begin anew together.
+    Parameters
+    ----------
+    path, form : the file, and "zarr" or "fits"
+    slabs, provenance : what is written
+    overwrite : replace a map that is there
+    compute : memory that slabs may take
+    world : ranks that write together, and begin anew together
     """
     mebibytes = max(1, maps.slab_memory(compute.memory_bytes) // MIB)
     sizes = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)

@@ -79,10 +79,16 @@ class GroupColumn:
 class SchemaCard:
     """All that is known of the files of one survey.
 
-    positions, distances and extinctions are in order of preference: the first whose columns the
-    file has is read. `constants` stand in for columns that no file has, in the unit of the role.
-    `named` are the columns that the user has named: the alternative with most of them is read.
-    `group` is the column of groups of stars, which no card has of its own.
+    Attributes
+    ----------
+    name, title, reference, system
+    positions, distances, extinctions : in order of preference; the first whose columns the file has
+    invalid, identifiers : what becomes of rows that are no stars, and of repeated identifiers
+    columns : by role or name
+    constants : in place of columns that no file has, in the unit of the role
+    flags, presets : bits of flags by name, and sets of quality cuts
+    named : columns that the user has named; the alternative with most of them is read
+    group : the column of groups of stars, which no card has of its own
     """
 
     name: str

@@ -188,8 +188,17 @@ def ingest(
     them meets the same cells of a map, and a part of the sky is a part of the store. Until then
     they wait in files beside it, which take about 80 bytes a star and are gone afterwards.
 
-    The store's attribute `catalog` holds counts and provenance. `progress` gets the number of rows
-    read so far, chunk by chunk.
+    Parameters
+    ----------
+    paths, card, cuts, system, prior, invalid, parallax_zero_point : see `read_catalog`
+    store_path : the store; its attribute `catalog` holds counts and provenance
+    overwrite : replace a store that is there
+    progress : is called with the number of rows read so far, chunk by chunk
+
+    Returns
+    -------
+    Counts
+        What became of every row.
 
     Examples
     --------
@@ -273,11 +282,17 @@ def _listed(paths: Paths) -> list[str | Path]:
 @final
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
+    """The rows of a table as places on the sky.
 
-    measured: whether the card finds extinctions in the table, too. groups (N,): names of the
-    groups of the rows, "" for none; None where the card has no column of them, or the table lacks
-    it.
+    Attributes
+    ----------
+    table : all of it
+    l, b : (N,)
+        Galactic coordinates in degrees.
+    distances : of the N rows
+    measured : whether the card finds extinctions in the table, too
+    groups : (N,) or None
+        Names of the groups of the rows, "" for none; None where card or table have no such column.
     """
 
     table: Table

@@ -146,13 +146,18 @@ class Shell:
 @final
 @dataclass(frozen=True)
 class Bubbles:
-    """The Local Bubble around the Sun, and others: what their radii and places are drawn from.
+    """The Local Bubble around the Sun and others, from whose radii and places a sky is drawn.
 
-    local_radius: of the Local Bubble, in pc, within 10 % (0: there is none); offset: standard
-    deviation of its centre from the Sun along each axis. others: how many more in the box, of radii
-    between `smallest` and `largest`, even in their logarithm, with centres `height` around the
-    plane and clear of the Local Bubble where there is room. wall: width over radius; remaining:
-    density inside over that before; distortion: of the radius over directions, as a fraction.
+    Attributes
+    ----------
+    local_radius : of the Local Bubble, in pc, within 10 %; 0: there is none
+    offset : standard deviation of its centre from the Sun along each axis
+    others : number in the box, clear of the Local Bubble where there is room
+    smallest, largest : of their radii, which are even in their logarithm
+    height : standard deviation of their centres from the plane
+    wall : width over radius
+    remaining : density inside over that before
+    distortion : of the radius over directions, as a fraction
     """
 
     local_radius: float = 120.0

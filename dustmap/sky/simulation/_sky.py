@@ -51,8 +51,11 @@ class Candidates:
 class Population:
     """Stars of number density ∝ exp(−|z − z₀|/height − R/length), z₀ = −sun_height, in pc.
 
-    Absolute magnitudes M are between brightest and faintest with density ∝ 10^(slope · M). A star
-    enters the catalog if its apparent magnitude, extinction included, is at most `limit`.
+    Attributes
+    ----------
+    limit : apparent magnitude, extinction included, of the faintest star in the catalog
+    brightest, faintest, slope : absolute magnitudes M, of density ∝ 10^(slope · M)
+    height, length, sun_height : of the disc, in pc
     """
 
     limit: float = 17.5
@@ -209,9 +212,13 @@ def column_density(
 @final
 @dataclass(frozen=True)
 class SkyModel:
-    """A box in pc around `center`, its dust, its stars, their measurements.
+    """A box, its dust, its stars and their measurements.
 
-    Extinctions are of `system`; one that converts to A_G dims stars by that, a custom one as it is.
+    Attributes
+    ----------
+    size, spacing, center : of the box, in pc
+    dust, population, measurements
+    system : of extinctions; one that converts to A_G dims stars by that, a custom one as it is
     """
 
     size: tuple[float, float, float] = (400.0, 400.0, 240.0)
@@ -252,9 +259,16 @@ class SkyModel:
 class SimulatedSky:
     """N stars as a survey gives them, and the truth.
 
-    stars: with parallaxes; truth: the density at the nodes; true_distance (N,) in pc,
-    true_extinction (N,) in mag without noise, magnitude (N,) apparent and dimmed by the dust,
-    outlier (N,) whether the extinction is one.
+    Attributes
+    ----------
+    stars : with parallaxes
+    truth : the density at the nodes
+    true_distance, true_extinction : (N,)
+        In pc and, without noise, in mag.
+    magnitude : (N,)
+        Apparent, dimmed by the dust.
+    outlier : (N,)
+        Whether the extinction is one.
     """
 
     stars: StarTable

@@ -264,13 +264,19 @@ def kind_named(name: object) -> type[AbstractDistances]:
 @final
 @dataclass(frozen=True, eq=False)
 class StarTable:
-    """N ≥ 1 stars.
+    """N ≥ 1 stars, whose values are finite and can be measurements.
 
-    source_id (N,); Galactic l, b (N,) in degrees; distances of N stars; extinction and
-    extinction_error (N,) in mag of `system`. Every value is finite and can be a measurement: errors
-    from 1e-9 to 1e6 mag, extinctions within ±1000 mag; an extinction may be negative. groups (N,):
-    numbers >= 0 of groups of stars whose extinctions may have a zero point of their own, -1 for
-    none of those that are known; None where stars have no groups.
+    Attributes
+    ----------
+    source_id : (N,)
+    l, b : (N,)
+        Galactic coordinates in degrees.
+    distances : distributions of the N distances
+    extinction, extinction_error : (N,)
+        In mag of `system`, within ±1000 mag and from 1e-9 to 1e6 mag.
+    groups : (N,) or None
+        Numbers ≥ 0 of groups whose extinctions may have a zero point of their own, −1 for none of
+        those that are known; None where stars have no groups.
 
     Examples
     --------
