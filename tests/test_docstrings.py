@@ -22,6 +22,11 @@ ARRAYS = re.compile(r"Tensor|NDArray|ndarray|ArrayLike|_SupportsArray")
 SHAPE = re.compile(r"\((?:\.{3}|\w+(?: [+−] \w+)?|12 nside²|[A-Z][^()]*\.\.[^()]*)?(?:,[^()]*)?\)")
 #: A first line that lists arguments where it should say what the thing is.
 LIST = re.compile(r"[a-z_]+(, [a-z_]+)*( \(.*?\))?:")
+#: The heading of a section of NumPy's format, and the names at the margin of its entries.
+SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n((?:.+\n?)*)", re.MULTILINE)
+ENTRY = re.compile(r"^(\w+(?:, \w+)*)(?: : .+)?$", re.MULTILINE)
+#: So many arguments are described one by one; keys of the configuration describe themselves.
+MANY = 6
 #: Where `tests/contracts` and the examples of what stands above show more than an example would.
 BELOW = {"linalg", "gp", "cli"}
 #: What else is called by hand without an example of its own, by the reason.
@@ -151,6 +156,19 @@ def test_what_takes_arrays_names_their_shapes(public: list[Public]) -> None:
     takes = [p for p in public if any(ARRAYS.search(a) for a in p.arguments.values())]
     assert len(takes) > 100
     assert [str(p) for p in takes if not SHAPE.search(p.doc)] == []
+
+
+def test_many_arguments_have_a_section_of_names_that_there_are(public: list[Public]) -> None:
+    for described in public:
+        sections = SECTION.findall(described.doc)
+        top = described.package.split(".")[1:2]
+        if len(described.arguments) >= MANY and not BELOW.union({"config"}).intersection(top):
+            assert sections, described
+        names = [
+            name for entries in ENTRY.findall("".join(sections)) for name in entries.split(", ")
+        ]
+        own = {*described.arguments, *vars(described.value)}
+        assert {name for name in names if not name.endswith("_")} <= own, described
 
 
 def test_what_is_called_by_hand_has_an_example(public: list[Public]) -> None:

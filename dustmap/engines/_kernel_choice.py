@@ -59,10 +59,14 @@ class Candidate:
 @final
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernel of a name, and the candidates from rough to smooth.
+    """The kernel that was chosen, and the candidates from rough to smooth.
 
-    rows: that hyperparameters were learned from; patches, held_out: patches, and the rows in them.
-    remark: why a candidate, or all of them, have no score; "" where all have.
+    Attributes
+    ----------
+    name, candidates
+    rows : that hyperparameters were learned from
+    patches, held_out : patches, and the rows in them
+    remark : why a candidate, or all of them, have no score; "" where all have
     """
 
     name: str

@@ -90,12 +90,15 @@ class GlobalSettings:
 class GlobalFit:
     """Result of `fit_global`.
 
-    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. learned: how
-    learning ended, None where nothing was learned; started: the same of its start with few data, if
-    there was one.
-    robust: sites, weights and degrees of freedom of Student-t noise, None for Gaussian. turns: nats
-    by which each turn of noise and kernel moved them.
-    residual_ratio: median Var r / σ². stencils: how their order was chosen, None if it was given.
+    Attributes
+    ----------
+    gp : the fitted kernel, mean and noise
+    model, solution : on the grid, at these
+    started, learned : how learning ended, on few data and on all; None where there was none
+    robust : sites, weights and degrees of freedom of Student-t noise; None for Gaussian
+    turns : nats by which each turn of noise and kernel moved them
+    residual_ratio : median Var r / σ²
+    stencils : how their order was chosen; None if it was given
     """
 
     gp: GPModel
@@ -171,8 +174,13 @@ def fit_global(
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
     "converged".
 
-    checkpointer: has a child for every stage; a resumed fit takes the results of finished stages
-    from these. steps: called with those of learning; progress: with draws and steps of CG.
+    Parameters
+    ----------
+    model, data, grid, settings
+    estimator : of covariances; closed forms by default
+    steps : is called with those of learning
+    checkpointer : has a child for every stage, from which a resumed fit takes finished ones
+    progress : is called with draws and steps of CG
 
     Examples
     --------

@@ -34,11 +34,16 @@ class LogNormalModel(gp.AbstractParametric):
     ρ · d exactly. What the interpolant leaves out of the field between the nodes is not part of
     the noise: choose a grid finer than the length scale.
 
-    prior: of the log-density; mean: H β of the log-density at the nodes; likelihood: the noise;
-    interpolation: L of any functional, on `prior.grid`. A mean that is learned has the prior
-    β ~ N(β₀, B²) around its present value, with B = `mean.prior_stds` at the nodes for effects of
-    size mean_std, and its uncertainty is in every result. zero_points: prior of those of groups of
-    data, y = L ρ + b_g + noise; None for none.
+    A mean that is learned has the prior β ~ N(β₀, B²) around its present value, with
+    B = `mean.prior_stds` at the nodes, and its uncertainty is in every result.
+
+    Attributes
+    ----------
+    prior, mean : of the log-density; H β at the nodes
+    likelihood : the noise
+    interpolation : L of any functional, on `prior.grid`
+    mean_std : size of the effects on ln ρ that B lets a learned mean have
+    zero_points : prior of those of groups of data, y = L ρ + b_g + noise; None for none
     """
 
     parts = ("prior", "mean", "likelihood")

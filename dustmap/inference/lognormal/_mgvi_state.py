@@ -93,11 +93,15 @@ class MGVISettings:
 class MGVIRound:
     """One line of the report.
 
-    stage: "weights", "mode", "evidence", "rejected" (an evidence step that is not taken), "mean";
-    energy E in nats; misfit: rms residual of the mean
-    response in units of the noise; moved: rms change of the mean response, same units;
-    parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
-    cg_steps.
+    Attributes
+    ----------
+    stage : "weights", "mode", "evidence", "rejected" (an evidence step that is not taken) or "mean"
+    energy : in nats
+    misfit : rms residual of the mean response in units of the noise
+    moved : rms change of the mean response, same units
+    parameters : θ (log)
+    gradient, gradient_error : of ln p(y | θ), with its Monte Carlo error (evidence only)
+    cg_steps : of the solves
     """
 
     stage: str

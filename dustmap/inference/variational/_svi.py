@@ -237,10 +237,15 @@ def fit_svi(
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
-    score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
-    epoch, and `settings.patience` epochs without a better one stop the run.
-    progress: called with every state.
-    checkpointer: saves a state after every epoch, with the state of the generator.
+    Parameters
+    ----------
+    model, batch, settings
+    source : rows of the batch's functional
+    generator : of the minibatches
+    score : of the state after every epoch, such as the mean log-likelihood of held-out data
+        Larger is better; `settings.patience` epochs without a better one stop the run.
+    progress : is called with every state
+    checkpointer : saves a state after every epoch, with that of the generator
 
     Examples
     --------

@@ -240,9 +240,14 @@ class OwnNodes:
 class PosteriorField(AbstractDensityField):
     """Any posterior in the box from `lower_corner` to `upper_corner`.
 
-    prior_std: of ρ in mag/pc before the data, of ln ρ where the posterior has `log_moments`.
-    stored_samples: how many draws `posterior.sample` gives that are the same field for every
-    functional; 0 for none. seed: of what such draws add at random.
+    Attributes
+    ----------
+    posterior, extinction_system, lower_corner, upper_corner
+    prior_std : of ρ in mag/pc before the data, of ln ρ where the posterior has `log_moments`
+    stored_samples : draws of the posterior that are one field for all functionals; 0 for none
+    own : what the engine has at the nodes of a grid
+    device : of the posterior
+    seed : of what stored draws add at random
 
     Examples
     --------

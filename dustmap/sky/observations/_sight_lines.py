@@ -275,11 +275,14 @@ class HealpixBeams(AbstractBeams):
 class SightLines:
     """The mean extinction of N stars, E A(<d) = ∫ρ(s) sf(s) ds, as functionals of the density.
 
-    rays: N line integrals weighted by the survival function sf(s) = P(d > s), 1 up to a known
-    distance; rows (N,): the stars they come from; counts: rays that were truncated at the box, and
-    those left out; spread: what the distances add to the variance, None where they are known;
-    cut: stars of which more than 1e-3 of the expected distance lies beyond the last edge; beyond:
-    the parts of the rays outside the box, where dust is expected there.
+    Attributes
+    ----------
+    rays : N line integrals weighted by sf(s) = P(d > s), 1 up to a known distance
+    rows : (N,), the stars they come from
+    counts : rays that were truncated at the box, and those left out
+    spread : what the distances add to the variance; None where they are known
+    cut : stars of which more than 1e-3 of the expected distance lies beyond the last edge
+    beyond : parts of the rays outside the box, where dust is expected there
     """
 
     rays: LineIntegrals
@@ -301,10 +304,17 @@ def sight_lines(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """Make rays from the Sun to stars at Galactic l, b (N,) in degrees, in the box of the grid.
+    """Make rays from the Sun to stars, in the box of the grid.
 
     Every random rule knows a ray by its row, so that batches do not change it. A ray that loses
     at most 1e-3 of its weight at the box is truncated under every policy.
+
+    Parameters
+    ----------
+    l, b : (N,), in degrees
+    distances : distributions of the N distances
+    grid, outside : the box, and what becomes of rays that leave it
+    device : of the rays
 
     Examples
     --------
