@@ -21,7 +21,7 @@ STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "
 @final
 @dataclass(frozen=True)
 class ComputeConfig:
-    """Device, precision, threads, memory and checkpoints."""
+    """Where and how it is computed."""
 
     device: Annotated[
         str, Key(choice("auto", "cpu", "cuda"), "auto is cuda where there is one")
@@ -71,7 +71,7 @@ class ComputeConfig:
 @final
 @dataclass(frozen=True)
 class ExportConfig:
-    """The maps and figures that a run writes beside its report."""
+    """What the run writes beside its report."""
 
     formats: Annotated[tuple[str, ...], Key(choices("zarr", "fits"), "the files map.*")] = (
         "zarr",

@@ -31,7 +31,7 @@ _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
 @final
 @dataclass(frozen=True)
 class DataConfig:
-    """The data: files, columns, cuts, distances and what is held out."""
+    """Where the data come from."""
 
     kind: Annotated[str, Key(choice("stars", "regression"), "a map of dust, or any data")] = "stars"
     catalog: Annotated[

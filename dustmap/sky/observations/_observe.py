@@ -266,7 +266,8 @@ def stream(
 ) -> StreamedPass:
     """Sum Wᵀ Σ⁻¹ (y − W u) over all stars of a store.
 
-    Rows of W serve both products and are forgotten. Memory is that of a chunk and a few fields, whatever the store; sums are in float64.
+    Rows of W serve both products and are forgotten. Memory is that of a chunk and a few fields,
+    whatever the store; sums are in float64.
 
     Parameters
     ----------
