@@ -68,6 +68,7 @@ autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_preprocess_types = False
 # `bytes` in a signature is the type, though methods of that name exist.
 suppress_warnings = ["ref.python"]

@@ -12,6 +12,7 @@ from itertools import groupby
 _NAME = r"`?[\w-]+`?(?: \([^)]*\))?"
 _ENTRY = re.compile(rf"({_NAME}(?:, {_NAME})*(?:, [\w ]+)?): (.*)")
 _SECTION = re.compile(r"-{3,}$")
+_ARGUMENT = re.compile(r"(\w+(?:, \w+)*) : (.+)")
 _SHAPE = re.compile(r"(\w[\w, ]*) : \((.*)\)$")
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])")
 
@@ -25,8 +26,20 @@ def to_rst(lines: list[str]) -> list[str]:
     for is_blank, group in groupby(prose, key=lambda line: not line.strip()):
         block = list(group)
         translated += block if is_blank else _paragraph(block)
-    # Sphinx sets a type in parentheses of its own.
-    return translated + [_escaped(_SHAPE.sub(r"\1 : \2", line)) for line in sections]
+    return translated + [_escaped(line) for line in _described(sections)]
+
+
+def _described(lines: list[str]) -> list[str]:
+    """Set what a line of a section says of `name : ` below the name, unless that is its type."""
+    described = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        entry = _ARGUMENT.match(line)
+        if entry and not following.startswith(" "):
+            described += [entry[1], f"    {entry[2]}"]
+        else:
+            # Sphinx sets a type in parentheses of its own.
+            described.append(_SHAPE.sub(r"\1 : \2", line))
+    return described
 
 
 def _paragraph(lines: list[str]) -> list[str]:

@@ -275,8 +275,7 @@ class CollapsedFit:
     model, solution : with features of the parameters at the end; q and L there
     objective : L plus log prior per datum at every evaluation, the last being the end
     status, largest_gradient : how it ended, and the gradient of the objective there
-    refused : evaluations at which the line search turned back from a model that cannot be made
-        For too long a length scale K_uu is not positive definite, say.
+    refused : evaluations of models that cannot be made, such as of too long a length scale
     """
 
     model: VariationalModel

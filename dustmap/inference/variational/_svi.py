@@ -242,8 +242,9 @@ def fit_svi(
     model, batch, settings
     source : rows of the batch's functional
     generator : of the minibatches
-    score : of the state after every epoch, such as the mean log-likelihood of held-out data
-        Larger is better; `settings.patience` epochs without a better one stop the run.
+    score : callable
+        Of the state after every epoch, such as the mean log-likelihood of held-out data: larger is
+        better, and `settings.patience` epochs without a better one stop the run.
     progress : is called with every state
     checkpointer : saves a state after every epoch, with that of the generator
 

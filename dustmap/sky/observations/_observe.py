@@ -273,8 +273,8 @@ def stream(
     ----------
     stars : such as `StarStore.chunks(STARS)`
     grid, outside : see `observe`
-    rows : of W
-        For a log-normal density `interpolation_taps` and ρ at the nodes, or the taps of a
+    rows : callable
+        Of W. For a log-normal density `interpolation_taps` and ρ at the nodes, or the taps of a
         `BeamTable` and its expansion of ρ; for a Gaussian one `LocalFeatures.taps` and u = C^½ ε,
         so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε).
     field : (M,), u
