@@ -159,10 +159,13 @@ def add_contents(_app: Any, page: str, source: list[str]) -> None:
 
 
 def translate(
-    _app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]
+    _app: Any, what: str, _name: str, _value: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Translate a docstring in place, before its NumPy sections are read."""
-    lines[:] = to_rst(lines)
+    """Translate a docstring in place, before its NumPy sections are read.
+
+    Behind an escaped blank, what a property's first line has before a colon is not its type.
+    """
+    lines[:] = ["\\ "] * (what in {"attribute", "property"}) + to_rst(lines)
 
 
 def is_foreign(_app: Any, _what: str, _name: str, value: Any, skip: bool, _options: Any) -> bool:
