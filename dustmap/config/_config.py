@@ -238,7 +238,7 @@ def from_mapping(
     --------
     >>> from_mapping({"grid": {"sizes": [100, 100, 100]}})
     Traceback (most recent call last):
-    dustmap.errors.UserError: ...
+    dustmap.errors.UserError: unknown key grid.sizes; did you mean grid.size?
     """
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():

@@ -261,7 +261,7 @@ def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
     --------
     >>> refuse_outside(RegularGrid((0.0,), (1.0,), (11,)), torch.tensor([[3.0], [12.0]]))
     Traceback (most recent call last):
-    dustmap.errors.UserError: ...
+    dustmap.errors.UserError: 1 of 2 rows of X lie outside grid, the farthest 2 above it ...
     """
     outside = ~grid.contains(X)
     if not bool(outside.any()):

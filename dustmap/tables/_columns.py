@@ -243,7 +243,7 @@ def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
     --------
     >>> check_rows(np.array([True, False]), "distance", "positive numbers")
     Traceback (most recent call last):
-    dustmap.errors.UserError: ...
+    dustmap.errors.UserError: column distance: 1 of 2 rows are not positive numbers (first at ...
     """
     if not good.all():
         bad = np.flatnonzero(~good)

@@ -260,7 +260,7 @@ def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = (
     >>> Path("map.fits").touch()
     >>> check_output(Path("map.fits"), overwrite=False)
     Traceback (most recent call last):
-    FileExistsError: ...
+    FileExistsError: map.fits exists already; choose another name or pass --overwrite
     """
     place = followed(target)
     if target.suffix.lower() in _COMPRESSED:
