@@ -198,7 +198,13 @@ def _check_box(grid: GridConfig) -> None:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file; `overrides`, such as `grid.spacing=10pc`, win over the file."""
+    """Read a TOML file; `overrides`, such as `grid.spacing=10pc`, win over the file.
+
+    Raises
+    ------
+    UserError
+        For a key or a value that is not one, and for a file that is no TOML.
+    """
     path = Path(path)
     try:
         read = _bytes(path)

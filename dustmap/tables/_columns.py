@@ -224,7 +224,10 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 def number_column(table: Table, name: str) -> NDArray[np.float64]:
     """Return the numbers of a column (N,), all finite.
 
-    UserError where there is no such column, or a value in it that is no finite number.
+    Raises
+    ------
+    UserError
+        Where there is no such column, or a value in it that is no finite number.
     """
     if name not in table.colnames:
         raise UserError(f"missing column {name}; the columns there are {', '.join(table.colnames)}")

@@ -252,8 +252,10 @@ def _alive(left: Path) -> bool:
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
 
-    UserError, FileExistsError, FileNotFoundError with a line that names the output and says what
-    stands in its way.
+    Raises
+    ------
+    UserError, FileExistsError, FileNotFoundError
+        With a line that names the output and says what stands in its way.
 
     Examples
     --------

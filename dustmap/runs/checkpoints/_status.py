@@ -74,7 +74,13 @@ class RunStatus:
 
 
 def status_of(path: Path) -> RunStatus:
-    """Read the status of the run at a path; FileNotFoundError where there is none."""
+    """Read the status of the run at a path.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no run.
+    """
     check_run(path)
     at_work = holder(path)
     lines = lines_of(path / METRICS)

@@ -316,6 +316,11 @@ def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> Sc
 
     columns: by the card's names what the file calls them, which counts before what the card says.
 
+    Raises
+    ------
+    UserError
+        Where there is no such card, or it is not right.
+
     Examples
     --------
     >>> card = card_named("generic", columns={"distance": "DIST [kpc]"})

@@ -128,8 +128,6 @@ def read_catalog(
 ) -> Catalog:
     """Read the stars of one or more files with one card.
 
-    UserError where a file or a row cannot be used.
-
     Parameters
     ----------
     cuts
@@ -143,6 +141,11 @@ def read_catalog(
     parallax_zero_point
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
+
+    Raises
+    ------
+    UserError
+        Where a file or a row cannot be used.
 
     Examples
     --------
@@ -315,13 +318,16 @@ def read_places(
 ) -> Places:
     """Read every row as a place: none is cut.
 
-    UserError where a row has no direction or distance, or the file cannot be read.
-
     Parameters
     ----------
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
+
+    Raises
+    ------
+    UserError
+        Where a row has no direction or distance, or the file cannot be read.
 
     Examples
     --------

@@ -58,8 +58,6 @@ def write_map(
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
     STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
 
-    UserError where the name ends in neither.
-
     Parameters
     ----------
     memory
@@ -68,6 +66,11 @@ def write_map(
         Ranks that have the field, and share its planes.
     form
         "zarr" or "fits"; as the name ends by default.
+
+    Raises
+    ------
+    UserError
+        Where the name ends in neither, and no form is given.
 
     Examples
     --------

@@ -371,7 +371,10 @@ class StarTable:
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
     """Join the stars of all parts, in order.
 
-    UserError where their systems, kinds of distances or priors differ.
+    Raises
+    ------
+    UserError
+        Where their systems, kinds of distances or priors differ.
     """
     if not parts:
         raise UserError("there are no tables to join: expected at least one")
