@@ -95,6 +95,15 @@ class Public:
         parameters = inspect.signature(self.value).parameters
         return {name: str(parameter.annotation) for name, parameter in parameters.items()}
 
+    def undocumented_methods(self) -> Iterator[str]:
+        """Methods and properties whose docstring neither they nor what they implement have."""
+        for name, item in vars(self.value).items() if self.is_class else ():
+            is_method = inspect.isfunction(item) and item.__name__ == name
+            if is_method or isinstance(item, property | classmethod | staticmethod):
+                bases = [getattr(base, name, None) for base in self.value.__mro__]
+                if name[0] != "_" and not any(base.__doc__ for base in bases if base):
+                    yield name
+
     @property
     def called_by_hand(self) -> bool:
         """Functions, and classes with methods: plain values appear where they are made or taken."""
@@ -150,6 +159,10 @@ def public() -> list[Public]:
 def test_every_public_name_says_what_it_is(public: list[Public]) -> None:
     assert len(public) > 500
     assert [str(p) for p in public if not p.doc.strip() or LIST.match(p.doc)] == []
+
+
+def test_every_public_method_says_what_it_does(public: list[Public]) -> None:
+    assert [f"{p}.{name}" for p in public for name in p.undocumented_methods()] == []
 
 
 def test_what_takes_arrays_names_their_shapes(public: list[Public]) -> None:

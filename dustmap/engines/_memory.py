@@ -63,6 +63,7 @@ class Component:
     what: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the component as plain values."""
         return {
             "name": self.name,
             "bytes": self.bytes,

@@ -51,9 +51,11 @@ class Undisturbed:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
+        """Do nothing."""
         yield
 
     def end(self) -> NoReturn:
+        """Fail: nobody has asked for an end."""
         raise AssertionError("nobody has asked the run to end")
 
 

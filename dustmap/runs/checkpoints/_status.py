@@ -44,6 +44,7 @@ class RunStatus:
     report: str = ""
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values."""
         return asdict(self)
 
     def line(self, now: float) -> str:

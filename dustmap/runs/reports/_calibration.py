@@ -40,6 +40,7 @@ class Predictions:
     index: NDArray[np.int64]
 
     def scores(self) -> Scores:
+        """Return the mean scores."""
         return self.data.scores()
 
     def as_dict(self) -> dict[str, Any]:

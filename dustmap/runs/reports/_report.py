@@ -33,9 +33,11 @@ class Check:
 
     @property
     def passed(self) -> bool:
+        """Whether low <= value <= high."""
         return self.low <= self.value <= self.high
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the check as plain values."""
         return asdict(self) | {"passed": self.passed}
 
     def __str__(self) -> str:
@@ -83,9 +85,11 @@ class Report:
 
     @property
     def passed(self) -> bool:
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return report.json."""
         return {
             "status": "done" if self.passed else "checks failed",
             "config_sha256": self.config_sha256,
@@ -96,6 +100,7 @@ class Report:
         }
 
     def as_markdown(self) -> str:
+        """Return report.md."""
         status = "All checks passed." if self.passed else "**A check failed.**"
         blocks = ["# Report of a run", status]
         if self.checks:

@@ -64,6 +64,7 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def device(self) -> torch.device:
+        """Device of the posterior."""
         return self.run.device
 
     @property

@@ -126,6 +126,7 @@ class SchemaCard:
         return replace(self, columns=MappingProxyType(columns), named=frozenset(names))
 
     def cuts(self, preset: str) -> tuple[Cut, ...]:
+        """Return the quality cuts of a preset."""
         if preset not in self.presets:
             raise UserError(
                 f"cuts = {preset!r}: the card {self.name} has {', '.join(self.presets)}"

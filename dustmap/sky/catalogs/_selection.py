@@ -53,10 +53,12 @@ class Counts:
 
     @property
     def kept(self) -> int:
+        """Rows that are left."""
         lost = sum(self.cuts.values()) + sum(self.invalid.values()) + self.duplicates
         return self.rows - lost
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all counts as plain values."""
         lost = {"cuts": dict(self.cuts), "invalid": dict(self.invalid)}
         return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
 

@@ -73,22 +73,27 @@ class AbstractDensityField(ABC):
 
     @property
     def system(self) -> ExtinctionSystem:
+        """Extinction system of ρ."""
         return self.traits.system
 
     @property
     def lower(self) -> tuple[float, ...]:
+        """Corner of the box with the least X, Y, Z in pc."""
         return self.traits.lower
 
     @property
     def upper(self) -> tuple[float, ...]:
+        """Corner of the box with the largest X, Y, Z in pc."""
         return self.traits.upper
 
     @property
     def n_samples(self) -> int:
+        """Samples of the field; 0 for none."""
         return self.traits.n_samples
 
     @property
     def positive(self) -> bool:
+        """Whether ρ > 0."""
         return self.traits.positive
 
     @abstractmethod

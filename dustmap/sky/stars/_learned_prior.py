@@ -72,6 +72,7 @@ class ParallaxSample:
         return self._seen
 
     def add(self, distances: ParallaxDistances) -> None:
+        """Add stars."""
         first = -self._seen % self._every
         taken = slice(first, None, self._every)
         new = np.stack([distances.parallax[taken], distances.error[taken]], axis=1)

@@ -103,6 +103,7 @@ class StarStoreWriter:
         self._described |= attributes
 
     def close(self) -> None:
+        """Write the metadata; refuse a store without stars."""
         if self._rows == 0:
             raise UserError("the store would have no stars: expected at least one")
         own = {"format": FORMAT, **self._attributes, "stars": self._rows}
@@ -146,6 +147,7 @@ class StarStore:
 
     @property
     def system(self) -> ExtinctionSystem:
+        """Extinction system of the stars."""
         return system_named(str(self.attributes["extinction_system"]))
 
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
