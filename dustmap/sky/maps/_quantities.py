@@ -221,7 +221,7 @@ def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
 
 
 def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
-    """Return c of the share e of the prior's variance that S independent draws find explained:
+    """Return c (...) of the share e (...) of the prior's variance that S draws find explained:
 
         c / (1 − c) = e / (1 − e) / (1 + (8/S)²)
 
