@@ -49,15 +49,15 @@ WITHOUT = {
         check_enclosed raised_here refuse_inputs translating words_of_damage""",
     "an engine, used as those of the example, or a part of one": """
         AutomaticEngine best_start choice_bytes choose_kernel drawing_bytes FreePointPlan
-        KernelChoice LogNormalEngine no_step searched_start some_draws table_of""",
+        KernelChoice no_step searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MGVISolution PathwisePosterior RobustFit Scores SVIState""",
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
-        batch_stability coefficient_spread CoefficientSpread collapsed_gradient evidence_gradient
-        explained_share field_at_nodes fit_mean fit_student_t FITC fitted_around keyed_prior_draws
-        learn_evidence mean_spread natural_step NoCheckpoints power_stability residual_ratio
-        settle site_data Sites solve_in_data_space StudentTModel StudentTWeights svi""",
+        coefficient_spread CoefficientSpread collapsed_gradient explained_share field_at_nodes
+        fit_mean fit_student_t FITC fitted_around keyed_prior_draws learn_evidence mean_spread
+        natural_step NoCheckpoints power_stability residual_ratio site_data Sites
+        solve_in_data_space StudentTModel StudentTWeights svi""",
 }
 
 

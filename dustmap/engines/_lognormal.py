@@ -72,7 +72,24 @@ class LogNormalSettings:
 @final
 @dataclass(frozen=True)
 class LogNormalEngine(AbstractEngine):
-    """ρ = exp(H β + R ε) at the nodes of the box: mode, hyperparameters and samples."""
+    """ρ = exp(H β + R ε) at the nodes of the box: mode, hyperparameters and samples.
+
+    Examples
+    --------
+    >>> from dustmap.engines import Problem, Watch
+    >>> from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, functionals, kernels
+    >>> from dustmap.gp.likelihoods import GaussianLikelihood
+    >>> ends = torch.tensor([[0.9, 0.1, 0.2], [-0.3, 0.8, 0.1], [0.2, -0.5, 0.9]]).double()
+    >>> rays, length = functionals.LineIntegrals.from_observer(ends), ends.norm(dim=1)
+    >>> data = Batch(rays, length, torch.full_like(length, 1e-4))  # of a density of one
+    >>> kernel, noise = kernels.Matern32(1.0, 0.25, dim=3).fixed(), GaussianLikelihood(learn=False)
+    >>> model = GPModel(kernel, ConstantMean(learn=False), noise)
+    >>> box = RegularGrid((-1.0,) * 3, (0.5,) * 3, (5,) * 3)
+    >>> settings = LogNormalSettings(4, cg_steps=100, seed=0, dtype=torch.float64, memory=2**30)
+    >>> fit = LogNormalEngine(settings).fit(Problem(model, data, box), Watch())
+    >>> bool(((fit.posterior.predict(rays).mean - length).abs() < 0.05).all())
+    True
+    """
 
     settings: LogNormalSettings
     most_rows: ClassVar[int] = 10_000_000

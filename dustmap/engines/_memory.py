@@ -110,7 +110,15 @@ class MemoryPlan:
 
 
 def table_of(components: Iterable[Component]) -> list[str]:
-    """Return a line a component: name, GiB, when it is held, what it is."""
+    """Return a line a component: name, GiB, when it is held, what it is.
+
+    Examples
+    --------
+    >>> for line in table_of([Component("rows", 2**30, During.FIT, "kriging weights")]):
+    ...     print(line)
+    component    GiB  held during  what it is
+    rows       1.000  fit          kriging weights
+    """
     rows = [("component", "GiB", "held during", "what it is")]
     rows += [(c.name, f"{c.bytes / GIB:.3f}", c.during.value, c.what) for c in components]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]

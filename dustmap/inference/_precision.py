@@ -71,6 +71,15 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^{1/2} φ S φᵀ W^{1/2}) ≤ 1 + λ_max(n × n Gram matrix), since
     S ≤ I. The natural step of the mean is a contraction iff its length is below 2 over this.
     phi (n, M_w), weights (n,) ≥ 0, already scaled by N/n.
+
+    Examples
+    --------
+    >>> from dustmap.gp.families import MeanFieldFamily
+    >>> family = MeanFieldFamily(2)
+    >>> phi, weights = torch.eye(2).double(), torch.ones(2).double()
+    >>> q = family.posterior(torch.zeros(2).double(), family.precision_statistics(phi, weights))
+    >>> batch_stability(q, phi, weights)  # S = I / 2 and Λ_b = 2 I, whose product is I
+    1.5
     """
     scaled = weights.clamp_min(0).sqrt().to(phi.dtype).unsqueeze(-1) * phi
     whitened = state.covariance_of(scaled, scaled)
