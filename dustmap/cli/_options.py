@@ -166,7 +166,7 @@ def _most_threads() -> int:
 def inputs_of(
     *paths: str | Path | None, map_or_run: str | Path | None = None, schema: str = ""
 ) -> Iterator[Path]:
-    """List the files that a command reads, in a run those of later commands; a card as well.
+    """List the paths that a command reads; of a run, what later commands need; a card.
 
     Other files may lie in the directory of a run.
     """
