@@ -236,7 +236,7 @@ class Parameters(Generic[M]):
     def limited(
         self, ceilings: Mapping[str, float], floors: Mapping[str, float]
     ) -> "Parameters[M]":
-        """With further bounds by the names of parameters; the start stays within them."""
+        """Add bounds by the names of parameters; the start stays within them."""
         high = self._by_name(ceilings, math.inf).maximum(self.theta)
         low = self._by_name(floors, -math.inf).minimum(self.theta)
         return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))

@@ -112,7 +112,7 @@ class AbstractDivergence(ABC):
 
     @abstractmethod
     def value(self) -> float:
-        """In nats."""
+        """Return it in nats."""
 
 
 @final

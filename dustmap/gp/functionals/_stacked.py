@@ -196,7 +196,7 @@ class Sharded(_functional.AbstractFunctional):
         return ShardedRows(local, self.counts, self.world, self.order)
 
     def mapped(self, local: _functional.AbstractRows) -> "Sharded":
-        """With other functionals, one for one; local: those of this rank."""
+        """Replace the functionals, one for one; local: those of this rank."""
         return replace(self, local=local)
 
     def whole(self) -> _functional.AbstractFunctional:

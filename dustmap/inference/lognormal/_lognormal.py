@@ -63,7 +63,7 @@ class LogNormalModel(gp.AbstractParametric):
             )
 
     def learned(self) -> "gp.Parameters[LogNormalModel]":
-        """What is learned of kernel and noise, kernel first; the mean is part of the field."""
+        """Parameters learned of kernel and noise, kernel first; the mean is part of the field."""
         return gp.Parameters.of(self, without=("mean",))
 
     @torch.no_grad()
@@ -287,7 +287,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
     ) -> Tensor:
-        """The first `count` stored draws (count, N); `generator` is not needed."""
+        """Return the first `count` stored draws (count, N); `generator` is not needed."""
         if not 0 <= count <= self.n_samples:
             raise UserError(
                 f"count must be at most the {self.n_samples} samples that were drawn, got {count}: "

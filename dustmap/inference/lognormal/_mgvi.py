@@ -41,7 +41,7 @@ class MGVIStatus(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Advice to the caller."""
         return _REMEDIES[self]
 
 

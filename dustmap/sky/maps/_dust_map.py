@@ -125,7 +125,7 @@ class DustMap:
 
     @property
     def grid(self) -> RegularGrid:
-        """Its nodes are the voxels' centres."""
+        """Grid whose nodes are the voxels' centres."""
         return self.layout.grid
 
     @property
@@ -167,7 +167,7 @@ class DustMap:
 
     @property
     def distances(self) -> u.Quantity:
-        """From the nearest to the farthest point of the box in steps of at most a voxel."""
+        """Distances from the nearest to the farthest point of the box, at most a voxel apart."""
         near, far = self.distance_bounds.to_value(u.pc)
         count = math.ceil((far - near) / min(self.grid.spacing)) + 1
         return np.linspace(near, far, count) * u.pc
@@ -200,7 +200,7 @@ class DustMap:
         return self.layout.nearest_slice(2, z)
 
     def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
-        """`query`."""
+        """Return `query(coords, ...)`."""
         return self.query(coords, **options)
 
     def query_gal(

@@ -48,7 +48,7 @@ class Planes:
 @final
 @dataclass(frozen=True)
 class FieldTraits:
-    """What holds of a density ρ in mag/pc of `system` at all places.
+    """Properties of a density ρ in mag/pc of `system`, the same at all places.
 
     lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
     field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
