@@ -68,6 +68,7 @@ autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_preprocess_types = False
 # `bytes` in a signature is the type, though methods of that name exist.
 suppress_warnings = ["ref.python"]
@@ -158,10 +159,13 @@ def add_contents(_app: Any, page: str, source: list[str]) -> None:
 
 
 def translate(
-    _app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]
+    _app: Any, what: str, _name: str, _value: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Translate a docstring in place, before its NumPy sections are read."""
-    lines[:] = to_rst(lines)
+    """Translate a docstring in place, before its NumPy sections are read.
+
+    Behind an escaped blank, what a property's first line has before a colon is not its type.
+    """
+    lines[:] = ["\\ "] * (what in {"attribute", "property"}) + to_rst(lines)
 
 
 def is_foreign(_app: Any, _what: str, _name: str, value: Any, skip: bool, _options: Any) -> bool:

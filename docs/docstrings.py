@@ -11,8 +11,10 @@ from itertools import groupby
 
 _NAME = r"`?[\w-]+`?(?: \([^)]*\))?"
 _ENTRY = re.compile(rf"({_NAME}(?:, {_NAME})*(?:, [\w ]+)?): (.*)")
+_NEXT = re.compile(rf"(?:\n|(?<=[.;])\s)(?={_NAME}(?:, {_NAME})*(?:, [\w ]+)?: )")
 _SECTION = re.compile(r"-{3,}$")
-_SHAPE = re.compile(r"(\w[\w, ]*) : \((.*)\)$")
+_ARGUMENT = re.compile(r"([a-z_]\w*(?:, \w+)*)(?: : (.+))?$")
+_SHAPE = re.compile(r"^\(([^()]*)\)$")
 _EMPHASIS = re.compile(r"(?<![\w*])\*(\w[\w ]*)\*(?![\w*])")
 
 
@@ -24,17 +26,40 @@ def to_rst(lines: list[str]) -> list[str]:
     translated: list[str] = []
     for is_blank, group in groupby(prose, key=lambda line: not line.strip()):
         block = list(group)
-        translated += block if is_blank else _paragraph(block)
-    # Sphinx sets a type in parentheses of its own.
-    return translated + [_escaped(_SHAPE.sub(r"\1 : \2", line)) for line in sections]
+        if is_blank:
+            translated += block
+        else:
+            translated += _paragraph(block, is_summary=not translated)
+    return translated + [_escaped(line) for line in _described(sections)]
 
 
-def _paragraph(lines: list[str]) -> list[str]:
+def _described(lines: list[str]) -> list[str]:
+    """Give every name of a section its own entry; `name : what it is` goes below the name."""
+    described: list[str] = []
+    while lines:
+        entry, end = _ARGUMENT.match(lines[0]), 1
+        while end < len(lines) and lines[end].startswith(" "):
+            end += 1
+        said = entry[2] if entry else None
+        if entry and said and end == 1:
+            described += [line for name in entry[1].split(", ") for line in (name, f"    {said}")]
+        elif entry:
+            # Sphinx sets a type in parentheses of its own.
+            kind = " : " + _SHAPE.sub(r"\1", said) if said else ""
+            for name in entry[1].split(", "):
+                described += [name + kind, *lines[1:end]]
+        else:
+            described += lines[:end]
+        lines = lines[end:]
+    return described
+
+
+def _paragraph(lines: list[str], is_summary: bool) -> list[str]:
     if lines[0].startswith((">>>", ".. ", "- ")):
         return lines
     if re.match(r"\d+\. ", lines[0]):
         return [_escaped(line) for line in lines]
-    if _ENTRY.match(lines[0]):
+    if _ENTRY.match(lines[0]) and not is_summary:
         return _entries([_escaped(line) for line in lines])
     # An indented run is a formula, and stays as it is typed.
     translated: list[str] = []
@@ -45,13 +70,11 @@ def _paragraph(lines: list[str]) -> list[str]:
 
 
 def _entries(lines: list[str]) -> list[str]:
+    """Make definitions of `name: meaning` lists, of which a line may hold several."""
     definitions = []
-    for line in lines:
-        entry = _ENTRY.match(line)
-        if entry:
-            definitions += [f"``{entry[1]}``".replace("\\", ""), "    " + entry[2].strip()]
-        else:
-            definitions.append("    " + line.strip())
+    for entry in _NEXT.split("\n".join(lines)):
+        name, meaning = " ".join(entry.split()).split(": ", 1)
+        definitions += [f"``{name}``".replace("\\", ""), "    " + meaning.rstrip(";")]
     return definitions
 
 

@@ -36,7 +36,7 @@ _gather: Callable[[Tensor, Tensor], object] = getattr(
 
 
 class _Store(Protocol):
-    """What the ranks know of each other."""
+    """The key-value store that all ranks see."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -56,6 +56,12 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
 
     timeout: in seconds. gpu: whether to compute on GPUs where there are any; every rank takes
     that of its LOCAL_RANK, and more ranks than GPUs on a node are refused.
+
+    Examples
+    --------
+    >>> with world_from_environment() as world:  # one process, unless a launcher has started more
+    ...     world.rank, world.size, world.total(torch.tensor([1.0, 2.0]))
+    (0, 1, tensor([1., 2.]))
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -111,7 +117,7 @@ def _gpu_of_this_rank() -> str:
 
 
 def _take_gpu() -> None:
-    """That of the LOCAL_RANK, which NCCL does not let two ranks share."""
+    """Take the GPU of the LOCAL_RANK, which NCCL does not let two ranks share."""
     count, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > count:
@@ -237,7 +243,7 @@ class _SignsOfLife:
                 self._store.set(f"dustmap/ended/{self._rank}", reason)
 
     def others(self) -> dict[int, str]:
-        """For every other rank why it ended, "" where it gives signs of life; some seconds."""
+        """Return why each other rank ended, "" where it gives signs of life; takes some seconds."""
         ranks = [rank for rank in range(self._size) if rank != self._rank]
         try:
             before = {rank: self._read(f"beat/{rank}") for rank in ranks}

@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing() -> str:
-    """What no command can do without, and this process lacks; empty where it has all."""
+    """Name the required packages that cannot be imported; empty where all can."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the very end
     if sys.stdout is None:
@@ -152,12 +152,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _noted(text: str, error: BaseException | None) -> str:
-    """With what was added to the error on its way, such as how to go on."""
+    """Append the notes that were added to the error, such as how to go on."""
     return "; ".join((text, *getattr(error, "__notes__", ())))
 
 
 def _said(error: Exception) -> str:
-    """Its message; of torch's about memory, what helps, too."""
+    """Return the message of an error; for a lack of memory also the remedy."""
     said = str(error) or type(error).__name__
     if _of_memory(error) and "--memory" not in said:
         return (

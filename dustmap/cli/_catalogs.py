@@ -276,7 +276,7 @@ def execute_simulate(options: argparse.Namespace) -> int:
 
 
 def _sha256(options: argparse.Namespace) -> str:
-    """Of the configuration whose prior was drawn from, as a run of this sky would have it."""
+    """Hash the configuration whose prior was drawn from, as a run of this sky would have it."""
     return configuration.sha256(_drawn_prior(options)) if options.from_prior is not None else ""
 
 

@@ -117,7 +117,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
 
 
 def _refuse_other_quantities(options: argparse.Namespace) -> None:
-    """What is asked for is what the file has, no more and no less."""
+    """Refuse quantities other than those that the file has."""
     if options.format not in PLACES or not (options.quantity or options.samples):
         return
     names = {name.strip() for name in (options.quantity or "samples").split(",")}
@@ -175,7 +175,7 @@ def _grid(finished: "StarMap", options: argparse.Namespace) -> "RegularGrid":
 def _request(
     finished: "StarMap", field: "AbstractDensityField", options: argparse.Namespace
 ) -> "MapRequest":
-    """What the options ask for, or the [export] section of the run."""
+    """Return the request of the options, or that of the [export] section of the run."""
     from dustmap.sky.maps import MapRequest
 
     export = finished.run.config.export
@@ -260,7 +260,7 @@ def execute_merge(options: argparse.Namespace) -> int:
 
 
 def _format(output: Path, asked: str | None) -> str:
-    """What is asked for, which the name must not deny."""
+    """Return the format of the options; the name of the file must agree."""
     named = SUFFIXES.get(output.suffix.lower())
     if asked is not None and named not in (None, asked):
         raise UserError(f"--output {output}: --format {asked} is no {output.suffix}")

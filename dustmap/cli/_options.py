@@ -57,7 +57,7 @@ def add_compute(
     names: Sequence[str] = tuple(COMPUTE),
     title: str = "the [compute] section of the configuration",
 ) -> None:
-    """Those of the options that mean something to the command."""
+    """Add the options of [compute] that the command uses."""
     group = command.add_argument_group(title)
     for name in names:
         metavar, meaning = COMPUTE[name]
@@ -65,7 +65,7 @@ def add_compute(
 
 
 def compute_overrides(options: argparse.Namespace) -> list[str]:
-    """What `add_compute` has read, as overrides of a configuration."""
+    """Return the options of `add_compute` as overrides of a configuration."""
     given = [(name, getattr(options, name, None)) for name in COMPUTE]
     return [f"compute.{name}={value}" for name, value in given if value is not None]
 
@@ -92,7 +92,7 @@ def add_columns(command: argparse.ArgumentParser) -> None:
 
 
 def columns_of(options: argparse.Namespace) -> dict[str, str]:
-    """What `add_columns` has read."""
+    """Return the names of columns that the options of `add_columns` give."""
     pairs = [written.partition("=") for written in options.column]
     for name, _, column in pairs:
         if not (name and column):
@@ -140,7 +140,7 @@ def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.C
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
-    """What the options say where no configuration is at hand."""
+    """Return [compute] as the options say, where there is no configuration."""
     anything = {"data": {"catalog": "stars.fits"}}
     return configuration.from_mapping(anything, compute_overrides(options)).compute
 
@@ -166,7 +166,7 @@ def _most_threads() -> int:
 def inputs_of(
     *paths: str | Path | None, map_or_run: str | Path | None = None, schema: str = ""
 ) -> Iterator[Path]:
-    """Those that are named; of a run, what later commands need; a card, where `schema` is one.
+    """List the paths that a command reads; of a run, what later commands need; a card.
 
     Other files may lie in the directory of a run.
     """

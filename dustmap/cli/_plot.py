@@ -110,7 +110,7 @@ def _history(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":
-    """Of a run with data.kind = "regression"; None of other runs and of maps."""
+    """Open a run with data.kind = "regression"; None for other runs and for maps."""
     path = Path(options.map)
     if not _options.is_run(path):
         return None
@@ -165,7 +165,7 @@ def _sky(options: argparse.Namespace) -> "Figure":
 
 
 def _los(options: argparse.Namespace) -> "Figure":
-    """Of a run's own posterior with its stars, or of a map."""
+    """Draw a line of sight of a run's posterior with its stars, or of a map."""
     from dustmap.sky.figures import BEAM, line_of_sight_figure, profile_of_map
 
     l, b = options.los

@@ -47,7 +47,7 @@ def print_result(values: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
-    """What a command would do: one JSON object, or a table of what takes memory.
+    """Print a plan: one JSON object, or a table of what takes memory.
 
     seconds: None where they are too few to plan.
     """
@@ -60,7 +60,7 @@ def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
 
 
 def _shown(value: object) -> str:
-    """For people: `a 1, b 2` of a mapping and `1, 2` of a list, `none` of an empty one."""
+    """Write values for people: `a 1, b 2` for a mapping, `1, 2` for a list, `none` for none."""
     if isinstance(value, Mapping):
         parts = (f"{name} {_shown(held)}" for name, held in value.items())
         return ", ".join(parts) or "none"
@@ -71,7 +71,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def progress() -> Iterator["Progress"]:
-    """What a run tells how far it is, for as long as it runs."""
+    """Yield the progress that a run reports to: bars on a terminal, else lines of the log."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from dustmap.runs import LogProgress

@@ -133,7 +133,7 @@ def _many(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    """At every step of distance in the box."""
+    """Answer at every step of distance in the box."""
     import numpy as np
     from astropy.table import Table
 

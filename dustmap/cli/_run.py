@@ -166,7 +166,7 @@ def _is_finished(
 
 
 def _inputs(options: argparse.Namespace, config: configuration.Config) -> Iterator[Path]:
-    """What the run reads; to go on with its own configuration is fine."""
+    """List the files that the run reads, but for its own configuration, which --resume may take."""
     own = Path(options.output) / "config.toml"
     if not (options.resume and own.exists() and own.samefile(options.config)):
         yield Path(options.config)
@@ -223,7 +223,7 @@ def run_ranks(count: int, arguments: Sequence[str]) -> int:
 
 
 def _environments(count: int) -> list[dict[str, str]]:
-    """What torchrun would set for each; processors are shared out where nothing else is said."""
+    """Return the environment of each rank, as torchrun sets it; ranks share the processors."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,12 +1,20 @@
 """Run configurations: read from TOML, checked, echoed and hashed.
 
-    config = load("run.toml", overrides=["grid.spacing=10pc"])
-    config.grid.spacing        10.0, in pc
-    echo(config)               the whole configuration as TOML, defaults included
-    sha256(config)             what provenance cards carry
-
 The sections and their keys are declared in `dustmap.config._schema` and `_execution`, what they
 must agree on in `dustmap.config._config`.
+
+Examples
+--------
+>>> config = from_mapping({"data": {"catalog": "stars.fits"}}, ["grid.spacing=0.02kpc"])
+>>> config.grid.spacing, config.engine, config.resolved().model.kernel
+(20.0, 'lognormal', 'matern32')
+>>> from pathlib import Path
+>>> Path("run.toml").write_text(echo(config)) > 0  # as TOML, defaults included
+True
+>>> sha256(load("run.toml")) == sha256(config)  # what provenance has of it
+True
+>>> example().splitlines()[0]  # every key and what it is for
+'# Where the data come from.'
 """
 
 from dustmap.config._config import Config as Config

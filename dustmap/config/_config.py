@@ -30,7 +30,7 @@ _DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 @final
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The configuration of a run: one value for every section of the file."""
 
     data: DataConfig
     grid: GridConfig
@@ -67,7 +67,7 @@ class Config:
 
     @property
     def tile_margin(self) -> float:
-        """Around the cone of a tile: data.tile_margin, or the 2 lengths that 0 stands for."""
+        """Margin around the cone of a tile, pc: data.tile_margin, two lengths where that is 0."""
         return self.data.tile_margin or 2.0 * self.model.length
 
     @property
@@ -143,7 +143,7 @@ def _check_model(config: Config, whole: bool) -> None:
 
 
 def _check_density(config: Config) -> None:
-    """What no dust is, and no solver would finish with."""
+    """Refuse densities that no dust has, and that no solver would finish with."""
     model, log_normal = config.model, config.engine == "lognormal"
     most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
     if model.std > most:
@@ -198,7 +198,13 @@ def _check_box(grid: GridConfig) -> None:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a TOML file. Overrides are `section.key=value` and win over the file."""
+    """Read a TOML file; `overrides`, such as `grid.spacing=10pc`, win over the file.
+
+    Raises
+    ------
+    UserError
+        For a key or a value that is not one, and for a file that is no TOML.
+    """
     path = Path(path)
     try:
         read = _bytes(path)
@@ -212,7 +218,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _bytes(path: Path) -> bytes:
-    """Of a file that ends."""
+    """Read a regular file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: expected a file, got a directory, a pipe or a device")
     with path.open("rb") as file:
@@ -232,7 +238,14 @@ def _toml_of(text: str) -> dict[str, Any]:
 def from_mapping(
     content: Mapping[str, object], overrides: Sequence[str] = (), directory: Path | None = None
 ) -> Config:
-    """Checks the tables of a configuration; relative paths in `content` start at `directory`."""
+    """Check the tables of a configuration; relative paths in `content` start at `directory`.
+
+    Examples
+    --------
+    >>> from_mapping({"grid": {"sizes": [100, 100, 100]}})
+    Traceback (most recent call last):
+    dustmap.errors.UserError: unknown key grid.sizes; did you mean grid.size?
+    """
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
         _update(tables.setdefault(section, {}), values)
@@ -241,7 +254,7 @@ def from_mapping(
 
 
 def echo(config: Config) -> str:
-    """The resolved configuration as TOML; reading it gives `config` back."""
+    """Write the resolved configuration as TOML, which reads as `config` again."""
     blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
     for name in _sections():
         section = getattr(config, name)
@@ -255,7 +268,7 @@ def echo(config: Config) -> str:
 
 
 def example() -> str:
-    """Every key with its default, its unit and what it is for, as a configuration that reads."""
+    """Write a configuration of all keys, with their defaults, their units and what they are for."""
     blocks = []
     for name, section in _sections().items():
         lines = [f"# {section.__doc__}", f"[{name}]"]
@@ -283,7 +296,7 @@ def _comment(key: Key) -> list[str]:
 
 
 def sha256(config: Config) -> str:
-    """Of the resolved values, so that comments, order and units of the file do not matter."""
+    """Hash the resolved values: comments, order and units of the file do not matter."""
     canonical = json.dumps(dataclasses.asdict(config), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -358,7 +371,7 @@ def _overrides(overrides: Sequence[str]) -> _Tables:
 
 
 def _update(table: dict[str, object], values: Mapping[str, object]) -> None:
-    """With these values; a table of names keeps the names that these leave alone."""
+    """Replace values; a table of names keeps the names that these leave alone."""
     for key, value in values.items():
         before = table.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
@@ -399,7 +412,13 @@ def _toml(value: object) -> str:
 
 
 def parsecs(written: str) -> float:
-    """A length in pc from a command line: 300, 300pc or 0.3kpc."""
+    """Read a length of a command line, 300, 300pc or 0.3kpc, in pc.
+
+    Examples
+    --------
+    >>> parsecs("300"), parsecs("0.3kpc")
+    (300.0, 300.0)
+    """
     value = _value(written)
     try:
         return float(_values.parsecs()(value))

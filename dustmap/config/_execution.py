@@ -57,14 +57,17 @@ class ComputeConfig:
 
     @property
     def timeout_seconds(self) -> float:
+        """`timeout` in seconds."""
         return seconds_of(self.timeout)
 
     @property
     def checkpoint_seconds(self) -> float:
+        """`checkpoint` in seconds."""
         return seconds_of(self.checkpoint)
 
     @property
     def memory_bytes(self) -> int:
+        """`memory` in bytes."""
         return bytes_of(self.memory)
 
 

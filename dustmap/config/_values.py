@@ -306,7 +306,7 @@ def card_file(text: str) -> bool:
 @final
 @dataclass(frozen=True)
 class Key:
-    """What is known of one key beside its type and default."""
+    """The rule, the meaning and the unit of one key."""
 
     parse: Parser
     meaning: str

@@ -15,6 +15,37 @@ Start at `_engine`: an engine is a value with typed settings that plans its memo
 
 A new engine is one module here, a line in the table of whoever offers it (`runs/stars/_engines`,
 `estimators/_engines`) and its keys in the configuration.
+
+Examples
+--------
+The same thirteen values of a sine, by five engines at a fixed kernel:
+
+>>> from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, functionals, kernels
+>>> from dustmap.gp.likelihoods import GaussianLikelihood
+>>> x = torch.linspace(0.0, 3.0, 13, dtype=torch.float64)[:, None]
+>>> y = torch.sin(x[:, 0])
+>>> data = Batch(functionals.PointValues(x), y, torch.full_like(y, 0.01))
+>>> kernel, mean = kernels.Matern32(1.0, dim=1).fixed(), ConstantMean(learn=False)
+>>> problem = Problem(GPModel(kernel, mean, GaussianLikelihood(learn=False)), data)
+>>> learning, grid = EvidenceSettings(rows=13), RegularGrid.from_bounds((0.0,), (3.0,), (25,))
+>>> points = PointSettings(64, 4.0, torch.float64, 2**30, grid=grid)
+>>> exact = ExactEngine(ExactSettings(learning, max_memory=2**30))
+>>> for engine in (
+...     exact,
+...     InducingEngine(InducingSettings(learning, grid=grid)),
+...     PathwiseEngine(PathwiseSettings(points, learning)),
+...     FreePointsEngine(FreePointSettings(inducing=13, learn_points=False), collapsed=True),
+...     StudentTEngine(exact, learning),
+... ):
+...     fit = engine.fit(problem, Watch())
+...     print(round(float(fit.posterior.predict(data.functional[6:7]).mean), 3))
+0.996
+0.996
+0.996
+0.996
+0.995
+>>> exact.plan(problem).peak < 2**30
+True
 """
 
 from dustmap.engines._automatic import AutomaticEngine as AutomaticEngine

@@ -56,11 +56,14 @@ def zero_point_arrays(points: Prediction | None) -> Arrays:
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A model where learning starts, and data.
+    """Data and the model at which learning starts.
 
-    box: nodes of the map's grid, if there is a map. origin, nu: where this fit starts from the
-    result of an earlier one, the model that priors of hyperparameters are centred on, and the
-    degrees of freedom of its Student-t noise.
+    Attributes
+    ----------
+    model, data
+    box : nodes of the map's grid, where there is a map
+    origin : model that priors of hyperparameters are centred on, where that is not `model`
+    nu : degrees of freedom of the Student-t noise of an earlier fit, to start from
     """
 
     model: GPModel
@@ -89,7 +92,7 @@ class Problem:
 @final
 @dataclass(frozen=True)
 class Watch:
-    """What follows a fit.
+    """Callbacks of a fit.
 
     checkpointer: saves states to resume from. on_step: is called with every step of learning;
     progress: with counts of the work done. stage: a context of "learning" and of "posterior".
@@ -101,17 +104,22 @@ class Watch:
     stage: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def within(self, name: str) -> "Watch":
-        """The same for a part of the computation, with a child of the checkpointer."""
+        """Return the watch of a part of the computation, with a child of the checkpointer."""
         return replace(self, checkpointer=self.checkpointer.child(name))
 
 
 @final
 @dataclass(frozen=True)
 class Learning:
-    """How learning of hyperparameters ended.
+    """The end of learning of hyperparameters.
 
-    remedy: advice where it has not converged. n_data: data that took part. trace: numbers of every
-    step. summary: numbers of the end, for the report.
+    Attributes
+    ----------
+    status, converged : how it ended
+    remedy : advice where it has not converged
+    n_data : data that took part
+    trace : numbers of every step
+    summary : numbers of the end, for the report
     """
 
     status: str
@@ -128,7 +136,7 @@ class Learning:
         trace: Iterable[Mapping[str, float]] = (),
         summary: Mapping[str, Any] | None = None,
     ) -> "Learning":
-        """With the remedy of the status."""
+        """Describe the end of a maximisation, with the remedy of its status."""
         converged = status in (FitStatus.CONVERGED, inference.MGVIStatus.CONVERGED)
         return Learning(
             status.value, converged, status.remedy, n_data, tuple(trace), dict(summary or {})
@@ -138,14 +146,18 @@ class Learning:
 @final
 @dataclass(frozen=True, eq=False)
 class EngineFit:
-    """The posterior of the field.
+    """The posterior of the field, and all that is needed to make it again.
 
-    model: at the learned values. report: plain values on solution and grid; `cg_residual` is a
-    residual of iterations. evidence: ln p(y) or its lower bound, where the engine computes one.
-    noise: Student-t, on top of the likelihood. arrays, plan: what `load` needs beside the model;
-    empty where the posterior is quickly computed again. at_nodes: the field at the nodes of the
-    box, where the engine has it at hand. on_grid: a posterior that draws rays by the thousand,
-    where the engine's own cannot.
+    Attributes
+    ----------
+    posterior, model : the posterior, and the model at the learned values
+    report : plain values on solution and grid; `cg_residual` is a residual of iterations
+    learning : how learning ended, where anything was learned
+    evidence : ln p(y) or its lower bound, where the engine computes one
+    noise : Student-t noise on top of the likelihood
+    arrays, plan : for `load`; empty where the posterior is quickly computed again
+    at_nodes : the field at the nodes of the box, where the engine has it at hand
+    on_grid : a posterior that draws rays by the thousand, where the engine's own cannot
     """
 
     posterior: AbstractPosterior

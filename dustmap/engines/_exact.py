@@ -30,8 +30,11 @@ _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
 @final
 @dataclass(frozen=True)
 class ExactSettings:
-    """learning: of hyperparameters; max_memory: bytes; estimator: of the covariances of the data;
-    seed: of draws; draws: plan for draws on a grid, too, which see rays by the thousand."""
+    """Settings of the exact engine.
+
+    learning: of hyperparameters; max_memory: bytes; estimator: of the covariances of the data;
+    seed: of draws; draws: plan for draws on a grid, too, which see rays by the thousand.
+    """
 
     learning: _learning.EvidenceSettings
     max_memory: int
@@ -43,7 +46,7 @@ class ExactSettings:
 @final
 @dataclass(frozen=True)
 class ExactEngine(AbstractEngine):
-    """y ~ N(m, K_ff + Σ), by one dense factor of all data."""
+    """y ~ N(m, K_ff + Σ), by one dense Cholesky factor: to 10,000 data of any kind."""
 
     settings: ExactSettings
     most_rows: ClassVar[int] = _learning.MOST_DENSE
@@ -165,7 +168,7 @@ def _conditioned_rays(data: Batch) -> tuple[Batch, dict[str, str]]:
 
 
 def draw_grid(box: RegularGrid, length: float) -> RegularGrid:
-    """From face to face of the box, no finer than it, than length / 2.5 or MOST_NODES."""
+    """Lay the nodes of draws over the box: no finer than it, than length / 2.5 or MOST_NODES."""
     spacing = max(box.spacing[0], length / POINTS_PER_LENGTH)
     while (grid := coarsened(box, spacing)).size > MOST_NODES:
         spacing *= 1.05

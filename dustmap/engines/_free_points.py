@@ -52,11 +52,16 @@ _PROBE, _PROBE_PASSES, _ROWS_PER_POINT = 1000, 4, 5
 @final
 @dataclass(frozen=True)
 class FreePointSettings:
-    """Choices of the engine, checked; None stands for "auto".
+    """Settings of free inducing points; None stands for "auto".
 
-    most_points: inducing points of "auto", where as many rows differ.
-    patience: passes without a better score of held-out rows that end the training, None for all
-    epochs. learn_points: move the inducing points, too. max_steps: of L-BFGS (sgpr).
+    Attributes
+    ----------
+    inducing, most_points : number of points, and that of "auto" where as many rows differ
+    batch_size, epochs, learning_rate : of minibatches and of Adam (svgp)
+    patience : passes without a better score of held-out rows that end the training; None for all
+    learn_points : move the points, too
+    dtype, max_memory, seed
+    max_steps : of L-BFGS (sgpr)
     """
 
     inducing: int | None = None

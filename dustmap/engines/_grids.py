@@ -157,7 +157,7 @@ def times(shape: Sequence[int]) -> str:
 
 
 def coarse_advice(residual_ratio: float) -> list[str]:
-    """What to do where the grid leaves more than the noise unexplained."""
+    """Return advice where the grid leaves more than the noise unexplained."""
     if residual_ratio <= 1.0:
         return []
     return [
@@ -167,7 +167,13 @@ def coarse_advice(residual_ratio: float) -> list[str]:
 
 
 def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
-    """From face to face of the box, no finer than its own nodes or than about `spacing`."""
+    """Lay a grid from face to face of the box, no finer than its own nodes or than about `spacing`.
+
+    Examples
+    --------
+    >>> coarsened(RegularGrid((0.0,), (1.0,), (101,)), spacing=10.2)
+    RegularGrid(lower=(0.0,), spacing=(10.0,), shape=(11,))
+    """
     sides = [b - a for a, b in zip(box.lower, box.upper, strict=True)]
     step = max(box.spacing[0], spacing)
     # The step comes from a logarithm: its rounding must not decide between two shapes.
@@ -249,7 +255,14 @@ def first_length(kernel: AbstractKernel) -> float:
 
 
 def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
-    """Refuse data X (N, D) outside the user's grid: how many, on which axis, how far."""
+    """Refuse data X (N, D) outside the user's grid: how many, on which axis, how far.
+
+    Examples
+    --------
+    >>> refuse_outside(RegularGrid((0.0,), (1.0,), (11,)), torch.tensor([[3.0], [12.0]]))
+    Traceback (most recent call last):
+    dustmap.errors.UserError: 1 of 2 rows of X lie outside grid, the farthest 2 above it ...
+    """
     outside = ~grid.contains(X)
     if not bool(outside.any()):
         return

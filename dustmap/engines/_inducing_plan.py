@@ -28,14 +28,19 @@ _TILE_SIDES = {1: 256, 2: 16, 3: 6, 4: 4}
 @final
 @dataclass(frozen=True)
 class InducingSettings:
-    """Choices of the engine, checked; "auto" is still open.
+    """Settings of the inducing engine; "auto" is decided by `plan_fit`.
 
-    learning: of hyperparameters. block: nodes of a tile per axis, None for tiles of some 256
-    nodes. rank: of the low-rank family at most. padding: length scales around the grid.
-    grid: of inducing points, or points per axis, None for an automatic one; points_per_length: of
-    inducing points on the problem's box instead.
-    estimator, pcg_steps, nugget: of the features; nugget None for that of the dtype.
-    epochs, batch: of natural-gradient steps on minibatches; 0 for the closed form.
+    Attributes
+    ----------
+    learning : of hyperparameters
+    family, rank : structure of the posterior, and most directions of the low-rank family
+    block : nodes of a tile per axis; None for tiles of some 256 nodes
+    whitening : one of `WHITENINGS`
+    padding : length scales around the grid
+    grid : of inducing points, or points per axis; None for an automatic one
+    points_per_length : of inducing points on the problem's box instead
+    estimator, pcg_steps, nugget : of the features; nugget None for that of the dtype
+    epochs, batch : of natural-gradient steps on minibatches; 0 for the closed form
     """
 
     learning: EvidenceSettings
@@ -61,8 +66,13 @@ class InducingSettings:
 class InducingPlan(_grids.AbstractGridPlan):
     """Grid, feature map and family of n data.
 
-    torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky"
-        and "ciq". rank: of the low-rank family, 0 for others.
+    Attributes
+    ----------
+    grid : of inducing points
+    torus_shape : of the whitened variables: the padded torus, or the grid for "cholesky" and "ciq"
+    whitening, family, block
+    rank : of the low-rank family, 0 for others
+    n, dtype, max_memory
     """
 
     grid: RegularGrid
@@ -125,6 +135,14 @@ def plan_fit(
 
     A grid of few nodes is whitened by the Cholesky factor of K_uu: M_w is then the number of nodes,
     where the padded torus of a kernel longer than the box has many more.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> settings = InducingSettings(EvidenceSettings(rows=100))
+    >>> plan = plan_fit(Matern32([1.0]), RegularGrid((0.0,), (0.25,), (101,)), 1000, settings)
+    >>> plan.whitening, plan.family
+    ('cholesky', 'full')
     """
     whitening, family = settings.whitening, settings.family
     if whitening == "auto":

@@ -59,10 +59,14 @@ class Candidate:
 @final
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernel of a name, and the candidates from rough to smooth.
+    """The kernel that was chosen, and the candidates from rough to smooth.
 
-    rows: that hyperparameters were learned from; patches, held_out: patches, and the rows in them.
-    remark: why a candidate, or all of them, have no score; "" where all have.
+    Attributes
+    ----------
+    name, candidates
+    rows : that hyperparameters were learned from
+    patches, held_out : patches, and the rows in them
+    remark : why a candidate, or all of them, have no score; "" where all have
     """
 
     name: str
@@ -178,7 +182,16 @@ def roughest_within_error(scores: Tensor) -> tuple[int, list[float], list[float]
 
 
 def with_profile(model: GPModel, name: str) -> GPModel:
-    """The model with the kernel of that name, at the same hyperparameters."""
+    """The model with the kernel of that name, at the same hyperparameters.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, kernels, likelihoods
+    >>> noise = likelihoods.GaussianLikelihood(jitter=0.1)
+    >>> model = GPModel(kernels.Matern32([1.0]), ConstantMean(), noise)
+    >>> with_profile(model, "matern12").kernel
+    StationaryKernel(matern12, lengthscale=[1.0], variance=1, dim=1)
+    """
     kernel = kernel_named(name, [1.0] * model.kernel.dim)
     return replace(model, kernel=kernel.with_parameters(model.kernel.parameters()))
 

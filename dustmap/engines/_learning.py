@@ -50,7 +50,13 @@ def bytes_of_exact(n: int) -> int:
 
 
 def most_exact(max_memory: int) -> int:
-    """Rows of the largest dense fit."""
+    """Return the number of rows of the largest dense fit in so many bytes.
+
+    Examples
+    --------
+    >>> most_exact(2**40)
+    10000
+    """
     return min(MOST_DENSE, math.isqrt(max_memory // (_MATRICES * 8)))
 
 
@@ -152,7 +158,7 @@ def learn_from_start(
 
 
 def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> GPModel:
-    """The best start by the evidence of a few of the data, where the settings ask for a search."""
+    """Return the `best_start` by the evidence of a few data, where the settings ask for one."""
     if not settings.search_start:
         return model
     part = random_part(data, min(settings.rows, START_ROWS), settings.seed)
@@ -160,7 +166,15 @@ def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> G
 
 
 def random_part(batch: Batch, n: int, seed: int) -> Batch:
-    """At most n of the data, picked at random, in their order."""
+    """Pick at most n of the data at random, in their order.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import PointValues
+    >>> x = torch.arange(5.0)
+    >>> random_part(Batch(PointValues(x[:, None]), x), 3, seed=0).y
+    tensor([0., 1., 4.])
+    """
     if len(batch) <= n:
         return batch
     generator = torch.Generator().manual_seed(seed)
@@ -168,8 +182,10 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
 
 
 def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
-    """The start of the best score out of a few, for a kernel of one learned length scale per axis;
-    other models stay as they are."""
+    """Return the model of the best score among a few length scales and widths of noise.
+
+    For a kernel of one learned length scale per axis; other models stay as they are.
+    """
     kernel = model.kernel
     if not isinstance(kernel, StationaryKernel) or not kernel.length.is_learned:
         return model
@@ -192,7 +208,17 @@ def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
 
 @torch.no_grad()
 def evidence(model: GPModel, batch: Batch) -> float:
-    """ln p(y) of all of these data."""
+    """Return ln p(y) = ln N(y; m, K_ff + Σ) of these data at the parameters of the model.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, kernels, likelihoods
+    >>> from dustmap.gp.functionals import PointValues
+    >>> x, y = torch.zeros(1, 1), torch.zeros(1)
+    >>> model = GPModel(kernels.Matern32([1.0]), ConstantMean(), likelihoods.GaussianLikelihood())
+    >>> round(evidence(model, Batch(PointValues(x), y, torch.ones(1))), 4)  # of N(0, 2) at 0
+    -1.2655
+    """
     noise_variance = model.likelihood.noise_variance(batch)
     exact = gp.ExactGP(model.kernel, model.mean)
     return float(exact.log_evidence(batch.functional, batch.y, noise_variance))

@@ -43,9 +43,17 @@ _STAGES = {
 @final
 @dataclass(frozen=True)
 class LogNormalSettings:
-    """samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
-    robust: Student-t noise, None for Gaussian. beams: shared by rays of a fit, None for rows of
-    their own, as the posterior has in any case."""
+    """Settings of the log-normal engine.
+
+    Attributes
+    ----------
+    samples : in pairs; an odd number is drawn with one more
+    cg_steps : of a solve
+    seed, dtype
+    memory : bytes
+    robust : Student-t noise; None for Gaussian
+    beams : shared by rays of a fit; None for rows of their own, as the posterior has in any case
+    """
 
     samples: int
     cg_steps: int
@@ -64,7 +72,24 @@ class LogNormalSettings:
 @final
 @dataclass(frozen=True)
 class LogNormalEngine(AbstractEngine):
-    """ρ = exp(H β + R ε) at the nodes of the box: mode, hyperparameters and samples."""
+    """ρ = exp(H β + R ε) at the nodes of the box: mode, hyperparameters and samples.
+
+    Examples
+    --------
+    >>> from dustmap.engines import Problem, Watch
+    >>> from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, functionals, kernels
+    >>> from dustmap.gp.likelihoods import GaussianLikelihood
+    >>> ends = torch.tensor([[0.9, 0.1, 0.2], [-0.3, 0.8, 0.1], [0.2, -0.5, 0.9]]).double()
+    >>> rays, length = functionals.LineIntegrals.from_observer(ends), ends.norm(dim=1)
+    >>> data = Batch(rays, length, torch.full_like(length, 1e-4))  # of a density of one
+    >>> kernel, noise = kernels.Matern32(1.0, 0.25, dim=3).fixed(), GaussianLikelihood(learn=False)
+    >>> model = GPModel(kernel, ConstantMean(learn=False), noise)
+    >>> box = RegularGrid((-1.0,) * 3, (0.5,) * 3, (5,) * 3)
+    >>> settings = LogNormalSettings(4, cg_steps=100, seed=0, dtype=torch.float64, memory=2**30)
+    >>> fit = LogNormalEngine(settings).fit(Problem(model, data, box), Watch())
+    >>> bool(((fit.posterior.predict(rays).mean - length).abs() < 0.05).all())
+    True
+    """
 
     settings: LogNormalSettings
     most_rows: ClassVar[int] = 10_000_000
@@ -208,7 +233,7 @@ class LogNormalEngine(AbstractEngine):
 
 
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
-    """Bytes of all vectors of the samples."""
+    """Return the bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
 
 

@@ -55,7 +55,7 @@ class During(enum.Enum):
 @final
 @dataclass(frozen=True)
 class Component:
-    """bytes: at their most; what: in words, for readers of the plan."""
+    """A part of a plan: its largest size in bytes, when it is held, and what it is, in words."""
 
     name: str
     bytes: int
@@ -63,6 +63,7 @@ class Component:
     what: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the component as plain values."""
         return {
             "name": self.name,
             "bytes": self.bytes,
@@ -75,7 +76,14 @@ class Component:
 @final
 @dataclass(frozen=True)
 class MemoryPlan:
-    """components: of all parts of a run; chunks: sizes that the budget allows, by name."""
+    """Bytes of a run by component, and sizes of chunks that the budget allows, by name.
+
+    Examples
+    --------
+    >>> parts = [Component(w.name, 2**30, w, "") for w in (During.WHOLE, During.FIT, During.EXPORT)]
+    >>> shown(MemoryPlan(tuple(parts)).peak)
+    '2 GiB'
+    """
 
     components: tuple[Component, ...]
     chunks: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +110,15 @@ class MemoryPlan:
 
 
 def table_of(components: Iterable[Component]) -> list[str]:
-    """Lines for people: name, GiB, when it is held, what it is."""
+    """Return a line a component: name, GiB, when it is held, what it is.
+
+    Examples
+    --------
+    >>> for line in table_of([Component("rows", 2**30, During.FIT, "kriging weights")]):
+    ...     print(line)
+    component    GiB  held during  what it is
+    rows       1.000  fit          kriging weights
+    """
     rows = [("component", "GiB", "held during", "what it is")]
     rows += [(c.name, f"{c.bytes / GIB:.3f}", c.during.value, c.what) for c in components]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -113,7 +129,13 @@ def table_of(components: Iterable[Component]) -> list[str]:
 
 
 def shown(count: int) -> str:
-    """For a sentence: TiB, GiB, MiB or bytes."""
+    """Write a number of bytes for a sentence, in TiB, GiB, MiB or bytes.
+
+    Examples
+    --------
+    >>> shown(3 * 2**29)
+    '1.5 GiB'
+    """
     if count >= 1000 * GIB:
         return f"{count / 2**40:.4g} TiB"
     if count >= GIB:

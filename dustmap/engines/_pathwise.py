@@ -45,10 +45,14 @@ _RESIDUALS = 400 * _memory.MIB
 @final
 @dataclass(frozen=True)
 class PathwiseSettings:
-    """points: of any solve; its padding and grid, and learning, are of point values alone.
+    """Settings of the pathwise engine.
 
-    rtol, max_steps, order, robust: of a solve on the map's grid, see `GlobalSettings`; estimator:
-    of its residual variances.
+    Attributes
+    ----------
+    points : of any solve; its padding and grid are of point values alone
+    learning : of point values
+    rtol, max_steps, order, robust : of a solve on the map's grid, see `GlobalSettings`
+    estimator : of the residual variances of that
     """
 
     points: _pathwise_points.PointSettings

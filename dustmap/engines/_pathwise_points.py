@@ -47,10 +47,14 @@ _IN_FLOAT64 = 'fitted in float64: float32 lost it; pass dtype="float64"'
 @final
 @dataclass(frozen=True)
 class PointSettings:
-    """Choices of a fit of point values, checked.
+    """Settings of a fit of point values.
 
-    samples: draws; padding: length scales around the grid; seed: of the draws; grid: or points per
-    axis, None for an automatic one.
+    Attributes
+    ----------
+    samples, seed : of the draws
+    padding : length scales around the grid
+    grid : or points per axis; None for an automatic one
+    dtype, max_memory
     """
 
     samples: int
@@ -73,7 +77,15 @@ class PointSettings:
 @final
 @dataclass(frozen=True)
 class PointPlan(_grids.AbstractGridPlan):
-    """Grid and draws of n data. seed: of the draws."""
+    """Grid, torus and draws of n data.
+
+    Attributes
+    ----------
+    grid, torus_shape
+    n, samples
+    seed : of the draws
+    dtype, max_memory
+    """
 
     grid: RegularGrid
     torus_shape: tuple[int, ...]
@@ -113,7 +125,16 @@ class PointPlan(_grids.AbstractGridPlan):
 def plan_points(
     kernel: AbstractKernel, grid: RegularGrid, n: int, settings: PointSettings
 ) -> PointPlan:
-    """The plan of a fit of n data on this grid."""
+    """Plan a fit of n data on this grid, with the padding of the kernel around it.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> settings = PointSettings(32, padding=4.0, dtype=torch.float64, max_memory=2**30)
+    >>> plan = plan_points(Matern32([1.0]), RegularGrid((0.0,), (0.25,), (101,)), 80, settings)
+    >>> plan.torus_shape, plan.in_data_space
+    ((120,), True)
+    """
     s, torus = settings, torus_for(kernel, grid, settings.padding)
     return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory)
 
@@ -234,7 +255,7 @@ def pathwise_posterior(
 def some_draws(
     posterior: PathwisePosterior, count: int, generator: torch.Generator
 ) -> PathwisePosterior:
-    """The posterior with `count` of its draws, chosen at random."""
+    """Return the posterior with `count` of its draws, chosen at random."""
     have = len(posterior.deviations)
     if not 1 <= count <= have:
         raise UserError(

@@ -107,7 +107,7 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
 
 
 def _order(inside: Tensor) -> Tensor:
-    """Where row n is in the concatenation of the rows inside and those outside."""
+    """Return the place of row n in the concatenation of the rows inside and those outside."""
     return torch.cat([inside.nonzero(), (~inside).nonzero()]).squeeze(-1).argsort()
 
 

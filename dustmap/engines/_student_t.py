@@ -115,7 +115,13 @@ SiteFit: TypeAlias = tuple[RobustModel, Sites, bool]
 
 
 def plain_rows(y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which targets (N,) do not stand out grossly from the median."""
+    """Tell which targets y (N,) do not stand out grossly from their median: (N,) bool.
+
+    Examples
+    --------
+    >>> plain_rows(np.array([1.0, 1.1, 0.9, 1.05, 300.0]))
+    array([ True,  True,  True,  True, False])
+    """
     off = np.abs(y - np.median(y))
     width = 1.4826 * float(np.median(off))
     return np.asarray(off <= _GROSS * width if width > 0 else np.ones(len(y), bool))
@@ -212,7 +218,7 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
 
 
 def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
-    """With widths no smaller than `_LEAST_WIDTH`."""
+    """Raise the widths to `_LEAST_WIDTH` at least."""
     least = _LEAST_WIDTH * float(model.kernel.variance().sqrt())
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:

@@ -29,7 +29,7 @@ class Standardisation:
 
     @staticmethod
     def of_plain(content: Mapping[str, Any]) -> "Standardisation":
-        """From values of JSON, whose tuples are lists."""
+        """Build from values of JSON, whose tuples are lists."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in content.items()

@@ -48,7 +48,7 @@ class GPModel(_parameters.AbstractParametric):
         return _parameters.Parameters.of(self, without=("mean",)).names
 
     def with_coefficients(self, coefficients: Tensor) -> "GPModel":
-        """With other coefficients β (P,) of the mean."""
+        """Return the model at other coefficients β (P,) of the mean."""
         return replace(self, mean=self.mean.with_coefficients(coefficients))
 
 

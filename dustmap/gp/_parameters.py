@@ -29,8 +29,9 @@ _WALL = 1e3
 @final
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One tensor of a model: its name in reports, its unconstrained value, of any shape, whether
-    that is a logarithm, and whether it is learned."""
+    """One tensor (...) of a model: its name in reports, its unconstrained value, whether that is a
+    logarithm, and whether it is learned.
+    """
 
     name: str
     value: Tensor
@@ -235,7 +236,7 @@ class Parameters(Generic[M]):
     def limited(
         self, ceilings: Mapping[str, float], floors: Mapping[str, float]
     ) -> "Parameters[M]":
-        """With further bounds by the names of parameters; the start stays within them."""
+        """Add bounds by the names of parameters; the start stays within them."""
         high = self._by_name(ceilings, math.inf).maximum(self.theta)
         low = self._by_name(floors, -math.inf).minimum(self.theta)
         return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))
@@ -306,7 +307,7 @@ def maximise(
     max_steps: int,
     tolerance: float,
 ) -> Maximum:
-    """L-BFGS with strong Wolfe line searches from `parameters.theta`, on objective + ln prior.
+    """L-BFGS with strong Wolfe line searches from `parameters.theta` (P,), on objective + ln prior.
 
     objective: of θ; a ValueError of it, but at the start, is a wall. n_data: N, by which the sum
     is divided. tolerance: of the largest |gradient|, below which it stops. The objective is

@@ -15,6 +15,40 @@ predicts any functional from them.
 
 For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian samples of a
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
+
+Examples
+--------
+Thirteen values of a sine, their posterior by products and by rows of Φ, and by dense algebra:
+
+>>> from dustmap import gp
+>>> from dustmap.gp import families, features, functionals, kernels, likelihoods
+>>> x = torch.linspace(0.0, 3.0, 13, dtype=torch.float64)[:, None]
+>>> y = torch.sin(x[:, 0])
+>>> data = gp.Batch(functionals.PointValues(x), y, torch.full_like(y, 0.01))
+>>> kernel, mean = kernels.Matern32(1.0, dim=1), gp.ConstantMean(learn=False)
+>>> grid = gp.RegularGrid.from_bounds((0.0,), (3.0,), (25,))
+>>> noise, prior = likelihoods.GaussianLikelihood(), gp.GridPrior.padded(kernel, grid)
+>>> gridded = GridModel(features.LocalFeatures(prior), mean, noise)
+>>> solution = solve_global(gridded, data, SolveSettings(samples=8))
+>>> solution.posterior.predict(data.functional[6:8]).mean
+tensor([0.9956, 0.9821], dtype=torch.float64)
+>>> evidence_gradient(
+...     gridded, data, solution.posterior.eps_mean, solution.posterior.deviations
+... ).names
+('length', 'variance')
+>>> torus = features.TorusFeatures(prior)
+>>> model = VariationalModel(torus, mean, noise, families.FullRankFamily(prior.n_white))
+>>> rows = RowSource(torus, data.functional)
+>>> optimum = solve_direct(model, data, rows)
+>>> abs(full_elbo(model, optimum.state, data, rows) - optimum.elbo) < 1e-9
+True
+>>> settle(model, optimum.state, data, rows).converged
+True
+>>> VariationalPosterior(model, optimum.state).predict(data.functional[6:8]).mean
+tensor([0.9956, 0.9821], dtype=torch.float64)
+>>> exact = gp.ExactGP(kernel, mean).condition(data.functional, data.y, data.noise_variance)
+>>> exact.predict(data.functional[6:8]).mean
+tensor([0.9956, 0.9821], dtype=torch.float64)
 """
 
 from dustmap.inference._diagnostics import DatumScores as DatumScores

@@ -33,12 +33,19 @@ _QUADRATURES_AT_ONCE = 2**16
 @final
 @dataclass(frozen=True)
 class Scores:
-    """Means over n data of their scores: errors mae, mse, rmse of the mean; log-density loglike;
-    chi2 of the normal scores, 1 when calibrated, above when overconfident; shares of the data in
-    the central 68.27 % and 95 % of their distributions; crps in the units of y.
+    """Means over n data of their scores.
 
-    robust_scatter: 1.4826 median |r − median r| of the residuals r = y − μ, the standard deviation
-    of normal ones; a few data that are far off hardly change it, and rule rmse.
+    Attributes
+    ----------
+    n : data
+    mae, mse, rmse : errors of the predicted mean
+    loglike : log-density
+    chi2 : of the normal scores, 1 when calibrated, above when overconfident
+    coverage68, coverage95 : shares of the data in the central 68.27 % and 95 % of their laws
+    crps : continuous ranked probability score, in the units of y
+    robust_scatter : float
+        1.4826 median |r − median r| of the residuals r = y − μ, the standard deviation of normal
+        ones; a few data that are far off hardly change it, and rule rmse.
     """
 
     n: int
@@ -60,11 +67,18 @@ class Scores:
 @final
 @dataclass(frozen=True, eq=False)
 class DatumScores:
-    """Scores of every datum, float64 (N,).
+    """Scores of N data, one by one, in float64.
 
-    residual: y − μ. normal: the normal score Φ⁻¹(P(Y < y)), standard normal when calibrated and
-    (y − μ)/√v of a normal prediction. log_density: ln p(y). crps: continuous ranked probability
-    score, in the units of y.
+    Attributes
+    ----------
+    residual : (N,)
+        y − μ.
+    normal : (N,)
+        Normal score Φ⁻¹(P(Y < y)), (y − μ)/√v of a normal prediction: N(0, 1) when calibrated.
+    log_density : (N,)
+        ln p(y).
+    crps : (N,)
+        Continuous ranked probability score, in the units of y.
     """
 
     residual: Tensor
@@ -76,7 +90,7 @@ class DatumScores:
         return len(self.residual)
 
     def where(self, chosen: Tensor) -> "DatumScores":
-        """Those under a mask (N,)."""
+        """Return the scores of the data that `chosen` (N,) marks."""
         return DatumScores(*(column[chosen] for column in vars(self).values()))
 
     @property
@@ -86,7 +100,7 @@ class DatumScores:
         return transform
 
     def scores(self) -> Scores:
-        """Their means."""
+        """Return the means over all data."""
         mse = float(self.residual.square().mean())
         return Scores(
             n=len(self),
@@ -106,20 +120,32 @@ class DatumScores:
 
     @staticmethod
     def joined(parts: "Iterable[DatumScores]") -> "DatumScores":
-        """One after the other."""
+        """Concatenate the scores of several sets of data."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return DatumScores(*(torch.cat(column) for column in columns))
 
 
 def scores(y: Tensor, mean: Tensor, variance: Tensor) -> Scores:
-    """Every score of predictions N(mean (N,), variance (N,)) of y (N,)."""
+    """Score predictions N(mean (N,), variance (N,)) of data y (N,), in the mean over the data.
+
+    Examples
+    --------
+    >>> means = scores(torch.tensor([0.5, -0.5]), torch.zeros(2), torch.ones(2))
+    >>> means.rmse, means.chi2, means.coverage68
+    (0.5, 0.25, 1.0)
+    """
     return scores_of_normal(y, mean, variance).scores()
 
 
 def scores_of_normal(y: Tensor, mean: Tensor, variance: Tensor) -> DatumScores:
-    """Under N(mean (N,), variance (N,)).
+    """Score data y (N,) under N(mean (N,), variance (N,)), one by one.
 
     crps: √v [z (2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − μ)/√v (Gneiting and Raftery 2007, eq. 21).
+
+    Examples
+    --------
+    >>> scores_of_normal(torch.tensor([1.0, -2.0]), torch.zeros(2), torch.ones(2)).pit
+    tensor([0.8413, 0.0228], dtype=torch.float64)
     """
     _check(y, mean, variance)
     residual, v = y.double() - mean.double(), variance.double()
@@ -134,7 +160,14 @@ def scores_of_normal(y: Tensor, mean: Tensor, variance: Tensor) -> DatumScores:
 def scores_of_student_t(
     y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
 ) -> DatumScores:
-    """Under f + s t_ν for f ~ N(mean (N,), variance (N,)) and s² = width2 (N,)."""
+    """Score data y (N,) under f + s t_ν, f ~ N(mean (N,), variance (N,)), s² = width2 (N,), ν = nu.
+
+    Examples
+    --------
+    >>> zero, one = torch.zeros(2), torch.ones(2)
+    >>> scores_of_student_t(torch.tensor([1.0, -2.0]), zero, 1e-6 * one, one, nu=4.0).pit
+    tensor([0.8130, 0.0581], dtype=torch.float64)
+    """
     _check(y, mean, variance + width2)
     columns = (y.double(), mean, variance, width2)
     parts = zip(*(torch.split(column, _MIXTURES_AT_ONCE) for column in columns), strict=True)
@@ -204,7 +237,17 @@ class HeldOut:
 
 @torch.no_grad()
 def held_out(likelihood: AbstractLikelihood, prediction: Prediction, batch: Batch) -> HeldOut:
-    """Scores of the latent moments (N,) that `prediction` has of a batch of N data."""
+    """Score a prediction of latent f_n (N,), which the noise of `likelihood` is added to, by data.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import PointValues
+    >>> from dustmap.gp.likelihoods import GaussianLikelihood
+    >>> y = torch.tensor([1.0, 2.0])
+    >>> batch = Batch(PointValues(torch.zeros(2, 1)), y, torch.ones(2))
+    >>> round(held_out(GaussianLikelihood(), Prediction(y, torch.ones(2)), batch).loglike, 4)
+    -1.2655
+    """
     if len(batch) == 0 or prediction.mean.shape != batch.y.shape:
         raise UserError(
             f"expected predictions of the same N > 0 data, got {tuple(prediction.mean.shape)} "
@@ -222,6 +265,11 @@ def held_out(likelihood: AbstractLikelihood, prediction: Prediction, batch: Batc
 
 
 def misclassified(y: Tensor, probability: Tensor) -> float:
-    """Share of classes y (N,), 0 or 1, that were given a probability of y = 1 (N,) on the other
-    side of ½."""
+    """Return the share of classes y (N,) whose probability of y = 1 (N,) is on the wrong side of ½.
+
+    Examples
+    --------
+    >>> misclassified(torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([0.1, 0.8, 0.4, 0.2]))
+    0.25
+    """
     return float(((probability > 0.5) != (y > 0.5)).double().mean())

@@ -39,13 +39,16 @@ Steps = Callable[[_newton.LearnStep], None]
 class GlobalSettings:
     """Settings of `fit_global`.
 
-    samples: draws S; standard deviations have a relative error of 1/√(2S). rtol,
-    max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory,
-    rows_memory: see `GridSettings`. solve_memory: bytes of a solve's vectors, None for half.
-    learn_rows: at most so many random data take part in learning. start_rows: where they are more,
-        so many of them find its start, in steps that cost little; 0 leaves that out.
-    learn: Newton's method on the evidence.
-    robust: Student-t noise, None for Gaussian.
+    Attributes
+    ----------
+    samples : draws S; standard deviations have a relative error of 1/√(2S)
+    rtol, max_steps, seed, rank : see `SolveSettings`
+    start_rows : where more data learn, so many find the start in cheap steps; 0 leaves that out
+    learn_rows : at most so many random data take part in learning
+    order, padding, dtype, memory, rows_memory : see `GridSettings`
+    solve_memory : bytes of a solve's vectors; None for half
+    learn : Newton's method on the evidence
+    robust : Student-t noise; None for Gaussian
     """
 
     samples: int = 32
@@ -87,12 +90,15 @@ class GlobalSettings:
 class GlobalFit:
     """Result of `fit_global`.
 
-    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. learned: how
-    learning ended, None where nothing was learned; started: the same of its start with few data, if
-    there was one.
-    robust: sites, weights and degrees of freedom of Student-t noise, None for Gaussian. turns: nats
-    by which each turn of noise and kernel moved them.
-    residual_ratio: median Var r / σ². stencils: how their order was chosen, None if it was given.
+    Attributes
+    ----------
+    gp : the fitted kernel, mean and noise
+    model, solution : on the grid, at these
+    started, learned : how learning ended, on few data and on all; None where there was none
+    robust : sites, weights and degrees of freedom of Student-t noise; None for Gaussian
+    turns : nats by which each turn of noise and kernel moved them
+    residual_ratio : median Var r / σ²
+    stencils : how their order was chosen; None if it was given
     """
 
     gp: GPModel
@@ -168,8 +174,25 @@ def fit_global(
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
     "converged".
 
-    checkpointer: has a child for every stage; a resumed fit takes the results of finished stages
-    from these. steps: called with those of learning; progress: with draws and steps of CG.
+    Parameters
+    ----------
+    model, data, grid, settings
+    estimator : of covariances; closed forms by default
+    steps : is called with those of learning
+    checkpointer : has a child for every stage, from which a resumed fit takes finished ones
+    progress : is called with draws and steps of CG
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, kernels, likelihoods
+    >>> from dustmap.gp.functionals import PointValues
+    >>> x = torch.linspace(0.0, 3.0, 13, dtype=torch.float64)[:, None]
+    >>> data = Batch(PointValues(x), torch.sin(x[:, 0]), torch.full((13,), 0.01).double())
+    >>> noise = likelihoods.GaussianLikelihood()
+    >>> model = GPModel(kernels.Matern32(1.0, dim=1).fixed(), ConstantMean(learn=False), noise)
+    >>> fit = fit_global(model, data, RegularGrid.from_bounds((0.0,), (3.0,), (25,)))
+    >>> fit.posterior.predict(PointValues(x[6:8])).mean
+    tensor([0.9956, 0.9821])
     """
     if len(data) == 0:
         raise UserError("data is empty: fit_global needs at least one datum")

@@ -74,6 +74,15 @@ class ModelMaker(AbstractMaker):
     """Makes the model of a kernel on a grid, on a torus that follows the kernel's length.
 
     What it remembers is the torus, and the order of the stencils once that is chosen.
+
+    Examples
+    --------
+    >>> from dustmap.gp import covariances, kernels, likelihoods
+    >>> grid = gp.RegularGrid((0.0,), (0.25,), (13,))
+    >>> maker = ModelMaker(grid, GridSettings(order=4), covariances.ClosedForm())
+    >>> kernel, noise = kernels.Matern32(1.0, dim=1), likelihoods.GaussianLikelihood()
+    >>> maker.build(gp.GPModel(kernel, gp.ConstantMean(), noise)).features.prior.torus_shape
+    (30,)
     """
 
     def __init__(
@@ -207,6 +216,13 @@ def _with_length(kernel: AbstractKernel, log_length: float) -> AbstractKernel:
 
 
 def nugget_for(kernel: AbstractKernel, dtype: torch.dtype) -> float:
-    """The nugget of a smooth kernel in this precision; rough ones need none."""
+    """Return the nugget, relative to λ_max, that a kernel needs in a dtype; 0 for rough ones.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32, SquaredExponential
+    >>> [nugget_for(kernel([1.0]), torch.float32) for kernel in (Matern32, SquaredExponential)]
+    [0.0, 2e-06]
+    """
     smooth = any(isinstance(term.profile, SquaredExponentialProfile) for term in kernel.terms())
     return _NUGGETS[dtype] if smooth else 0.0

@@ -24,6 +24,13 @@ class PrecisionOperator(linalg.AbstractSymmetric):
     """Λ = I + Φᵀ diag(w) Φ (M_w, M_w), the posterior precision of ε for Gaussian noise (S3).
 
     phi (N, M_w): an operator; weights (N,) = 1/σ_n².
+
+    Examples
+    --------
+    >>> phi = linalg.DenseOperator(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    >>> PrecisionOperator(phi, weights=torch.tensor([1.0, 2.0])).to_dense()
+    tensor([[4., 2.],
+            [2., 3.]])
     """
 
     def __init__(self, phi: linalg.AbstractOperator, weights: Tensor) -> None:
@@ -64,6 +71,15 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^{1/2} φ S φᵀ W^{1/2}) ≤ 1 + λ_max(n × n Gram matrix), since
     S ≤ I. The natural step of the mean is a contraction iff its length is below 2 over this.
     phi (n, M_w), weights (n,) ≥ 0, already scaled by N/n.
+
+    Examples
+    --------
+    >>> from dustmap.gp.families import MeanFieldFamily
+    >>> family = MeanFieldFamily(2)
+    >>> phi, weights = torch.eye(2).double(), torch.ones(2).double()
+    >>> q = family.posterior(torch.zeros(2).double(), family.precision_statistics(phi, weights))
+    >>> batch_stability(q, phi, weights)  # S = I / 2 and Λ_b = 2 I, whose product is I
+    1.5
     """
     scaled = weights.clamp_min(0).sqrt().to(phi.dtype).unsqueeze(-1) * phi
     whitened = state.covariance_of(scaled, scaled)
@@ -110,7 +126,7 @@ class CoefficientSpread:
 
     @staticmethod
     def of_gram(gram: Tensor, T: Tensor, W: Tensor, seed: int, count: int) -> "CoefficientSpread":
-        """From S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w) with Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
+        """Build from S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w), Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
 
         count: draws that the posterior keeps, keyed by seed.
         """
@@ -128,16 +144,16 @@ class CoefficientSpread:
         return (basis @ self.directions).mT.to(fields.dtype) + fields
 
     def chosen(self, index: Tensor | slice) -> "CoefficientSpread":
-        """With some of the draws."""
+        """Return the same with some of the draws."""
         return replace(self, draws=self.draws[index])
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names that `of_tensors` looks for."""
+        """Return the tensors by name, for `of_tensors`."""
         return {f"spread_{name}": getattr(self, name) for name in _NAMES}
 
     @staticmethod
     def of_tensors(tensors: Mapping[str, Tensor]) -> "CoefficientSpread | None":
-        """None where there are none: of coefficients that were given, or of an earlier version."""
+        """Build from `tensors`; None where they lack it: given coefficients, old versions."""
         if f"spread_{_NAMES[0]}" not in tensors:
             return None
         directions, fields, draws = (tensors[f"spread_{name}"] for name in _NAMES)
@@ -162,10 +178,19 @@ def coefficient_spread(
 
         Λ Wᵀ = ΦᵀDU        S = UᵀD⁻¹A⁻¹D⁻¹U = ‖U − DΦWᵀ‖² + ‖Wᵀ‖²
 
-    phi: Φ; precision: Λ; D (N,) = Σ^{-1/2}; U (N, K) with D H directions = U, UᵀU = I.
     S is the least value of a quadratic form, exact to second order in the error of W. Where the
     field can imitate the mean it is far below 1, and so has the residual to be: every correction
     is asked for a residual that suits the S of the one before.
+
+    Parameters
+    ----------
+    phi, precision : Φ (N, M_w) and Λ (M_w, M_w)
+    D : (N,)
+        Σ^{-1/2}.
+    U, directions : (N, K), (P, K)
+        D H directions = U, UᵀU = I.
+    seed, count : of the draws of coefficients
+    preconditioner, max_steps, progress : of the solves
     """
 
     def correction(one: Tensor, tolerance: float) -> Tensor:

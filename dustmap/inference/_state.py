@@ -51,8 +51,8 @@ _TURN = "turn"
 class State:
     """A complete state: a computation resumed from it gives the bits of an uninterrupted one.
 
-    values: counters, flags, histories; floats come back exactly. arrays: of any dtype and device;
-    they come back on the CPU.
+    values: counters, flags, histories; floats come back exactly. arrays (...): of any dtype and
+    device; they come back on the CPU.
     """
 
     values: Mapping[str, Plain] = field(default_factory=dict)
@@ -90,6 +90,16 @@ def state_of(what: str, *records: object, finished: bool = False) -> State:
 
     The strides of arrays are stored too: sums over a transposed matrix end in other last digits
     than those over its contiguous copy.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Sum:
+    ...     steps: int
+    ...     total: Annotated[Tensor, Layout("field", "N")]
+    >>> state = state_of("a sum", Sum(3, torch.ones(2)))
+    >>> StateReader.of(state, "a sum").read(Sum, like={"field": torch.zeros(2)})
+    Sum(steps=3, total=tensor([1., 1.]))
     """
     walk, stored = _Walk({}, {}), dict[str, Plain]()
     for record in records:
@@ -318,7 +328,7 @@ class AbstractCheckpointer(ABC):
 
     @abstractmethod
     def child(self, name: str) -> "AbstractCheckpointer":
-        """That of a part of this computation."""
+        """Return the checkpointer of a part of this computation."""
 
     @abstractmethod
     def load(self) -> State | None:
@@ -348,10 +358,10 @@ class NoCheckpoints(AbstractCheckpointer):
         return None
 
     def save_if_due(self, make: Callable[[], State]) -> None:
-        """Nothing is due."""
+        """Save nothing."""
 
     def finish(self, result: State) -> None:
-        """Nothing is saved."""
+        """Save nothing."""
 
 
 #: The default of functions that take a checkpointer.
@@ -406,7 +416,7 @@ class NystromState:
 
     @staticmethod
     def of(operator: AbstractOperator | None) -> "NystromState | None":
-        """None where there is no preconditioner."""
+        """Describe a preconditioner; None where there is none."""
         if operator is None:
             return None
         if not isinstance(operator, NystromPreconditioner):

@@ -87,7 +87,7 @@ class RootMethod:
         floor: float = 0.0,
         memory: int = 2**29,
     ) -> "RootMethod":
-        """For roots of K, with bounds of its spectrum by `spectrum_bounds`.
+        """Make the method for roots of K, with bounds of its spectrum by `spectrum_bounds`.
 
         nodes: points Q of the quadrature; floor: what no eigenvalue (of the preconditioned
         operator) is known to be below.

@@ -206,7 +206,7 @@ def check_vectors(
 def apply_linear(
     x: Tensor, product: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """product(x), a linear map, whose derivative is adjoint(ȳ) instead of product's own graph."""
+    """product(x) of x (..., n), linear, whose derivative is adjoint(ȳ) and not product's graph."""
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = _LinearMap.apply(x, product, adjoint)  # type: ignore[no-untyped-call]
         return result

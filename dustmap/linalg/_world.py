@@ -27,11 +27,13 @@ class AbstractWorld(ABC):
 
     @property
     @abstractmethod
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
 
     @property
     @abstractmethod
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
 
     @abstractmethod
     def total(self, part: Tensor) -> Tensor:

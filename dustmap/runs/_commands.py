@@ -106,8 +106,17 @@ def execute_run(
     """Execute into a new directory and write report.json and report.md last.
 
     What fails, on a full disk or for want of memory, leaves no directory behind, unless a state
-    was saved to be resumed from. resume: go on in the directory of the same run, if there is one.
-    notice: who may ask the run to end. world: all ranks execute; the first writes.
+    was saved to be resumed from.
+
+    Parameters
+    ----------
+    run, path, config
+    overwrite : replace a run that is there
+    until : the last stage
+    progress : is called with the counts of work done
+    resume : go on in the directory of the same run, if there is one
+    notice : who may ask the run to end
+    world : all ranks execute; the first writes
     """
     notice = notice or checkpoints.Undisturbed()
     if world.rank > 0:

@@ -34,6 +34,7 @@ class Plan:
 
     @property
     def passed(self) -> bool:
+        """Whether the checks that are known before the run passed."""
         return all(check.passed for check in self.checks)
 
     @property
@@ -59,6 +60,7 @@ class Plan:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
         return {
             "plan": dict(self.counts),
             "components": [component.as_dict() for component in self.memory.components],

@@ -11,7 +11,13 @@ from dustmap.errors import UserError
 
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.float64]:
-    """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
+    """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc.
+
+    Examples
+    --------
+    >>> cartesian(90.0, 0.0, 100.0).round(6)
+    array([  0., 100.,   0.])
+    """
     coordinates = SkyCoord(
         l=np.asarray(l, np.float64) * u.deg,
         b=np.asarray(b, np.float64) * u.deg,
@@ -25,7 +31,13 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.flo
 def galactic(
     xyz: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3)."""
+    """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3).
+
+    Examples
+    --------
+    >>> [float(number.round(6)) for number in galactic(np.array([0.0, 100.0, 0.0]))]
+    [90.0, 0.0, 100.0]
+    """
     x, y, z = np.moveaxis(xyz, -1, 0) * u.pc
     coordinates = SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
     spherical = coordinates.spherical

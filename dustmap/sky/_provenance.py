@@ -20,10 +20,21 @@ _CARD = 72
 @final
 @dataclass(frozen=True)
 class Provenance:
-    """config_sha256 of the resolved configuration, empty without one; `steps`, a line each.
+    """Where a file comes from.
 
-    catalog: what the stars were read from; seed: of the run or the simulation; tile: of the part
-    of a sky, what `dustmap merge` asks of it, in values that JSON holds.
+    Attributes
+    ----------
+    config_sha256 : of the resolved configuration; empty without one
+    steps : what was done, a line each
+    date, creator
+    catalog : what the stars were read from
+    seed : of the run or the simulation
+    tile : of a part of a sky, what `dustmap merge` asks of it, in values that JSON holds
+
+    Examples
+    --------
+    >>> Provenance("", ("simulated",), seed=3).metadata()["SEED"]
+    3
     """
 
     config_sha256: str

@@ -197,7 +197,7 @@ def _keys(array: "zarr.Array[Any]", pieces: tuple[int, ...]) -> Iterator[str]:
 
 
 def _places(counts: list[int]) -> Iterator[tuple[int, ...]]:
-    """In C order; itertools.product would first list every axis."""
+    """Yield places in C order; itertools.product would first list every axis."""
     if not counts:
         yield ()
         return

@@ -1,13 +1,24 @@
 """Tables: any format in, any format out, and outputs that appear whole or not at all.
 
-    reader = open_table("sky.fits")              names, units and widths of its columns
-    for chunk in reader.chunks(2**17, wanted):   ... columns, so many rows at a time
-    table = read_tables("a.csv", "b.csv")        whole, as one table of astropy
-    write_table("predicted.parquet", table)      FITS, HDF5, Parquet, VOTable, CSV, ECSV, npz
-
 `_formats` is the one list of formats and their endings; `_columns` what every reader offers;
 `_fits`, `_arrow`, `_hdf5` and `_votable` one module a family of formats, reader and writer.
 `_outputs` and `_hdf5` serve all that writes files, maps among them. Nothing here knows stars.
+
+Examples
+--------
+>>> from astropy.table import Table
+>>> from dustmap.tables import ColumnRef, ColumnType, number_column
+>>> from dustmap.tables import open_table, read_tables, write_table
+>>> write_table("stars.csv", Table({"id": [1, 2, 3], "A_V": [0.1, 0.2, 0.3]}))
+>>> reader = open_table("stars.csv")  # or FITS, HDF5, Parquet, VOTable, ECSV
+>>> [column.name for column in reader.columns]
+['id', 'A_V']
+>>> wanted = {ColumnRef("A_V"): ColumnType.NUMBER}
+>>> [len(chunk[ColumnRef("A_V")]) for chunk in reader.chunks(2**17, wanted)]
+[3]
+>>> table = read_tables("stars.csv", "stars.csv")  # whole, as one table of astropy
+>>> len(table), number_column(table, "A_V").max().item()
+(6, 0.3)
 """
 
 from typing import TYPE_CHECKING

@@ -342,7 +342,13 @@ def _names(header: str, separator: str, squeeze: bool) -> list[str]:
 
 
 def csv_text(table: Table, separator: str = ",") -> str:
-    """Return the names of the columns and their values alone, one row a line."""
+    """Return the names of the columns and their values alone, one row a line.
+
+    Examples
+    --------
+    >>> csv_text(Table({"l": [10.0, 20.0], "b": [0.0, -5.0]})).splitlines()
+    ['l,b', '10.0,0.0', '20.0,-5.0']
+    """
     text = io.StringIO()
     table.write(text, format="ascii.csv", delimiter=separator)
     return text.getvalue()

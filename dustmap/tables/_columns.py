@@ -224,7 +224,10 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 def number_column(table: Table, name: str) -> NDArray[np.float64]:
     """Return the numbers of a column (N,), all finite.
 
-    UserError where there is no such column, or a value in it that is no finite number.
+    Raises
+    ------
+    UserError
+        Where there is no such column, or a value in it that is no finite number.
     """
     if name not in table.colnames:
         raise UserError(f"missing column {name}; the columns there are {', '.join(table.colnames)}")
@@ -237,7 +240,14 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
 
 
 def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
-    """Raise a UserError that counts the bad rows of a column (N,) and names the first."""
+    """Raise a UserError that counts the bad rows of a column (N,) and names the first.
+
+    Examples
+    --------
+    >>> check_rows(np.array([True, False]), "distance", "positive numbers")
+    Traceback (most recent call last):
+    dustmap.errors.UserError: column distance: 1 of 2 rows are not positive numbers (first at ...
+    """
     if not good.all():
         bad = np.flatnonzero(~good)
         raise UserError(

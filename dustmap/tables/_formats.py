@@ -94,7 +94,10 @@ ENDINGS = ", ".join(ending for each in FORMATS for ending in each.endings)
 def open_table(path: str | Path) -> AbstractReader:
     """Open a table to be read in chunks, in the format that the name's ending says.
 
-    UserError where there is no such file, its ending is unknown, or its header is damaged.
+    Raises
+    ------
+    UserError
+        Where there is no such file, its ending is unknown, or its header is damaged.
     """
     path = Path(path)
     name = path.name.lower()
@@ -113,7 +116,10 @@ def open_table(path: str | Path) -> AbstractReader:
 def read_tables(*paths: str | Path) -> Table:
     """Read all columns of some files into one table.
 
-    UserError where a file cannot be read, or the columns of two have other names.
+    Raises
+    ------
+    UserError
+        Where a file cannot be read, or the columns of two have other names.
     """
     tables = [open_table(path).whole() for path in paths]
     for path, table in zip(paths, tables, strict=True):
@@ -128,7 +134,15 @@ def read_tables(*paths: str | Path) -> Table:
 def table_format(path: str | Path) -> TableFormat:
     """Choose the format in which a table is written by the ending of its name.
 
-    UserError where nothing is written under such a name.
+    Raises
+    ------
+    UserError
+        Where nothing is written under such a name.
+
+    Examples
+    --------
+    >>> table_format("sky.parquet") == table_format("stars.parquet")
+    True
     """
     for each in FORMATS:
         if str(path).lower().endswith(each.endings):

@@ -55,6 +55,14 @@ def new_hdf5(path: Path, cache: int = 2**20) -> "Iterator[tuple[h5py.File, Spare
     """Make a new file, with `cache` bytes of chunks per dataset; yield it and the bytes under it.
 
     A failed write is an OSError at the end, or before at the next `SparedFile.check`.
+
+    Examples
+    --------
+    >>> with new_hdf5(Path("map.h5")) as (file, _):
+    ...     file["density"] = np.zeros((2, 2))
+    >>> with open_hdf5(Path("map.h5")) as file:
+    ...     file["density"].shape
+    (2, 2)
     """
     with SparedFile(path, "w+") as spared:
         with h5py.File(spared, "w", rdcc_nbytes=cache, rdcc_nslots=10_007) as file:

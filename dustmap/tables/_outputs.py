@@ -53,6 +53,14 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
 
     A link stays, and what it leads to is replaced. Of directories only zarr groups of dustmap and
     empty ones are. What a process that was killed has left of the same target goes first.
+
+    Examples
+    --------
+    >>> with replacing(Path("notes.txt"), overwrite=False) as part:
+    ...     part.write_text("whole or not at all")
+    19
+    >>> Path("notes.txt").exists()
+    True
     """
     place = followed(target)
     clear_leftovers(place)
@@ -72,7 +80,14 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def scratch_for(target: Path) -> Iterator[Path]:
-    """Yield a directory beside `target` for what is needed while it is made; it goes afterwards."""
+    """Yield a directory beside `target` for what is needed while it is made; it goes afterwards.
+
+    Examples
+    --------
+    >>> with scratch_for(Path("map.zarr")) as folder:
+    ...     folder.parent == Path("map.zarr").absolute().parent
+    True
+    """
     place = followed(target)
     named = place.with_name(f"{place.name}.scratch")
     clear_leftovers(named)
@@ -237,8 +252,17 @@ def _alive(left: Path) -> bool:
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
 
-    UserError, FileExistsError, FileNotFoundError with a line that names the output and says what
-    stands in its way.
+    Raises
+    ------
+    UserError, FileExistsError, FileNotFoundError
+        With a line that names the output and says what stands in its way.
+
+    Examples
+    --------
+    >>> Path("map.fits").touch()
+    >>> check_output(Path("map.fits"), overwrite=False)
+    Traceback (most recent call last):
+    FileExistsError: map.fits exists already; choose another name or pass --overwrite
     """
     place = followed(target)
     if target.suffix.lower() in _COMPRESSED:

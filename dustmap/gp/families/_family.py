@@ -112,7 +112,7 @@ class AbstractDivergence(ABC):
 
     @abstractmethod
     def value(self) -> float:
-        """In nats."""
+        """Return it in nats."""
 
 
 @final
@@ -185,7 +185,7 @@ class AbstractGaussian(ABC):
 
 
 class AbstractRootedGaussian(AbstractGaussian):
-    """A state that has a root of its covariance, S = Q Qᵀ (`apply_root`, not symmetric)."""
+    """A state with a root Q (M_w, M_w) of its covariance, S = Q Qᵀ, not symmetric."""
 
     @abstractmethod
     def apply_root(self, v: Tensor) -> Tensor:

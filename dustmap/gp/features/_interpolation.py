@@ -214,6 +214,7 @@ class BeamTable:
 
     @property
     def columns(self) -> int:
+        """Number of columns of the table."""
         return self._sums + self.grid.size
 
     @property

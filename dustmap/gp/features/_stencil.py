@@ -53,9 +53,9 @@ class Stencil:
     given the stencil, so E(ρ − wᵀu_S)² = k(0) − wᵀk_S. All in float64, differentiable in the
     kernel's parameters.
 
-    kernel, wrapping, nugget: the covariance and the variance added to the diagonal of K_SS, as the
-    prior has them; spacing: of the grid; order: p, 2 or 4 nodes per axis, at −(p/2 − 1), .., p/2
-    cells from the lower corner of the cell.
+    kernel, wrapping, nugget (): the covariance and the variance added to the diagonal of K_SS, as
+    the prior has them; spacing: of the grid; order: p, 2 or 4 nodes per axis, at −(p/2 − 1), ..,
+    p/2 cells from the lower corner of the cell.
     """
 
     kernel: AbstractKernel

@@ -249,13 +249,14 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
     nugget. Var r = k_ff − ‖φ‖² comes out too large by a few rtol of k_ff. Rows that miss rtol, all
     of them where the quadrature does, are counted in `Features.solves`.
 
-    rows_dtype: precision of the rows and of all products, of which float32 wants a nugget of some
-    1e-6 and more; memory: bytes of K_uu of free points, beyond which it is evaluated anew for every
-    product, of the vectors that solves work on, and of a chunk of rows; nodes: Q, of which fifteen
-    have relative errors below 1e-5 up to a condition of some 10⁹; rtol, max_steps: residual and
-    number of steps J at which msMINRES stops; preconditioner: of K_uu, with a root, whose rows are
-    those of another root of K_uu, turned from the symmetric one (`preconditioned`), and which stays
-    while the kernel is learned, so that the whitened space does not turn.
+    inducing: a grid, or free points (M, D); rows_dtype: precision of the rows and of all
+    products, of which float32 wants a nugget of some 1e-6 and more; memory: bytes of K_uu of
+    free points, beyond which it is evaluated anew for every product, of the vectors that solves
+    work on, and of a chunk of rows; nodes: Q, of which fifteen have relative errors below 1e-5
+    up to a condition of some 10⁹; rtol, max_steps: residual and number of steps J at which
+    msMINRES stops; preconditioner: of K_uu, with a root, whose rows are those of another root
+    of K_uu, turned from the symmetric one (`preconditioned`), and which stays while the kernel
+    is learned, so that the whitened space does not turn.
     """
 
     nodes: int = 15

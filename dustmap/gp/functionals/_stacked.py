@@ -18,8 +18,10 @@ F = TypeVar("F", bound=_functional.AbstractFunctional)
 @final
 @dataclass(frozen=True, eq=False)
 class Stacked(_functional.AbstractFunctional):
-    """The functionals of several parts of one dimension, one after the other: row n is entry
-    order[n] of the concatenation, the identity unless rows were picked in another order."""
+    """The functionals of several parts of one dimension, one after the other.
+
+    Row n is entry order[n] of the concatenation, order (N,); the identity unless rows were picked.
+    """
 
     parts: tuple[_functional.AbstractFunctional, ...]
     order: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
@@ -194,7 +196,7 @@ class Sharded(_functional.AbstractFunctional):
         return ShardedRows(local, self.counts, self.world, self.order)
 
     def mapped(self, local: _functional.AbstractRows) -> "Sharded":
-        """With other functionals, one for one; local: those of this rank."""
+        """Replace the functionals, one for one; local: those of this rank."""
         return replace(self, local=local)
 
     def whole(self) -> _functional.AbstractFunctional:

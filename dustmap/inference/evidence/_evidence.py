@@ -42,7 +42,7 @@ class Recolouring:
 
     @staticmethod
     def at(features: AbstractFeatureMap) -> "Recolouring":
-        """At the features' present value."""
+        """Build at the features' present value."""
         prior = _prior_of(features)
         return Recolouring(prior.spectrum.detach(), prior.torus_shape)
 
@@ -279,7 +279,7 @@ class _Probe:
     def applied(
         self, features: AbstractFeatureMap, phi: AbstractOperator, sigma: Tensor
     ) -> _Applied:
-        """At features with operator phi and with sigma (N,); float64."""
+        """Apply at features with operator phi and with sigma (N,); float64."""
         back = phi.rmatmul(self.alpha.to(phi.dtype))
         deviations, guess = self.deviations, torch.zeros_like(self.eps_mean)
         centring = torch.zeros((), dtype=torch.float64)
@@ -325,8 +325,7 @@ def shifted(parameters: Parameters[M], step: float) -> Iterator[M]:
 class EvidenceGradient:
     """∂ ln p(y | θ) (P,), in the order of `Parameters.of(model)`.
 
-    names; values; standard_errors: of the Monte Carlo average over the deviations (the posterior
-    mean is known without error, and so is the gradient in the prior mean).
+    standard_errors: of the average over deviations; the gradient in the prior mean has none.
     """
 
     names: tuple[str, ...]
@@ -349,21 +348,22 @@ def evidence_gradient(
         −½ ‖y − m_θ − Φ_θ m̂‖²_{Σ⁻¹} − ½ mean_s ‖Φ_θ δ_s‖²_{Σ⁻¹} − ½ ln |Σ_θ|
 
     at fixed m̂ and δ_s: through the weights, √λ, Var r, noise and mean; no solve is differentiated.
-    Taking mean and deviations apart leaves out their product, which is zero on average and would
-    drown the rest.
+    Mean and deviations apart leave out their product, zero on average, which drowns the rest.
 
-    Where the data determine the field well that is still noisy in the length scale. Given the
-    draws of the prior ε₀_s that δ_s = Λ⁻¹(ε₀_s + ΦᵀΣ^{-1/2} ξ_s) came from, the same identity is
-    used with the field u = C^{1/2} ε fixed instead, and ln|C_θ| written as an average over ε₀_s:
+    Where data determine the field that is still noisy in the length scale. With the draws ε₀_s of
+    the prior, δ_s = Λ⁻¹(ε₀_s + ΦᵀΣ^{-1/2} ξ_s), the identity is used with u = C^{1/2} ε fixed and
+    ln|C_θ| as an average over ε₀_s:
 
         the above at m̂_θ = C_θ^{-1/2} C^{1/2} m̂ and δ_θ,s = C_θ^{-1/2} C^{1/2} δ_s,
         + ½ ⟨ln λ_θ, |m̂_k|² + mean_s (|δ_s,k|² − |ε₀_s,k|²)⟩
 
-    Modes k that the data do not reach have δ_s = ε₀_s and drop out.
+    Modes that the data do not reach drop out. Standard errors are the scatter of the deviations.
 
-    eps_mean (M_w,) = m̂; deviations (S, M_w) ~ N(0, Λ⁻¹), independent; weights (N,): the noise
-    variances are divided by them; prior_draws (S, M_w) = ε₀_s, for features of a `GridPrior`. The
-    standard errors are the scatter of the single deviations.
+    Parameters
+    ----------
+    eps_mean, deviations : (M_w,), m̂, and (S, M_w), independent, N(0, Λ⁻¹)
+    weights : (N,), which the noise variances are divided by
+    prior_draws : (S, M_w), ε₀_s, for features of a `GridPrior`
     """
     moments = Moments(eps_mean, deviations, prior_draws)
     parameters = Parameters.of(model)

@@ -79,15 +79,15 @@ class TrustRegion:
 
     @staticmethod
     def of(largest: float) -> "TrustRegion":
-        """As wide as it gets."""
+        """Start with the widest region."""
         return TrustRegion(largest, largest)
 
     def within(self, radius: float) -> "TrustRegion":
-        """Of another radius, without a step to judge."""
+        """Return the region of another radius, without a step to judge."""
         return TrustRegion(self.largest, radius)
 
     def after(self, step: Tensor, gradient: Tensor, information: Tensor) -> "TrustRegion":
-        """With a step (P,) that was taken from where these were found."""
+        """Return the region after a step (P,) from the point of this gradient and curvature."""
         promised = float(step @ gradient - 0.5 * step @ information @ step)
         return replace(self, step=step, gradient=gradient, promised=promised)
 
@@ -116,13 +116,17 @@ class TrustRegion:
 class LearnSettings:
     """Settings of `learn_evidence`.
 
-    max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
-        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
-        sets that are fitted with the same seed share that error: it does not average out over them.
-    tolerance: stop when the next step in every log-parameter is below it, or below half of the
-        parameter's Monte Carlo error if that is small.
-    largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior
-        of this width around its start.
+    Attributes
+    ----------
+    max_steps, samples, max_samples : most solves, deviations of each, and how far these double
+    accuracy : float
+        Largest Monte Carlo error of a parameter, in its standard deviations: data sets that are
+        fitted with the same seed share it.
+    tolerance : float
+        Stop when the next step in every log-parameter is below it, or below half of the parameter's
+        Monte Carlo error if that is small.
+    largest_step : of a log-parameter
+    prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
     """
 
     max_steps: int = 20
@@ -150,8 +154,12 @@ class LearnSettings:
 class LearnStep:
     """One solve on the way; P numbers each, of the parameters that are learned.
 
-    parameters: logs; gradient: of ln evidence + ln prior; errors: Monte Carlo, of the gradient;
-    samples; solver_steps; n_features; accepted: whether the next step started here.
+    Attributes
+    ----------
+    parameters : logarithms
+    gradient, errors : of ln evidence + ln prior, and its Monte Carlo error
+    samples, solver_steps, n_features
+    accepted : whether the next step started here
     """
 
     parameters: tuple[float, ...]
@@ -168,11 +176,14 @@ class LearnStep:
 class LearnedModel(Generic[T]):
     """Result of `learn_evidence`.
 
-    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. status. history:
-    every solve.
-    standard_deviations: of each log-parameter given the data, from the average information.
-    monte_carlo_errors: what the finite number of deviations adds to that.
-    grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
+    Attributes
+    ----------
+    gp : the fitted kernel, mean and noise
+    model, solution : on the grid, at these
+    status, history : how it ended, and every solve
+    standard_deviations : of each log-parameter given the data, from the average information
+    monte_carlo_errors : what the finite number of deviations adds to that
+    grid_error : median of Var r / σ² over the data; see `depends_on_grid`
     """
 
     gp: Annotated[GPModel, _state.REBUILT]
@@ -243,7 +254,7 @@ class _Newton(Generic[T]):
     checkpointer: _state.AbstractCheckpointer
 
     def first(self) -> _State[T]:
-        """At the start of the parameters."""
+        """Start at the parameters of the model."""
         theta = self.evaluator.parameters.theta
         return _State(theta, self.settings.largest_step, self.settings.samples)
 
@@ -394,17 +405,18 @@ def learn_evidence(
 ) -> LearnedModel[T]:
     """Maximise ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
-    Coefficients of a learned mean take the values of each solution. The fitted model is in the
-    result.
+    Coefficients of a learned mean take the values of each solution.
 
-    maker: of the gridded model; it may change the torus, and what solves can reuse is then dropped.
-    prior_draws: without them the gradient in the length scale is many times noisier where the data
-        determine the field well; `keyed_prior_draws` has those of `solve_global`.
-    weights (N,): the noise variances are divided by them.
-    ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
-        so. floors: the least ones; what ends there is next to nothing, and that is no fault.
-    checkpointer: saves a state after every step, and inside the solves; progress is called with
-        new steps only.
+    Parameters
+    ----------
+    maker : of the gridded model; where it changes the torus, solves start without a guess
+    model, data, settings
+    solve : for the posterior at one θ
+    prior_draws : those of the solves, without which the gradient in the length is far noisier
+    weights : (N,), which the noise variances are divided by
+    ceilings, floors : largest and least log-parameters by name; an end at a ceiling is reported
+    progress : is called with new steps
+    checkpointer : saves a state after every step, and inside the solves
     """
     learned = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
     learned.require_some("kernel or likelihood")

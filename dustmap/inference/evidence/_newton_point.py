@@ -21,7 +21,7 @@ _NEARBY = 1.5
 
 
 class PosteriorMoments(Protocol):
-    """What Newton's method needs of a solution; `GlobalSolution` is one.
+    """The part of a solution that Newton's method needs; `GlobalSolution` has it.
 
     eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
     holds; preconditioner of Λ or None; block_steps: of the solver.
@@ -165,7 +165,7 @@ class Point(Generic[T]):
 @final
 @dataclass(frozen=True, eq=False)
 class Evaluated(Generic[T]):
-    """What a point leaves for the next one: its solution, and ∂ ln Var r; None before the first."""
+    """Solution and ∂ ln Var r of a point, for the next one; None before the first."""
 
     latest: Solved[T] | None = None
     rates: ResidualRates | None = None

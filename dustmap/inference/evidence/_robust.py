@@ -66,11 +66,19 @@ class SiteMoments:
 def student_t_moments(
     y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
 ) -> SiteMoments:
-    """For f ~ N(mean, variance) and y = f + s t_ν with s² = width2, (N,) each; float64.
+    """Average slope and curvature of ln p(y | f) over f ~ N(mean, variance), y = f + s t_ν.
+
+    All (N,) and float64, s² = width2, ν = nu.
 
     With e = y − f and a² = ν s²:
 
         slope = (ν + 1) E e/(a² + e²)        curvature = (ν + 1) E (a² − e²)/(a² + e²)²
+
+    Examples
+    --------
+    >>> y, mean, variance = torch.tensor([1.0, 100.0]), torch.zeros(2), torch.full((2,), 1e-6)
+    >>> student_t_moments(y, mean, variance, width2=torch.ones(2), nu=4.0).slope
+    tensor([1.0000, 0.0500], dtype=torch.float64)
     """
     parts: list[tuple[Tensor, ...]] = []
     for first in range(0, len(y), _SITE_ROWS):
@@ -137,10 +145,15 @@ class Sites:
 
 
 def nats_left(nats: Sequence[float]) -> float:
-    """What remains to be gained by an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
+    """Extrapolate the gain that remains to an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
 
     A step of length d_k ∝ √nats_k that shrinks by ρ each time leaves d_k ρ/(1 − ρ): creeping is not
     taken for rest. Infinite before there are two.
+
+    Examples
+    --------
+    >>> nats_left([1.0, 0.25])  # every step half as long as the one before
+    0.25
     """
     if len(nats) < 2:
         return float("inf")
@@ -167,10 +180,17 @@ class RobustStep:
 class RobustFit(Generic[T]):
     """The posterior under Student-t noise.
 
-    model: with the fitted noise, and the mean of the last solve; solution: of that; noise: ν and
-    the scale of σ; sites: the normal data of the next solve; weights (N,) = E τ_n, about one for
-    ordinary data; logs: of all that is learned of the noise; history: every round; converged:
-    whether sites and noise rest.
+    Attributes
+    ----------
+    model : with the fitted noise, and the mean of the last solve
+    solution : of the last solve
+    noise : ν and the scale of σ
+    sites : the normal data of the next solve
+    weights : (N,)
+        E τ_n, about one for ordinary data.
+    logs : of all that is learned of the noise
+    history : every round
+    converged : whether sites and noise rest
     """
 
     model: GridModel
@@ -220,9 +240,14 @@ def fit_student_t(
     remain to a Gibbs sampler's where a few data or more share every length scale; single data of
     ν near 2 far apart have tails that no normal distribution has, and up to 10 to 25 % more.
 
-    model: its likelihood gives σ_n². solver: as in `learn_evidence`, of the data it is called with.
-    start: an earlier fit of the same data. checkpointer: saves a state after every round, and
-    inside the solves; progress is called with new rounds only.
+    Parameters
+    ----------
+    model : its likelihood gives σ_n²
+    data, settings
+    solver : makes the solver of the data that it is called with
+    progress : is called with new rounds
+    start : an earlier fit of the same data
+    checkpointer : saves a state after every round, and inside the solves
     """
     reader = _state.load_reader(checkpointer, _ROBUST)
     rounds = _Rounds(model, data, settings, solver, start is None, checkpointer)
@@ -278,7 +303,7 @@ class _Rounds(Generic[T]):
     checkpointer: _state.AbstractCheckpointer
 
     def first(self, start: RobustFit[T] | None) -> _State[T]:
-        """Before any round."""
+        """Start before any round."""
         model, data, settings = self.model, self.data, self.settings
         noise = _student_t_noise.StudentTNoise(settings.nu) if start is None else start.noise
         law = _student_t_noise.StudentTModel.of(

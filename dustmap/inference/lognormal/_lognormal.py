@@ -42,11 +42,16 @@ class LogNormalModel(gp.AbstractParametric):
     ρ · d exactly. What the interpolant leaves out of the field between the nodes is not part of
     the noise, but of what is predicted (`Unresolved`).
 
-    prior: of the log-density; mean: H β of the log-density at the nodes; likelihood: the noise;
-    interpolation: L of any functional, on `prior.grid`. A mean that is learned has the prior
-    β ~ N(β₀, B²) around its present value, with B = `mean.prior_stds` at the nodes for effects of
-    size mean_std, and its uncertainty is in every result. zero_points: prior of those of groups of
-    data, y = L ρ + b_g + noise; None for none.
+    A mean that is learned has the prior β ~ N(β₀, B²) around its present value, with
+    B = `mean.prior_stds` at the nodes, and its uncertainty is in every result.
+
+    Attributes
+    ----------
+    prior, mean : of the log-density; H β at the nodes
+    likelihood : the noise
+    interpolation : L of any functional, on `prior.grid`
+    mean_std : size of the effects on ln ρ that B lets a learned mean have
+    zero_points : prior of those of groups of data, y = L ρ + b_g + noise; None for none
     """
 
     parts = ("prior", "mean", "likelihood")
@@ -66,7 +71,7 @@ class LogNormalModel(gp.AbstractParametric):
             )
 
     def learned(self) -> "gp.Parameters[LogNormalModel]":
-        """What is learned of kernel and noise, kernel first; the mean is part of the field."""
+        """Parameters learned of kernel and noise, kernel first; the mean is part of the field."""
         return gp.Parameters.of(self, without=("mean",))
 
     @torch.no_grad()
@@ -192,6 +197,15 @@ def typical_log_density(
 
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import LineIntegrals
+    >>> rays = LineIntegrals.from_observer(torch.tensor([[100.0, 0.0, 0.0], [0.0, 50.0, 0.0]]))
+    >>> y = torch.tensor([0.2, 0.1], dtype=torch.float64)
+    >>> density = typical_log_density(gp.Batch(rays, y, torch.full_like(y, 1e-4)))
+    >>> round(math.exp(density), 6)  # mag/pc
+    0.002
     """
     profile = profile or gp.ConstantMean(1.0).to(data.y.device)
     weight = torch.ones_like(data.y, dtype=torch.float64)
@@ -322,7 +336,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
     ) -> Tensor:
-        """The first `count` stored draws (count, N); `generator` is not needed."""
+        """Return the first `count` stored draws (count, N); `generator` is not needed."""
         if not 0 <= count <= self.n_samples:
             raise UserError(
                 f"count must be at most the {self.n_samples} samples that were drawn, got {count}: "

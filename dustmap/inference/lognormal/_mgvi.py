@@ -41,7 +41,7 @@ class MGVIStatus(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Advice to the caller."""
         return _REMEDIES[self]
 
 
@@ -76,11 +76,14 @@ _REMEDIES = {
 class MGVISolution:
     """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
 
-    Deviations and samples come in pairs +δ_0, −δ_0, +δ_1, −δ_1, ...: any even number of the first
-    ones is as good as a fit with so many.
-
-    coefficients β (P,) of the mean, posterior means where they are learned; float64. weights: of
-    the data under Student-t noise, None for normal noise.
+    Attributes
+    ----------
+    model, posterior : at the learned values; samples of the density
+    coefficients : (P,), β of the mean, posterior means where they are learned; float64
+    xi, deviations : (n,), (S, n)
+        In pairs +δ_0, −δ_0, +δ_1, ..: an even number of the first is as good as a fit of so many.
+    history, status
+    weights : of the data under Student-t noise; None for normal noise
     """
 
     model: LogNormalModel
@@ -134,16 +137,40 @@ def fit_mgvi(
     evidence's gradient has a derivative of it. These are the estimating equations of Carroll &
     Ruppert (1982), which are right on average whatever the shape of the noise.
 
-    origin (Q,): centre of the priors of the log-parameters, in the order of
-    `LogNormalModel.learned`; None: where they start.
-
-    checkpointer: saves a state after every round, and between curved samples; rounds is called with
-    new rounds only, progress with draws and steps of solvers.
-
     Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither.
 
-    Reference: Knollmüller & Enßlin (2019), "Metric Gaussian variational inference"; Frank, Leike
-    & Enßlin (2021), "Geometric variational inference".
+    Parameters
+    ----------
+    model, data, settings
+    rounds : is called with new rounds
+    origin : (Q,) or None
+        Centre of the priors of the log-parameters, in the order of `LogNormalModel.learned`; None:
+        where they start.
+    checkpointer : saves a state after every round, and between curved samples
+    progress : is called with draws and steps of solvers
+
+    References
+    ----------
+    Knollmüller & Enßlin (2019), "Metric Gaussian variational inference"; Frank, Leike & Enßlin
+    (2021), "Geometric variational inference".
+
+    Examples
+    --------
+    >>> import functools
+    >>> from dustmap import gp
+    >>> from dustmap.gp import features, functionals, kernels, likelihoods
+    >>> grid = gp.RegularGrid((-1.0,) * 3, (0.5,) * 3, (5,) * 3)
+    >>> ends = torch.tensor([[0.9, 0.1, 0.2], [-0.3, 0.8, 0.1], [0.2, -0.5, 0.9]]).double()
+    >>> rays = functionals.LineIntegrals.from_observer(ends)
+    >>> length = ends.norm(dim=1)
+    >>> data = Batch(rays, length, torch.full_like(length, 1e-4))  # of a density of one
+    >>> prior = gp.GridPrior.padded(kernels.Matern32(1.0, 0.25, dim=3).fixed(), grid)
+    >>> noise = likelihoods.GaussianLikelihood(learn=False)
+    >>> L = functools.partial(features.interpolation, grid=grid, dtype=torch.float64)
+    >>> model = LogNormalModel(prior, gp.ConstantMean(learn=False), noise, L)
+    >>> solution = fit_mgvi(model, data, MGVISettings(samples=4))
+    >>> bool(((solution.posterior.predict(rays).mean - length).abs() < 0.05).all())
+    True
     """
     if len(data) == 0:
         raise UserError("data is empty: fit_mgvi needs at least one datum")

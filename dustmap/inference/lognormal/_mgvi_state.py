@@ -40,16 +40,29 @@ QUICK = 30
 @final
 @dataclass(frozen=True)
 class MGVISettings:
-    """samples S, in S/2 antithetic pairs; curved: whether they follow the curvature of ρ (None:
-    where straight ones spread the data too far); rounds: of hyperparameters at most; refinements:
-    of mean and samples at most; draws: per gradient of the evidence, most_draws: of those near its
-    optimum, so that their Monte Carlo error is a sixth of a posterior standard deviation; rank: of
-    the preconditioner (None: an eighth of the data, at most 128, 0: none); tolerance: distance of
-    the optimum, in posterior standard deviations of the hyperparameters, at which they rest;
-    prior_std: of the log-normal priors around their start; residual: of CG per datum, in units of
-    the noise; padding: of a torus that replaces the prior's own, in length scales; robust:
-    Student-t noise (None: normal), its ν and scale, and the rounds of weights at most before
-    anything else is learned."""
+    """Settings of `fit_mgvi`.
+
+    Attributes
+    ----------
+    samples : S, in S/2 antithetic pairs
+    curved : whether they follow the curvature of ρ; None where straight ones stray too far
+    rounds, refinements : most updates of hyperparameters, and of mean and samples
+    draws, most_draws : int
+        Per gradient of the evidence, and near its optimum, where their Monte Carlo error is to be a
+        sixth of a posterior standard deviation.
+    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128
+    tolerance : float
+        Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
+        they rest.
+    prior_std : width of the log-normal priors of hyperparameters around their start
+    residual : of CG per datum, in units of the noise
+    cg_steps : most steps of a solve
+    padding : of a torus that replaces the prior's own, in length scales
+    seed : of the draws
+    robust : RobustSettings or None
+        Student-t noise, its ν and scale, and the most rounds of weights before anything else is
+        learned; None for normal noise.
+    """
 
     samples: int = 32
     curved: bool | None = None
@@ -80,11 +93,15 @@ class MGVISettings:
 class MGVIRound:
     """One line of the report.
 
-    stage: "weights", "mode", "evidence", "rejected" (an evidence step that is not taken), "mean";
-    energy E in nats; misfit: rms residual of the mean
-    response in units of the noise; moved: rms change of the mean response, same units;
-    parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
-    cg_steps.
+    Attributes
+    ----------
+    stage : "weights", "mode", "evidence", "rejected" (an evidence step that is not taken) or "mean"
+    energy : in nats
+    misfit : rms residual of the mean response in units of the noise
+    moved : rms change of the mean response, same units
+    parameters : θ (log)
+    gradient, gradient_error : of ln p(y | θ), with its Monte Carlo error (evidence only)
+    cg_steps : of the solves
     """
 
     stage: str

@@ -27,9 +27,14 @@ _MANY_STEPS = 40
 class DataSpaceSolution(AbstractSolution):
     """Result of one solve in data space.
 
-    posterior: ε̂, the draws δ_s and β. sigma (N,): Σ. solve: columns A⁻¹ of y − Hβ₀, of the columns
-    of H where β was fitted, and of the draws, (k, N). neighbours: the preconditioner of A.
-    quadratic_form: (y − Hβ)ᵀ A⁻¹ (y − Hβ). prior_draws (S, M_w): ε₀ of the draws.
+    Attributes
+    ----------
+    posterior : ε̂, the draws δ_s and β
+    sigma : (N,)
+    solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
+    neighbours : the preconditioner of A
+    quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
+    prior_draws : (S, M_w), ε₀ of the draws
     """
 
     posterior: PathwisePosterior
@@ -41,7 +46,7 @@ class DataSpaceSolution(AbstractSolution):
 
     @property
     def preconditioner(self) -> AbstractOperator | None:
-        """None: there is one of A here, but none of Λ."""
+        """None: A is preconditioned here, not Λ."""
         return None
 
     @property
@@ -111,7 +116,7 @@ def solve_in_data_space(
 
 
 def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) -> CoefficientSpread:
-    """Of coefficients with H (P, N) and X = H A⁻¹, in units where HᵀA⁻¹H has a unit diagonal."""
+    """Spread of coefficients of H (P, N), X = H A⁻¹; HᵀA⁻¹H has a unit diagonal in their units."""
     gram = X @ H.mT
     T = gram.diagonal().rsqrt().diag()
     fields = system.phi.rmatmul((T @ X).to(system.phi.dtype))
@@ -162,7 +167,7 @@ class _DataCovariance(AbstractSymmetric):
 
 
 def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPrecision:
-    """Of the noise alone: what Var r adds to Σ is part of the kernel."""
+    """Return the precision for the noise alone: what Var r adds to Σ is part of the kernel."""
     assert isinstance(model.features, LocalFeatures)
     assert isinstance(data.functional, PointValues)
     residual = model.features.residual_variance(data.functional).to(system.sigma)

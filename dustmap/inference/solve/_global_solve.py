@@ -30,13 +30,17 @@ _COEFFICIENT_ERROR = 0.05
 class SolveSettings:
     """Settings of `solve_global`.
 
-    rtol: residual of every column relative to the right-hand side of a draw. max_steps: of CG.
-    samples: pathwise draws S. seed: theirs; the same whatever the blocks.
-    rank: of the Nyström preconditioner; 0 for none, None to choose.
-    memory: bytes of the vectors solved for at once; what exceeds it is solved in several blocks.
-    fit_mean: also fit the coefficients of the prior mean by generalised least squares.
-    spread: whether the posterior has the uncertainty of fitted coefficients, for one solve more
-        per coefficient; learning, which holds them at their fitted values, does without.
+    Attributes
+    ----------
+    rtol : residual of every column relative to the right-hand side of a draw
+    max_steps : of CG
+    samples, seed : pathwise draws S, and the seed of these, whatever the blocks
+    rank : of the Nyström preconditioner; 0 for none, None to choose
+    memory : bytes of the vectors solved for at once; what exceeds it is solved in several blocks
+    fit_mean : also fit the coefficients of the prior mean by generalised least squares
+    spread : bool
+        Whether the posterior has the uncertainty of fitted coefficients, for one solve more per
+        coefficient; learning, which holds them at their fitted values, does without.
     """
 
     rtol: float = 1e-3
@@ -87,10 +91,14 @@ def solve_global(
     to a residual of that length, and the block solves for what remains.
 
     Nothing is raised when a column misses the tolerance: see `GlobalSolution.message`.
-    sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
-    first guess of every column and its preconditioner. checkpointer: saves a state after the
-    first approach to the mean and after every block of columns. progress: called with draws and
-    steps of CG.
+
+    Parameters
+    ----------
+    model, data, settings
+    sigma : (N,), Σ, if not the model's own
+    start : an earlier solution of the same grid: first guess of every column, and preconditioner
+    checkpointer : saves a state after the first approach to the mean and after every block
+    progress : is called with draws and steps of CG
     """
     reader = load_reader(checkpointer, _solution.SOLVE)
     if reader is not None and reader.finished:
@@ -229,7 +237,7 @@ def _preconditioner(
     start: _solution.GlobalSolution | None,
     progress: Progress,
 ) -> AbstractOperator | None:
-    """That of the earlier solve, else a new one of the rank asked for."""
+    """Take the preconditioner of the earlier solve, else make one of the rank asked for."""
     rank = _chosen_rank(A, draws, settings.memory) if settings.rank is None else settings.rank
     if rank == 0:
         return None
@@ -239,7 +247,7 @@ def _preconditioner(
 
 
 def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
-    """None where CG is quick by itself: after √(tr Λ) steps, or M_w over the width of a block."""
+    """Choose a rank; None where CG is quick: √(tr Λ) steps, or M_w over the width of a block."""
     width = A.shape[0]
     if width < _TINY or draws.length**2 < width + _EASY:
         return 0

@@ -41,7 +41,7 @@ class GridModel(AbstractParametric):
     likelihood: GaussianLikelihood
 
     def with_fitted_mean(self, coefficients: Tensor) -> "GridModel":
-        """With coefficients β (P,) of the mean, where these are learned."""
+        """Return the model at coefficients β (P,) of the mean, where these are learned."""
         if not self.mean.is_learned:
             return self
         return replace(self, mean=self.mean.with_coefficients(coefficients))
@@ -97,7 +97,7 @@ class MeanProfile:
     def of(
         model: GridModel, data: Batch, sigma: Tensor, phi: linalg.AbstractOperator, fit: bool
     ) -> "MeanProfile":
-        """At the model's β, or with β free to fit."""
+        """Build at the model's β, or with β free to fit."""
         H = model.mean.basis(data.functional)
         beta = model.mean.coefficients().detach()
         D = sigma.double().rsqrt()
@@ -118,7 +118,7 @@ class MeanProfile:
         return z - self.U @ (self.U.mT @ z)
 
     def residual(self, x: Tensor) -> Tensor:
-        """What x (M_w,) leaves of the equation: the misfit, not Φᵀy, is rounded to phi's dtype."""
+        """Return the residual at x (M_w,): the misfit, not Φᵀy, is rounded to phi's dtype."""
         return self.phi.rmatmul((self.D * self.misfit(x)).to(self.phi.dtype)) - x
 
     def fitted_coefficients(self, x: Tensor) -> Tensor:

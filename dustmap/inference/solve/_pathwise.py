@@ -38,12 +38,15 @@ class PathwisePosterior(AbstractPosterior):
     none. Residuals r of different functionals are taken as independent: an approximation for
     functionals closer together than the grid's spacing (stars of one beam, say).
 
-    model: features and mean at the kernel's value of the solve; do not change it while this is in
-        use. coefficients (P,): β. eps_mean (M_w,): ε̂. deviations (S, M_w): δ_s.
-    explained (M,), where it is known: share of the prior's variance at the nodes that the data have
-        taken away, by `explained_share`.
-    memory: bytes that the fields seen by one chunk of functionals may take.
-    spread: of fitted coefficients; None where they are given.
+    Attributes
+    ----------
+    model : features and mean at the kernel's value of the solve
+    coefficients, eps_mean, deviations : (P,), (M_w,), (S, M_w)
+        β, ε̂ and δ_s.
+    memory : bytes that the fields seen by one chunk of functionals may take
+    spread : of fitted coefficients; None where they are given
+    explained : (M,) or None
+        Share of the prior's variance at the nodes that the data have taken away, `explained_share`.
     """
 
     model: GridModel
@@ -229,6 +232,14 @@ class GriddedDraws(AbstractPosterior):
 
     An approximation for fields that are rough between the nodes; a functional costs a sparse row,
     whatever the posterior that made the draws asks for one. draws (S, M) in the grid's C order.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import PointValues
+    >>> grid = RegularGrid((0.0,), (1.0,), (3,))
+    >>> draws = GriddedDraws(grid, torch.tensor([[0.0, 1.0, 0.0], [0.0, 3.0, 0.0]]))
+    >>> draws.predict(PointValues(torch.tensor([[0.5], [1.0]]))).mean
+    tensor([1., 2.])
     """
 
     grid: RegularGrid

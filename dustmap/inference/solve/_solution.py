@@ -143,7 +143,7 @@ class PartialSolve:
         return replace(begun, ends=((columns.status, columns.steps, columns.residuals),))
 
     def result(self, rtol: float) -> SolveResult:
-        """Of all columns."""
+        """Return the result of all columns."""
         return SolveResult(self.x, *self._ends(), rtol)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,12 +239,15 @@ class AbstractSolution(ABC):
 class GlobalSolution(AbstractSolution):
     """Result of one global solve.
 
-    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
-    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
-        the length √tr Λ of a draw's right-hand side.
-    preconditioner: for the next solve.
-    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
-    rounding: relative residual that the precision of the features leaves, about.
+    Attributes
+    ----------
+    posterior : ε̂, the draws δ_s and β, ready for queries
+    sigma : (N,), Σ
+    solve : one column for the mean, then one per solved draw; residuals are relative to `scale`
+    preconditioner : for the next solve
+    quadratic_form : (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ)
+    scale : the length √tr Λ of a draw's right-hand side
+    rounding : relative residual that the precision of the features leaves, about
     """
 
     posterior: Annotated[PathwisePosterior, _state.REBUILT]

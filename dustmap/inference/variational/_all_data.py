@@ -50,7 +50,14 @@ def solve_direct(
     """The closed-form optimum (002, S4-S5), never holding a dense M_w × M_w matrix.
 
     The mean solves Λ m = b, Λ = I + Φᵀ Σ⁻¹ Φ, b = Φᵀ Σ⁻¹ (y − m_n), by CG with the family's own
-    S as preconditioner; `start` (M_w,) warm-starts it.
+    S as preconditioner.
+
+    Parameters
+    ----------
+    model, batch
+    source : rows of the batch's functional
+    rtol, max_steps, progress : of CG
+    start : (M_w,), the first guess of m
     """
     if not isinstance(model.likelihood, GaussianLikelihood):
         raise TypeError(
@@ -131,7 +138,12 @@ def settle(
     Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5), which the
     pass that finds its ELBO shows. Other likelihoods: Newton-like steps; one that lowers the ELBO
     is taken back and the length halved.
-    tolerance: of the ELBO, per datum.
+
+    Parameters
+    ----------
+    model, posterior, batch, source
+    max_passes : over the data
+    tolerance : of the ELBO, per datum
     """
     at, length, passes, converged = _Sweep.of(model, posterior, batch, source), 1.0, 1, False
     while passes < max_passes and not converged:

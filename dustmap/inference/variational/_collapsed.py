@@ -65,7 +65,7 @@ class AbstractCollapsedObjective(ABC):
 
     @abstractmethod
     def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        """What is subtracted from the log density of datum n."""
+        """Return what is subtracted from the log density of datum n."""
 
 
 @final
@@ -107,7 +107,7 @@ class FITC(AbstractCollapsedObjective):
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedSolution:
-    """state: q(ε) in closed form, of the features' dtype. value: L, in float64."""
+    """q(ε) in closed form, `state` of the features' dtype, and the bound L, `value` in float64."""
 
     state: AbstractGaussian
     value: float
@@ -116,7 +116,7 @@ class CollapsedSolution:
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedGradient:
-    """solution, and ∂L/∂θ (P,)."""
+    """The solution at θ, and ∂L/∂θ (P,)."""
 
     solution: CollapsedSolution
     gradient: Tensor
@@ -270,10 +270,12 @@ class _Problem:
 class CollapsedFit:
     """Result of `fit_collapsed`.
 
-    model: with features of the parameters at the end; solution: q and L there; objective: L plus
-    log prior per datum at every evaluation, the last being the end; status; largest_gradient: of
-    that objective at the end; refused: evaluations at which the model was refused (K_uu not
-    positive definite for too long a length scale, say) and the line search turned back.
+    Attributes
+    ----------
+    model, solution : with features of the parameters at the end; q and L there
+    objective : L plus log prior per datum at every evaluation, the last being the end
+    status, largest_gradient : how it ended, and the gradient of the objective there
+    refused : evaluations of models that cannot be made, such as of too long a length scale
     """
 
     model: VariationalModel
@@ -299,9 +301,29 @@ def fit_collapsed(
     the mean's coefficients are no logarithms: their spacing and their effect on y are what a step
     of one is to them.
 
-    objective: SGPR unless another is given; others are no bounds, see the table above.
-    tolerance: stop when the largest |gradient| of the objective per datum is below.
-    prior_std: if given, every log-parameter gets a normal prior of this width around its start.
+    Parameters
+    ----------
+    model, batch
+    objective : SGPR by default; DTC and FITC are no bounds of ln p(y)
+    max_steps, tolerance : of L-BFGS; it stops when the largest |gradient| per datum is below
+    prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
+
+    Examples
+    --------
+    >>> from dustmap import gp
+    >>> from dustmap.gp import families, features, functionals, kernels, likelihoods
+    >>> x = torch.linspace(0.0, 3.0, 13, dtype=torch.float64)[:, None]
+    >>> y = torch.sin(x[:, 0])
+    >>> data = Batch(functionals.PointValues(x), y, torch.full_like(y, 0.01))
+    >>> grid = gp.RegularGrid.from_bounds((0.0,), (3.0,), (7,))
+    >>> torus = features.TorusFeatures(gp.GridPrior.padded(kernels.Matern32(1.0, dim=1), grid))
+    >>> family = families.FullRankFamily(torus.n_features)
+    >>> noise = likelihoods.GaussianLikelihood(learn=False)
+    >>> model = VariationalModel(torus, gp.ConstantMean(learn=False), noise, family)
+    >>> rows = RowSource(torus, data.functional)
+    >>> L = [solve_collapsed(model, data, rows, method).value for method in (SGPR(), DTC())]
+    >>> L[0] < L[1], fit_collapsed(model, data, max_steps=1).solution.value > L[0]
+    (True, True)
     """
     parameters = Parameters.of(model, scales=_linear_scales(model, batch), prior_std=prior_std)
     parameters.require_some("the model")
@@ -329,7 +351,7 @@ def fit_collapsed(
 
 
 def _linear_scales(model: VariationalModel, batch: Batch) -> dict[str, Tensor]:
-    """What a step of one is to parameters that are no logarithms, by their names."""
+    """Return the unit of parameters that are no logarithms, by their names."""
     own, total = own_batch(batch), world_of(batch.functional).total
     effect = total(model.mean.basis(own.functional).square().sum(0)) / len(batch)
     tiny = torch.finfo(torch.float64).tiny

@@ -41,6 +41,11 @@ class StepDecay:
 
     Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
     StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+
+    Examples
+    --------
+    >>> StepDecay(0.1, at=(0.5,))(0.4), StepDecay(0.1, at=(0.5,))(0.6)
+    (1.0, 0.1)
     """
 
     factor: float = 0.1
@@ -66,7 +71,13 @@ _NO_DECAY = StepDecay()
 @final
 @dataclass(frozen=True)
 class StepSchedule:
-    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
+    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1].
+
+    Examples
+    --------
+    >>> StepSchedule(delay=1.0, power=1.0)(3)
+    0.25
+    """
 
     initial: float = 1.0
     delay: float = 50.0
@@ -89,12 +100,16 @@ class StepSchedule:
 class SVISettings:
     """Settings of `fit_svi`.
 
-    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
-    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
-    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
-    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
-    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
-    patience: epochs without a better held-out score before stopping.
+    Attributes
+    ----------
+    batch_size : data per step
+    epochs : passes over the data
+    schedule : length of the covariance's step and cap of the mean's
+    safety : fraction of the stability bound 2/λ_max(S Λ) that the mean's step may use
+    one_pass : set S by (S4) before the first step
+    learning_rate : of Adam on the hyperparameters, after each natural step; 0 keeps them fixed
+    patience : epochs without a better held-out score before stopping
+    decay, natural_decay : of Adam's rate, and of the schedule's lengths, over the epochs
     """
 
     batch_size: int = 200
@@ -148,7 +163,7 @@ class _StepWeights:
 def step_weights(
     posterior: families.AbstractGaussian, phi: Tensor, weights: Tensor, length: float
 ) -> _StepWeights:
-    """As much of the negative weights as a step of this length can take.
+    """Return as much of the negative weights as a step of this length can take.
 
     Where ln p(y|f) bends upwards, as a Student-t's beyond |y − f| = a, the weight −2 g2 of a datum
     may be negative: it widens q, rightly so at the optimum of the ELBO, whose precision
@@ -250,6 +265,13 @@ def natural_step(
     derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
     is not concave see `step_weights`, for what is not quadratic `_rising_step`.
+
+    Parameters
+    ----------
+    model, posterior : the model, and q before the step
+    rows, batch : of the minibatch
+    scale : N / n
+    lengths : of the steps, with safety
     """
     moments = model.moments(posterior, rows, batch.functional)
     g1, g2 = model.moment_gradients(moments, batch)

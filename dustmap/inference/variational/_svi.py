@@ -237,10 +237,34 @@ def fit_svi(
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
-    score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
-    epoch, and `settings.patience` epochs without a better one stop the run.
-    progress: called with every state.
-    checkpointer: saves a state after every epoch, with the state of the generator.
+    Parameters
+    ----------
+    model, batch, settings
+    source : rows of the batch's functional
+    generator : of the minibatches
+    score : callable
+        Of the state after every epoch, such as the mean log-likelihood of held-out data: larger is
+        better, and `settings.patience` epochs without a better one stop the run.
+    progress : is called with every state
+    checkpointer : saves a state after every epoch, with that of the generator
+
+    Examples
+    --------
+    >>> from dustmap import gp
+    >>> from dustmap.gp import families, features, functionals, kernels, likelihoods
+    >>> grid = gp.RegularGrid.from_bounds((0.0,), (3.0,), (13,))
+    >>> prior = gp.GridPrior.padded(kernels.Matern32(1.0, 4.0, dim=1).fixed(), grid)
+    >>> torus, family = features.TorusFeatures(prior), families.MeanFieldFamily(prior.n_white)
+    >>> noise = likelihoods.BernoulliLikelihood()
+    >>> model = VariationalModel(torus, gp.ConstantMean(learn=False), noise, family)
+    >>> x = torch.linspace(0.0, 3.0, 12, dtype=torch.float64)[:, None]
+    >>> data = Batch(functionals.PointValues(x), (x[:, 0] > 1.5).double())
+    >>> settings, generator = SVISettings(batch_size=6, epochs=20), torch.Generator().manual_seed(0)
+    >>> rows = RowSource(torus, data.functional)
+    >>> state = fit_svi(model, data, rows, settings, generator)
+    >>> f = model.moments(state.posterior, rows.select(slice(None)), data.functional).mean
+    >>> bool(((f > 0) == (data.y > 0.5)).all())
+    True
     """
     reader = _state.load_reader(checkpointer, _SVI)
     run = _Run(model, batch, source, settings, generator, resumed=reader is not None)

@@ -34,7 +34,7 @@ class Notice(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Asked, and waiting for a state to be saved."""
+        """Whether a request waits for a state to be saved."""
 
     def patiently(self) -> AbstractContextManager[None]:
         """Make a request wait for the state that the block saves before long."""
@@ -45,15 +45,17 @@ class Notice(Protocol):
 
 @final
 class Undisturbed:
-    """Nobody asks."""
+    """Without anybody who asks the run to end."""
 
     pending = False
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
+        """Do nothing."""
         yield
 
     def end(self) -> NoReturn:
+        """Fail: nobody has asked for an end."""
         raise AssertionError("nobody has asked the run to end")
 
 

@@ -36,7 +36,7 @@ class RunDirectory:
 
     @property
     def rank(self) -> int:
-        """That of this process among those at work on the run."""
+        """Rank of this process among those at work on the run."""
         return 0 if self.checkpoints is None else self.checkpoints.world.rank
 
     def config(self) -> Config:
@@ -77,9 +77,11 @@ class RunDirectory:
                 file.write(content.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write plain values as JSON, whole or not at all."""
         self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
+        """Read what `write_json` wrote under this name."""
         return read_json(self.path / name)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -17,10 +17,19 @@ _STOPPED = ("pre-empted", "failed", "interrupted")
 @final
 @dataclass(frozen=True)
 class RunStatus:
-    """state: running, finished, pre-empted, failed, or interrupted, as by a kill. stage: the last
-    that began. seconds: of every stage, in all processes that worked on the run. kept: when a
-    state was saved last, in seconds since 1970. last: the last numbers, of learning or of the fit.
-    error: of a run that failed. holder: the process at work. report: the report's status.
+    """The state of a run, as its directory has it.
+
+    Attributes
+    ----------
+    run : its path
+    state : running, finished, pre-empted, failed, or interrupted, as by a kill
+    stage : the last that began
+    elapsed, seconds : of all stages together and of each, in all processes that worked on the run
+    kept : when a state was saved last, in seconds since 1970
+    last : the last numbers, of learning or of the fit
+    error : of a run that failed
+    holder : the process at work
+    report : the report's status
     """
 
     run: str
@@ -35,6 +44,7 @@ class RunStatus:
     report: str = ""
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values."""
         return asdict(self)
 
     def line(self, now: float) -> str:
@@ -65,7 +75,13 @@ class RunStatus:
 
 
 def status_of(path: Path) -> RunStatus:
-    """Read the status of the run at a path; FileNotFoundError where there is none."""
+    """Read the status of the run at a path.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no run.
+    """
     check_run(path)
     at_work = holder(path)
     lines = lines_of(path / METRICS)

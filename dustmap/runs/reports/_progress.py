@@ -27,7 +27,7 @@ _SECONDS = 5.0  # between two lines
 
 @final
 class Stage(enum.Enum):
-    """In their order; a run may end after any of them."""
+    """The stages of a run in their order; it may end after any of them."""
 
     INGEST = "ingest"
     FIT = "fit"
@@ -46,6 +46,14 @@ class Stopwatch:
     """Seconds and peak memory of the process by the end of each stage, in their order.
 
     tell: called as stages begin and end; device: of the run, whose own peak counts if it is a GPU.
+
+    Examples
+    --------
+    >>> stopwatch = Stopwatch()
+    >>> with stopwatch.stage("fit"):
+    ...     pass
+    >>> list(stopwatch.rows)
+    ['fit']
     """
 
     tell: Callable[..., None] = lambda **values: None
@@ -102,7 +110,13 @@ class _Retries(logging.Handler):
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has had resident so far."""
+    """Return the most bytes that this process has had resident so far.
+
+    Examples
+    --------
+    >>> peak_memory() > 2**20
+    True
+    """
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

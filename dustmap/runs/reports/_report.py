@@ -16,7 +16,14 @@ PACKAGES = ("torch", "numpy", "scipy", "astropy", "xarray", "zarr")
 @final
 @dataclass(frozen=True)
 class Check:
-    """A condition on the outcome: low <= value <= high. A run whose check fails exits with 3."""
+    """A condition on the outcome: low <= value <= high. A run whose check fails exits with 3.
+
+    Examples
+    --------
+    >>> check = Check("coverage", value=0.5, low=0.6, high=0.8, advice="learn the noise")
+    >>> check.passed
+    False
+    """
 
     name: str
     value: float
@@ -26,9 +33,11 @@ class Check:
 
     @property
     def passed(self) -> bool:
+        """Whether low <= value <= high."""
         return self.low <= self.value <= self.high
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the check as plain values."""
         return asdict(self) | {"passed": self.passed}
 
     def __str__(self) -> str:
@@ -60,7 +69,14 @@ class Picture:
 @final
 @dataclass(frozen=True)
 class Report:
-    """Sections of plain values by name, the checks, and the pictures."""
+    """Sections of plain values by name, the checks, and the pictures.
+
+    Examples
+    --------
+    >>> report = Report("", {"held out": {"n": 10}}, (Check("rmse", 0.1, 0.0, 1.0, ""),))
+    >>> report.passed, report.as_markdown().splitlines()[0]
+    (True, '# Report of a run')
+    """
 
     config_sha256: str
     sections: Mapping[str, Mapping[str, Any]]
@@ -69,9 +85,11 @@ class Report:
 
     @property
     def passed(self) -> bool:
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return report.json."""
         return {
             "status": "done" if self.passed else "checks failed",
             "config_sha256": self.config_sha256,
@@ -82,6 +100,7 @@ class Report:
         }
 
     def as_markdown(self) -> str:
+        """Return report.md."""
         status = "All checks passed." if self.passed else "**A check failed.**"
         blocks = ["# Report of a run", status]
         if self.checks:

@@ -331,7 +331,7 @@ def _checks_of_solver(config: Config, fit: StarFit) -> list[Check]:
 
 
 def _limits(config: Config) -> Mapping[str, tuple[float, str]]:
-    """What an engine may report -> the most that is sound, and what to do beyond."""
+    """Map what an engine may report to the most that is sound, and what to do beyond."""
     grid, fit, float64 = config.grid, config.fit, 'compute.dtype = "float64"'
     coarser, finer = (f"grid.spacing = {x * grid.spacing:.3g} pc" for x in (1.5, 0.5))
     size = f"grid.size = {[1.5 * edge for edge in grid.size]}"

@@ -62,7 +62,7 @@ class DistanceFit:
     rounds: tuple[Mapping[str, Any], ...] = ()
 
     def arrays(self) -> Arrays:
-        """What is added, for `with_stored`."""
+        """Return what is added, as arrays for `with_stored`."""
         if self.added is None:
             return {}
         added = {
@@ -126,7 +126,7 @@ def refit_all(
 @final
 @dataclass(frozen=True, eq=False)
 class _FitState:
-    """What `load_stars` takes beside the data, with the report."""
+    """The state of a fit that `load_stars` takes beside the data, with the report."""
 
     hyperparameters: Hyperparameters
     summary: Mapping[str, Any]
@@ -150,7 +150,7 @@ class _FitState:
 @final
 @dataclass(frozen=True, eq=False)
 class _AddedState:
-    """What distances and dust beyond the box add, if anything, and the lines of the rounds."""
+    """Moments that distances and dust beyond the box add, if any, and the lines of the rounds."""
 
     added: Moments | None
     rounds: tuple[Mapping[str, Any], ...]

@@ -65,7 +65,7 @@ def field_of(
 
 
 def request_of(config: Config, stored: int) -> MapRequest:
-    """What [export] asks for, with no more samples than are stored."""
+    """Return the request of [export], with no more samples than are stored."""
     samples = min(config.export.samples, stored)
     names = (*config.export.quantities, *(("samples",) if samples else ()))
     return MapRequest.named(names, samples)
@@ -114,7 +114,13 @@ def write_in_slabs(
 ) -> None:
     """Write a map in slabs that the memory holds; anew in smaller ones where it runs out.
 
-    world: ranks that write together, and begin anew together.
+    Parameters
+    ----------
+    path, form : the file, and "zarr" or "fits"
+    slabs, provenance : what is written
+    overwrite : replace a map that is there
+    compute : memory that slabs may take
+    world : ranks that write together, and begin anew together
     """
     mebibytes = max(1, maps.slab_memory(compute.memory_bytes) // MIB)
     sizes = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
@@ -178,7 +184,7 @@ def _at_nodes(
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What there is to draw. held_out: None where no stars were held out; made: of the run."""
+    """Material of figures. held_out: None where no stars were held out; made: of the run."""
 
     config: Config
     density: DustMap

@@ -65,11 +65,12 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def device(self) -> torch.device:
+        """Device of the posterior."""
         return self.run.device
 
     @property
     def system(self) -> ExtinctionSystem:
-        """That of extinctions and densities."""
+        """Extinction system of extinctions and densities."""
         return self.run.stars.system
 
     def field(self) -> AbstractDensityField:

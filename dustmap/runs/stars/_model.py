@@ -162,7 +162,7 @@ def units_of(config: Config) -> Mapping[str, str]:
 
 
 def start_of(config: Config) -> Hyperparameters:
-    """Where learning starts, and what stays where nothing is learned."""
+    """Build the model where learning starts, which stays where nothing is learned."""
     model = config.model
     return Hyperparameters(
         model.length,
@@ -304,6 +304,14 @@ def prior_sky(config: Config, spacing: float | None = None) -> SkyModel:
 
     spacing: of the sky's nodes in pc; None for a quarter of the configuration's, a third or half of
     it where a torus at that spacing has more than 2²³ points, and itself where those have as well.
+
+    Examples
+    --------
+    >>> from dustmap.config import from_mapping
+    >>> config = from_mapping({"data": {"catalog": "stars.fits"}, "grid": {"spacing": 40}})
+    >>> sky = prior_sky(config)
+    >>> sky.size, sky.spacing
+    ((1000.0, 1000.0, 400.0), 10.0)
     """
     if config.data.kind != "stars":
         raise UserError(

@@ -79,10 +79,16 @@ class GroupColumn:
 class SchemaCard:
     """All that is known of the files of one survey.
 
-    positions, distances and extinctions are in order of preference: the first whose columns the
-    file has is read. `constants` stand in for columns that no file has, in the unit of the role.
-    `named` are the columns that the user has named: the alternative with most of them is read.
-    `group` is the column of groups of stars, which no card has of its own.
+    Attributes
+    ----------
+    name, title, reference, system
+    positions, distances, extinctions : in order of preference; the first whose columns the file has
+    invalid, identifiers : what becomes of rows that are no stars, and of repeated identifiers
+    columns : by role or name
+    constants : in place of columns that no file has, in the unit of the role
+    flags, presets : bits of flags by name, and sets of quality cuts
+    named : columns that the user has named; the alternative with most of them is read
+    group : the column of groups of stars, which no card has of its own
     """
 
     name: str
@@ -120,6 +126,7 @@ class SchemaCard:
         return replace(self, columns=MappingProxyType(columns), named=frozenset(names))
 
     def cuts(self, preset: str) -> tuple[Cut, ...]:
+        """Return the quality cuts of a preset."""
         if preset not in self.presets:
             raise UserError(
                 f"cuts = {preset!r}: the card {self.name} has {', '.join(self.presets)}"
@@ -295,7 +302,13 @@ def card_directory() -> Path:
 
 
 def known_cards() -> tuple[str, ...]:
-    """Name the cards that come with dustmap."""
+    """Name the cards that come with dustmap.
+
+    Examples
+    --------
+    >>> "generic" in known_cards(), card_path("generic").name
+    (True, 'generic.toml')
+    """
     return tuple(sorted(path.stem for path in card_directory().glob(f"*{_ENDING}")))
 
 
@@ -303,6 +316,17 @@ def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> Sc
     """Read a card by its name, or your own by the path of its TOML file.
 
     columns: by the card's names what the file calls them, which counts before what the card says.
+
+    Raises
+    ------
+    UserError
+        Where there is no such card, or it is not right.
+
+    Examples
+    --------
+    >>> card = card_named("generic", columns={"distance": "DIST [kpc]"})
+    >>> card.name, card.columns["distance"].aliases[0].unit
+    ('generic', Unit("kpc"))
     """
     return parse_card(_content(card_path(name), str(name)), str(name)).with_columns(columns or {})
 

@@ -128,8 +128,6 @@ def read_catalog(
 ) -> Catalog:
     """Read the stars of one or more files with one card.
 
-    UserError where a file or a row cannot be used.
-
     Parameters
     ----------
     cuts
@@ -143,6 +141,22 @@ def read_catalog(
     parallax_zero_point
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
+
+    Raises
+    ------
+    UserError
+        Where a file or a row cannot be used.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> rows = {"l": [10.0, 20.0], "b": [0.0, 5.0], "distance": [100.0, 200.0]}
+    >>> rows |= {"extinction": [0.1, 0.3], "extinction_error": [0.02, 0.02]}
+    >>> Table(rows).write("two_stars.ecsv")
+    >>> from dustmap.sky.systems import system_named
+    >>> catalog = read_catalog("two_stars.ecsv", system=system_named("A_V"))
+    >>> len(catalog.stars), catalog.counts.kept, catalog.stars.system.name
+    (2, 2, 'A_V')
     """
     prior = prior or DEFAULT_PRIOR
     selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
@@ -177,8 +191,28 @@ def ingest(
     them meets the same cells of a map, and a part of the sky is a part of the store. Until then
     they wait in files beside it, which take about 80 bytes a star and are gone afterwards.
 
-    The store's attribute `catalog` holds counts and provenance. `progress` gets the number of rows
-    read so far, chunk by chunk.
+    Parameters
+    ----------
+    paths, card, cuts, system, prior, invalid, parallax_zero_point : see `read_catalog`
+    store_path : the store; its attribute `catalog` holds counts and provenance
+    overwrite : replace a store that is there
+    progress : is called with the number of rows read so far, chunk by chunk
+
+    Returns
+    -------
+    Counts
+        What became of every row.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> from dustmap.sky.stars import open_star_store
+    >>> from dustmap.sky.systems import system_named
+    >>> columns = ["l", "b", "distance", "extinction", "extinction_error"]
+    >>> Table(rows=[(10.0, 0.0, 100.0, 0.1, 0.02)], names=columns).write("stars.ecsv")
+    >>> counts = ingest("stars.ecsv", "generic", "stars.zarr", system=system_named("A_V"))
+    >>> counts.kept, len(open_star_store("stars.zarr"))
+    (1, 1)
     """
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
@@ -251,11 +285,17 @@ def _listed(paths: Paths) -> list[str | Path]:
 @final
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
+    """The rows of a table as places on the sky.
 
-    measured: whether the card finds extinctions in the table, too. groups (N,): names of the
-    groups of the rows, "" for none; None where the card has no column of them, or the table lacks
-    it.
+    Attributes
+    ----------
+    table : all of it
+    l, b : (N,)
+        Galactic coordinates in degrees.
+    distances : of the N rows
+    measured : whether the card finds extinctions in the table, too
+    groups : (N,) or None
+        Names of the groups of the rows, "" for none; None where card or table have no such column.
     """
 
     table: Table
@@ -278,13 +318,24 @@ def read_places(
 ) -> Places:
     """Read every row as a place: none is cut.
 
-    UserError where a row has no direction or distance, or the file cannot be read.
-
     Parameters
     ----------
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
+
+    Raises
+    ------
+    UserError
+        Where a row has no direction or distance, or the file cannot be read.
+
+    Examples
+    --------
+    >>> from astropy.table import Table
+    >>> Table({"l": [10.0], "b": [0.0], "distance": [100.0]}).write("places.ecsv")
+    >>> places = read_places("places.ecsv")
+    >>> places.distances.median, places.measured
+    (array([100.]), False)
     """
     path = Path(path)
     schema = card if isinstance(card, SchemaCard) else card_named(card)

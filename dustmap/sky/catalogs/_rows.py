@@ -114,7 +114,14 @@ def _rotation() -> Array:
 
 
 def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:
-    """Return (l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
+    """Return (l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360.
+
+    Examples
+    --------
+    >>> l, b = galactic_from_icrs(np.array([266.405]), np.array([-28.936]))  # the Galactic centre
+    >>> bool(min(l[0], 360.0 - l[0]) < 0.01 and abs(b[0]) < 0.01)
+    True
+    """
     ra, dec = np.radians(ra), np.radians(dec)
     xyz = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)])
     return direction(*(_rotation() @ xyz))

@@ -39,6 +39,11 @@ class Counts:
 
     A row is counted once, by the first cut that it fails, else by the first reason why it is no
     star, else as a duplicate of an earlier star.
+
+    Examples
+    --------
+    >>> Counts(rows=10, cuts={"ruwe": 2}, invalid={}, duplicates=1).kept
+    7
     """
 
     rows: int
@@ -48,10 +53,12 @@ class Counts:
 
     @property
     def kept(self) -> int:
+        """Rows that are left."""
         lost = sum(self.cuts.values()) + sum(self.invalid.values()) + self.duplicates
         return self.rows - lost
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all counts as plain values."""
         lost = {"cuts": dict(self.cuts), "invalid": dict(self.invalid)}
         return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
 

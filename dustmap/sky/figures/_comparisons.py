@@ -52,8 +52,16 @@ _PIXELS = Pixels.whole_sky(0.5)
 class Comparison:
     """N measured extinctions in mag beside their predictions.
 
-    std (N,): of measured − predicted, errors of the measurement included. l, b in degrees.
-    normal (N,): normal scores Φ⁻¹(P(less than measured)) of predictions that are not normal.
+    Attributes
+    ----------
+    l, b : (N,)
+        Galactic coordinates in degrees.
+    measured, predicted : (N,)
+    std : (N,)
+        Of measured − predicted, errors of the measurement included.
+    system : of the extinctions
+    normal : (N,) or None
+        Normal scores Φ⁻¹(P(less than measured)) of predictions that are not normal.
     """
 
     l: Array

@@ -52,9 +52,16 @@ class Band:
 @final
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Towards (l, b) in degrees at `distance` (K,) in pc: density in mag/pc, extinction in mag.
+    """Density and extinction along a line of sight.
 
-    coverage and the truths (K,) where they are known.
+    Attributes
+    ----------
+    l, b : of the direction, in degrees
+    system : of density and extinction
+    distance : (K,)
+        In pc.
+    density, extinction : bands (K,) in mag/pc and mag
+    coverage, true_density, true_extinction : (K,), where they are known
     """
 
     l: float
@@ -92,7 +99,13 @@ def profile_of_field(
 ) -> Profile:
     """Follow a posterior as `profile_of_map` a map: no number is read off voxels.
 
-    step: between places, at most, in pc; device: of the posterior.
+    Parameters
+    ----------
+    field : the posterior
+    step : largest distance between neighbouring places in pc
+    l, b : of the direction, in degrees
+    truth : the true density, where it is known
+    device : of the posterior
     """
     # A map is drawn without torch.
     import torch

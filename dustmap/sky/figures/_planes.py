@@ -387,6 +387,14 @@ def slice_figure(
     """Draw mean and uncertainty on the plane of voxels nearest to `level` in pc, and the truth.
 
     X grows to the Galactic centre, Y to l = 90°, Z to b = 90°.
+
+    Examples
+    --------
+    >>> from dustmap.gp import RegularGrid
+    >>> from dustmap.sky.figures import save_figure
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> density = DustMap.from_nodes(grid, np.full(125, 0.002), None, "A_V")
+    >>> save_figure(slice_figure(density, Axis.Z), "plane.png")
     """
     plane = slice_of(density, axis, level, truth)
     where = f"{axis.name} = {style.signed(plane.at[0])} pc"

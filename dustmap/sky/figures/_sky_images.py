@@ -65,6 +65,12 @@ class Pixels:
     """SkyCells of the sky between l_edges (H + 1,) and b_edges (V + 1,) in degrees.
 
     Both ascend; l is continuous, from below 0 if need be.
+
+    Examples
+    --------
+    >>> Pixels.whole_sky(size=30.0).longitudes
+    array([-165., -135., -105.,  -75.,  -45.,  -15.,   15.,   45.,   75.,
+            105.,  135.,  165.])
     """
 
     l_edges: Array

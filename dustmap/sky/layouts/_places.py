@@ -158,7 +158,13 @@ def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
 @final
 @dataclass(frozen=True)
 class RadialBins:
-    """`count` bins between boundaries at `nearest` and `farthest`, in pc."""
+    """`count` bins between boundaries at `nearest` and `farthest`, in pc.
+
+    Examples
+    --------
+    >>> RadialBins(10.0, 1000.0, count=2).boundaries
+    array([  10.,  100., 1000.])
+    """
 
     nearest: float
     farthest: float

@@ -58,10 +58,14 @@ _TINY = float(np.finfo(np.float32).tiny)
 @final
 @dataclass(frozen=True)
 class HealpixOptions:
-    """bins: or shells; None for 516 bins out to the farthest face of the box; nside: a power of
-    two.
+    """Settings of `write_healpix`.
 
-    density: what of the density; integrated: MEAN, STD or both of A(<d), or none.
+    Attributes
+    ----------
+    bins : bins or shells; None for 516 bins out to the farthest face of the box
+    nside : a power of two
+    density : quantities of the density
+    integrated : MEAN, STD or both of A(<d), or none
     """
 
     bins: RadialBins | Shells | None = None
@@ -88,7 +92,23 @@ def write_healpix(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Write a table for each quantity and each sample."""
+    """Write a table for each quantity and each sample.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, ExactGP, functionals
+    >>> from dustmap.gp.kernels import Matern32
+    >>> from dustmap.sky.maps import PosteriorField
+    >>> from dustmap.sky.systems import system_named
+    >>> prior = ExactGP(Matern32(50.0, 1e-6, dim=3), ConstantMean(0.002, learn=False))
+    >>> at = functionals.PointValues(torch.zeros(1, 3, dtype=torch.float64))
+    >>> y, noise_variance = torch.tensor([[0.004], [1e-6]], dtype=torch.float64)
+    >>> posterior, A_V = prior.condition(at, y, noise_variance), system_named("A_V")
+    >>> field = PosteriorField(posterior, A_V, (-100.0,) * 3, (100.0,) * 3, prior_std=1e-3)
+    >>> options = HealpixOptions(RadialBins(10.0, 90.0, count=2), nside=1)
+    >>> write_healpix("shells.fits", field, options, Provenance(""))
+    LayoutCounts(values=48, outside=0, raised=0)
+    """
     _places.refuse_sun_outside(field)
     field.check(options.density)
     if Quantity.STD in options.integrated and field.n_samples < 2:
@@ -177,11 +197,15 @@ def _healpix_rows(
 @final
 @dataclass(frozen=True)
 class EdenhoferOptions:
-    """bins: None for 516 out to the farthest face of the box; nside: a power of two.
+    """Settings of `write_edenhofer2023`.
 
-    samples: 0 for the file of mean and standard deviation, else the file of so many samples.
-    system: None for that of the map; the published map has E(ZGR23).
-    floor: what densities ≤ 0 are raised to, mag/pc; None refuses them.
+    Attributes
+    ----------
+    bins : None for 516 out to the farthest face of the box
+    nside : a power of two
+    samples : 0 for the file of mean and standard deviation, else the file of so many samples
+    system : None for that of the map; the published map has E(ZGR23)
+    floor : what densities ≤ 0 are raised to, mag/pc; None refuses them
     """
 
     bins: RadialBins | None = None
@@ -318,10 +342,15 @@ _PIXEL = np.dtype(
 @final
 @dataclass(frozen=True, eq=False)
 class BayestarOptions:
-    """nside: of all pixels, a power of two; samples: how many.
+    """Settings of `write_bayestar`.
 
-    trusted: the least coverage of a reliable distance, as in `DustMap.reliable_distances`; n_stars
-    (12 nside²,): stars by NESTED pixel, None for -1, unknown.
+    Attributes
+    ----------
+    nside : a power of two, of all pixels
+    samples : how many of the field are written
+    trusted : least coverage of a reliable distance, as in `DustMap.reliable_distances`
+    n_stars : (12 nside²,)
+        Stars by NESTED pixel; None for -1, unknown.
     """
 
     nside: int = 64

@@ -46,7 +46,7 @@ _LAYER = 4 * _CHUNK[2] * (_SHAPE[0] + _CHUNK[0]) * (_SHAPE[1] + _CHUNK[1])
 @final
 @dataclass(frozen=True)
 class LeikeOptions:
-    """shape: voxels of 1 pc from the corner at (−370, −370, −270) pc.
+    """Settings of `write_leike2020`: `shape`, voxels of 1 pc from the corner (−370, −370, −270) pc.
 
     The published map has (740, 740, 540). dustmaps reads fewer in the right places; other readers
     may not.
@@ -131,10 +131,13 @@ _UNIT_START = "a0(550nm)"
 @final
 @dataclass(frozen=True)
 class GTomoOptions:
-    """grid: centres of the voxels, one step for all axes; quantity: MEAN, STD or another cube.
+    """Settings of `write_gtomo`: a file has one quantity, as those of the published maps.
 
-    resolution: what the map resolves, in pc, None for the step. The published maps have their
-    uncertainty in a file of its own, so a file has one quantity.
+    Attributes
+    ----------
+    grid : centres of the voxels, one step for all axes
+    quantity : MEAN, STD or another cube
+    resolution : what the map resolves, in pc; None for the step
     """
 
     grid: RegularGrid
@@ -153,7 +156,7 @@ class GTomoOptions:
 
     @property
     def step(self) -> float:
-        """In pc."""
+        """Edge of a voxel in pc."""
         return self.grid.spacing[0]
 
     @property

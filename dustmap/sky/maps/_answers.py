@@ -252,6 +252,14 @@ def add_answers(
     ----------
     labelled
         Adds units and system in columns of their own, for files that keep nothing else.
+
+    Examples
+    --------
+    >>> from dustmap.sky.systems import system_named
+    >>> table = Table({"id": [1, 2]})
+    >>> add_answers(table, {"density_mean": np.array([0.001, 0.002])}, system_named("A_V"), False)
+    >>> table.colnames, table["density_mean"].unit == unit_of("density_mean")
+    (['id', 'density_mean'], True)
     """
     for name, values in columns.items():
         quantity, _, what = name.partition("_")

@@ -35,6 +35,17 @@ class DustMap:
     A(<d) = ∫ρ ds from the Sun are exact for that interpolant. `query` has the arguments of the
     dustmaps package, and `open` reads what `dustmap run` and `dustmap export` write; numbers are
     read when a question needs them.
+
+    Examples
+    --------
+    >>> from astropy import units as u
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> one = np.ones((5, 5, 5), np.float32)
+    >>> density = DustMap.from_arrays(grid, {Quantity.MEAN: 0.002 * one}, "A_V")
+    >>> l, b, distance = [30, 40] * u.deg, [0, 5] * u.deg, [50, 80] * u.pc
+    >>> stars = SkyCoord(l, b, distance, frame="galactic")
+    >>> density.query(stars), density.query(stars, integrated=True).round(3)
+    (array([0.002, 0.002]), array([0.1 , 0.16]))
     """
 
     def __init__(self, cubes: AbstractCubes, seed: int | None = None, memory: int = _MEMORY):
@@ -114,7 +125,7 @@ class DustMap:
 
     @property
     def grid(self) -> RegularGrid:
-        """Its nodes are the voxels' centres."""
+        """Grid whose nodes are the voxels' centres."""
         return self.layout.grid
 
     @property
@@ -156,7 +167,7 @@ class DustMap:
 
     @property
     def distances(self) -> u.Quantity:
-        """From the nearest to the farthest point of the box in steps of at most a voxel."""
+        """Distances from the nearest to the farthest point of the box, at most a voxel apart."""
         near, far = self.distance_bounds.to_value(u.pc)
         count = math.ceil((far - near) / min(self.grid.spacing)) + 1
         return np.linspace(near, far, count) * u.pc
@@ -189,7 +200,7 @@ class DustMap:
         return self.layout.nearest_slice(2, z)
 
     def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
-        """`query`."""
+        """Return `query(coords, ...)`."""
         return self.query(coords, **options)
 
     def query_gal(

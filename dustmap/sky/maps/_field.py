@@ -48,7 +48,7 @@ class Planes:
 @final
 @dataclass(frozen=True)
 class FieldTraits:
-    """What holds of a density ρ in mag/pc of `system` at all places.
+    """Properties of a density ρ in mag/pc of `system`, the same at all places.
 
     lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
     field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
@@ -73,22 +73,27 @@ class AbstractDensityField(ABC):
 
     @property
     def system(self) -> ExtinctionSystem:
+        """Extinction system of ρ."""
         return self.traits.system
 
     @property
     def lower(self) -> tuple[float, ...]:
+        """Corner of the box with the least X, Y, Z in pc."""
         return self.traits.lower
 
     @property
     def upper(self) -> tuple[float, ...]:
+        """Corner of the box with the largest X, Y, Z in pc."""
         return self.traits.upper
 
     @property
     def n_samples(self) -> int:
+        """Samples of the field; 0 for none."""
         return self.traits.n_samples
 
     @property
     def positive(self) -> bool:
+        """Whether ρ > 0."""
         return self.traits.positive
 
     @abstractmethod
@@ -221,7 +226,7 @@ class Walk(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class Slabs:
-    """walk: gives the planes."""
+    """The planes of a map, one slab after the other: `walk` computes or reads them."""
 
     layout: Layout
     request: MapRequest

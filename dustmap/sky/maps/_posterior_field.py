@@ -315,9 +315,27 @@ class OwnNodes:
 class PosteriorField(AbstractDensityField):
     """Any posterior in the box from `lower_corner` to `upper_corner`.
 
-    prior_std: of ρ in mag/pc before the data, of ln ρ where the posterior has `log_moments`.
-    stored_samples: how many draws `posterior.sample` gives that are the same field for every
-    functional; 0 for none. seed: of what such draws add at random.
+    Attributes
+    ----------
+    posterior, extinction_system, lower_corner, upper_corner
+    prior_std : of ρ in mag/pc before the data, of ln ρ where the posterior has `log_moments`
+    stored_samples : draws of the posterior that are one field for all functionals; 0 for none
+    own : what the engine has at the nodes of a grid
+    device : of the posterior
+    seed : of what stored draws add at random
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, ExactGP
+    >>> from dustmap.gp.kernels import Matern32
+    >>> from dustmap.sky.systems import system_named
+    >>> prior = ExactGP(Matern32(50.0, 1e-6, dim=3), ConstantMean(0.002, learn=False))
+    >>> places = PointValues(torch.zeros(1, 3, dtype=torch.float64))
+    >>> y, noise_variance = torch.tensor([[0.004], [1e-6]], dtype=torch.float64)
+    >>> posterior, A_V = prior.condition(places, y, noise_variance), system_named("A_V")
+    >>> field = PosteriorField(posterior, A_V, (-100.0,) * 3, (100.0,) * 3, prior_std=1e-3)
+    >>> field.evaluate(places, MapRequest((Quantity.MEAN, Quantity.COVERAGE)))
+    {'mean': array([0.003], dtype=float32), 'coverage': array([0.5], dtype=float32)}
     """
 
     posterior: AbstractPosterior

@@ -62,7 +62,13 @@ PERCENTILES = {Quantity.P16: 0.16, Quantity.MEDIAN: 0.5, Quantity.P84: 0.84}
 @final
 @dataclass(frozen=True)
 class MapRequest:
-    """quantities: each once; samples: how many, > 0 exactly if SAMPLES is among them."""
+    """Quantities, each once, and the number of samples, > 0 exactly if SAMPLES is among them.
+
+    Examples
+    --------
+    >>> MapRequest.named(("mean", "std", "samples"), samples=4).values_per_place
+    6
+    """
 
     quantities: tuple[Quantity, ...]
     samples: int = 0
@@ -229,13 +235,19 @@ def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
 
 
 def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
-    """Return c of the share e of the prior's variance that S independent draws find explained:
+    """Return c (...) of the share e (...) of the prior's variance that S draws find explained:
 
         c / (1 − c) = e / (1 − e) / (1 + (8/S)²)
 
     e has an error of e (1 − e) √(4/S): few draws see data where there are none. The odds are those
     of a bound that holds 93 % of the times with 4 draws, 83 % with 8, 67 % with 16, where what is
     wrong is near what is right.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sure_coverage(torch.tensor([0.0, 0.5, 1.0]), draws=8)
+    tensor([0.0000, 0.3333, 1.0000])
     """
     return explained / (explained + (1.0 + (_DOUBTFUL / draws) ** 2) * (1.0 - explained))
 

@@ -33,7 +33,13 @@ _GAUSS = 0.5 / math.sqrt(3.0)
 
 
 def within_box(grid: RegularGrid, positions: Floats) -> Flags:
-    """Tell which places (N, D) lie in the box that the nodes span, (N,), as `grid.contains`."""
+    """Tell which places (N, D) lie in the box that the nodes span, (N,), as `grid.contains`.
+
+    Examples
+    --------
+    >>> within_box(RegularGrid((0.0,), (1.0,), (3,)), np.array([[1.5], [2.5]]))
+    array([ True, False])
+    """
     slack = EDGE_SLACK * np.array(grid.spacing)
     inside = (positions >= grid.lower - slack) & (positions <= grid.upper + slack)
     return np.asarray(inside.all(-1))

@@ -58,8 +58,6 @@ def write_map(
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
     STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
 
-    UserError where the name ends in neither.
-
     Parameters
     ----------
     memory
@@ -68,6 +66,20 @@ def write_map(
         Ranks that have the field, and share its planes.
     form
         "zarr" or "fits"; as the name ends by default.
+
+    Raises
+    ------
+    UserError
+        Where the name ends in neither, and no form is given.
+
+    Examples
+    --------
+    >>> from dustmap.gp import RegularGrid
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> density = DustMap.from_nodes(grid, np.full(125, 0.002), None, "A_V")
+    >>> write_map("map.fits", density, Provenance("", ("a uniform density",)))
+    >>> DustMap.open("map.fits").mean.shape
+    (5, 5, 5)
     """
     path = Path(path)
     write = _WRITERS[form or form_of(path)]
@@ -77,7 +89,13 @@ def write_map(
 
 
 def form_of(path: Path) -> str:
-    """Return the form of a map, zarr or fits, by the ending of its name."""
+    """Return the form of a map, zarr or fits, by the ending of its name.
+
+    Examples
+    --------
+    >>> form_of(Path("map.zarr")), form_of(Path("map.fits"))
+    ('zarr', 'fits')
+    """
     form = path.suffix.lower().removeprefix(".")
     if form not in _WRITERS:
         raise UserError(f"{path}: expected a name that ends in .zarr or .fits")

@@ -35,15 +35,18 @@ PerDatum: TypeAlias = Callable[[Batch], Tensor]
 class Observations:
     """Data of stars on the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
 
-    batch: N weighted rays with extinction and the variance of its noise; rows (N,): the stars they
-    come from; counts: rays that leave the box, and those left out; spread: how uncertain distances
-    add to the noise, None where all are known; measured, error_variance (N,): extinctions and the
-    variance of their errors alone; cut: stars of which more than 1e-3 of the expected distance lies
-    beyond their last edge; beyond: the parts of the rays outside the box, whose dust the prior
-    expects, None under policies that expect none; shared (N,): variance that a fit takes on top,
-    since stars behind the same dust are not independent.
-
     Where ranks share the rays, spread and beyond are those of this rank's, and all else is of all.
+
+    Attributes
+    ----------
+    batch : N weighted rays with extinction and the variance of its noise
+    rows : (N,), the stars they come from
+    counts : rays that leave the box, and those left out
+    spread : what uncertain distances add to the noise; None where all are known
+    measured, error_variance : (N,), extinctions and the variance of their errors alone
+    cut : stars of which more than 1e-3 of the expected distance lies beyond their last edge
+    beyond : parts of the rays outside the box whose dust the prior expects; None if it expects none
+    shared : (N,), variance that a fit takes on top: stars behind the same dust are not independent
     """
 
     batch: Batch
@@ -151,6 +154,18 @@ def observe(
     The noise is that of the measurements; `with_added` brings in the spread of the distances and
     the dust beyond the box.
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
+
+    Examples
+    --------
+    >>> from dustmap.sky.stars import ExactDistances
+    >>> from dustmap.sky.systems import system_named
+    >>> l, b, distance, extinction, error = np.array([[90.0], [0.0], [100.0], [0.2], [0.01]])
+    >>> where, system = ExactDistances(distance), system_named("A_V")
+    >>> stars = StarTable(np.array([1]), l, b, where, extinction, error, system)
+    >>> grid = RegularGrid((-200.0,) * 3, (20.0,) * 3, (21,) * 3)
+    >>> data = observe(stars, grid, OutsidePolicy.ERROR).batch
+    >>> data.functional.moments()[:, 0], data.y
+    (tensor([100.], dtype=torch.float64), tensor([0.2000], dtype=torch.float64))
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
     return _observed(lines, _grouped(lines, stars), stars, dtype, device)
@@ -199,6 +214,12 @@ def observe_share(
     """Observe all stars, of which this rank has those from row `first` on.
 
     Only the rays are shared: extinctions, errors and counts of all are on every rank.
+
+    Parameters
+    ----------
+    stars, first : those of this rank, and the row of the first of them among all
+    grid, outside, dtype, device : see `observe`
+    world : the ranks
     """
     lines = _sight_lines.lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
     rays = Sharded.of(_counted_from(first, _grouped(lines, stars)), world)
@@ -243,15 +264,22 @@ def stream(
     variance: PerDatum | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StreamedPass:
-    """Sum Wᵀ Σ⁻¹ (y − W u) for u = field (M,); rows of W serve both products, and are forgotten.
+    """Sum Wᵀ Σ⁻¹ (y − W u) over all stars of a store.
 
-    stars: such as `StarStore.chunks(STARS)`. rows: for a log-normal density `interpolation_taps`
-    and ρ at the nodes, or the taps of a `BeamTable` and its expansion of ρ; for a Gaussian one
-    `LocalFeatures.taps` and u = C^½ ε, so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε). target: y
-    where left out, or y − H β. variance: the diagonal of Σ, that of the measurements where left
-    out.
+    Rows of W serve both products and are forgotten. Memory is that of a chunk and a few fields,
+    whatever the store; sums are in float64.
 
-    Memory is that of a chunk and a few fields, whatever the store; sums are in float64.
+    Parameters
+    ----------
+    stars : such as `StarStore.chunks(STARS)`
+    grid, outside : see `observe`
+    rows : callable
+        Of W. For a log-normal density `interpolation_taps` and ρ at the nodes, or the taps of a
+        `BeamTable` and its expansion of ρ; for a Gaussian one `LocalFeatures.taps` and u = C^½ ε,
+        so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε).
+    field : (M,), u
+    target, variance : y, or y − H β, and the diagonal of Σ; those of the measurements by default
+    progress : is called with the number of stars
     """
     u = field.double()[:, None]
     force, misfit, rays, done = torch.zeros_like(u), 0.0, 0, 0

@@ -71,6 +71,14 @@ class PriorDust:
 
     kernel: k, of the density or of its logarithm; mean: m, likewise. level, level_std: a factor on
     Eρ, and how uncertain it is.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean
+    >>> from dustmap.gp.kernels import Matern32
+    >>> dust = PriorDust(Matern32(60.0, 1.0, dim=3), ConstantMean(-6.0), lognormal=True)
+    >>> dust.expected(torch.zeros(1, 3)).log()  # of the mean of exp(N(−6, 1))
+    tensor([-5.5000], dtype=torch.float64)
     """
 
     kernel: AbstractKernel
@@ -267,11 +275,14 @@ class HealpixBeams(AbstractBeams):
 class SightLines:
     """The mean extinction of N stars, E A(<d) = ∫ρ(s) sf(s) ds, as functionals of the density.
 
-    rays: N line integrals weighted by the survival function sf(s) = P(d > s), 1 up to a known
-    distance; rows (N,): the stars they come from; counts: rays that were truncated at the box, and
-    those left out; spread: what the distances add to the variance, None where they are known;
-    cut: stars of which more than 1e-3 of the expected distance lies beyond the last edge; beyond:
-    the parts of the rays outside the box, where dust is expected there.
+    Attributes
+    ----------
+    rays : N line integrals weighted by sf(s) = P(d > s), 1 up to a known distance
+    rows : (N,), the stars they come from
+    counts : rays that were truncated at the box, and those left out
+    spread : what the distances add to the variance; None where they are known
+    cut : stars of which more than 1e-3 of the expected distance lies beyond the last edge
+    beyond : parts of the rays outside the box, where dust is expected there
     """
 
     rays: LineIntegrals
@@ -293,10 +304,27 @@ def sight_lines(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """Make rays from the Sun to stars at Galactic l, b (N,) in degrees, in the box of the grid.
+    """Make rays from the Sun to stars, in the box of the grid.
 
     Every random rule knows a ray by its row, so that batches do not change it. A ray that loses
     at most 1e-3 of its weight at the box is truncated under every policy.
+
+    Parameters
+    ----------
+    l, b : (N,), in degrees
+    distances : distributions of the N distances
+    grid, outside : the box, and what becomes of rays that leave it
+    device : of the rays
+
+    Examples
+    --------
+    >>> from dustmap.sky.stars import GaussianDistances
+    >>> grid = RegularGrid((-200.0,) * 3, (20.0,) * 3, (21,) * 3)
+    >>> distances = GaussianDistances(np.array([100.0]), np.array([10.0]))
+    >>> l, b = np.array([[0.0], [0.0]])
+    >>> lines = sight_lines(l, b, distances, grid, OutsidePolicy.TRUNCATE)
+    >>> lines.rays.moments()[:, 0].round(decimals=1)  # ∫ P(d > s) ds, the mean distance
+    tensor([100.], dtype=torch.float64)
     """
     lines = lines_if_any(l, b, distances, grid, outside, device)
     refuse_nothing(len(lines), len(l), grid)
@@ -395,6 +423,21 @@ def predict_extinction(
 
     The last term is the mean over `samples` draws of the posterior; 0 for known distances.
     beyond: the dust of the parts outside the box, where the lines have any.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, ExactGP, functionals
+    >>> from dustmap.gp.kernels import Matern32
+    >>> from dustmap.sky.stars import ExactDistances
+    >>> prior = ExactGP(Matern32(50.0, 1e-6, dim=3), ConstantMean(0.002, learn=False))
+    >>> at = functionals.PointValues(torch.zeros(1, 3, dtype=torch.float64))
+    >>> y, noise_variance = torch.tensor([[0.002], [1e-6]], dtype=torch.float64)
+    >>> posterior = prior.condition(at, y, noise_variance)
+    >>> l, b, distance = np.array([[0.0], [0.0], [100.0]])
+    >>> grid = RegularGrid((-200.0,) * 3, (20.0,) * 3, (21,) * 3)
+    >>> lines = sight_lines(l, b, ExactDistances(distance), grid, OutsidePolicy.ERROR)
+    >>> predict_extinction(posterior, lines).mean
+    tensor([0.2000], dtype=torch.float64)
     """
     inside = posterior.predict(lines.rays)
     mean, variance, behind = inside.mean, inside.variance, None

@@ -146,13 +146,18 @@ class Shell:
 @final
 @dataclass(frozen=True)
 class Bubbles:
-    """The Local Bubble around the Sun, and others: what their radii and places are drawn from.
+    """The Local Bubble around the Sun and others, from whose radii and places a sky is drawn.
 
-    local_radius: of the Local Bubble, in pc, within 10 % (0: there is none); offset: standard
-    deviation of its centre from the Sun along each axis. others: how many more in the box, of radii
-    between `smallest` and `largest`, even in their logarithm, with centres `height` around the
-    plane and clear of the Local Bubble where there is room. wall: width over radius; remaining:
-    density inside over that before; distortion: of the radius over directions, as a fraction.
+    Attributes
+    ----------
+    local_radius : of the Local Bubble, in pc, within 10 %; 0: there is none
+    offset : standard deviation of its centre from the Sun along each axis
+    others : number in the box, clear of the Local Bubble where there is room
+    smallest, largest : of their radii, which are even in their logarithm
+    height : standard deviation of their centres from the plane
+    wall : width over radius
+    remaining : density inside over that before
+    distortion : of the radius over directions, as a fraction
     """
 
     local_radius: float = 120.0
@@ -230,6 +235,11 @@ class Disc:
 
     height and length in pc; the plane is at z₀ = −sun_height, as the Sun is above it. R is the
     distance from the Galactic axis.
+
+    Examples
+    --------
+    >>> Disc(sun_height=0.0).factor(np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 100.0]])).round(3)
+    array([1.   , 0.368])
     """
 
     height: float = 100.0
@@ -260,6 +270,14 @@ class StructuredDust(AbstractDust):
     """ρ = plane_density · disc · bubbles · exp(g − ⟨g²⟩/2), g the turbulence: positive everywhere.
 
     plane_density: mean in mag/pc in the plane near the Sun, before the bubbles were blown.
+
+    Examples
+    --------
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> dust = StructuredDust(bubbles=Bubbles(others=0), turbulence=Turbulence(contrast=0.5))
+    >>> density = dust.density(grid, seed=0)
+    >>> density.shape, bool(density.min() > 0)
+    ((5, 5, 5), True)
     """
 
     plane_density: float = 2e-3
@@ -290,6 +308,15 @@ class LogNormalDust(AbstractDust):
     """ρ = exp(m + R ε) at the nodes: a draw from the prior of a log-normal map.
 
     kernel and mean are those of ln ρ; R is the engine's own root of the kernel.
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    >>> dust = LogNormalDust(Matern32(60.0, dim=3), ConstantMean(-6.0))
+    >>> dust.density(grid, seed=0).shape
+    (5, 5, 5)
     """
 
     kernel: AbstractKernel

@@ -51,8 +51,11 @@ class Candidates:
 class Population:
     """Stars of number density ∝ exp(−|z − z₀|/height − R/length), z₀ = −sun_height, in pc.
 
-    Absolute magnitudes M are between brightest and faintest with density ∝ 10^(slope · M). A star
-    enters the catalog if its apparent magnitude, extinction included, is at most `limit`.
+    Attributes
+    ----------
+    limit : apparent magnitude, extinction included, of the faintest star in the catalog
+    brightest, faintest, slope : absolute magnitudes M, of density ∝ 10^(slope · M)
+    height, length, sun_height : of the disc, in pc
     """
 
     limit: float = 17.5
@@ -114,6 +117,11 @@ class Measurements:
     is parallax_scale · √(40 + 800 z + 30 z²) µas with z = 10^(0.4 (max(G, 13) − 15)), Gaia's of
     its third release for a scale of 1. A fraction `outliers` of the extinctions is off by
     `outlier_size` of its errors more, normally distributed.
+
+    Examples
+    --------
+    >>> Measurements().parallax_error(np.array([13.0, 18.0])).round(3)  # Gaia's, in mas
+    array([0.013, 0.142])
     """
 
     error: float = 0.03
@@ -174,6 +182,12 @@ def column_density(
     """Integrate ρ from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
 
     The Sun and the positions must lie in the grid's box.
+
+    Examples
+    --------
+    >>> grid = RegularGrid((-100.0,) * 3, (100.0,) * 3, (3,) * 3)
+    >>> column_density(grid, np.full((3, 3, 3), 0.002), np.array([[50.0, 0.0, 0.0]]))
+    array([0.1])
     """
     lower, upper, spacing = map(np.array, (grid.lower, grid.upper, grid.spacing))
     if not ((lower <= 0) & (upper >= 0)).all():
@@ -198,9 +212,13 @@ def column_density(
 @final
 @dataclass(frozen=True)
 class SkyModel:
-    """A box in pc around `center`, its dust, its stars, their measurements.
+    """A box, its dust, its stars and their measurements.
 
-    Extinctions are of `system`; one that converts to A_G dims stars by that, a custom one as it is.
+    Attributes
+    ----------
+    size, spacing, center : of the box, in pc
+    dust, population, measurements
+    system : of extinctions; one that converts to A_G dims stars by that, a custom one as it is
     """
 
     size: tuple[float, float, float] = (400.0, 400.0, 240.0)
@@ -241,9 +259,16 @@ class SkyModel:
 class SimulatedSky:
     """N stars as a survey gives them, and the truth.
 
-    stars: with parallaxes; truth: the density at the nodes; true_distance (N,) in pc,
-    true_extinction (N,) in mag without noise, magnitude (N,) apparent and dimmed by the dust,
-    outlier (N,) whether the extinction is one.
+    Attributes
+    ----------
+    stars : with parallaxes
+    truth : the density at the nodes
+    true_distance, true_extinction : (N,)
+        In pc and, without noise, in mag.
+    magnitude : (N,)
+        Apparent, dimmed by the dust.
+    outlier : (N,)
+        Whether the extinction is one.
     """
 
     stars: StarTable
@@ -262,7 +287,16 @@ class SimulatedSky:
 
 
 def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
-    """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
+    """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more.
+
+    Examples
+    --------
+    >>> small = SkyModel(size=(200.0, 200.0, 100.0), spacing=20.0)
+    >>> sky = simulate(small, stars=20, seed=1)
+    >>> len(sky.stars), sky.truth.grid.shape
+    (20, (11, 11, 6))
+    >>> write_sky("sky.fits", sky)
+    """
     if stars < 1:
         raise UserError(f"stars must be at least 1, got {stars}")
     if seed < 0:

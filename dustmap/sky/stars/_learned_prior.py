@@ -33,8 +33,10 @@ _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 @final
 @dataclass(frozen=True)
 class LearnedPrior:
-    """prior: what was learned; used: stars it was learned from, of `stars`; strange: those among
-    the used ones whose parallax is too negative to say anything."""
+    """A distance prior learned from `used` of the `stars`.
+
+    strange: those among the used ones whose parallax is too negative to say anything.
+    """
 
     prior: ExponentialDensity
     stars: int
@@ -60,7 +62,7 @@ class LearnedPrior:
 
 @final
 class ParallaxSample:
-    """At most MOST stars, evenly spread over all that are added, whatever their number."""
+    """At most MOST stars, taken evenly from all that are added, whatever their number."""
 
     def __init__(self) -> None:
         self._every, self._seen = 1, 0
@@ -70,6 +72,7 @@ class ParallaxSample:
         return self._seen
 
     def add(self, distances: ParallaxDistances) -> None:
+        """Add stars."""
         first = -self._seen % self._every
         taken = slice(first, None, self._every)
         new = np.stack([distances.parallax[taken], distances.error[taken]], axis=1)
@@ -97,7 +100,18 @@ class ParallaxSample:
 
 
 def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
-    """Learn the distribution of these stars' distances from their parallaxes."""
+    """Learn the distribution of these stars' distances from their parallaxes.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> distance = rng.gamma(3.0, 500.0, size=400)  # of density d² exp(−d/500)
+    >>> stars = ParallaxDistances(
+    ...     1e3 / distance + 0.05 * rng.standard_normal(400), np.full(400, 0.05), ToLearn().stated
+    ... )
+    >>> round(learn_prior(stars).prior.scale, -2)
+    500.0
+    """
     sample = ParallaxSample()
     sample.add(distances)
     return sample.learned(wanted or ToLearn())

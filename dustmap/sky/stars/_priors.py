@@ -112,6 +112,12 @@ class FlatParallax(AbstractDistancePrior):
         P(D > d) = P(a < ϖ' < 1/d) / P(ϖ' > a) = 1 − Q((1/d − ϖ)/σ) / Q((a − ϖ)/σ)
 
     with Q = 1 − Φ, from logarithms of Q and their differences: no tail loses its digits.
+
+    Examples
+    --------
+    >>> near = FlatParallax(distance_max=10_000.0)
+    >>> near.quantile(np.array([[10.0]]), np.array([[1.0]]), np.array([0.5])).round(1)
+    array([[100.]])
     """
 
     distance_max: float

@@ -48,7 +48,18 @@ _SORT_COLUMNS = ("key", "row")
 
 @contextmanager
 def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStoreWriter"]:
-    """Yield a store to append tables to, which takes its place at `path` if the block succeeds."""
+    """Yield a store to append tables to, which takes its place at `path` if the block succeeds.
+
+    Examples
+    --------
+    >>> one = np.ones(1)
+    >>> where, system = ExactDistances(one), system_named("A_V")
+    >>> stars = StarTable(np.array([1]), one, one, where, one, one, system)
+    >>> with star_store("stars.zarr") as store:
+    ...     store.append(stars)
+    >>> len(open_star_store("stars.zarr")), len(read_star_store("stars.zarr"))
+    (1, 1)
+    """
     with replacing(Path(path), overwrite) as partial:
         writer = StarStoreWriter(partial)
         yield writer
@@ -92,6 +103,7 @@ class StarStoreWriter:
         self._described |= attributes
 
     def close(self) -> None:
+        """Write the metadata; refuse a store without stars."""
         if self._rows == 0:
             raise UserError("the store would have no stars: expected at least one")
         own = {"format": FORMAT, **self._attributes, "stars": self._rows}
@@ -135,6 +147,7 @@ class StarStore:
 
     @property
     def system(self) -> ExtinctionSystem:
+        """Extinction system of the stars."""
         return system_named(str(self.attributes["extinction_system"]))
 
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:

@@ -124,6 +124,12 @@ class GaussianDistances(AbstractDistances):
     """Normal distributions of mean `distance` and deviation `error` (N,) in pc, cut at 0.
 
     P(D > d) = Φ((μ − d)/σ) / Φ(μ/σ) for d ≥ 0.
+
+    Examples
+    --------
+    >>> stars = GaussianDistances(distance=np.array([100.0]), error=np.array([10.0]))
+    >>> stars.quantile(np.array([0.16, 0.5])).round(1)
+    array([[ 90.1, 100. ]])
     """
 
     kind = "gaussian"
@@ -212,6 +218,14 @@ class ParallaxDistances(AbstractDistances):
     """Distances by parallax ± error (N,) in mas and a prior. A parallax is never inverted.
 
     p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
+
+    Examples
+    --------
+    >>> from dustmap.sky.stars import prior_named
+    >>> prior = prior_named("exponential-density", scale=1350.0, distance_max=10_000.0)
+    >>> stars = ParallaxDistances(np.array([10.0, -0.1]), np.array([0.1, 0.1]), prior)
+    >>> stars.median.round(-1)  # 10 mas is 100 pc; a parallax below zero says "far away"
+    array([ 100., 7290.])
     """
 
     kind = "parallax"
@@ -250,13 +264,27 @@ def kind_named(name: object) -> type[AbstractDistances]:
 @final
 @dataclass(frozen=True, eq=False)
 class StarTable:
-    """N ≥ 1 stars.
+    """N ≥ 1 stars, whose values are finite and can be measurements.
 
-    source_id (N,); Galactic l, b (N,) in degrees; distances of N stars; extinction and
-    extinction_error (N,) in mag of `system`. Every value is finite and can be a measurement: errors
-    from 1e-9 to 1e6 mag, extinctions within ±1000 mag; an extinction may be negative. groups (N,):
-    numbers >= 0 of groups of stars whose extinctions may have a zero point of their own, -1 for
-    none of those that are known; None where stars have no groups.
+    Attributes
+    ----------
+    source_id : (N,)
+    l, b : (N,)
+        Galactic coordinates in degrees.
+    distances : distributions of the N distances
+    extinction, extinction_error : (N,)
+        In mag of `system`, within ±1000 mag and from 1e-9 to 1e6 mag.
+    groups : (N,) or None
+        Numbers ≥ 0 of groups whose extinctions may have a zero point of their own, −1 for none of
+        those that are known; None where stars have no groups.
+
+    Examples
+    --------
+    >>> l, b, distance, extinction, error = np.array([[90.0], [0.0], [100.0], [0.2], [0.01]])
+    >>> where, system = ExactDistances(distance), system_named("A_V")
+    >>> stars = StarTable(np.array([1]), l, b, where, extinction, error, system)
+    >>> stars.positions().round(6)
+    array([[  0., 100.,   0.]])
     """
 
     source_id: NDArray[np.int64]
@@ -343,7 +371,10 @@ class StarTable:
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
     """Join the stars of all parts, in order.
 
-    UserError where their systems, kinds of distances or priors differ.
+    Raises
+    ------
+    UserError
+        Where their systems, kinds of distances or priors differ.
     """
     if not parts:
         raise UserError("there are no tables to join: expected at least one")
@@ -373,5 +404,13 @@ def _text(attributes: Mapping[str, Any]) -> str:
 
 
 def thinned(stars: StarTable, most: int) -> StarTable:
-    """Keep every k-th star, at most `most` of them."""
+    """Keep every k-th star, at most `most` of them.
+
+    Examples
+    --------
+    >>> rows, system = np.arange(1.0, 6.0), system_named("A_V")
+    >>> stars = StarTable(rows.astype(int), rows, rows, ExactDistances(rows), rows, rows, system)
+    >>> thinned(stars, most=2).source_id, len(concatenate([stars, stars]))
+    (array([1, 4]), 10)
+    """
     return stars[:: -(-len(stars) // most)]

@@ -59,7 +59,7 @@ class TileMap:
 @final
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """slabs: for the writers; uncovered: voxels in no tile, which are NaN."""
+    """The whole map of the tiles, in slabs for writers; `uncovered` voxels in no tile are NaN."""
 
     slabs: Slabs
     uncovered: int

@@ -29,7 +29,14 @@ AT_ONCE = 2**18
 @final
 @dataclass(frozen=True)
 class SkyPixel:
-    """Pixel 0 <= pixel < 12 nside² in NESTED order, of Galactic directions."""
+    """Pixel 0 <= pixel < 12 nside² in NESTED order, of Galactic directions.
+
+    Examples
+    --------
+    >>> pixel = SkyPixel.named("1/4")
+    >>> pixel.count, pixel.contains(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
+    (12, array([ True, False]))
+    """
 
     nside: int
     pixel: int
@@ -131,6 +138,12 @@ class Tile:
 
     The Sun belongs to every cone, so what is nearer than `margin` belongs to every tile. With x
     in a tile so is all that lies between x and the Sun: no line of sight leaves and comes back.
+
+    Examples
+    --------
+    >>> tile = Tile(SkyPixel(nside=1, pixel=4), margin=100.0)
+    >>> tile.influence(np.array([[500.0, 0.0, 0.0], [-500.0, 0.0, 0.0]]))
+    array([1., 0.])
     """
 
     pixel: SkyPixel
