@@ -236,18 +236,25 @@ class GroupSamples:
 class LogNormalPosterior(gp.AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
-    log_density (M,): logarithm of the density at the centre ξ̄ of q, the median of ρ where q is
-    Gaussian; log_samples (S, M), pairs about the centre one after the other; interpolation: L of
-    any functional. The relative Monte Carlo error of a standard deviation is `monte_carlo_error`.
+    The relative Monte Carlo error of a standard deviation is `monte_carlo_error`.
 
-    explained (M,), where it is known: the share of the prior's variance of ln ρ that the data have
-    taken away, from the draws of the prior that the samples are made of. Where the data say nothing
-    they take nothing of any draw, so that it is 0 however few there are.
-
-    groups: samples of zero points, which measurements of a group have on top of L ρ.
-
-    unresolved: what the grid leaves out, which variances of integrals and values then have; draws
-    have the nodes alone. None for a field that is its interpolant.
+    Attributes
+    ----------
+    interpolation
+        L of any functional.
+    log_density
+        Logarithm (M,) of the density at the centre ξ̄ of q, the median of ρ where q is Gaussian.
+    log_samples
+        s_s (S, M), pairs about the centre one after the other.
+    explained
+        Where it is known, the share (M,) of the prior's variance of ln ρ that the data have taken
+        away, from the draws of the prior that the samples are made of. Where the data say nothing
+        they take nothing of any draw, so that it is 0 however few there are.
+    groups
+        Samples of zero points, which measurements of a group have on top of L ρ.
+    unresolved
+        What the grid leaves out, which variances of integrals and values then have; draws have the
+        nodes alone. None for a field that is its interpolant.
     """
 
     interpolation: Interpolation
