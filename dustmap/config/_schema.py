@@ -255,7 +255,7 @@ class ModelConfig:
             "distribution of the errors; student-t forgives outliers (stars, engine global); auto "
             "is student-t there, else gaussian",
         ),
-    ] = "gaussian"
+    ] = "auto"
     scatter: Annotated[
         float,
         Key(
