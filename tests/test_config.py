@@ -163,7 +163,7 @@ def test_the_density_is_positive_where_an_engine_has_it() -> None:
 
 
 def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
-    assert read().model.noise == "gaussian"
+    assert read().model.noise == "student-t"
     assert read("model.noise=auto").model.noise == "student-t"
     assert read("model.noise=auto", "fit.engine=hip").model.noise == "gaussian"
 

@@ -160,6 +160,11 @@ def _check_tile(config: Config) -> None:
     data, least = config.data, 2.0 * config.model.length
     if data.tile and data.kind != "stars":
         raise UserError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
+    if data.tile and config.grid.spacing == 0.0:
+        raise UserError(
+            'grid.spacing = "auto" does not go with data.tile: every tile would take its own; name '
+            "a length"
+        )
     if data.tile and config.tile_margin < least:
         raise UserError(
             f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
@@ -186,6 +191,8 @@ def _check_box(grid: GridConfig) -> None:
         value = getattr(grid, name)
         if len(value) != 3:
             raise UserError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
+    if grid.spacing == 0.0:
+        return
     for axis, size in zip("XYZ", grid.size, strict=True):
         cells = size / grid.spacing
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:

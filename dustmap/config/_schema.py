@@ -10,6 +10,7 @@ from typing import Annotated, final
 from dustmap.config._values import (
     Key,
     always,
+    automatic,
     boolean,
     card_file,
     choice,
@@ -171,9 +172,15 @@ class GridConfig:
             "pc",
         ),
     ] = (1000.0, 1000.0, 400.0)
-    spacing: Annotated[float, Key(parsecs(positive=True), "between neighbouring nodes", "pc")] = (
-        20.0
-    )
+    spacing: Annotated[
+        float,
+        Key(
+            automatic(parsecs(positive=True)),
+            "between neighbouring nodes; stars: auto (0) is the coarsest that leaves out less than "
+            "the median star's error, at model.length and model.std, within the memory",
+            "pc",
+        ),
+    ] = 20.0
     outside: Annotated[
         str,
         Key(

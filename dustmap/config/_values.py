@@ -143,6 +143,21 @@ def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
     return Parser(parse)
 
 
+def automatic(one: Parser) -> Parser:
+    """What another parser takes, or "auto", which is 0."""
+
+    def parse(raw: object) -> float:
+        if raw == "auto" or (raw == 0 and not isinstance(raw, bool)):
+            return 0.0
+        try:
+            value: float = one(raw)
+        except Rejected as error:
+            raise Rejected(f'{error.expected}; or "auto"') from None
+        return value
+
+    return Parser(parse)
+
+
 def several(one: Parser, counts: tuple[int, ...], of: str) -> Parser:
     """A list with one of the allowed numbers of entries; a tuple afterwards."""
     expected = f"a list of {' or '.join(map(str, counts))} {of}"

@@ -99,6 +99,8 @@ def grid_of(config: Config) -> RegularGrid | None:
     center, size, spacing = grid.center, grid.size, grid.spacing
     if (center, size, spacing) == (default.center, default.size, default.spacing):
         return None
+    if spacing == 0.0:
+        raise UserError('grid.spacing = "auto" is for data.kind = "stars": name a length')
     for name, numbers in {"center": center, "size": size}.items():
         if len(numbers) != dim:
             raise UserError(

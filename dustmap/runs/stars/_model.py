@@ -318,6 +318,8 @@ def prior_sky(config: Config, spacing: float | None = None) -> SkyModel:
             f'data.kind = "{config.data.kind}": expected "stars", as the prior of a sky is one of '
             "dust"
         )
+    if spacing is None and config.grid.spacing == 0.0:
+        raise UserError('grid.spacing = "auto" is for runs on stars: name a length, or a --step')
     kernel, mean = start_kernel(config), mean_of(config, config.model.mean_density)
     make = LogNormalDust if is_lognormal(config) else GaussianDust
     x, y, z = config.grid.size

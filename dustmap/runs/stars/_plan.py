@@ -115,7 +115,7 @@ def refuse_nodes(config: Config) -> None:
     allowed, needed = config.compute.memory_bytes, _field_bytes(config)
     if needed <= allowed:
         return
-    finest = _finest(config, _may_fit)
+    finest = _finest(config, may_fit)
     remedy = "a smaller grid.size" if finest is None else f"grid.spacing = {finest:g} or more"
     raise UserError(
         f"grid.spacing = {config.grid.spacing:g} pc: one number at each node of the box takes "
@@ -124,7 +124,7 @@ def refuse_nodes(config: Config) -> None:
     )
 
 
-def _may_fit(config: Config) -> bool:
+def may_fit(config: Config) -> bool:
     """Tell whether samples and spectra fit, however few the stars, of a torus that has a plan."""
     allowed = config.compute.memory_bytes
     if _field_bytes(config) > allowed:

@@ -36,6 +36,7 @@ from dustmap.runs.stars import (
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
+from dustmap.runs.stars._spacing import with_spacing
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField
 
@@ -339,7 +340,8 @@ def prepare_stars(
     world: ranks that share the stars.
     """
     engine = _engines.engine_of(config)
-    if not config.data.tile:  # its own box is smaller, and comes with the stars
+    # The box of a tile is smaller, and comes with the stars, as does a spacing that they choose.
+    if not config.data.tile and config.grid.spacing > 0.0:
         _plan.refuse_nodes(config)
     start = time.perf_counter()
     share = _share.share_of_store(config, earlier, world)
@@ -389,6 +391,7 @@ def assemble(
         share = _share.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
+    config = with_spacing(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))

@@ -1,0 +1,108 @@
+"""grid.spacing = "auto": the coarsest grid that leaves out less than the errors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dustmap.config import load
+from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import Matern32
+from dustmap.inference import Unresolved
+from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.runs.stars._run import StarRun
+from tests.skies import plain_sky, write_plain_sky
+
+SIZE = (240.0, 160.0, 80.0)
+CONFIG = """
+[data]
+catalog = "sky.fits"
+[grid]
+size = [240, 160, 80]
+spacing = "auto"
+[model]
+length = 60
+std = 0.8
+learn = []
+[fit]
+samples = 4
+[export]
+formats = []
+figures = []
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sky")
+    write_plain_sky(path, plain_sky(80, 3, SIZE))
+    (path / "run.toml").write_text(CONFIG)
+    return path
+
+
+def prepared(folder: Path, *settings: str) -> StarRun:
+    run = prepare(load(folder / "run.toml", settings))
+    assert isinstance(run, StarRun)
+    return run
+
+
+def lacking(folder: Path, spacing: float) -> float:
+    """Variance that the median star lacks over that of its error, by the definition."""
+    stars = prepared(folder).stars
+    shape = tuple(round(side / spacing) + 1 for side in SIZE)
+    grid = RegularGrid.from_bounds((0.0,) * 3, SIZE, shape)
+    left = Unresolved.of(Matern32(60.0, 0.8**2, dim=3), grid).length
+    extinction, distance = np.median(stars.extinction), np.median(stars.distances.median)
+    error = np.median(stars.extinction_error)
+    return float(left * np.exp(0.8**2) * extinction**2 / distance / error**2)
+
+
+def test_the_coarsest_grid_that_lacks_less_than_the_errors_is_taken(folder: Path) -> None:
+    run = prepared(folder)
+    (spacing,) = set(run.grid.spacing)
+    assert 80.0 / spacing == pytest.approx(round(80.0 / spacing))
+    assert lacking(folder, spacing) < 1.0
+    parts = round(80.0 / spacing)
+    assert parts == 4 or lacking(folder, 80.0 / (parts - 1)) >= 1.0
+
+
+def test_a_run_opens_with_the_spacing_that_it_chose(folder: Path, tmp_path: Path) -> None:
+    config = load(folder / "run.toml")
+    execute_run(prepare(config), tmp_path / "run", config, False, Stage.EVALUATE)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    opened = open_star_map(tmp_path / "run")
+    assert f"{opened.run.grid.spacing[0]:g}" in report["grid"]["spacing"]
+    assert load(tmp_path / "run" / "config.toml").grid.spacing == 0.0
+
+
+def test_smaller_errors_take_a_finer_grid_until_the_memory_ends(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    coarse = prepared(folder).grid.spacing[0]
+    rough = ("model.kernel=matern12", "model.std=3", "compute.memory=150MB")
+    finest = prepared(folder, *rough).grid.spacing[0]
+    assert finest < coarse
+    assert "the finest within compute.memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("data.tile=1/4",), "does not go with data.tile"),
+        (("compute.memory=1MB",), "compute.memory holds no grid"),
+    ],
+)
+def test_where_no_spacing_can_be_chosen(
+    settings: tuple[str, ...], expected: str, folder: Path
+) -> None:
+    with pytest.raises(UserError, match=expected):
+        prepare(load(folder / "run.toml", settings))
+
+
+def test_a_sky_of_the_prior_needs_a_length(folder: Path) -> None:
+    config = load(folder / "run.toml")
+    with pytest.raises(UserError, match="name a length"):
+        prior_sky(config)
+    assert prior_sky(config, 10.0).spacing == 10.0
