@@ -344,10 +344,10 @@ def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) ->
     K = lags[between]
     if stencil.nugget is not None:
         K = K + stencil.nugget * (between == 0)
-    G = w @ (first - 0.5 * K @ w.mT) + (second - 0.5 * w @ K) @ w.mT
+    G = (w @ (first - 0.5 * K @ w.mT)).add_((second - 0.5 * w @ K) @ w.mT)
     place = index.places(D).to(device)
     own = index.joint(apart[None, None], D).flatten().to(device)
-    return lags[own] - G.flatten()[place]
+    return lags[own] - G.flatten().index_select(0, place)
 
 
 @final
