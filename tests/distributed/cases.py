@@ -204,7 +204,7 @@ def lognormal(
     uneven: bool = False,
     robust: bool = False,
     residual: float = 1e-5,
-    rounds: int = 3,
+    rounds: int = 2,
 ) -> Arrays:
     """The default engine: hyperparameters, centre and samples."""
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)

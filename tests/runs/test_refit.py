@@ -68,7 +68,7 @@ def run(sky: Path, path: Path, *settings: str, until: Stage = Stage.EXPORT) -> d
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("gaussian", "hip") else ())
+        pytest.param(name, marks=() if name in ("lognormal", "exact") else pytest.mark.slow)
         for name in ENGINES
     ],
 )
