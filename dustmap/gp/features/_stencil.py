@@ -180,9 +180,15 @@ class Stencil:
             entry = (entry << bits) + place[:, d]
         return lattice >> bits, entry
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether gradients in the kernel may be asked for."""
+        values = (p.value for p in self.kernel.parameters())
+        return torch.is_grad_enabled() and any(value.requires_grad for value in values)
+
     def factor(self) -> Tensor:
-        """Return the lower Cholesky factor of K_SS, (P, P); kept where gradients are off."""
-        return self._factorised() if torch.is_grad_enabled() else self._detached_factor
+        """Return the lower Cholesky factor of K_SS, (P, P); kept where it has no graph."""
+        return self._factorised() if self.has_graph else self._detached_factor
 
     @cached_property
     def _detached_factor(self) -> Tensor:
