@@ -16,9 +16,9 @@ _MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 _WORD = 2**64
 
-# Numbers are made in aligned blocks of this many, from the start of each to a multiple of _PART: the
+# Numbers are made in aligned blocks of this many, each from its start to a multiple of _PART: the
 # last bits of torch's log and cos depend on where in a vector an element is. A block is below
-# torch's threshold for several threads, a part is whole vectors on every processor.
+# torch's threshold for several threads; a part is whole vectors on every processor.
 _BLOCK, _PART = 2**14, 2**9
 
 
