@@ -15,6 +15,7 @@ CONFIG = """
 [data]
 catalog = "stars.csv"
 system = "A_V"
+refit = false
 [grid]
 size = [120, 80, 40]
 spacing = 20

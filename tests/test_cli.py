@@ -24,7 +24,7 @@ def sky(tmp_path: Path) -> Path:
     arguments = ["simulate", "--stars", "40", "--seed", "3", "--output", path, "--truth", truth]
     assert main([*arguments, *box]) == DONE
     (tmp_path / "run.toml").write_text(
-        "data = {catalog = 'sky.fits', holdout = 0.25}\n"
+        "data = {catalog = 'sky.fits', holdout = 0.25, refit = false}\n"
         "grid = {size = [120, 80, 40], spacing = 20}\n"
         "model = {length = 40, std = 0.002, learn = ['mean', 'std']}\n"
         "fit = {learn_rows = 20}\n"

@@ -45,6 +45,8 @@ def write(folder: Path, dim: int, **sections: dict[str, Any]) -> Path:
             "target": "log(price)",
         },
         "fit": {"engine": "exact", "learn_rows": 60},
+        # The run of one input has the choice.
+        "model": {"kernel": "auto" if dim == 1 else "matern32"},
     }
     for name, section in sections.items():
         content.setdefault(name, {}).update(section)

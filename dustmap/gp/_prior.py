@@ -94,7 +94,6 @@ class GridPrior(AbstractParametric):
     wrapping: Wrapping | None
     spectrum: Tensor
     lags: Tensor
-    inverse: linalg.CirculantOperator
     nugget: float
     dtype: torch.dtype
     memory: int
@@ -134,10 +133,9 @@ class GridPrior(AbstractParametric):
         nugget_variance = float(variance.detach())
         report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
         lags = _lags(table, grid, variance)
-        inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
         wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
-            kernel, grid, wrapping, spectrum, lags, inverse, nugget, dtype, memory, report, world
+            kernel, grid, wrapping, spectrum, lags, nugget, dtype, memory, report, world
         )
 
     @staticmethod
@@ -159,8 +157,7 @@ class GridPrior(AbstractParametric):
         smallest = float((spectrum.min() / spectrum.max()).detach())
         report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
         lags = _lags(table, grid, variance)
-        inverse = _inverse(spectrum, shape, grid)
-        return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
+        return GridPrior(kernel, grid, None, spectrum, lags, nugget, dtype, memory, report)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.kernel.parameters()
@@ -225,6 +222,11 @@ class GridPrior(AbstractParametric):
     def preconditioner(self) -> linalg.AbstractOperator:
         """Return P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
         return self.inverse.to(self.dtype)
+
+    @cached_property
+    def inverse(self) -> linalg.CirculantOperator:
+        """The upper-left block of C'⁻¹ in float64, made when it is first asked for."""
+        return _cheapest_inverse(self)
 
     def factor(self) -> Tensor:
         """Return the lower Cholesky factor of K_uu (M, M), float64.
@@ -364,20 +366,15 @@ def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
     return spectrum.clamp_min(floor), smallest / largest, clamped
 
 
-def _cheapest_inverse(
-    kernel: AbstractKernel,
-    grid: RegularGrid,
-    nugget: float,
-    spectrum: Tensor,
-    shape: tuple[int, ...],
-) -> linalg.CirculantOperator:
-    """Return the preconditioner on a narrower torus where that is markedly smaller."""
+@torch.no_grad()
+def _cheapest_inverse(prior: GridPrior) -> linalg.CirculantOperator:
+    """Return crop C⁻¹ pad, on a narrower torus where that is markedly smaller."""
+    kernel, grid = prior.kernel, prior.grid
     narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
-    if math.prod(narrow) > 0.8 * math.prod(shape):
-        return _inverse(spectrum, shape, grid)
-    with torch.no_grad():
-        table = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-        return _inverse(_eigenvalues(table, nugget)[0], narrow, grid)
+    if prior.wrapping is None or math.prod(narrow) > 0.8 * prior.n_white:
+        return _inverse(prior.spectrum, prior.torus_shape, grid)
+    table = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
+    return _inverse(_eigenvalues(table, prior.nugget)[0], narrow, grid)
 
 
 def _inverse(

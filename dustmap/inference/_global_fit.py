@@ -1,8 +1,9 @@
 """From data to a posterior on a grid in one call: hyperparameters, then mean and draws."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from dustmap.linalg import Progress, unwatched
 _SAMPLE = 2000
 
 Steps = Callable[[_newton.LearnStep], None]
+Learned: TypeAlias = _newton.LearnedModel[GlobalSolution]
 
 
 @final
@@ -104,8 +106,8 @@ class GlobalFit:
     gp: GPModel
     model: GridModel
     solution: GlobalSolution
-    started: _newton.LearnedModel[GlobalSolution] | None
-    learned: _newton.LearnedModel[GlobalSolution] | None
+    started: Learned | None
+    learned: Learned | None
     robust: _robust.RobustFit[GlobalSolution] | None
     turns: tuple[float, ...] | None
     residual_ratio: float
@@ -199,9 +201,8 @@ def fit_global(
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(grid, settings.grid, using, world)
-    fit = _Fit(model, maker, data, settings, steps, progress, checkpointer)
-    fit.learn()
-    return fit.result()
+    stages = _Stages(maker, data, settings, model.mean.is_learned, steps, progress, checkpointer)
+    return stages.result(deque(stages.states(_State(model)), maxlen=1).pop())
 
 
 @torch.no_grad()
@@ -213,147 +214,143 @@ def residual_ratio(model: GridModel, data: Batch) -> float:
 
 
 @final
-class _Fit:
-    """The stages of one fit."""
+@dataclass(frozen=True, eq=False)
+class _State:
+    """State of a fit between two stages, see `GlobalFit`."""
 
-    def __init__(
-        self,
-        model: GPModel,
-        maker: ModelMaker,
-        data: Batch,
-        settings: GlobalSettings,
-        steps: Steps | None,
-        progress: Progress,
-        checkpointer: AbstractCheckpointer,
-    ) -> None:
-        self.model, self.maker, self.data, self.settings = model, maker, data, settings
-        self.steps, self.progress, self.checkpointer = steps, progress, checkpointer
-        self.fit_mean = model.mean.is_learned
-        self.started: _newton.LearnedModel[GlobalSolution] | None = None
-        self.learned: _newton.LearnedModel[GlobalSolution] | None = None
-        self.robust: _robust.RobustFit[GlobalSolution] | None = None
-        self.turns: _robust.Turns | None = None
+    gp: GPModel
+    started: Learned | None = None
+    learned: Learned | None = None
+    robust: _robust.RobustFit[GlobalSolution] | None = None
+    turns: _robust.Turns = field(default_factory=_robust.Turns)
 
-    def learn(self) -> None:
-        """Learn kernel and likelihood; with Student-t noise, also the weights of all data."""
-        self.maker.choose_order(self.model, self.data)
-        learns, few = self._learns, self.settings.start_rows
-        # Outliers would bend what few data say: weights come first where there are any.
-        plain = self.settings.robust is None
-        if plain and learns and 0 < few < min(len(self.data), self.settings.learn_rows):
-            self.started = self._learned("start", self.model, None, few)
-            self.model = self.started.gp
-            self.maker.choose_order(self.model, self.data)
-        if self.settings.robust is not None:
-            self._take_turns(self.settings.robust)
+    def site_data(self, data: Batch) -> Batch:
+        """With Student-t noise the normal data in the place of these."""
+        return data if self.robust is None else _robust.site_data(data, self.robust.sites)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Stages:
+    """The stages of one fit. fit_mean: whether the mean's coefficients are learned."""
+
+    maker: ModelMaker
+    data: Batch
+    settings: GlobalSettings
+    fit_mean: bool
+    steps: Steps | None
+    progress: Progress
+    checkpointer: AbstractCheckpointer
+
+    def states(self, state: _State) -> Iterator[_State]:
+        """Yield the start, and the state after every stage of learning."""
+        kernel, robust = state.gp.kernel.is_learned, self.settings.robust
+        learns, few = kernel or state.gp.likelihood.is_learned, self.settings.start_rows
+        self.maker.choose_order(state.gp, self.data)
+        yield state
+        if robust is not None:
+            # Outliers would bend what few data say: weights come first.
+            state = self._weighed(state, robust)
+            yield state
+            while kernel and len(state.turns.nats) < robust.max_turns and not state.turns.settled:
+                state = self._weighed(self._turned(state), robust)
+                yield state
         elif learns:
-            self.learned = self._learned("newton", self.model, None, self.settings.learn_rows)
-            self.model = self.learned.gp
+            if 0 < few < min(len(self.data), self.settings.learn_rows):
+                started = self._learned("start", state, few)
+                state = replace(state, gp=started.gp, started=started)
+                self.maker.choose_order(state.gp, self.data)
+                yield state
+            learned = self._learned("newton", state, self.settings.learn_rows)
+            state = replace(state, gp=learned.gp, learned=learned)
+            yield state
         if learns:
-            self.maker.choose_order(self.model, self.data)
+            self.maker.choose_order(state.gp, self.data)
 
-    @torch.no_grad()
-    def result(self) -> GlobalFit:
-        """The final solve of all data."""
-        model = self.maker.build(self.model)
-        settings = self.settings.solve(self.settings.samples, self.fit_mean)
-        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
-        solution = solve_global(
-            model,
-            data,
-            settings,
-            sigma=self._sigma(model),
-            checkpointer=self.checkpointer.child("solve"),
-            progress=self.progress,
+    def _weighed(self, state: _State, robust: RobustSettings) -> _State:
+        """Noise and sites at a fixed kernel."""
+        weighed = _robust.fit_student_t(
+            self.maker.build(state.gp),
+            self.data,
+            robust,
+            self._solver,
+            start=state.robust,
+            checkpointer=self.checkpointer.child(f"weights-{len(state.turns.nats)}"),
         )
-        fitted = model.with_fitted_mean(solution.mean_coefficients)
-        return GlobalFit(
-            replace(self.model, mean=fitted.mean),
-            fitted,
-            solution,
-            self.started,
-            self.learned,
-            self.robust,
-            None if self.turns is None else tuple(self.turns.nats),
-            residual_ratio(model, self.data),
-            self.maker.stencils,
-        )
+        fitted = weighed.model
+        gp = replace(state.gp, mean=fitted.mean, likelihood=fitted.likelihood)
+        return replace(state, gp=gp, robust=weighed)
 
-    @property
-    def _learn_settings(self) -> _newton.LearnSettings:
-        """From the second turn on with as many deviations as the one before ended with."""
-        if self.learned is None:
-            return self.settings.learn
-        return replace(self.settings.learn, samples=self.learned.history[-1].samples)
-
-    @property
-    def _learns(self) -> bool:
-        return self.model.kernel.is_learned or self.model.likelihood.is_learned
-
-    def _sigma(self, model: GridModel) -> Tensor | None:
-        if self.robust is None:
-            return None
-        noise = self.robust.sites.precision.reciprocal()
-        return noise + model.features.residual_variance(self.data.functional).to(noise)
-
-    def _take_turns(self, robust: RobustSettings) -> None:
-        """Noise and sites at a fixed kernel, then the kernel at fixed sites, until both rest."""
-        turns = self.turns = _robust.Turns(len(self.data))
-        learns = self.model.kernel.is_learned
-        self._weigh("weights-0", robust)
-        while learns and len(turns.nats) < robust.max_turns and not turns.settled:
-            turn = len(turns.nats)
-            weighed, learned = self.robust, self._learned_at_sites(f"newton-{turn}")
-            assert weighed is not None
-            turns.add(weighed, learned)
-            self.learned = learned
-            self._weigh(f"weights-{turn + 1}", robust)
-        if self.learned is not None and not turns.settled:
-            self.learned = replace(self.learned, status=FitStatus.MAX_STEPS)
-
-    def _weigh(self, name: str, robust: RobustSettings) -> None:
-        checkpointer, model = self.checkpointer.child(name), self.maker.build(self.model)
-        self.robust = _robust.fit_student_t(
-            model, self.data, robust, self._solver, start=self.robust, checkpointer=checkpointer
-        )
-        fitted = self.robust.model
-        self.model = replace(self.model, mean=fitted.mean, likelihood=fitted.likelihood)
-
-    def _learned_at_sites(self, name: str) -> _newton.LearnedModel[GlobalSolution]:
-        """The kernel; numbers of the likelihood are those of the sites, which hold them."""
-        assert self.robust is not None
-        weights = _robust.site_weights(self.maker.build(self.model), self.data, self.robust.sites)
-        held = replace(self.model, likelihood=self.model.likelihood.fixed())
-        learned = self._learned(name, held, weights, self.settings.learn_rows)
-        self.model = replace(self.model, kernel=learned.gp.kernel, mean=learned.gp.mean)
-        return learned
+    def _turned(self, state: _State) -> _State:
+        """The kernel at fixed sites; numbers of the likelihood are those of the sites."""
+        gp, robust, name = state.gp, state.robust, f"newton-{len(state.turns.nats)}"
+        assert robust is not None
+        weights = _robust.site_weights(self.maker.build(gp), self.data, robust.sites)
+        held = replace(state, gp=replace(gp, likelihood=gp.likelihood.fixed()))
+        learned = self._learned(name, held, self.settings.learn_rows, weights)
+        turns = state.turns.after(robust, learned)
+        if not turns.settled:
+            learned = replace(learned, status=FitStatus.MAX_STEPS)
+        gp = replace(gp, kernel=learned.gp.kernel, mean=learned.gp.mean)
+        return replace(state, gp=gp, learned=learned, turns=turns)
 
     def _learned(
-        self, name: str, model: GPModel, weights: Tensor | None, rows: int
-    ) -> _newton.LearnedModel[GlobalSolution]:
-        """Learning from a random part of the data; with Student-t noise of their sites."""
-        part = _random_part(len(self.data), rows, self.settings.seed)
-        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
+        self, name: str, state: _State, rows: int, weights: Tensor | None = None
+    ) -> Learned:
+        """Learning from a random part of the data, with as many deviations as it ended with last;
+        with Student-t noise of their sites."""
+        part, settings = _random_part(len(self.data), rows, self.settings.seed), self.settings.learn
+        if state.learned is not None:
+            settings = replace(settings, samples=state.learned.history[-1].samples)
+        data = state.site_data(self.data)
         some = data if part is None else data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
         return _newton.learn_evidence(
             self.maker,
-            model,
+            state.gp,
             whole_batch(some),
-            self._learn_settings,
+            settings,
             self._solver(some),
             prior_draws=_newton.keyed_prior_draws(self.settings.seed),
             weights=weights,
-            ceilings=self.maker.ceilings(model.kernel),
-            floors=scatter_floor(model.noise, some),
+            ceilings=self.maker.ceilings(state.gp.kernel),
+            floors=scatter_floor(state.gp.noise, some),
             progress=self.steps,
             checkpointer=self.checkpointer.child(name),
         )
 
     def _solver(self, data: Batch) -> "GlobalSolver":
         return GlobalSolver(data, self.settings, self.fit_mean, self.progress)
+
+    @torch.no_grad()
+    def result(self, state: _State) -> GlobalFit:
+        """The final solve of all data."""
+        model, robust, sigma = self.maker.build(state.gp), state.robust, None
+        if robust is not None:
+            noise = robust.sites.precision.reciprocal()
+            sigma = noise + model.features.residual_variance(self.data.functional).to(noise)
+        solution = solve_global(
+            model,
+            state.site_data(self.data),
+            self.settings.solve(self.settings.samples, self.fit_mean),
+            sigma=sigma,
+            checkpointer=self.checkpointer.child("solve"),
+            progress=self.progress,
+        )
+        fitted = model.with_fitted_mean(solution.mean_coefficients)
+        return GlobalFit(
+            replace(state.gp, mean=fitted.mean),
+            fitted,
+            solution,
+            state.started,
+            state.learned,
+            robust,
+            None if robust is None else state.turns.nats,
+            residual_ratio(model, self.data),
+            self.maker.stencils,
+        )
 
 
 @final

@@ -16,9 +16,10 @@ _MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
 _WORD = 2**64
 
-# Numbers are made in aligned blocks of this many, whole ones: the last bits of torch's log and
-# cos depend on where in a vector an element is. Below torch's threshold for several threads.
-_BLOCK = 2**14
+# Numbers are made in aligned blocks of this many, each from its start to a multiple of _PART: the
+# last bits of torch's log and cos depend on where in a vector an element is. A block is below
+# torch's threshold for several threads; a part is whole vectors on every processor.
+_BLOCK, _PART = 2**14, 2**9
 
 
 @final
@@ -62,13 +63,11 @@ class KeyedNormal:
             )
         key = _mix(_mix(_mix(self.seed % _WORD) + self.stream) + sample)
         result = torch.empty(size, dtype=dtype)
-        if size > 0:
-            counter = torch.arange(_BLOCK, dtype=torch.int64) * _signed(_GOLDEN)
-            for block in range(start // _BLOCK, (start + size - 1) // _BLOCK + 1):
-                first = block * _BLOCK
-                low, high = max(start, first), min(start + size, first + _BLOCK)
-                numbers = _normal(counter + _signed(key + first * _GOLDEN))
-                result[low - start : high - start] = numbers[low - first : high - first]
+        for first in range(start - start % _BLOCK, start + size, _BLOCK):
+            low, high = max(start, first), min(start + size, first + _BLOCK)
+            counter = torch.arange(-(-(high - first) // _PART) * _PART) * _signed(_GOLDEN)
+            numbers = _normal(counter + _signed(key + first * _GOLDEN))
+            result[low - start : high - start] = numbers[low - first : high - first]
         return result.to(device)
 
 
@@ -120,7 +119,10 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def _mix(word: int) -> int:
     """Apply SplitMix64's mixer to one word, after one step of its counter."""
-    return int(_mixed(torch.tensor(_signed(word + _GOLDEN))))
+    word = (word + _GOLDEN) % _WORD
+    for shift, factor in _MIXER:
+        word = (word ^ (word >> shift)) * factor % _WORD
+    return word ^ (word >> _LAST_SHIFT)
 
 
 def _signed(word: int) -> int:

@@ -204,6 +204,7 @@ def lognormal(
     uneven: bool = False,
     robust: bool = False,
     residual: float = 1e-5,
+    rounds: int = 2,
 ) -> Arrays:
     """The default engine: hyperparameters, centre and samples."""
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
@@ -219,7 +220,7 @@ def lognormal(
     )
     settings = MGVISettings(
         samples=4,
-        rounds=3,
+        rounds=rounds,
         refinements=1,
         draws=4,
         residual=residual,
@@ -324,7 +325,8 @@ CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "preconditioner": preconditioner,
     "preconditioner-uneven": partial(preconditioner, uneven=True),
     "lognormal": lognormal,
-    "lognormal-again": lognormal,
+    "lognormal-brief": partial(lognormal, residual=1e-2, rounds=1),
+    "lognormal-again": partial(lognormal, residual=1e-2, rounds=1),
     "lognormal-uneven": partial(lognormal, uneven=True),
     "lognormal-loose": partial(lognormal, residual=1e-3),
     "lognormal-tight": partial(lognormal, residual=1e-7),

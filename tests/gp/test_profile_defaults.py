@@ -262,8 +262,9 @@ def test_kernels_by_name() -> None:
         kernel_named("matern42", 1.0, dim=1)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("closed", [Matern12Profile(), Matern32Profile()])
+@pytest.mark.parametrize(
+    ("closed", "dim"), [(Matern12Profile(), 1), (Matern32Profile(), 2), (Matern12Profile(), 3)]
+)
 def test_many_frequencies_are_read_off_a_table_with_a_tail(
     closed: AbstractProfile, dim: int
 ) -> None:

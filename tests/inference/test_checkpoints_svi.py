@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import ConstantMean, GridPrior, RegularGrid
+from dustmap.errors import UserError
+from dustmap.gp import ConstantMean, GridPrior, Parameters, RegularGrid
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, TorusFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
@@ -66,28 +67,36 @@ class Case:
         x = torch.rand(self.n, self.dim, generator=generator, dtype=torch.float64)
         return Problem(features, observed(PointValues(x)))
 
-    def __call__(self, checkpointer: AbstractCheckpointer) -> Outcome:
+    def run(self) -> _svi.Run:
         problem, scores = self.problem(), [0.0, 2.0, 1.0, 1.5, 0.0, 0.0]
         family = families(problem)[self.family]
         likelihood = GaussianLikelihood(scale=1.1, jitter=0.1)
         model = VariationalModel(problem.features, ConstantMean(0.2), likelihood, family)
-        settings = SVISettings(8, epochs=6, learning_rate=self.learning_rate, patience=3)
-        generator = torch.Generator().manual_seed(4)
 
         def score(state: SVIState) -> float:
             return scores[state.epoch - 1]
 
-        source = RowSource(problem.features, problem.batch.functional)
-        last = fit_svi(
-            model,
+        return _svi.Run(
+            Parameters.of(model),
             problem.batch,
-            source,
-            settings,
-            generator,
-            score=score if self.scored else None,
+            RowSource(problem.features, problem.batch.functional),
+            SVISettings(8, epochs=6, learning_rate=self.learning_rate, patience=3),
+            torch.Generator().manual_seed(4),
+            score if self.scored else None,
+        )
+
+    def __call__(self, checkpointer: AbstractCheckpointer) -> Outcome:
+        run = self.run()
+        last = fit_svi(
+            run.parameters.model,
+            run.batch,
+            run.source,
+            run.settings,
+            run.generator,
+            score=run.score,
             checkpointer=checkpointer,
         )
-        return Outcome(last, generator.get_state())
+        return Outcome(last, run.generator.get_state())
 
 
 CASES = [
@@ -107,6 +116,21 @@ def test_fits_go_on_from_every_epoch(case: Case) -> None:
     for pages in left:
         same_bits(case(MemoryCheckpointer(pages)), whole)
     same_bits(often_interrupted(case), whole)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_go_on_from_the_state_after_any_minibatch(case: Case) -> None:
+    run = case.run()
+    states = list(run.states(run.first()))
+    assert len(states) == 3 * (5 if case.scored else 6)
+    for state in states[::4]:
+        *_, last = run.states(state)
+        same_bits(last, states[-1])
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^the data set is empty: at least one datum is needed$"):
+        Case(n=0)(NO_CHECKPOINTS)
 
 
 def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,16 @@ def test_the_radius_follows_the_gain(after: float, radius: float) -> None:
     assert region.radius_at(vector(0.0)) == 0.5
     taken = region.after(vector(-1.0), vector(-1.0), vector(1.0)[None])
     assert taken.promised == pytest.approx(0.5)
-    assert taken.turns_back(vector(0.1))
-    assert not taken.turns_back(vector(-0.1))
-    assert taken.half_a_step == 0.5
     assert taken.radius_at(vector(after)) == radius
     assert taken.within(0.3).step is None
     assert taken.within(0.3).largest == 1.0
+
+
+def test_a_step_back_is_at_most_half_of_the_last() -> None:
+    taken = TrustRegion(1.0, 0.5).after(vector(-1.0), vector(-1.0), vector(1.0)[None])
+    for gradient, expected in ((-0.4, (-0.8, 1.0)), (0.4, (0.5, 0.5)), (0.1, (0.2, 0.5))):
+        delta, radius = taken.next_step(vector(gradient), vector(0.5)[None])
+        assert (float(delta), radius) == pytest.approx(expected)
 
 
 def test_the_radius_has_a_largest() -> None:

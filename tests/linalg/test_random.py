@@ -49,6 +49,8 @@ def test_chunks_do_not_change_a_bit() -> None:
             for start in range(0, 50_000, size)
         ]
         assert torch.equal(torch.cat(chunks), whole)
+    for size in (1, 2, 3, 511, 513, 1_000, 16_000):
+        assert torch.equal(normal.draw(4, size), whole[:size])
     for start in (0, 1, 16_383, 33_000):
         assert torch.equal(normal.draw(4, 1, start=start), whole[start : start + 1])
 

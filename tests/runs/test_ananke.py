@@ -49,6 +49,7 @@ def test_bare_rows_are_predicted_in_the_units_of_the_sample(
         "model.std=3e-5",
         "fit.samples=32",
         "export.figures=[]",
+        "data.refit=false",
     ]
     run = ["run", str(PIPELINES / "ananke.toml"), "--output", str(tmp_path / "run")]
     assert main([*run, *(w for s in settings for w in ("--set", s))]) in (DONE, CHECK_FAILED)

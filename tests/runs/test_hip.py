@@ -17,6 +17,7 @@ CONFIG = """
 [data]
 catalog = "sky.fits"
 holdout = 0.2
+refit = false
 [grid]
 size = [120, 80, 40]
 spacing = 20

@@ -160,7 +160,7 @@ def test_other_stars_of_the_surveys_are_predicted_with_their_zero_points(
 def test_a_killed_fit_of_groups_goes_on_to_the_same_bits(
     sky: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = (*DENSITIES[mapped.name], "compute.checkpoint=0 s", "data.holdout=0.5")
+    settings = (*DENSITIES[mapped.name], "compute.checkpoint=0 s", "data.holdout=0.8")
     run(sky, tmp_path / "whole", *settings)
     path = tmp_path / "run"
 

@@ -80,6 +80,8 @@ def far_images(kernel: WrappedKernel, measure: PointMeasure, nodes: Nodes) -> Fa
         tuple(shift.tolist()): math.prod(s.stop - s.start for s in box)
         for shift, box in kernel.images(points, nodes)
     }
+    if _seconds(measure, sum(reached.values())) <= SETUP:
+        return None
     digits = 0.0
     while True:
         plan = _plan(kernel, boxes, digits)
@@ -126,10 +128,10 @@ def _plan(
     ]
     shifts, needs = [], []
     for shift, gaps in kernel.image_gaps(data, nodes):
-        need = [_degrees(kernel, gaps, half, digits) for half in widths]
+        need = [_degrees(kernel, gaps, half, digits) for half in widths[:2]]
         if any(shift) and max(need[0] + need[1]) <= MOST_PER_AXIS:
             shifts.append(shift)
-            needs.append(need)
+            needs.append([*need, _degrees(kernel, gaps, widths[2], digits)])
     if not shifts:
         return None
     counts = [tuple(max(need[i][d] for need in needs) for d in range(len(data))) for i in range(3)]
@@ -160,12 +162,15 @@ def _degrees(
 
 def _worthwhile(plan: _Plan, measure: PointMeasure, reached: Mapping[Shift, int]) -> bool:
     """Tell whether polynomials are possible, and cheaper than the nodes reached by every image."""
-    n, q, _ = measure.points.shape
     coefficients = math.prod(plan.counts[0]) * math.prod(plan.counts[1])
-    pairs = n * sum(reached.get(shift, 0) for shift in plan.shifts)
-    direct = pairs * min(q, MOST_POINTS) * EVALUATION
-    polynomial = SETUP + (n + max(plan.counts[2])) * coefficients * PRODUCT
+    direct = _seconds(measure, sum(reached.get(shift, 0) for shift in plan.shifts))
+    polynomial = SETUP + (len(measure) + max(plan.counts[2])) * coefficients * PRODUCT
     return coefficients <= MOST_COEFFICIENTS and polynomial < direct
+
+
+def _seconds(measure: PointMeasure, nodes: int) -> float:
+    """What the kernel takes between all data and so many nodes, each seen through an image."""
+    return len(measure) * nodes * min(measure.points.shape[1], MOST_POINTS) * EVALUATION
 
 
 def _build(plan: _Plan, terms: Terms, device: torch.device) -> FarImages:

@@ -357,7 +357,7 @@ class LocalResiduals:
     def _pairs(
         self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
     ) -> Tensor:
-        table = ResidualTable.of(stencil) if torch.is_grad_enabled() else self._detached_table
+        table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
         if isinstance(observed, functionals.PointMeasure):
             walk, nodes = PairWalk.of(table, self.prior, None), observed.weights.numel()
         else:

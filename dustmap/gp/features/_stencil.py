@@ -180,9 +180,15 @@ class Stencil:
             entry = (entry << bits) + place[:, d]
         return lattice >> bits, entry
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether gradients in the kernel may be asked for."""
+        values = (p.value for p in self.kernel.parameters())
+        return torch.is_grad_enabled() and any(value.requires_grad for value in values)
+
     def factor(self) -> Tensor:
-        """Return the lower Cholesky factor of K_SS, (P, P); kept where gradients are off."""
-        return self._factorised() if torch.is_grad_enabled() else self._detached_factor
+        """Return the lower Cholesky factor of K_SS, (P, P); kept where it has no graph."""
+        return self._factorised() if self.has_graph else self._detached_factor
 
     @cached_property
     def _detached_factor(self) -> Tensor:
@@ -344,10 +350,10 @@ def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) ->
     K = lags[between]
     if stencil.nugget is not None:
         K = K + stencil.nugget * (between == 0)
-    G = w @ (first - 0.5 * K @ w.mT) + (second - 0.5 * w @ K) @ w.mT
+    G = (w @ (first - 0.5 * K @ w.mT)).add_((second - 0.5 * w @ K) @ w.mT)
     place = index.places(D).to(device)
     own = index.joint(apart[None, None], D).flatten().to(device)
-    return lags[own] - G.flatten()[place]
+    return lags[own] - G.flatten().index_select(0, place)
 
 
 @final

@@ -101,14 +101,18 @@ class TrustRegion:
             return min(2.0 * self.radius, self.largest)
         return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
 
-    def turns_back(self, delta: Tensor) -> bool:
-        """Whether Δθ (P,) leads back where the last step came from."""
-        return self.step is not None and float(delta @ self.step) < 0.0
+    def next_step(self, gradient: Tensor, information: Tensor) -> tuple[Tensor, float]:
+        """The Newton step (P,) within the radius, and that radius.
 
-    @property
-    def half_a_step(self) -> float:
-        """Half of the last step's largest component."""
-        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+        Where the objective itself moves with θ, a step back is cut to half of the last one, lest θ
+        goes round in circles.
+        """
+        radius = self.radius_at(gradient)
+        delta = bounded_step(gradient, information, radius)
+        if self.step is None or not float(delta @ self.step) < 0.0:
+            return delta, radius
+        radius = min(radius, 0.5 * float(self.step.abs().max()))
+        return bounded_step(gradient, information, radius), radius
 
 
 @final

@@ -15,7 +15,7 @@ Stars that the map cannot explain have sites of next to no precision instead of 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Generic, final
 
@@ -264,10 +264,6 @@ def fit_student_t(
         return rounds.result(state)
 
 
-#: The name of the states of rounds.
-_ROBUST = "fit_student_t"
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class _State(Generic[T]):
@@ -413,16 +409,16 @@ def site_weights(model: GridModel, data: Batch, sites: Sites) -> Tensor:
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class Turns:
-    """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each."""
+    """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each; noise: logs of
+    the last one's."""
 
-    n: int
-    nats: list[float] = field(default_factory=list)
-    _noise: tuple[float, ...] | None = None
+    nats: tuple[float, ...] = ()
+    noise: tuple[float, ...] | None = None
 
-    def add(self, weighed: RobustFit[T], learned: LearnedModel[T]) -> None:
-        """One more: noise at a fixed kernel, then the kernel at fixed sites."""
+    def after(self, weighed: RobustFit[T], learned: LearnedModel[T]) -> "Turns":
+        """With one more: noise at a fixed kernel, then the kernel at fixed sites."""
         step = zip(
             learned.history[0].parameters,
             learned.parameters,
@@ -430,17 +426,11 @@ class Turns:
             strict=True,
         )
         nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
-        if self._noise is not None:
-            nats += _student_t_noise.noise_nats(self._noise, weighed.logs, self.n)
-        self._noise = weighed.logs
-        self.nats.append(nats)
-
-    @property
-    def left(self) -> float:
-        """Nats that are expected to remain."""
-        return nats_left(self.nats)
+        if self.noise is not None:
+            nats += _student_t_noise.noise_nats(self.noise, weighed.logs, len(weighed.weights))
+        return Turns((*self.nats, nats), weighed.logs)
 
     @property
     def settled(self) -> bool:
         """Whether kernel and noise rest together."""
-        return self.left <= _NATS_OF_TURNS
+        return nats_left(self.nats) <= _NATS_OF_TURNS

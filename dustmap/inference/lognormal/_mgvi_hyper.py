@@ -14,7 +14,7 @@ from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import Parameters
 from dustmap.inference.evidence._evidence import shifted
-from dustmap.inference.evidence._newton import TrustRegion, bounded_step
+from dustmap.inference.evidence._newton import TrustRegion
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
@@ -120,13 +120,8 @@ def evidence_step(
     products = v.double() @ solve.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
     unbounded = torch.linalg.solve(information, gradient)
-    radius = trust.radius_at(gradient)
-    delta = bounded_step(gradient, information, radius)
-    # The linearisation and the weights of the data move with θ: a step back is cut to half, lest θ
-    # goes round in circles.
-    if trust.turns_back(delta):
-        radius = min(radius, trust.half_a_step)
-        delta = bounded_step(gradient, information, radius)
+    # The linearisation and the weights of the data move with θ.
+    delta, radius = trust.next_step(gradient, information)
     return EvidenceStep(
         gradient,
         error,

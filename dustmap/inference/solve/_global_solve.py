@@ -114,10 +114,10 @@ def solve_global(
         checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
         begun = _solution.PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
-    mean, T, done = begun.mean, begun.preconditioner, begun
+    done = begun
     for done in _solution.blocks(
         A,
-        _solution.System(draws, profile.residual(mean.x), known),
+        _solution.System(draws, profile.residual(begun.mean.x), known),
         begun,
         rtol=settings.rtol,
         max_steps=settings.max_steps,
@@ -125,23 +125,36 @@ def solve_global(
         progress=progress,
     ):
         checkpointer.save_if_due(partial(done.snapshot, len(data)))
-    solve = done.result(settings.rtol)
-    mean = _finished(mean, profile, draws, solve, T, settings, progress)
+    solution = _solved(model, A, draws, profile, done, settings, progress)
+    checkpointer.finish(_solution.solution_state(solution))
+    return solution
+
+
+def _solved(
+    model: GridModel,
+    A: AbstractOperator,
+    draws: Draws,
+    profile: MeanProfile,
+    done: _solution.PartialSolve,
+    settings: SolveSettings,
+    progress: Progress,
+) -> _solution.GlobalSolution:
+    """The mean within its tolerance beside the draws, and the uncertainty of its coefficients."""
+    solve, T = done.result(settings.rtol), done.preconditioner
+    mean = _finished(done.mean, profile, draws, solve, T, settings, progress)
     solve = _with_mean(solve, mean, draws.length)
     spread = _spread(A, profile, T, settings, progress)
     eps_mean = solve.x[0]
     beta = profile.fitted_coefficients(eps_mean)
-    solution = _solution.GlobalSolution(
+    return _solution.GlobalSolution(
         PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread),
-        sigma,
+        draws.sigma,
         solve,
         T,
         profile.quadratic_form(eps_mean),
         draws.length,
         _rounding(profile, draws),
     )
-    checkpointer.finish(_solution.solution_state(solution))
-    return solution
 
 
 def _approached(

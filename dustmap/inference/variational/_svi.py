@@ -14,8 +14,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, Parameters
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
-from dustmap.gp.features import Features
-from dustmap.gp.functionals import AbstractFunctional, whole
+from dustmap.gp.functionals import whole
 from dustmap.inference import _state
 from dustmap.inference.variational._all_data import one_pass_covariance
 from dustmap.inference.variational._model import RowSource, VariationalModel
@@ -62,56 +61,10 @@ class LearnerState:
     theta: _state.ParameterVector
     adam: Adam
 
-
-@final
-class HyperparameterLearner:
-    """Adam on kernel, mean and noise at fixed q(ε), through the exact gradient of the features.
-
-    learning_rate 0 makes it inactive. theta (P,): where it is; `model`: built from it, with its
-    graph where active.
-    """
-
-    def __init__(self, model: VariationalModel, learning_rate: float) -> None:
-        self.parameters = Parameters.of(model)
-        self.active = learning_rate > 0 and len(self.parameters) > 0
-        zeros = torch.zeros_like(self.parameters.theta)
-        self.theta, self.model, self._adam = self.parameters.theta, model, Adam(zeros, zeros)
-        if self.active:
-            self._move_to(self.theta)
-
-    def rows(self, functional: AbstractFunctional) -> Features:
-        """Rows of a minibatch at the present parameters, with their graph."""
-        return self.model.features.rows(functional)
-
-    def step(
-        self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float, rate: float
-    ) -> None:
-        """One Adam step of this rate down the minibatch's −ELBO / N; nothing when inactive."""
-        if not self.active:
-            return
-        # Without the divergence of q, which knows nothing of the hyperparameters.
-        loss = -self.model.expected_log_likelihood(posterior, rows, batch) / len(batch)
-        (gradient,) = torch.autograd.grad(loss, self.theta)
-        self._adam = self._adam.updated(gradient)
-        self._move_to(self.theta.detach() + self._adam.step(rate))
-
-    def at(self, theta: Tensor) -> VariationalModel:
-        """The model at θ (P,), without a graph; the one it started from when inactive."""
-        return self.parameters.build(theta.detach()) if self.active else self.model
-
-    def snapshot(self) -> LearnerState | None:
-        """Parameters and Adam's averages, None when inactive."""
-        return LearnerState(self.theta, self._adam) if self.active else None
-
-    def restore(self, state: LearnerState | None) -> None:
-        """Go back to where `snapshot` was called."""
-        if state is not None:
-            self._adam = state.adam
-            self._move_to(state.theta)
-
-    def _move_to(self, theta: Tensor) -> None:
-        self.theta = theta.detach().clone().requires_grad_()
-        self.model = self.parameters.build(self.theta)
+    def updated(self, gradient: Tensor, rate: float) -> "LearnerState":
+        """After a step of this rate down one more gradient (P,)."""
+        adam = self.adam.updated(gradient)
+        return LearnerState(self.theta + adam.step(rate), adam)
 
 
 @final
@@ -127,17 +80,22 @@ class _GaussianState:
 @final
 @dataclass(frozen=True, eq=False)
 class SVIState:
-    """One state of the iteration.
+    """The posterior after a minibatch.
 
-    step, epoch: counts so far, from 1. model: at the present θ (P,) = theta, which is None where
-    nothing is learned. taken: the step that led here, with q.
+    step, epoch: counts so far, from 1. parameters: of the model, whose present θ (P,) = theta is
+    None where nothing is learned. taken: the step that led here, with q.
     """
 
     step: int
     epoch: int
-    model: Annotated[VariationalModel, _state.REBUILT]
+    parameters: Annotated[Parameters[VariationalModel], _state.REBUILT]
     taken: Annotated[NaturalStep, _state.REBUILT]
     theta: _state.ParameterVector | None = None
+
+    @property
+    def model(self) -> VariationalModel:
+        """The model at θ, made when it is asked for."""
+        return self.parameters.model if self.theta is None else self.parameters.build(self.theta)
 
     @property
     def posterior(self) -> AbstractGaussian:
@@ -150,12 +108,149 @@ class SVIState:
         gaussian = _GaussianState(q.mean, q.statistics, divergence)
         return _state.state_of(_STATE, self, self.taken, gaussian)
 
-    @staticmethod
-    def restored(learner: HyperparameterLearner, state: _state.State, y: Tensor) -> "SVIState":
-        """The state of this learner's model in a snapshot; on the device of y."""
-        model, family, start = learner.model, learner.model.family, learner.parameters.theta
-        reader = _state.StateReader.of(state, _STATE)
-        like = {"theta": start, "field": y[:0].to(model.features.dtype)}
+
+@final
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """Complete state of a run over so many data between two minibatches.
+
+    learner: None where nothing is learned. generator: after it drew the order of this pass, of
+    which the minibatches `left` remain. last, best: None before the first minibatch, and where no
+    pass was scored; waited: passes since the best one.
+    """
+
+    data: int
+    learner: LearnerState | None
+    posterior: Annotated[AbstractGaussian, _state.REBUILT]
+    generator: Annotated[Tensor, _state.Layout("generator", "bytes")]
+    left: Annotated[tuple[Tensor, ...], _state.REBUILT] = ()
+    step: int = 0
+    epoch: int = 0
+    last: Annotated[SVIState | None, _state.REBUILT] = None
+    best: Annotated[SVIState | None, _state.REBUILT] = None
+    best_score: float = -math.inf
+    waited: int = 0
+
+    def judged(self, value: float) -> "RunState":
+        """With the last state as the best one where its score is the best so far."""
+        if value > self.best_score:
+            return replace(self, best=self.last, best_score=value, waited=0)
+        return replace(self, waited=self.waited + 1)
+
+    def snapshot(self, finished: bool = False) -> _state.State:
+        """All of it, at the end of a pass."""
+        is_best = self.best is self.last
+        states = _Visited(
+            None if self.last is None else self.last.snapshot(),
+            None if self.best is None or is_best else self.best.snapshot(),
+            is_best,
+        )
+        return _state.state_of(_SVI, self, states, finished=finished)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Visited:
+    """The states of a run. best_is_last: where both are one."""
+
+    last_state: _state.State | None
+    best_state: _state.State | None
+    best_is_last: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The iteration over a data set. parameters: all that the model could learn."""
+
+    parameters: Parameters[VariationalModel]
+    batch: Batch
+    source: RowSource
+    settings: SVISettings
+    generator: torch.Generator
+    score: Callable[[SVIState], float] | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns any of them."""
+        return self.settings.learning_rate > 0 and len(self.parameters) > 0
+
+    def first(self) -> RunState:
+        """Before any minibatch."""
+        if len(self.batch) == 0:
+            raise UserError("the data set is empty: at least one datum is needed")
+        theta, learner = self.parameters.theta, None
+        if self.learns:
+            learner = LearnerState(theta, Adam(torch.zeros_like(theta), torch.zeros_like(theta)))
+        posterior = _start(self.parameters.model, self.batch, self.source, self.settings)
+        return RunState(len(self.batch), learner, posterior, self.generator.get_state())
+
+    def states(self, state: RunState) -> Iterator[RunState]:
+        """Yield the state after every minibatch that follows."""
+        most, patience = self.settings.epochs, self.settings.patience
+        while state.left or (state.epoch < most and state.waited < patience):
+            state = self._next(state if state.left else self._ordered(state))
+            if self.score is not None and state.last is not None and not state.left:
+                state = state.judged(self.score(state.last))
+            yield state
+
+    def _ordered(self, state: RunState) -> RunState:
+        """At the start of the next pass."""
+        generator = self.generator.set_state(state.generator)
+        order = torch.randperm(len(self.batch), generator=generator)
+        left, drawn = torch.split(order, self.settings.batch_size), generator.get_state()
+        return replace(state, epoch=state.epoch + 1, left=left, generator=drawn)
+
+    def _next(self, state: RunState) -> RunState:
+        """A natural step on the next minibatch, then one of Adam.
+
+        Its rows are computed once: detached for the natural step, with their graph for Adam's.
+        """
+        settings, model, learner = self.settings, self.parameters.model, state.learner
+        index, *left = state.left
+        part, scale = self.batch[index], len(self.batch) / len(index)
+        theta = (self.parameters if learner is None else learner).theta.clone().requires_grad_()
+        if learner is None:
+            rows = self.source.select(index)
+        else:
+            model = self.parameters.build(theta)
+            rows = model.features.rows(whole(part.functional))
+        lengths = settings.lengths(state.step, state.epoch)
+        taken = natural_step(model, state.posterior, rows.detached(), part, scale, lengths)
+        if learner is not None:
+            # Without the divergence of q, which knows nothing of the hyperparameters.
+            loss = -model.expected_log_likelihood(taken.posterior, rows, part) / len(part)
+            (gradient,) = torch.autograd.grad(loss, theta)
+            learner = learner.updated(gradient, settings.rate(state.epoch))
+        learned = None if learner is None else learner.theta
+        last = SVIState(state.step + 1, state.epoch, self.parameters, taken, learned)
+        moved = replace(state, learner=learner, posterior=taken.posterior, left=tuple(left))
+        return replace(moved, step=last.step, last=last)
+
+    def restored(self, reader: _state.StateReader) -> RunState:
+        """The state of a snapshot, and the generator as it was."""
+        theta, n = self.parameters.theta, len(self.batch)
+        like = {"theta": theta, "generator": self.generator.get_state()}
+        values = reader.fields(RunState, like, P=len(theta))
+        reader.refuse_other("data", values["data"], n)
+        if (values["learner"] is not None) != self.learns:
+            other = "no learning of" if self.learns else "learned"
+            raise reader.refusal(f"{other} hyperparameters")
+        visited = reader.read(_Visited)
+        last, best = (
+            None if state is None else self._visited(state)
+            for state in (visited.last_state, visited.best_state)
+        )
+        assert last is not None
+        best = last if visited.best_is_last else best
+        self.generator.set_state(values["generator"])
+        return RunState(posterior=last.posterior, last=last, best=best, **values)
+
+    def _visited(self, state: _state.State) -> SVIState:
+        """One of its states."""
+        model, start = self.parameters.model, self.parameters.theta
+        reader, family = _state.StateReader.of(state, _STATE), model.family
+        like = {"theta": start, "field": self.batch.y[:0].to(model.features.dtype)}
         sizes = tuple(family.zero_statistics("meta").shape)
         gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
         taken = NaturalStep(
@@ -164,8 +259,7 @@ class SVIState:
             **reader.fields(NaturalStep),
         )
         values = reader.fields(SVIState, like, P=len(start))
-        theta = values["theta"]
-        return SVIState(model=model if theta is None else learner.at(theta), taken=taken, **values)
+        return SVIState(parameters=self.parameters, taken=taken, **values)
 
 
 def svi(
@@ -177,51 +271,12 @@ def svi(
 ) -> Iterator[SVIState]:
     """Yield the state after every minibatch; `fit_svi` exhausts it.
 
-    The order of the data comes from `generator`. With learning_rate > 0 the rows of a minibatch
-    are computed once with their graph: detached for the natural step, with it for Adam's.
+    The order of the data comes from `generator`.
     """
-    run = _Run(model, batch, source, settings, generator, resumed=False)
-    while run.epoch < settings.epochs:
-        yield from run.one_pass()
-
-
-@final
-class _Run:
-    """The iteration between two passes over the data; resumed: its state comes from elsewhere."""
-
-    def __init__(
-        self,
-        model: VariationalModel,
-        batch: Batch,
-        source: RowSource,
-        settings: SVISettings,
-        generator: torch.Generator,
-        *,
-        resumed: bool,
-    ) -> None:
-        self.batch, self.source, self.settings, self.generator = batch, source, settings, generator
-        if not resumed:
-            self.posterior = _start(model, batch, source, settings)
-        self.learner = HyperparameterLearner(model, settings.learning_rate)
-        self.step = self.epoch = 0
-
-    def one_pass(self) -> Iterator[SVIState]:
-        """A step with every minibatch."""
-        learner, batch = self.learner, self.batch
-        self.epoch += 1
-        order = torch.randperm(len(batch), generator=self.generator)
-        for index in torch.split(order, self.settings.batch_size):
-            part, scale = batch[index], len(batch) / len(index)
-            active = learner.active
-            rows = learner.rows(whole(part.functional)) if active else self.source.select(index)
-            lengths = self.settings.lengths(self.step, self.epoch)
-            taken = natural_step(
-                learner.model, self.posterior, rows.detached(), part, scale, lengths
-            )
-            learner.step(taken.posterior, rows, part, scale, self.settings.rate(self.epoch))
-            self.posterior, self.step = taken.posterior, self.step + 1
-            theta = learner.theta.detach() if active else None
-            yield SVIState(self.step, self.epoch, learner.model, taken, theta)
+    run = Run(Parameters.of(model), batch, source, settings, generator)
+    for state in run.states(run.first()):
+        if state.last is not None:
+            yield state.last
 
 
 def fit_svi(
@@ -235,7 +290,7 @@ def fit_svi(
     progress: Callable[[SVIState], None] | None = None,
     checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> SVIState:
-    """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
+    """Take natural-gradient steps on minibatches; return the last state, or the best-scoring one.
 
     Parameters
     ----------
@@ -266,98 +321,20 @@ def fit_svi(
     >>> bool(((f > 0) == (data.y > 0.5)).all())
     True
     """
+    run = Run(Parameters.of(model), batch, source, settings, generator, score)
     reader = _state.load_reader(checkpointer, _SVI)
-    run = _Run(model, batch, source, settings, generator, resumed=reader is not None)
-    passes = _Passes.of(run, reader)
+    state = run.first() if reader is None else run.restored(reader)
     if reader is None or not reader.finished:
-        while run.epoch < settings.epochs and passes.waited < settings.patience:
-            for state in run.one_pass():
-                passes.last = state
-                if progress is not None:
-                    progress(state)
-            if score is not None and passes.last is not None:
-                passes.judge(passes.last, score(passes.last))
-            checkpointer.save_if_due(lambda: passes.snapshot(run, finished=False))
-    chosen = passes.best or passes.last
-    if chosen is None:
-        raise UserError("the data set is empty: at least one datum is needed")
-    if reader is None or not reader.finished:
-        checkpointer.finish(passes.snapshot(run, finished=True))
-    if chosen.theta is None:
-        return chosen
-    return replace(chosen, model=run.learner.at(chosen.theta))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _RunState:
-    """A fit of so many data after some passes. last, best: None where there is none; best_is_last:
-    where both are one."""
-
-    data: int
-    step: int
-    epoch: int
-    learner: LearnerState | None
-    generator: Annotated[Tensor, _state.Layout("generator", "bytes")]
-    last_state: _state.State | None
-    best_state: _state.State | None
-    best_is_last: bool
-
-
-@final
-@dataclass(eq=False)
-class _Passes:
-    """The last state, the best one by its score, and the epochs since."""
-
-    last: Annotated[SVIState | None, _state.REBUILT] = None
-    best: Annotated[SVIState | None, _state.REBUILT] = None
-    best_score: float = -math.inf
-    waited: int = 0
-
-    def judge(self, state: SVIState, value: float) -> None:
-        """Take the state where its score is the best so far."""
-        if value > self.best_score:
-            self.best, self.best_score, self.waited = state, value, 0
-        else:
-            self.waited += 1
-
-    def snapshot(self, run: _Run, *, finished: bool) -> _state.State:
-        """With all that the next pass needs."""
-        is_best = self.best is self.last
-        stored = _RunState(
-            len(run.batch),
-            run.step,
-            run.epoch,
-            run.learner.snapshot(),
-            run.generator.get_state(),
-            None if self.last is None else self.last.snapshot(),
-            None if self.best is None or is_best else self.best.snapshot(),
-            is_best,
-        )
-        return _state.state_of(_SVI, self, stored, finished=finished)
-
-    @staticmethod
-    def of(run: _Run, reader: _state.StateReader | None) -> "_Passes":
-        """Those of a stored state, to which the run is set; none without one."""
-        if reader is None:
-            return _Passes()
-        learner, y, theta = run.learner, run.batch.y, run.learner.parameters.theta
-        like = {"theta": theta, "generator": run.generator.get_state()}
-        stored = reader.read(_RunState, like, P=len(theta))
-        reader.refuse_other("data", stored.data, len(y))
-        if (stored.learner is not None) != learner.active:
-            other = "no learning of" if learner.active else "learned"
-            raise reader.refusal(f"{other} hyperparameters")
-        learner.restore(stored.learner)
-        run.generator.set_state(stored.generator)
-        last, best = (
-            None if state is None else SVIState.restored(learner, state, y)
-            for state in (stored.last_state, stored.best_state)
-        )
-        assert last is not None
-        run.step, run.epoch, run.posterior = stored.step, stored.epoch, last.posterior
-        chosen = last if stored.best_is_last else best
-        return _Passes(last=last, best=chosen, **reader.fields(_Passes))
+        states = run.states(state)
+        for state in states:
+            if progress is not None and state.last is not None:
+                progress(state.last)
+            if not state.left:
+                checkpointer.save_if_due(state.snapshot)
+        checkpointer.finish(state.snapshot(finished=True))
+    chosen = state.best or state.last
+    assert chosen is not None
+    return chosen
 
 
 def _start(
