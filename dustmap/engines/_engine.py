@@ -60,7 +60,8 @@ class Problem:
 
     box: nodes of the map's grid, if there is a map. origin, nu: where this fit starts from the
     result of an earlier one, the model that priors of hyperparameters are centred on, and the
-    degrees of freedom of its Student-t noise.
+    degrees of freedom of its Student-t noise. start: `EngineFit.start` of the earlier one, where
+    its data are the first of these; it saves time and has no say in the result.
     """
 
     model: GPModel
@@ -68,6 +69,7 @@ class Problem:
     box: RegularGrid | None = None
     origin: GPModel | None = None
     nu: float | None = None
+    start: Arrays = field(default_factory=dict)
 
     @property
     def nodes(self) -> RegularGrid:
@@ -143,7 +145,8 @@ class EngineFit:
     model: at the learned values. report: plain values on solution and grid; `cg_residual` is a
     residual of iterations. evidence: ln p(y) or its lower bound, where the engine computes one.
     noise: Student-t, on top of the likelihood. arrays, plan: what `load` needs beside the model;
-    empty where the posterior is quickly computed again. at_nodes: the field at the nodes of the
+    empty where the posterior is quickly computed again. start: where a fit of these data and others
+    after them may start, of engines that gain by it. at_nodes: the field at the nodes of the
     box, where the engine has it at hand. on_grid: a posterior that draws rays by the thousand,
     where the engine's own cannot.
     """
@@ -156,6 +159,7 @@ class EngineFit:
     noise: inference.StudentTNoise | None = None
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
+    start: Arrays = field(default_factory=dict)
     at_nodes: Callable[[], Prediction] | None = None
     on_grid: Callable[[], AbstractPosterior] | None = None
 

@@ -313,7 +313,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             "stars: run it again"
         )
     run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
-    stars = torch.arange(len(run.observed)) if refitted else run.train
+    stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))
     return StarMap(run, fit, made, Predictions.of_arrays(scored) if scored else None)
