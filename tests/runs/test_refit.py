@@ -237,3 +237,23 @@ def test_a_regression_of_other_rows_refuses_what_it_cannot_have() -> None:
     robust = HIPGPRegressor(noise="student-t").fit(X, y)
     with pytest.raises(ValueError, match="learns all it has from its rows: fit it to these"):
         robust.refit(X, y)
+
+
+def test_stars_that_the_map_has_seen_are_counted(
+    sky: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the run's own catalog: those fitted, and with `data.refit` those held out as well."""
+    for refit, seen in (("true", 60), ("false", 45)):
+        run(sky, tmp_path / refit, *ENGINES["exact"], f"data.refit={refit}")
+        with caplog.at_level("WARNING", "dustmap"):
+            caplog.clear()
+            scores = open_star_map(tmp_path / refit).evaluate(sky / "sky.fits")
+        assert scores["stars_that_the_map_has_seen"] == seen
+        assert f"the map has seen {seen} of 60 stars" in caplog.text
+    others = Table.read(sky / "sky.fits")
+    others["extinction"] += 1e-3
+    others.write(tmp_path / "others.fits")
+    caplog.clear()
+    scores = open_star_map(tmp_path / "true").evaluate(tmp_path / "others.fits")
+    assert scores["stars_that_the_map_has_seen"] == 0
+    assert "has seen" not in caplog.text

@@ -44,11 +44,12 @@ _TURNS = 10
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
 _CURVED = Accuracy(residual=0.1, decrease=2e-3, steps=5)
 _MEAN_DECREASE = 0.05
-#: Share of new data beside those of an earlier fit up to which one step does for its curved samples
-#: at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them from 0.14 to 0.04
-#: of a posterior standard deviation (rms over the nodes) of where steps end. Multipliers of that
-#: fit would not help: where J has changed, A z is far longer than the right-hand side.
-_FEW = 0.25
+#: Share of new data up to which one step, with such a residual of CG, does for curved samples of an
+#: earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them
+#: from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where steps end.
+#: Multipliers of that fit would not help: where J has changed, A z is far longer than the
+#: right-hand side.
+_FEW, _SHORT_RESIDUAL = 0.25, 0.2
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
@@ -317,16 +318,17 @@ class Fit:
         self.progress(_CURVING, s, len(start))
         own = Perturbations.of(state.problem, settings.seed, range(s % pairs, s % pairs + 1))
         sign = 1.0 if s < pairs else -1.0
-        steps = _CURVED.steps
+        accuracy = replace(
+            _CURVED, decrease=_CURVED.decrease * len(state.z), cg_steps=settings.cg_steps
+        )
         if bent is not None:
             z = bent[s]
         elif straight is not None:
             z = sign * straight[s % pairs]
         else:
-            z, steps = torch.zeros_like(state.z), self._steps_from_earlier(state)
-        accuracy = Accuracy(
-            _CURVED.residual, _CURVED.decrease * len(state.z), steps, settings.cg_steps
-        )
+            z = torch.zeros_like(state.z)
+            if self._is_near(state):
+                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
         how = accuracy, state.preconditioner, self.progress
         draw = curved_draw(mode, sign * own.white[0], sign * own.noise[0], start[s], z, *how)
         drawn = *state.drawn, (draw.iterate.xi, draw.z)
@@ -339,11 +341,10 @@ class Fit:
             state, deviations=deviations, curve_draws=curve_draws, drawn=(), is_drawing=False
         )
 
-    def _steps_from_earlier(self, state: FitState) -> int:
-        """Gauss-Newton steps of curved samples of an earlier fit, at most."""
+    def _is_near(self, state: FitState) -> bool:
+        """Whether the samples of the earlier fit are, with few new data and nothing learned."""
         assert self.start is not None
-        share = 1.0 - len(self.start.pull) / len(state.z)
-        return 1 if len(state.prior) == 0 and share <= _FEW else _CURVED.steps
+        return len(state.prior) == 0 and len(self.start.pull) >= (1.0 - _FEW) * len(state.z)
 
     def _sampled(self, state: FitState) -> FitState:
         """The next turn, or the end."""

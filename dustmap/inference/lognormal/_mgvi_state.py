@@ -160,9 +160,7 @@ class MGVIStart:
         others = problem.n_latent - prior.n_white
         expected = settings.samples, math.prod(self.torus) + others
         may_change = prior.wrapping is not None and len(self.torus) == prior.grid.dim
-        return self.deviations.shape == expected and (
-            may_change or self.torus == prior.torus_shape
-        )
+        return self.deviations.shape == expected and (may_change or self.torus == prior.torus_shape)
 
 
 @final
