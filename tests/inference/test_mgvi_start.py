@@ -126,5 +126,5 @@ def test_a_start_from_itself_stays() -> None:
     data, there = sky(2, 11, 150), model(2, 11)
     scratch = fit_mgvi(there, data, SETTINGS)
     mean, std = apart(fit_mgvi(there, data, SETTINGS, start=scratch.start), scratch)
-    assert mean < 0.05
-    assert std < 0.02
+    assert mean < 0.1
+    assert std < 0.04
