@@ -64,6 +64,9 @@ class Problem:
     box : nodes of the map's grid, where there is a map
     origin : model that priors of hyperparameters are centred on, where that is not `model`
     nu : degrees of freedom of the Student-t noise of an earlier fit, to start from
+    start
+        `EngineFit.start` of an earlier fit, where its data are the first of these; it saves time
+        and has no say in the result
     """
 
     model: GPModel
@@ -71,6 +74,7 @@ class Problem:
     box: RegularGrid | None = None
     origin: GPModel | None = None
     nu: float | None = None
+    start: Arrays = field(default_factory=dict)
 
     @property
     def nodes(self) -> RegularGrid:
@@ -156,6 +160,7 @@ class EngineFit:
     evidence : ln p(y) or its lower bound, where the engine computes one
     noise : Student-t noise on top of the likelihood
     arrays, plan : for `load`; empty where the posterior is quickly computed again
+    start : where a fit of these data and others after them may start, of engines that gain by it
     at_nodes : the field at the nodes of the box, where the engine has it at hand
     on_grid : a posterior that draws rays by the thousand, where the engine's own cannot
     """
@@ -168,6 +173,7 @@ class EngineFit:
     noise: inference.StudentTNoise | None = None
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
+    start: Arrays = field(default_factory=dict)
     at_nodes: Callable[[], Prediction] | None = None
     on_grid: Callable[[], AbstractPosterior] | None = None
 

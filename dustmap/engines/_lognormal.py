@@ -137,6 +137,7 @@ class LogNormalEngine(AbstractEngine):
             ),
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
+            start=_start_of(problem),
             checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
@@ -160,6 +161,7 @@ class LogNormalEngine(AbstractEngine):
             report=_report(solution),
             learning=Learning.of(solution.status, len(data), trace),
             noise=None if solution.weights is None else solution.weights.noise,
+            start=_start_arrays(solution.start),
         )
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
@@ -254,6 +256,22 @@ def _report(solution: MGVISolution) -> dict[str, object]:
         "cg_steps": max(line.cg_steps for line in solution.history),
         "solver": solution.message(),
     }
+
+
+def _start_arrays(start: inference.MGVIStart) -> Arrays:
+    """Arrays for `_start_of`."""
+    numbers = {"torus": torch.tensor(start.torus), "curved": torch.tensor(start.curved)}
+    names = ("mode", "mean", "deviations", "pull")
+    return _engine.arrays_of(numbers | {name: getattr(start, name) for name in names})
+
+
+def _start_of(problem: Problem) -> inference.MGVIStart | None:
+    """The end of the earlier fit that the problem starts from, None of a first fit."""
+    if not problem.start:
+        return None
+    vectors = _engine.tensors_of(problem.start, problem.data.y.device)
+    torus, curved = vectors.pop("torus"), vectors.pop("curved")
+    return inference.MGVIStart(tuple(torus.tolist()), curved=bool(curved), **vectors)
 
 
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pipelines.reproduce.export_scale import experiment as export_scale
 from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
 from pipelines.reproduce.gpu import experiment as gpu
+from pipelines.reproduce.groups import experiment as groups
 from pipelines.reproduce.heaton import experiment as heaton
 from pipelines.reproduce.kills import experiment as kills
 from pipelines.reproduce.lognormal import experiment as lognormal
@@ -125,6 +126,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "seams",
         "a sky fitted in 12 tiles and merged, beside the same sky fitted in one piece",
         seams.run,
+    ),
+    Experiment(
+        "groups",
+        "two surveys 0, 0.05 and 0.1 mag apart, mapped with and without zero points of groups",
+        groups.run,
     ),
     Experiment(
         "paper_scale",

@@ -285,6 +285,12 @@ class StudentTWeights:
         noise = StudentTNoise(settings.nu, wide)
         return StudentTWeights(settings, noise, _weights(noise, ratio), float("inf"))
 
+    @staticmethod
+    def known(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
+        """For noise whose ν and widths σ_n are known, at u (N,) = E e_n²/σ_n²."""
+        noise = StudentTNoise(settings.nu)
+        return StudentTWeights(settings, noise, _weights(noise, ratio), float("inf"))
+
     def updated(
         self, left: Tensor, spread: Tensor, learn_nu: bool = True, share: Tensor | None = None
     ) -> "StudentTWeights":

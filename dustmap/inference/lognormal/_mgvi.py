@@ -19,7 +19,14 @@ from dustmap.inference.lognormal._lognormal import (
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import draws_at_once, explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_state import MGVI, FitState, MGVIRound, MGVISettings, Phase
+from dustmap.inference.lognormal._mgvi_state import (
+    MGVI,
+    FitState,
+    MGVIRound,
+    MGVISettings,
+    MGVIStart,
+    Phase,
+)
 from dustmap.linalg import Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
@@ -83,6 +90,7 @@ class MGVISolution:
     xi, deviations : (n,), (S, n)
         In pairs +δ_0, −δ_0, +δ_1, ..: an even number of the first is as good as a fit of so many.
     history, status
+    start : of a later fit, of more data
     weights : of the data under Student-t noise; None for normal noise
     """
 
@@ -93,6 +101,7 @@ class MGVISolution:
     deviations: Tensor
     history: tuple[MGVIRound, ...]
     status: MGVIStatus
+    start: MGVIStart
     weights: StudentTWeights | None = None
 
     @property
@@ -117,6 +126,7 @@ def fit_mgvi(
     rounds: Rounds | None = None,
     *,
     origin: Tensor | None = None,
+    start: MGVIStart | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> MGVISolution:
@@ -146,6 +156,12 @@ def fit_mgvi(
     origin : (Q,) or None
         Centre of the priors of the log-parameters, in the order of `LogNormalModel.learned`; None:
         where they start.
+    start
+        The end of an earlier fit, whose data come first and whose hyperparameters are near those of
+        `model`: the same random numbers belong to its data, so that mode, weights and samples are
+        near, too. Samples are drawn at ξ̄ as far from the new mode as it was, ξ̄ follows them, and
+        they stay. Where the fit ends is the same within its own convergence; a start of other
+        variables or another number of samples is not used.
     checkpointer : saves a state after every round, and between curved samples
     progress : is called with draws and steps of solvers
 
@@ -183,14 +199,16 @@ def fit_mgvi(
             'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )
     problem = LogNormalProblem.of(model, data)
+    if start is not None and not start.fits(problem, settings):
+        start = None
     reader = load_reader(checkpointer, MGVI)
     if reader is None:
-        state = FitState.first(problem, settings, origin)
+        state = FitState.first(problem, settings, origin, start)
     else:
         state = FitState.restored(problem, settings, reader)
     if reader is None or not reader.finished:
         most = max(settings.samples // 2, settings.draws)
-        states = Fit(settings, rounds, progress, draws_at_once(most)).states(state)
+        states = Fit(settings, rounds, progress, draws_at_once(most), start).states(state)
         while state.phase is not Phase.DONE:
             del state  # The next turn frees what it replaces.
             state = next(states)
@@ -223,6 +241,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         deviations,
         state.history,
         _status(state),
+        state.end(),
         state.weights,
     )
 

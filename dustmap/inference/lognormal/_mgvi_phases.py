@@ -26,8 +26,10 @@ from dustmap.inference.lognormal._mgvi_state import (
     FitState,
     MGVIRound,
     MGVISettings,
+    MGVIStart,
     Phase,
     on_its_torus,
+    posterior_at,
 )
 from dustmap.linalg import AdaptiveBatch, Progress, nystrom
 
@@ -42,6 +44,12 @@ _TURNS = 10
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
 _CURVED = Accuracy(residual=0.1, decrease=2e-3, steps=5)
 _MEAN_DECREASE = 0.05
+#: Share of new data up to which one step, with such a residual of CG, does for curved samples of an
+#: earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them
+#: from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where steps end.
+#: Multipliers of that fit would not help: where J has changed, A z is far longer than the
+#: right-hand side.
+_FEW, _SHORT_RESIDUAL = 0.25, 0.2
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
@@ -71,12 +79,14 @@ Rounds = Callable[[MGVIRound], None]
 @final
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Leads from one state of a fit to the next; at_once: samples that are drawn together."""
+    """Leads from one state of a fit to the next; at_once: samples that are drawn together; start:
+    the earlier fit that it started from, if any."""
 
     settings: MGVISettings
     rounds: Rounds | None
     progress: Progress
     at_once: AdaptiveBatch
+    start: MGVIStart | None = None
 
     def states(self, state: FitState) -> Iterator[FitState]:
         """Yield the complete state after every turn of a phase and every curved draw."""
@@ -93,13 +103,15 @@ class Fit:
             # Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests. What a step replaces is
             # free for the next, for no other frame holds the state.
             if not state.is_drawing:
+                if state.turn == 0:
+                    state = self._started(state)
                 if state.turn > 0:
                     state = self._recentred(state)
                     if not state.strayed:
                         state = self._preconditioned(state)
                     state = self._refined(state)
-                state = self._preconditioned(state)
-                state = self._drawn(state)
+                if not self._is_drawn(state):
+                    state = self._drawn(self._preconditioned(state))
             while state.is_drawing:
                 state = self._curved(state)
                 if state.is_drawing:
@@ -111,7 +123,9 @@ class Fit:
         """Mode and weights by turns, from a noise that explains all data to what is left."""
         turn, robust, accuracy = state.turn, self.settings.robust, self._rough(state)
         assert robust is not None
-        if turn == 0:
+        if turn == 0 and self.start is not None:
+            turn = _BARE + 1
+        elif turn == 0:
             state = _weighed(state, StudentTWeights.first(robust, _ratios(state, None)[0]))
         state = self._preconditioned(state)
         state, descent = self._descended(state, replace(accuracy, steps=_STRIDE), "weights")
@@ -217,6 +231,32 @@ class Fit:
                 return replace(state, centre=centre, z=z), length
         return state, 0.0
 
+    def _earlier(self, state: FitState) -> MGVIStart | None:
+        """The earlier fit, where its samples are of use: of the same variables and kind."""
+        start, settings = self.start, self.settings
+        if start is None or start.mode.shape != state.centre.xi.shape:
+            return None
+        same = settings.curved in (None, start.curved) and settings.refinements > 0
+        return start if same else None
+
+    def _started(self, state: FitState) -> FitState:
+        """Before the first samples: the mode, and as far from it as in the earlier fit, ξ̄ with the
+        curved deviations of that fit."""
+        start, centre = self._earlier(state), state.centre
+        if start is None:
+            return state
+        return replace(
+            state,
+            mode=(centre, state.z),
+            centre=posterior_at(state.problem, centre.xi + (start.mean - start.mode)),
+            deviations=start.deviations if start.curved else None,
+            curved=start.curved,
+        )
+
+    def _is_drawn(self, state: FitState) -> bool:
+        """Whether the samples need not be drawn again at ξ̄: that of an earlier fit was near."""
+        return state.turn > 0 and not state.strayed and self._earlier(state) is not None
+
     def _recentred(self, state: FitState) -> FitState:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
         assert state.mode is not None
@@ -245,9 +285,11 @@ class Fit:
     def _drawn(self, state: FitState) -> FitState:
         """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
         settings, pairs = self.settings, self.settings.samples // 2
-        if state.turn == 0:
+        if state.mode is None:
             state = replace(state, mode=(state.centre, state.z))
-        if state.curve_draws is not None and state.deviations is not None:
+        # Straight draws that are to be curved come first, where none are curved yet.
+        known = state.curve_draws is not None or state.sample_draws is None
+        if state.curved and known and state.deviations is not None:
             return replace(state, is_drawing=True)
         both = state.centre.xi.new_empty(2 * pairs, len(state.centre.xi))
         perturbations = Perturbations.of(state.problem, settings.seed, range(pairs), both[:pairs])
@@ -272,15 +314,21 @@ class Fit:
         settings, start, s = self.settings, state.deviations, len(state.drawn)
         straight, bent = state.sample_draws, state.curve_draws
         assert start is not None
-        assert straight is not None
         pairs, mode = settings.samples // 2, _bare_centre(state)
         self.progress(_CURVING, s, len(start))
         own = Perturbations.of(state.problem, settings.seed, range(s % pairs, s % pairs + 1))
         sign = 1.0 if s < pairs else -1.0
-        z = sign * straight[s % pairs] if bent is None else bent[s]
         accuracy = replace(
             _CURVED, decrease=_CURVED.decrease * len(state.z), cg_steps=settings.cg_steps
         )
+        if bent is not None:
+            z = bent[s]
+        elif straight is not None:
+            z = sign * straight[s % pairs]
+        else:
+            z = torch.zeros_like(state.z)
+            if self._is_near(state):
+                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
         how = accuracy, state.preconditioner, self.progress
         draw = curved_draw(mode, sign * own.white[0], sign * own.noise[0], start[s], z, *how)
         drawn = *state.drawn, (draw.iterate.xi, draw.z)
@@ -293,10 +341,18 @@ class Fit:
             state, deviations=deviations, curve_draws=curve_draws, drawn=(), is_drawing=False
         )
 
+    def _is_near(self, state: FitState) -> bool:
+        """Whether the samples of the earlier fit are, with few new data and nothing learned."""
+        assert self.start is not None
+        return len(state.prior) == 0 and len(self.start.pull) >= (1.0 - _FEW) * len(state.z)
+
     def _sampled(self, state: FitState) -> FitState:
         """The next turn, or the end."""
-        if state.turn < self.settings.refinements:
-            return state.at(Phase.SAMPLE, state.turn + 1)
+        last, once = self.settings.refinements, self._earlier(state) is not None
+        if state.turn < last:
+            return state.at(Phase.SAMPLE, last if once else state.turn + 1)
+        if once and state.strayed and state.turn == last:
+            return state.at(Phase.SAMPLE, last + 1)
         moved = state.moved or state.history[-1].moved > _RESTLESS
         return replace(state, moved=moved).at(Phase.DONE)
 

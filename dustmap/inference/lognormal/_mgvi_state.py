@@ -155,6 +155,32 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class MGVIStart:
+    """The end of a fit, from which one of the same data and others after them may start.
+
+    torus: its points per axis; mode, mean (n,): ξ of the mode and ξ̄ of the samples; deviations
+    (S, n) of these, all δ_s before all −δ_s; curved: whether they follow the curvature of ρ.
+    pull (N,): W^½ z of the mode's multipliers z.
+    """
+
+    torus: tuple[int, ...]
+    mode: Tensor
+    mean: Tensor
+    deviations: Tensor
+    curved: bool
+    pull: Tensor
+
+    def fits(self, problem: LogNormalProblem, settings: MGVISettings) -> bool:
+        """Whether the problem has such variables, and as many samples are asked for."""
+        prior = problem.model.prior
+        others = problem.n_latent - prior.n_white
+        expected = settings.samples, math.prod(self.torus) + others
+        may_change = prior.wrapping is not None and len(self.torus) == prior.grid.dim
+        return self.deviations.shape == expected and (may_change or self.torus == prior.torus_shape)
+
+
+@final
 class Phase(enum.Enum):
     """The phase that comes next."""
 
@@ -228,23 +254,52 @@ class FitState:
 
     @staticmethod
     def first(
-        problem: LogNormalProblem, settings: MGVISettings, origin: Tensor | None
+        problem: LogNormalProblem,
+        settings: MGVISettings,
+        origin: Tensor | None,
+        start: MGVIStart | None = None,
     ) -> "FitState":
-        """At ξ = 0."""
-        xi = torch.zeros(problem.n_latent).to(problem.y)
+        """At ξ = 0, or at the mode of an earlier fit with its weights and multipliers."""
+        prior = learned_from(problem.model, origin, settings.prior_std)
+        phase = Phase.MODE if settings.robust is None else Phase.WEIGHTS
+        if start is None:
+            xi = torch.zeros(problem.n_latent).to(problem.y)
+            centre, weights = posterior_at(problem, xi), None
+            z = torch.zeros_like(problem.y)
+        else:
+            problem = _on_torus(problem, start.torus).with_present_noise()
+            centre, weights = _started(problem, settings, start)
+            missing = len(centre.problem.y) - len(start.pull)
+            pull = torch.nn.functional.pad(start.pull, (0, missing))
+            z = pull * centre.problem.noise.sqrt()
         return FitState(
-            learned_from(problem.model, origin, settings.prior_std),
-            posterior_at(problem, xi),
-            torch.zeros_like(problem.y),
-            Phase.MODE if settings.robust is None else Phase.WEIGHTS,
+            prior,
+            centre,
+            z,
+            phase,
             evidence_count=settings.draws,
             curved=bool(settings.curved),
+            weights=weights,
         )
 
     @property
     def problem(self) -> LogNormalProblem:
         """At the present hyperparameters."""
         return self.centre.problem
+
+    def end(self) -> MGVIStart:
+        """Where a later fit of more data may start, of a fit that is done."""
+        assert self.deviations is not None
+        assert self.mode is not None
+        mode, z = self.mode
+        return MGVIStart(
+            self.problem.model.prior.torus_shape,
+            mode.xi,
+            self.centre.xi,
+            self.deviations,
+            self.curved,
+            mode.problem.noise.rsqrt() * z,
+        )
 
     def at(self, phase: Phase, turn: int = 0) -> "FitState":
         """Before this turn of a phase."""
@@ -260,7 +315,6 @@ class FitState:
             evidence_draws=None,
             sample_draws=None,
             curve_draws=None,
-            mode=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
         return _state.state_of(MGVI, result, result._place(), finished=True)
@@ -325,6 +379,21 @@ def posterior_at(
 ) -> Iterate:
     """ξ with its deviations, held by data and prior as they are."""
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
+
+
+def _started(
+    problem: LogNormalProblem, settings: MGVISettings, start: MGVIStart
+) -> tuple[Iterate, StudentTWeights | None]:
+    """The mode of an earlier fit, under the noise of its own response, and the weights of
+    Student-t noise that mode and samples of that fit leave the data."""
+    mode = posterior_at(problem, start.mode).with_own_response()
+    if settings.robust is None:
+        return mode, None
+    samples = posterior_at(mode.problem, start.mode, start.deviations)
+    ratio = samples.residuals.double().square().mean(0) / mode.problem.noise.double()
+    weights = StudentTWeights.known(settings.robust, ratio)
+    problem = mode.problem.weighted(weights.precision_weights)
+    return posterior_at(problem, start.mode), weights
 
 
 def _weights(

@@ -45,6 +45,7 @@ _FAR, _TURNS = 3.0, 10
 _ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
 #: The name of the state of a fit to all stars.
 _REFIT = "refit_stars"
+_NONE: Arrays = {}
 
 
 @final
@@ -99,26 +100,34 @@ def fit_distances(
         fit = reader.read(_FitState).fit(config, noisy.training(train))
         return DistanceFit(fit, noisy, added, stored.rounds)
     result = _Rounds(config, observed, train, watch).result()
+    if not (config.data.refit and len(train) < len(observed)):
+        result = replace(result, fit=replace(result.fit, start=_NONE))
     states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
     watch.checkpointer.finish(state_of(_ROUNDS, *states, finished=True))
     return result
 
 
 def refit_all(
-    config: Config, start: Hyperparameters, observed: Observations, watch: Watch
+    config: Config,
+    start: Hyperparameters,
+    observed: Observations,
+    order: Tensor,
+    field: Arrays,
+    watch: Watch,
 ) -> StarFit:
     """Condition on all stars at the hyperparameters of an earlier fit to some of them.
 
     observed: with what that fit added to them, which is added to all, so that no further round of
-    distances follows.
+    distances follows. order (N,): all stars, those of that fit first, as random numbers belong to
+    places; field: `StarFit.start` of that fit.
     """
-    data = observed.training(torch.arange(len(observed)))
+    data = observed.training(order)
     state = watch.checkpointer.load()
     if state is not None:
         return StateReader.of(state, _REFIT).read(_FitState).fit(config, data)
-    fit = refit_stars(config, data, start, watch.within("engine"))
+    fit = refit_stars(config, data, start, watch.within("engine"), field)
     at = replace(fit.hyperparameters, beyond=start.beyond, beyond_std=start.beyond_std)
-    fit = replace(fit, hyperparameters=at)
+    fit = replace(fit, hyperparameters=at, start={})
     watch.checkpointer.finish(state_of(_REFIT, _FitState.of(fit), finished=True))
     return fit
 
@@ -132,19 +141,25 @@ class _FitState:
     summary: Mapping[str, Any]
     learning: Learning | None
     arrays: Mapping[str, Tensor]
+    start: Mapping[str, Tensor]
 
     @staticmethod
     def of(fit: StarFit) -> "_FitState":
         """Take a fit without its posterior."""
-        arrays = {name: torch.from_numpy(array) for name, array in fit.arrays.items()}
-        return _FitState(fit.hyperparameters, fit.summary, fit.learning, arrays)
+        arrays, start = (
+            {name: torch.from_numpy(array) for name, array in arrays.items()}
+            for arrays in (fit.arrays, fit.start)
+        )
+        return _FitState(fit.hyperparameters, fit.summary, fit.learning, arrays, start)
 
     def fit(self, config: Config, data: Batch) -> StarFit:
         """Return the fit of these data: the same bits."""
-        arrays = {name: array.numpy() for name, array in self.arrays.items()}
-        fit = load_stars(config, data, self.hyperparameters, arrays)
-        summary = dict(self.summary)
-        return replace(fit, summary=summary, learning=self.learning, arrays=arrays)
+        arrays, start = (
+            {name: tensor.numpy() for name, tensor in tensors.items()}
+            for tensors in (self.arrays, self.start)
+        )
+        fit, summary = load_stars(config, data, self.hyperparameters, arrays), dict(self.summary)
+        return replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
 
 
 @final
@@ -190,7 +205,7 @@ class _Rounds:
                 break
             added, noisy = fresh, observed.with_added(fresh)
             level = line["beyond"], line["beyond_std"]
-            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level)
+            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level, fit.start)
         return DistanceFit(fit, noisy, added, tuple(rounds))
 
     def _fit(
@@ -199,13 +214,15 @@ class _Rounds:
         observed: Observations,
         start: Hyperparameters | None,
         level: tuple[float, float] | None = None,
+        field: Arrays = _NONE,
     ) -> StarFit:
-        """Fit from `start`; level: the factor on the dust beyond the box, which no engine knows."""
+        """Fit from `start` and its `field`; level: the factor on the dust beyond the box, which no
+        engine knows."""
         part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
         state = part.checkpointer.load()
         if state is not None:
             return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
-        fit = fit_stars(self.config, data, start, part.within("engine"))
+        fit = fit_stars(self.config, data, start, part.within("engine"), field)
         if level is not None:
             at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
             fit = replace(fit, hyperparameters=at)

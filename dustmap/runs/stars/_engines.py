@@ -28,6 +28,7 @@ POINTS_PER_LENGTH = 2.5
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 _NUGGET = 1e-6
 _UNWATCHED = engines.Watch()
+_NONE: engines.Arrays = {}
 
 
 def _global(config: Config) -> engines.AbstractEngine:
@@ -109,7 +110,8 @@ class StarFit:
 
     summary: what the engine says of its solution, for the report; a residual of iterations is
     `cg_residual`. learning: of the hyperparameters, if any. arrays: what brings the posterior back
-    beside hyperparameters and data; empty where it is quickly computed again.
+    beside hyperparameters and data; empty where it is quickly computed again. start: where a fit of
+    the same stars and others after them may start.
     at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
     a posterior that draws rays by the thousand, of engines whose own does not.
     """
@@ -119,6 +121,7 @@ class StarFit:
     summary: dict[str, Any]
     learning: engines.Learning | None
     arrays: engines.Arrays = field(default_factory=dict)
+    start: engines.Arrays = field(default_factory=dict)
     at_nodes: Callable[[], Prediction] | None = None
     on_grid: Callable[[], AbstractPosterior] | None = None
 
@@ -147,16 +150,16 @@ def engine_of(config: Config) -> engines.AbstractEngine:
 
 
 def problem_of(
-    config: Config, data: Batch, start: Hyperparameters | None = None
+    config: Config, data: Batch, start: Hyperparameters | None = None, field: engines.Arrays = _NONE
 ) -> engines.Problem:
     """The data on the map's grid, from the configuration's values or from where an earlier fit
-    ended; priors stay around the configuration's."""
+    ended, whose `StarFit.start` is `field`; priors stay around the configuration's."""
     first, box = _model.start_for(config, data), _model.grid_of(config.grid)
     origin = _model.model_of(config, first, data)
     if start is None:
         return engines.Problem(origin, data, box)
     at = replace(start, mean=first.mean) if _model.is_lognormal(config) else start
-    return engines.Problem(_model.model_of(config, at, data), data, box, origin, start.nu)
+    return engines.Problem(_model.model_of(config, at, data), data, box, origin, start.nu, field)
 
 
 def fit_stars(
@@ -164,10 +167,11 @@ def fit_stars(
     data: Batch,
     start: Hyperparameters | None = None,
     watch: engines.Watch = _UNWATCHED,
+    field: engines.Arrays = _NONE,
 ) -> StarFit:
-    """Learn what model.learn names, and condition on all data."""
+    """Learn what model.learn names, and condition on all data; start, field: of an earlier fit."""
     renamed = replace(watch, on_step=lambda step: watch.on_step(_star_step(step)))
-    fit = engine_of(config).fit(problem_of(config, data, start), renamed)
+    fit = engine_of(config).fit(problem_of(config, data, start, field), renamed)
     at = _model.hyperparameters_of(config, fit.model)
     if fit.noise is not None:
         at = at.with_student_t(fit.noise)
@@ -179,9 +183,10 @@ def refit_stars(
     data: Batch,
     at: Hyperparameters,
     watch: engines.Watch = _UNWATCHED,
+    field: engines.Arrays = _NONE,
 ) -> StarFit:
     """Condition on all data at hyperparameters that are held (`_model.held`)."""
-    return fit_stars(_model.held(config), data, at, watch)
+    return fit_stars(_model.held(config), data, at, watch, field)
 
 
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
@@ -196,7 +201,7 @@ def _star_fit(
 ) -> StarFit:
     report = _REPORTS[config.engine](fit) if config.engine in _REPORTS else dict(fit.report)
     made = StarFit(
-        fit.posterior, at, report, learning, fit.arrays, at_nodes=fit.at_nodes, on_grid=fit.on_grid
+        fit.posterior, at, report, learning, fit.arrays, fit.start, fit.at_nodes, fit.on_grid
     )
     return with_unresolved(config, made, at.unresolved)
 

@@ -36,7 +36,7 @@ from dustmap.runs.stars import (
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
-from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
+from dustmap.sky.stars import AbstractDistances, ExactDistances, StarTable, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import table_format, write_table
 
@@ -56,12 +56,14 @@ CUTS = "default"
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
     maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
-    predicted them; None where none were scored, and of runs that did not keep it."""
+    predicted them; None where none were scored, and of runs that did not keep it. refitted: whether
+    the map has seen them all the same."""
 
     run: _run.StarRun
     fit: _engines.StarFit
     made: Provenance
     unseen: Predictions | None = None
+    refitted: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +116,15 @@ class StarMap(AbstractFinishedRun):
             groups = {"stars_of_unknown_groups": unknown}
         elif data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
+        seen = self._seen(stars)
+        if seen:
+            log.warning(
+                "%s: the map has seen %d of %d stars, by direction and extinction: these are not "
+                "predicted",
+                catalog,
+                seen,
+                len(stars),
+            )
         _checks.warn_of(_checks.catalog_checks(thinned(stars, _share.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
@@ -132,8 +143,20 @@ class StarMap(AbstractFinishedRun):
             mean = predicted.mean + observed.expected_beyond.to(added)
             y = torch.from_numpy(truth[observed.rows]).to(added)
             result["truth"] = labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
-        counts = {"rows": read.provenance["counts"], **observed.counts_at_the_box(), **groups}
+        counts = {
+            "rows": read.provenance["counts"],
+            "stars_that_the_map_has_seen": seen,
+            **observed.counts_at_the_box(),
+            **groups,
+        }
         return result | counts
+
+    def _seen(self, stars: StarTable) -> int:
+        """Count the stars among those that the map is made of: numbers of sources may be those of
+        rows, so directions and extinctions tell."""
+        fitted = torch.cat([self.run.train, self.run.holdout]) if self.refitted else self.run.train
+        own = self.run.stars[self.run.observed.rows[fitted.cpu().numpy()]]
+        return int(np.isin(_marks(stars), _marks(own)).sum())
 
     @property
     def _dust(self) -> observations.PriorDust:
@@ -308,6 +331,13 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
+def _marks(stars: StarTable) -> NDArray[np.void]:
+    """Direction and extinction (N,) of stars, to within 1e-7 degrees and 1e-6 mag."""
+    columns = (1e7 * stars.l, 1e7 * stars.b, 1e6 * stars.extinction)
+    numbers = np.stack([np.round(column) for column in columns], axis=-1).astype(np.int64)
+    return np.ascontiguousarray(numbers).view("V24")[:, 0]
+
+
 def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes.
 
@@ -328,7 +358,8 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             "stars: run it again"
         )
     run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
-    stars = torch.arange(len(run.observed)) if refitted else run.train
+    stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))
-    return StarMap(run, fit, made, Predictions.of_arrays(scored) if scored else None)
+    unseen = Predictions.of_arrays(scored) if scored else None
+    return StarMap(run, fit, made, unseen, refitted)

@@ -45,11 +45,13 @@ quality = {names = ["quality"]}
 default = [{column = "quality", below = 1}]
 """
 
-#: A fit of such stars, hyperparameters known; `[compute]` may be gone on with.
+#: A fit of such stars, hyperparameters known, and no other to all of them, lest two are timed;
+#: `[compute]` may be gone on with.
 RUN = """
 [data]
 catalog = "{store}"
 holdout = 0.05
+refit = false
 [grid]
 size = [{size}]
 spacing = {spacing}

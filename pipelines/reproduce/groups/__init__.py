@@ -1,0 +1,1 @@
+"""Surveys whose zero points differ, mapped with and without `data.groups`."""
