@@ -43,11 +43,14 @@ from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import Candidate as Candidate
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
+from dustmap.engines._kernel_choice import Trial as Trial
+from dustmap.engines._kernel_choice import Window as Window
 from dustmap.engines._kernel_choice import choice_bytes as choice_bytes
 from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
 from dustmap.engines._kernel_choice import with_profile as with_profile
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
+from dustmap.engines._learning import at_mean_distances as at_mean_distances
 from dustmap.engines._learning import best_start as best_start
 from dustmap.engines._learning import evidence as evidence
 from dustmap.engines._learning import most_exact as most_exact

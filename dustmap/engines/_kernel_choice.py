@@ -14,8 +14,8 @@ a field that is taken to be too smooth has intervals that are too narrow.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
@@ -46,7 +46,8 @@ _MAX_STEPS, _TOLERANCE = 60, 5e-3
 class Candidate:
     """A kernel's score: the mean over patches of the log predictive density per datum.
 
-    difference: to the best score; standard_error: of the difference, over patches.
+    difference: to the best score; standard_error: of the difference, over patches. learned: values
+    of hyperparameters, where they have units that a user knows.
     """
 
     name: str
@@ -54,6 +55,12 @@ class Candidate:
     difference: float
     standard_error: float
     seconds: float
+    learned: Mapping[str, float] = field(default_factory=dict)
+
+    def as_plain(self) -> dict[str, Any]:
+        """The fields that have a value, hyperparameters by their own names."""
+        plain = asdict(self)
+        return plain if self.learned else {k: v for k, v in plain.items() if k != "learned"}
 
 
 @final
@@ -74,7 +81,21 @@ class KernelChoice:
 
     def as_plain(self) -> dict[str, Any]:
         """The fields as values that JSON can hold."""
-        return asdict(self) | {"candidates": [asdict(c) for c in self.candidates]}
+        return asdict(self) | {"candidates": [c.as_plain() for c in self.candidates]}
+
+    @staticmethod
+    def of_trials(trials: Mapping[str, "Trial"], **counts: Any) -> "KernelChoice":
+        """The roughest within one standard error of the best of trials in the same patches.
+
+        trials: from rough to smooth, one at least. counts: the fields rows, held_out and remark.
+        """
+        scores = torch.stack([trial.scores for trial in trials.values()])
+        best, differences, errors = roughest_within_error(scores)
+        candidates = tuple(
+            Candidate(name, float(trial.scores.mean()), d, e, trial.seconds, trial.learned)
+            for (name, trial), d, e in zip(trials.items(), differences, errors, strict=True)
+        )
+        return KernelChoice(candidates[best].name, candidates, patches=scores.shape[1], **counts)
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> "KernelChoice":
@@ -96,12 +117,12 @@ class Window:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Trial:
-    """A candidate at its learned hyperparameters, and its scores (P,)."""
+class Trial:
+    """The scores (P,) of a candidate in P patches, and what it has learned, by name."""
 
-    model: GPModel
     scores: Tensor
     seconds: float
+    learned: Mapping[str, float] = field(default_factory=dict)
 
 
 def choice_bytes(n: int) -> int:
@@ -116,50 +137,44 @@ def choose_kernel(
     search_start: bool = True,
     seed: int = 0,
     names: Sequence[str] = CANDIDATES,
+    windows: Sequence[Window] | None = None,
+    named: Callable[[GPModel], Mapping[str, float]] = lambda model: {},
 ) -> KernelChoice:
-    """Choose the kernel of point values by held-out patches.
+    """Choose the kernel by held-out patches.
 
     model: where learning starts, with a kernel of one term, whose profile alone is changed. data:
     inputs in units in which distance means dependence. search_start: as of `EvidenceSettings`.
-    names: of candidates, from rough to smooth.
+    names: of candidates, from rough to smooth. windows: by `windows_of` where they are left out,
+    of point values. named: the learned values of a candidate that its line shows.
     """
-    windows = windows_of(data, seed)
+    windows = windows_of(data, seed) if windows is None else windows
     if not windows:
         remark = f"fewer than {LEAST_ROWS} distinct rows, too few to hold out patches"
         return KernelChoice(FALLBACK, remark=remark)
     parts = [window.data[window.learning] for window in windows]
-    trials: dict[str, _Trial] = {}
+    trials: dict[str, Trial] = {}
     refused: list[str] = []
+    near: GPModel | None = None
     # The others start at the optimum of one of middling smoothness, which is near theirs.
     for name in sorted(names, key=lambda n: abs(names.index(n) - len(names) // 2)):
         begun = time.perf_counter()
-        first = next(iter(trials.values()), None)
-        start = with_profile(model if first is None else first.model, name)
+        start = with_profile(near or model, name)
         try:
-            learned = _learned(start, parts, search_start and first is None)
+            learned = _learned(start, parts, search_start and near is None)
             scores = torch.cat([patch_scores(learned, window) for window in windows])
         except UserError as error:
             # A smooth kernel of rows that nearly coincide may not be positive definite.
             refused.append(f"{name}: {error}")
             continue
-        trials[name] = _Trial(learned, scores, time.perf_counter() - begun)
+        near = near or learned
+        trials[name] = Trial(scores, time.perf_counter() - begun, named(learned))
     if not trials:
         return KernelChoice(FALLBACK, remark="; ".join(refused))
-    scored = [name for name in names if name in trials]
-    best, differences, errors = roughest_within_error(
-        torch.stack([trials[name].scores for name in scored])
-    )
-    candidates = tuple(
-        Candidate(name, float(trials[name].scores.mean()), d, e, trials[name].seconds)
-        for name, d, e in zip(scored, differences, errors, strict=True)
-    )
-    return KernelChoice(
-        candidates[best].name,
-        candidates,
-        sum(len(part) for part in parts),
-        sum(len(window.patches) for window in windows),
-        sum(len(patch) for window in windows for patch in window.patches),
-        "; ".join(refused),
+    return KernelChoice.of_trials(
+        {name: trials[name] for name in names if name in trials},
+        rows=sum(len(part) for part in parts),
+        held_out=sum(len(patch) for window in windows for patch in window.patches),
+        remark="; ".join(refused),
     )
 
 
