@@ -44,13 +44,11 @@ from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import Candidate as Candidate
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
 from dustmap.engines._kernel_choice import Trial as Trial
-from dustmap.engines._kernel_choice import Window as Window
 from dustmap.engines._kernel_choice import choice_bytes as choice_bytes
 from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
 from dustmap.engines._kernel_choice import with_profile as with_profile
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
-from dustmap.engines._learning import at_mean_distances as at_mean_distances
 from dustmap.engines._learning import best_start as best_start
 from dustmap.engines._learning import evidence as evidence
 from dustmap.engines._learning import most_exact as most_exact
@@ -73,5 +71,9 @@ from dustmap.engines._pathwise_points import PointPlan as PointPlan
 from dustmap.engines._pathwise_points import PointSettings as PointSettings
 from dustmap.engines._pathwise_points import plan_points as plan_points
 from dustmap.engines._pathwise_points import some_draws as some_draws
+from dustmap.engines._ray_kernels import RayData as RayData
+from dustmap.engines._ray_kernels import choose_ray_kernel as choose_ray_kernel
+from dustmap.engines._ray_kernels import covariances_of_choice as covariances_of_choice
+from dustmap.engines._ray_kernels import ray_choice_component as ray_choice_component
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
 from dustmap.engines._student_t import plain_rows as plain_rows

@@ -14,7 +14,7 @@ a field that is taken to be too smooth has intervals that are too narrow.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, final
@@ -137,17 +137,14 @@ def choose_kernel(
     search_start: bool = True,
     seed: int = 0,
     names: Sequence[str] = CANDIDATES,
-    windows: Sequence[Window] | None = None,
-    named: Callable[[GPModel], Mapping[str, float]] = lambda model: {},
 ) -> KernelChoice:
-    """Choose the kernel by held-out patches.
+    """Choose the kernel of point values by held-out patches.
 
     model: where learning starts, with a kernel of one term, whose profile alone is changed. data:
     inputs in units in which distance means dependence. search_start: as of `EvidenceSettings`.
-    names: of candidates, from rough to smooth. windows: by `windows_of` where they are left out,
-    of point values. named: the learned values of a candidate that its line shows.
+    names: of candidates, from rough to smooth.
     """
-    windows = windows_of(data, seed) if windows is None else windows
+    windows = windows_of(data, seed)
     if not windows:
         remark = f"fewer than {LEAST_ROWS} distinct rows, too few to hold out patches"
         return KernelChoice(FALLBACK, remark=remark)
@@ -167,7 +164,7 @@ def choose_kernel(
             refused.append(f"{name}: {error}")
             continue
         near = near or learned
-        trials[name] = Trial(scores, time.perf_counter() - begun, named(learned))
+        trials[name] = Trial(scores, time.perf_counter() - begun)
     if not trials:
         return KernelChoice(FALLBACK, remark="; ".join(refused))
     return KernelChoice.of_trials(
@@ -294,10 +291,16 @@ def patch_scores(model: GPModel, window: Window) -> Tensor:
     data, exact = window.data, gp.ExactGP(model.kernel, model.mean)
     noise_variance = model.likelihood.noise_variance(data)
     posterior = exact.condition(data.functional, data.y, noise_variance)
-    precision, scores = torch.cholesky_inverse(posterior.cholesky), []
-    for patch in window.patches:
+    precision = torch.cholesky_inverse(posterior.cholesky)
+    return left_out_scores(precision, posterior.alpha, window.patches)
+
+
+def left_out_scores(precision: Tensor, alpha: Tensor, patches: Sequence[Tensor]) -> Tensor:
+    """The same (P,) for A⁻¹ (n, n) and A⁻¹ r (n,)."""
+    scores = []
+    for patch in patches:
         C = torch.cholesky_inverse(torch.linalg.cholesky(precision[patch][:, patch]))
-        error, variance = C @ posterior.alpha[patch], C.diagonal()
+        error, variance = C @ alpha[patch], C.diagonal()
         density = error.square() / variance + variance.log() + math.log(2.0 * math.pi)
         scores.append(-0.5 * density.mean())
     return torch.stack(scores)

@@ -5,7 +5,7 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -31,16 +31,6 @@ STEP_VECTORS = 15
 #: of the products that the preconditioner takes together.
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
 
-#: Of a trial.
-_TRIAL: Mapping[str, Any] = {
-    "curved": True,
-    "refinements": 0,
-    "most_draws": 8,
-    "rounds": 6,
-    "tolerance": 0.4,
-    "padding": 2.0,
-}
-
 #: The parts of a fit, in words.
 _STAGES = {
     "weights": "weighing outliers",
@@ -55,9 +45,7 @@ _STAGES = {
 class LogNormalSettings:
     """samples: an odd number is drawn with one more, in pairs. cg_steps: of a solve. memory: bytes.
     robust: Student-t noise, None for Gaussian. beams: shared by rays of a fit, None for rows of
-    their own, as the posterior has in any case. trial: whether a rough posterior does, by which
-    kernels are compared: its hyperparameters are within half a standard deviation of theirs, and
-    its samples follow the curvature around the mode, which is not recentred."""
+    their own, as the posterior has in any case."""
 
     samples: int
     cg_steps: int
@@ -66,14 +54,6 @@ class LogNormalSettings:
     memory: int
     robust: inference.RobustSettings | None = None
     beams: features.AbstractBeams | None = None
-    trial: bool = False
-
-    def inference(self, robust: inference.RobustSettings | None) -> inference.MGVISettings:
-        """Settings of the inference, with those of Student-t noise for this problem."""
-        settings = inference.MGVISettings(
-            samples=self.drawn, cg_steps=self.cg_steps, seed=self.seed, robust=robust
-        )
-        return replace(settings, **_TRIAL) if self.trial else settings
 
     @property
     def drawn(self) -> int:
@@ -124,8 +104,13 @@ class LogNormalEngine(AbstractEngine):
         solution = inference.fit_mgvi(
             self._model(problem),
             data,
-            settings.inference(problem.robust(settings.robust)),
-            _logged(names, watch, logging.DEBUG if settings.trial else logging.INFO),
+            inference.MGVISettings(
+                samples=settings.drawn,
+                cg_steps=settings.cg_steps,
+                seed=settings.seed,
+                robust=problem.robust(settings.robust),
+            ),
+            _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             checkpointer=watch.checkpointer,
             progress=watch.progress,
@@ -258,12 +243,11 @@ def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     }
 
 
-def _logged(names: tuple[str, ...], watch: Watch, level: int) -> Callable[[MGVIRound], None]:
+def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[MGVIRound], None]:
     """Log a round, and pass its numbers to `watch`."""
 
     def after(line: MGVIRound) -> None:
-        log.log(
-            level,
+        log.info(
             "%s: residuals are %.3g of the errors (rms), %d solver steps",
             _STAGES.get(line.stage, line.stage),
             line.misfit,

@@ -25,8 +25,6 @@ QUADRATURE_ORDER, MONTE_CARLO_POINTS, RAY_POINTS = 32, 64, 32
 #: Inducing points per length scale. More explain little more of an integral along a ray; the map
 #: itself is read off at the nodes of the configuration, however many they are.
 POINTS_PER_LENGTH = 2.5
-#: Samples by which kernels are compared.
-TRIAL_SAMPLES = 8
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 _NUGGET = 1e-6
 _UNWATCHED = engines.Watch()
@@ -168,28 +166,8 @@ def fit_stars(
     watch: engines.Watch = _UNWATCHED,
 ) -> StarFit:
     """Learn what model.learn names, and condition on all data."""
-    return _fitted(engine_of(config), config, data, start, watch)
-
-
-def fit_trial(
-    config: Config, data: Batch, start: Hyperparameters | None, watch: engines.Watch
-) -> StarFit:
-    """The same of a log-normal density, as well as a comparison of kernels needs it."""
-    engine = engine_of(config)
-    assert isinstance(engine, engines.LogNormalEngine)
-    settings = replace(engine.settings, samples=TRIAL_SAMPLES, beams=None, trial=True)
-    return _fitted(replace(engine, settings=settings), config, data, start, watch)
-
-
-def _fitted(
-    engine: engines.AbstractEngine,
-    config: Config,
-    data: Batch,
-    start: Hyperparameters | None,
-    watch: engines.Watch,
-) -> StarFit:
     renamed = replace(watch, on_step=lambda step: watch.on_step(_star_step(step)))
-    fit = engine.fit(problem_of(config, data, start), renamed)
+    fit = engine_of(config).fit(problem_of(config, data, start), renamed)
     at = _model.hyperparameters_of(config, fit.model)
     if fit.noise is not None:
         at = at.with_student_t(fit.noise)

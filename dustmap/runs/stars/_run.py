@@ -99,6 +99,7 @@ class StarRun(AbstractRun):
         counts = {
             "engine": self.config.fit.engine,
             "density": self.config.density,
+            "kernel": _kernel.in_words(self.config, len(self.train)),
             "device": str(self.device),
             **self.counts(),
         }
@@ -121,7 +122,7 @@ class StarRun(AbstractRun):
     def seconds(self) -> float:
         """Estimate the whole run, roughly."""
         config, rays = self.config, self.observed.batch.functional
-        total = _plan.OVERHEAD
+        total = _plan.OVERHEAD + _plan.choice_seconds(config, own_rays(rays[self.train]))
         total += _plan.estimated_seconds(config, own_rays(rays[self.train]), self.grid)
         if self.refits:
             total += _plan.estimated_seconds(_model.held(config), own_rays(rays), self.grid)
