@@ -38,8 +38,9 @@ _EVALUATIONS = 10
 _LEAST_OF_GROUP = 10
 #: What progress counts.
 _COUNTED = "kernels compared"
-#: Standard deviations from the prediction of all others beyond which an outlier is left out.
-_WILD = 4.0
+#: Standard deviations from the prediction of all others beyond which an outlier is left out; turns
+#: of looking for them.
+_WILD, _TURNS = 4.0, 5
 
 
 @final
@@ -227,8 +228,7 @@ def choose_ray_kernel(
     """
     remarks: list[str] = []
     if outliers:
-        white, x, _ = _learned(data, names[-1], length)
-        wild = white.left_out(x).abs() > _WILD
+        wild = _outliers(data, names[-1], length)
         data, tame = data.without(wild), (~wild).cpu()
         patches = [patch[tame[patch]] for patch in patches]
         patches = [patch for patch in patches if len(patch)]
@@ -245,6 +245,23 @@ def choose_ray_kernel(
         remarks.append(f"{', '.join(left)} not tried: rougher than one that is behind")
     counts = {"rows": len(data.y), "held_out": sum(len(patch) for patch in patches)}
     return KernelChoice.of_trials(trials, **counts, remark="; ".join(remarks))
+
+
+def _outliers(data: RayData, name: str, length: float) -> Tensor:
+    """Which rays (n,) are far off given all others, at the length that all ask for.
+
+    Few of them hide the others behind the factor on the errors that they make, so that this is
+    repeated.
+    """
+    C = data.covariance(name, _learned(data, name, length)[2])
+    wild = torch.zeros_like(data.y, dtype=torch.bool)
+    for _ in range(_TURNS):
+        white = _White.of(data.without(wild), C)
+        more = (white.left_out(white.best()[1]).abs() > _WILD) & ~wild
+        if not bool(more.any()):
+            break
+        wild |= more
+    return wild
 
 
 def _trial(data: RayData, name: str, length: float, patches: Sequence[Tensor]) -> Trial:

@@ -40,8 +40,9 @@ _FEWEST, _MOST = 500, 1_000
 _MOST_NODES = 60_000
 #: Width of a patch in lengths where learning starts, its stars, and the part of all stars in such.
 _WIDTH, _LEAST_STARS, _IN_PATCHES = 2.0, 5, 0.7
-#: What widens patches that hold too few stars; patches that a choice needs.
-_WIDER, _LEAST_PATCHES = 1.5, 8
+#: What widens patches that hold too few stars; patches that a choice needs, and those of a sky of
+#: the widest.
+_WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
 
@@ -162,6 +163,6 @@ def _patches(observed: Observations, some: Tensor, width: float) -> list[Tensor]
         counts = torch.bincount(labels)
         large = (counts >= _LEAST_STARS).nonzero().squeeze(-1)
         enough = int(counts[large].sum()) >= _IN_PATCHES * len(some)
-        if enough or len(counts) <= _LEAST_PATCHES:
+        if enough or len(counts) <= _PIXELS:
             return [(labels == patch).nonzero().squeeze(-1) for patch in large]
         width *= _WIDER
