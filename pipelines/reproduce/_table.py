@@ -19,6 +19,7 @@ from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
 from pipelines.reproduce.gpu import experiment as gpu
 from pipelines.reproduce.heaton import experiment as heaton
+from pipelines.reproduce.kernels import experiment as kernels
 from pipelines.reproduce.kills import experiment as kills
 from pipelines.reproduce.lognormal import experiment as lognormal
 from pipelines.reproduce.memory import experiment as memory
@@ -109,6 +110,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "calibration",
         "what fits claim, beside Gibbs sampling, dense algebra and quadrature; before and after",
         calibration.run,
+    ),
+    Experiment(
+        "kernels",
+        "kernels that stars choose, beside kernels by name, on skies that no kernel has drawn",
+        kernels.run,
     ),
     Experiment(
         "skies",
