@@ -11,7 +11,8 @@ Start at `_engine`: an engine is a value with typed settings that plans its memo
     automatic    one of the first four for point values
     student-t    around exact or pathwise, for point values with outliers
 
-`choose_kernel` decides how smooth the kernel of point values is, before any of them.
+`choose_kernel` decides how smooth the kernel of point values is, before any of them, and
+`choose_ray_kernel` that of a density that rays see.
 
 A new engine is one module here, a line in the table of whoever offers it (`runs/stars/_engines`,
 `estimators/_engines`) and its keys in the configuration.

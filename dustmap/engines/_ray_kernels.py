@@ -46,11 +46,11 @@ _WILD, _TURNS = 4.0, 5
 @final
 @dataclass(frozen=True, eq=False)
 class RayData:
-    """n measurements y = S p (m + g) + H b + noise of rays through a grid.
+    """n measurements y = S p g + H b + noise of rays through a grid.
 
-    rows S (n, M) of the nodes; profile p (M,); mean: m where it is fixed, None where it is fitted;
-    y, errors (n,): variances of the noise; offsets H (n, G). learns_noise: whether a factor on all
-    errors is learned.
+    rows S (n, M) of the nodes; profile p (M,); y, errors (n,): variances of the noise; columns
+    H (n, Q) of what is fitted by least squares, the mean and zero points. learns_noise: whether a
+    factor on all errors is learned.
     """
 
     nodes: RegularGrid
@@ -58,8 +58,7 @@ class RayData:
     profile: Tensor
     y: Tensor
     errors: Tensor
-    mean: float | None
-    offsets: Tensor
+    columns: Tensor
     learns_noise: bool
 
     @staticmethod
@@ -76,15 +75,18 @@ class RayData:
         if like.log_relative is not None:
             data = replace(data, response=data.y.clamp_min(0.0))
         errors, y = like.noise_variance(data).detach().double(), data.y.double()
-        shape = torch.ones(nodes.size, dtype=torch.float64, device=y.device)
-        mean: float | None = None
+        profile_at = torch.ones(nodes.size, dtype=torch.float64, device=y.device)
+        columns = [_zero_points(data)]
         if profile is not None:
-            shape = profile.values(places).detach().double()
-        elif not model.mean.is_learned:
-            mean, y = 0.0, y - model.mean.values(data.functional).detach().double()
+            profile_at = profile.values(places).detach().double()
+            columns.append(rows.matmul(profile_at)[:, None])
+        elif model.mean.is_learned:
+            columns.append(model.mean.basis(data.functional).detach().double())
+        else:
+            y = y - model.mean.values(data.functional).detach().double()
         learned = {p.name for p in like.parameters() if p.is_learned}
-        scaled, offsets = bool(learned & {"noise", "scatter"}), _zero_points(data)
-        return RayData(nodes, rows, shape, y, errors, mean, offsets, scaled)
+        scaled = bool(learned & {"noise", "scatter"})
+        return RayData(nodes, rows, profile_at, y, errors, torch.cat(columns, dim=1), scaled)
 
     def covariance(self, name: str, length: float) -> Tensor:
         """S p K p Sᵀ (n, n) of the kernel of a name at a length and unit variance."""
@@ -97,12 +99,6 @@ class RayData:
             return self.rows.matmul(self.profile * K.matmul(spread))
 
         return torch.cat([seen(part) for part in torch.split(unit, _at_once(self.nodes))])
-
-    def columns(self) -> Tensor:
-        """What is fitted by least squares (n, Q): the mean, unless it is fixed, and zero points."""
-        if self.mean is not None:
-            return self.offsets
-        return torch.cat([self.rows.matmul(self.profile)[:, None], self.offsets], dim=1)
 
     def without(self, wild: Tensor) -> "RayData":
         """The data with errors so large for some (n,) that these say nothing."""
@@ -153,7 +149,7 @@ class _White:
         root = data.errors.rsqrt()
         white = root[:, None] * C * root
         eigenvalues, basis = torch.linalg.eigh(0.5 * (white + white.mT))
-        z, H = basis.mT @ (root * data.y), basis.mT @ (root[:, None] * data.columns())
+        z, H = basis.mT @ (root * data.y), basis.mT @ (root[:, None] * data.columns)
         return _White(z, H, eigenvalues.clamp_min(0.0), basis, data.learns_noise)
 
     def spread(self, x: Sequence[float]) -> Tensor:

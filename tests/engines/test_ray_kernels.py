@@ -109,7 +109,7 @@ def test_a_profile_scales_mean_and_fluctuations() -> None:
         RayData.of(model(), batch, GRID, profile)
         for profile in (ConstantMean(1.0), DiscMean(1.0, 1e9, 1e9))
     )
-    torch.testing.assert_close(plain.columns(), thin.columns(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(plain.columns, thin.columns, rtol=1e-5, atol=0)
     disc = RayData.of(model(), batch, GRID, ConstantMean(3.0))
     torch.testing.assert_close(
         disc.covariance("matern12", 20.0), 9.0 * plain.covariance("matern12", 20.0)
