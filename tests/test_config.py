@@ -315,7 +315,7 @@ def test_smoothness_belongs_to_the_kernel_matern() -> None:
     catalog = "data.catalog=sky.fits"
     named = config.from_mapping({}, [catalog, "model.kernel=matern", "model.nu=0.8"])
     assert named.model.kernel_name == "matern-0.8"
-    assert config.from_mapping({}, [catalog]).model.kernel_name == "matern32"
+    assert config.from_mapping({}, [catalog]).model.kernel_name == "auto"
     regression = ["data.kind=regression", "data.inputs=[x]", "data.target=y"]
     for learned, kernel in (("[length, std, mean, noise]", "auto"), ("[mean, noise]", "matern32")):
         open_to_data = config.from_mapping(

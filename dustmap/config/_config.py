@@ -54,13 +54,14 @@ class Config:
     def resolved(self) -> "Config":
         """The same with what model.noise and model.kernel = "auto" stand for.
 
-        The kernel of a regression that learns its length and std is left for the data to choose.
+        A kernel whose length and std are learned is left for the data to choose, but on tiles,
+        which share the kernel of one sky.
         """
         model = self.model
         if model.noise == "auto":
             noise = "student-t" if self._solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
-        is_open = self.data.kind == "regression" and {"length", "std"} <= set(model.learn)
+        is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")
         return replace(self, model=model)

@@ -11,7 +11,8 @@ Start at `_engine`: an engine is a value with typed settings that plans its memo
     automatic    one of the first four for point values
     student-t    around exact or pathwise, for point values with outliers
 
-`choose_kernel` decides how smooth the kernel of point values is, before any of them.
+`choose_kernel` decides how smooth the kernel of point values is, before any of them, and
+`choose_ray_kernel` that of a density that rays see.
 
 A new engine is one module here, a line in the table of whoever offers it (`runs/stars/_engines`,
 `estimators/_engines`) and its keys in the configuration.
@@ -74,6 +75,7 @@ from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import Candidate as Candidate
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
+from dustmap.engines._kernel_choice import Trial as Trial
 from dustmap.engines._kernel_choice import choice_bytes as choice_bytes
 from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
 from dustmap.engines._kernel_choice import with_profile as with_profile
@@ -101,5 +103,9 @@ from dustmap.engines._pathwise_points import PointPlan as PointPlan
 from dustmap.engines._pathwise_points import PointSettings as PointSettings
 from dustmap.engines._pathwise_points import plan_points as plan_points
 from dustmap.engines._pathwise_points import some_draws as some_draws
+from dustmap.engines._ray_kernels import RayData as RayData
+from dustmap.engines._ray_kernels import choose_ray_kernel as choose_ray_kernel
+from dustmap.engines._ray_kernels import covariances_of_choice as covariances_of_choice
+from dustmap.engines._ray_kernels import ray_choice_component as ray_choice_component
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
 from dustmap.engines._student_t import plain_rows as plain_rows

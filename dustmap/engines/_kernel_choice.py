@@ -15,7 +15,7 @@ a field that is taken to be too smooth has intervals that are too narrow.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
@@ -46,7 +46,8 @@ _MAX_STEPS, _TOLERANCE = 60, 5e-3
 class Candidate:
     """A kernel's score: the mean over patches of the log predictive density per datum.
 
-    difference: to the best score; standard_error: of the difference, over patches.
+    difference: to the best score; standard_error: of the difference, over patches. learned: values
+    of hyperparameters, where they have units that a user knows.
     """
 
     name: str
@@ -54,6 +55,12 @@ class Candidate:
     difference: float
     standard_error: float
     seconds: float
+    learned: Mapping[str, float] = field(default_factory=dict)
+
+    def as_plain(self) -> dict[str, Any]:
+        """The fields that have a value, hyperparameters by their own names."""
+        plain = asdict(self)
+        return plain if self.learned else {k: v for k, v in plain.items() if k != "learned"}
 
 
 @final
@@ -78,7 +85,21 @@ class KernelChoice:
 
     def as_plain(self) -> dict[str, Any]:
         """The fields as values that JSON can hold."""
-        return asdict(self) | {"candidates": [asdict(c) for c in self.candidates]}
+        return asdict(self) | {"candidates": [c.as_plain() for c in self.candidates]}
+
+    @staticmethod
+    def of_trials(trials: Mapping[str, "Trial"], **counts: Any) -> "KernelChoice":
+        """The roughest within one standard error of the best of trials in the same patches.
+
+        trials: from rough to smooth, one at least. counts: the fields rows, held_out and remark.
+        """
+        scores = torch.stack([trial.scores for trial in trials.values()])
+        best, differences, errors = roughest_within_error(scores)
+        candidates = tuple(
+            Candidate(name, float(trial.scores.mean()), d, e, trial.seconds, trial.learned)
+            for (name, trial), d, e in zip(trials.items(), differences, errors, strict=True)
+        )
+        return KernelChoice(candidates[best].name, candidates, patches=scores.shape[1], **counts)
 
     @staticmethod
     def of_plain(plain: Mapping[str, Any]) -> "KernelChoice":
@@ -100,12 +121,12 @@ class Window:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Trial:
-    """A candidate at its learned hyperparameters, and its scores (P,)."""
+class Trial:
+    """The scores (P,) of a candidate in P patches, and what it has learned, by name."""
 
-    model: GPModel
     scores: Tensor
     seconds: float
+    learned: Mapping[str, float] = field(default_factory=dict)
 
 
 def choice_bytes(n: int) -> int:
@@ -132,38 +153,29 @@ def choose_kernel(
         remark = f"fewer than {LEAST_ROWS} distinct rows, too few to hold out patches"
         return KernelChoice(FALLBACK, remark=remark)
     parts = [window.data[window.learning] for window in windows]
-    trials: dict[str, _Trial] = {}
+    trials: dict[str, Trial] = {}
     refused: list[str] = []
+    near: GPModel | None = None
     # The others start at the optimum of one of middling smoothness, which is near theirs.
     for name in sorted(names, key=lambda n: abs(names.index(n) - len(names) // 2)):
         begun = time.perf_counter()
-        first = next(iter(trials.values()), None)
-        start = with_profile(model if first is None else first.model, name)
+        start = with_profile(near or model, name)
         try:
-            learned = _learned(start, parts, search_start and first is None)
+            learned = _learned(start, parts, search_start and near is None)
             scores = torch.cat([patch_scores(learned, window) for window in windows])
         except UserError as error:
             # A smooth kernel of rows that nearly coincide may not be positive definite.
             refused.append(f"{name}: {error}")
             continue
-        trials[name] = _Trial(learned, scores, time.perf_counter() - begun)
+        near = near or learned
+        trials[name] = Trial(scores, time.perf_counter() - begun)
     if not trials:
         return KernelChoice(FALLBACK, remark="; ".join(refused))
-    scored = [name for name in names if name in trials]
-    best, differences, errors = roughest_within_error(
-        torch.stack([trials[name].scores for name in scored])
-    )
-    candidates = tuple(
-        Candidate(name, float(trials[name].scores.mean()), d, e, trials[name].seconds)
-        for name, d, e in zip(scored, differences, errors, strict=True)
-    )
-    return KernelChoice(
-        candidates[best].name,
-        candidates,
-        sum(len(part) for part in parts),
-        sum(len(window.patches) for window in windows),
-        sum(len(patch) for window in windows for patch in window.patches),
-        "; ".join(refused),
+    return KernelChoice.of_trials(
+        {name: trials[name] for name in names if name in trials},
+        rows=sum(len(part) for part in parts),
+        held_out=sum(len(patch) for window in windows for patch in window.patches),
+        remark="; ".join(refused),
     )
 
 
@@ -292,10 +304,16 @@ def patch_scores(model: GPModel, window: Window) -> Tensor:
     data, exact = window.data, gp.ExactGP(model.kernel, model.mean)
     noise_variance = model.likelihood.noise_variance(data)
     posterior = exact.condition(data.functional, data.y, noise_variance)
-    precision, scores = torch.cholesky_inverse(posterior.cholesky), []
-    for patch in window.patches:
+    precision = torch.cholesky_inverse(posterior.cholesky)
+    return left_out_scores(precision, posterior.alpha, window.patches)
+
+
+def left_out_scores(precision: Tensor, alpha: Tensor, patches: Sequence[Tensor]) -> Tensor:
+    """The same (P,) for A⁻¹ (n, n) and A⁻¹ r (n,)."""
+    scores = []
+    for patch in patches:
         C = torch.cholesky_inverse(torch.linalg.cholesky(precision[patch][:, patch]))
-        error, variance = C @ posterior.alpha[patch], C.diagonal()
+        error, variance = C @ alpha[patch], C.diagonal()
         density = error.square() / variance + variance.log() + math.log(2.0 * math.pi)
         scores.append(-0.5 * density.mean())
     return torch.stack(scores)

@@ -43,6 +43,7 @@ class During(enum.Enum):
     """When a component is held; parts of the run that follow one another share their memory."""
 
     WHOLE = "the whole run"
+    CHOOSING = "choosing the kernel"
     FIT = "fit"
     LEARNING = "learning"
     PREPARING = "preparing the solve"

@@ -21,6 +21,7 @@ from pipelines.reproduce.fuzz import experiment as fuzz
 from pipelines.reproduce.gpu import experiment as gpu
 from pipelines.reproduce.groups import experiment as groups
 from pipelines.reproduce.heaton import experiment as heaton
+from pipelines.reproduce.kernels import experiment as kernels
 from pipelines.reproduce.kills import experiment as kills
 from pipelines.reproduce.lognormal import experiment as lognormal
 from pipelines.reproduce.memory import experiment as memory
@@ -111,6 +112,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "calibration",
         "what fits claim, beside Gibbs sampling, dense algebra and quadrature; before and after",
         calibration.run,
+    ),
+    Experiment(
+        "kernels",
+        "kernels that stars choose, beside kernels by name, on skies that no kernel has drawn",
+        kernels.run,
     ),
     Experiment(
         "skies",

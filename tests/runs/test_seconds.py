@@ -28,6 +28,7 @@ def seconds(catalog: Path, *overrides: str) -> float:
     given = {
         "data": {"catalog": str(catalog), "refit": False},
         "grid": {"size": [200, 200, 120], "spacing": 20},
+        "model": {"kernel": "matern32"},
         "fit": {"samples": 4},
     }
     return prepare(configuration.from_mapping(given, overrides)).seconds()
@@ -92,7 +93,7 @@ def test_fits_need_as_many_products_as_the_estimate_says(
     tables = {
         "data": {"catalog": str(tmp_path / "sky.fits")},
         "grid": {"size": [400, 400, 240], "spacing": 20},
-        "model": {"density": density} if learn else {"density": density, "learn": []},
+        "model": {"kernel": "matern32", "density": density, **({} if learn else {"learn": []})},
     }
     config = configuration.from_mapping(tables)
     run = prepare(config)

@@ -100,7 +100,14 @@ def test_the_report_has_what_was_promised(sky: Path) -> None:
     for name in ("box", "spacing", "nodes"):
         assert f"| {name.capitalize()} | {report['grid'][name]} |" in told
     stages = report["stages"]["stages"]
-    assert [line["stage"] for line in stages] == ["ingest", "fit", "evaluate", "refit", "export"]
+    assert [line["stage"] for line in stages] == [
+        "ingest",
+        "kernel",
+        "fit",
+        "evaluate",
+        "refit",
+        "export",
+    ]
     assert all(line["seconds"] >= 0 and 0.1 < line["peak_gib"] < 8 for line in stages)
     assert {"torch", "numpy", "astropy", "dustmap", "python"} <= set(report["versions"])
     assert report["compute"]["dtype"] == "float64"

@@ -193,8 +193,7 @@ class _Rounds:
         observed = self.observed
         if observed.exact:
             return DistanceFit(self._fit(0, observed, None), observed, None)
-        density, dust = first_dust(self.config, observed)
-        added = observed.uniform(density, _model.prior_dust(self.config, dust))
+        added, dust = first_added(self.config, observed)
         noisy = observed.with_added(added)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         rounds: list[Mapping[str, Any]] = []
@@ -289,6 +288,12 @@ def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperpara
         if observed.beyond is not None:
             at = replace(at, beyond_std=LEVEL_STD)
     return density, at
+
+
+def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperparameters]:
+    """What distances and dust beyond the box add before a fit, with the dust of `first_dust`."""
+    density, dust = first_dust(config, observed)
+    return observed.uniform(density, _model.prior_dust(config, dust)), dust
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from dustmap.runs.stars import (
     _distance_rounds,
     _engines,
     _input,
+    _kernel,
     _model,
     _run,
     _share,
@@ -343,6 +344,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
 
     config: the run's, computing where and how it is now asked.
     """
+    config = _kernel.config_of_run(directory, config)
     run = _run.assemble(config, _input.archived_stars(directory.path))
     refitted = (directory.path / _run.REFIT).is_file()
     learned, kept = (

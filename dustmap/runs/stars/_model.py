@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
+from dustmap.engines import FALLBACK
 from dustmap.errors import UserError
 from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -202,8 +203,10 @@ def mean_of(config: Config, mean: float) -> gp.AbstractMean:
 
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
-    """The kernel that model.kernel names, in three dimensions."""
-    return kernel_named(model.kernel_name, at.length, at.std**2, dim=3)
+    """The kernel that model.kernel names, in three dimensions; for "auto", before the data have
+    chosen one, that where they cannot."""
+    name = FALLBACK if model.kernel == "auto" else model.kernel_name
+    return kernel_named(name, at.length, at.std**2, dim=3)
 
 
 def start_kernel(config: Config) -> StationaryKernel:

@@ -21,6 +21,7 @@ from dustmap.linalg import AbstractOperator
 from dustmap.runs import _machine
 from dustmap.runs._machine import dtype_of, own_rays
 from dustmap.runs._run import Plan
+from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import PADDING, grid_of, is_lognormal, start_kernel
@@ -66,7 +67,8 @@ def plan_stars(
         own = star_components(stars, observed)
         fit = engine_of(changed).plan(problem_of(changed, data))
         rest, chunks = _finish_components(changed)
-        return engines.MemoryPlan((*own, *fit.components, *rest), {**chunks, **fit.chunks})
+        parts = (*own, *_choice_components(changed, len(data)), *fit.components, *rest)
+        return engines.MemoryPlan(parts, {**chunks, **fit.chunks})
 
     def fits(changed: Config) -> bool:
         return memory_of(changed).peak <= config.compute.memory_bytes
@@ -77,6 +79,36 @@ def plan_stars(
         remedies += [f"fit.samples <= {samples}"] if samples else []
         remedies += [f"grid.spacing >= {spacing:g}"] if spacing else []
     return Plan(counts, memory, config.compute.memory_bytes, tuple(remedies))
+
+
+def _choice_components(config: Config, n: int) -> tuple[Component, ...]:
+    """Count what the choice of a kernel holds, where it is left to the data."""
+    if not _kernel.is_open(config):
+        return ()
+    nodes = grid_of(_kernel.compared_on(config).grid)
+    return (engines.ray_choice_component(_kernel.compared_stars(n), nodes),)
+
+
+def choice_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Estimate the choice of a kernel, where it is left to the data."""
+    if not _kernel.is_open(config):
+        return 0.0
+    n = _kernel.compared_stars(len(rays))
+    made = engines.covariances_of_choice(len(_kernel.CANDIDATES))
+    once = _field_seconds(_kernel.compared_on(config), rays[:n])
+    return made * (n * once + 10 * n**3 * _machine.seconds_per_operation(rays.device))
+
+
+def _field_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Time the covariance of a ray with all others, by the nodes of a grid."""
+    grid = grid_of(config.grid)
+    torus = torch.zeros(torus_for(start_kernel(config), grid, 2.0), dtype=torch.float64)
+    torus = torus.to(rays.device)
+    fft = _machine.measured_seconds(
+        lambda: torch.fft.irfftn(torch.fft.rfftn(torus), s=torus.shape), rays.device
+    )
+    rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
+    return fft + 2 * _product_seconds(rows)
 
 
 def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:

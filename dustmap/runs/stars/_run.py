@@ -28,6 +28,7 @@ from dustmap.runs.stars import (
     _engines,
     _export,
     _input,
+    _kernel,
     _model,
     _plan,
     _share,
@@ -102,6 +103,7 @@ class StarRun(AbstractRun):
         counts = {
             "engine": self.config.fit.engine,
             "density": self.config.density,
+            "kernel": _kernel.in_words(self.config, len(self.train)),
             "device": str(self.device),
             **self.counts(),
         }
@@ -125,8 +127,9 @@ class StarRun(AbstractRun):
     def seconds(self) -> float:
         """Estimate the whole run, roughly."""
         config, rays = self.config, self.observed.batch.functional
-        fit = _plan.estimated_seconds(config, own_rays(rays[self.train]), self.grid)
-        total = _plan.OVERHEAD + fit
+        seen = own_rays(rays[self.train])
+        fit = _plan.estimated_seconds(config, seen, self.grid)
+        total = _plan.OVERHEAD + _plan.choice_seconds(config, seen) + fit
         if self.refits and config.engine == "lognormal":
             total += _REFIT_SHARE * fit
         elif self.refits:
@@ -151,6 +154,25 @@ class StarRun(AbstractRun):
         watch = reports.Stopwatch(tell=directory.record, device=self.device)
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
+        run = self._with_kernel(work) if Stage.FIT.reached_by(until) else self
+        return run._completed(work, until)
+
+    def _with_kernel(self, work: "_Work") -> "StarRun":
+        """Return the run with the kernel that the stars have chosen, where they do."""
+        if not _kernel.is_open(self.config):
+            return self
+        directory = work.directory
+        with work.watch.stage("kernel"), directory.keeping():
+            watch = Watch(directory.checkpointer("kernel"), progress=work.progress)
+            data = self.config, self.observed, self.train
+            choice = _kernel.choose_kernel(*data, watch, self.share.world)
+        directory.write_json(_kernel.CHOICE, choice.as_plain())
+        work.sections["kernel_choice"] = choice.as_plain()
+        return replace(self, config=_kernel.with_kernel(self.config, choice.name))
+
+    def _completed(self, work: "_Work", until: Stage) -> Report:
+        """Fit, score and map the stars, as far as `until`."""
+        watch = work.watch
         if Stage.FIT.reached_by(until):
             refits = self.refits and Stage.EXPORT.reached_by(until)
             result, held_out = self._fit(work, refits), None

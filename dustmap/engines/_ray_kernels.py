@@ -1,0 +1,285 @@
+"""The smoothness of a density that rays see, by held-out patches of them.
+
+A patch of stars is predicted from all others by the linear predictor of least error, from means and
+covariances alone. For a Gaussian density it is the posterior; for a log-normal one it is what can
+be said without fits: exp leaves smoothness as it is. Covariances of rays are those of the density
+at the nodes of a grid, multilinear in between: C = L K Lᵀ, one transform a ray instead of an
+integral a pair; and one factor of C gives all patches.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor
+
+from dustmap.engines._kernel_choice import KernelChoice, Trial, left_out_scores
+from dustmap.engines._memory import Component, During
+from dustmap.gp import AbstractMean, Batch, GPModel, GridPrior, RegularGrid
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import PointValues, groups_of
+from dustmap.gp.kernels import kernel_named
+from dustmap.linalg import AbstractOperator
+
+#: Length scales of padding around the box; rays whose covariances are made at once, and numbers of
+#: their fields.
+_PADDING, _AT_ONCE, _NUMBERS = 2.0, 64, 2**20
+#: Matrices (n, n) that are held; vectors over a torus of 8 times the nodes of each ray at work.
+_MATRICES, _TORI = 8, 3 * 8
+#: Half width of the search in ln length, its accuracy, and the widest length over the box.
+_REACH, _CLOSE, _MOST_OF_BOX = 2.5, 0.15, 0.5
+#: Covariances that the search of a length makes, as measured.
+_EVALUATIONS = 10
+#: Rays of a group whose zero point is fitted.
+_LEAST_OF_GROUP = 10
+#: What progress counts.
+_COUNTED = "kernels compared"
+#: Standard deviations from the prediction of all others beyond which an outlier is left out; turns
+#: of looking for them.
+_WILD, _TURNS = 4.0, 5
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RayData:
+    """n measurements y = S p g + H b + noise of rays through a grid.
+
+    rows S (n, M) of the nodes; profile p (M,); y, errors (n,): variances of the noise; columns
+    H (n, Q) of what is fitted by least squares, the mean and zero points. learns_noise: whether a
+    factor on all errors is learned.
+    """
+
+    nodes: RegularGrid
+    rows: AbstractOperator
+    profile: Tensor
+    y: Tensor
+    errors: Tensor
+    columns: Tensor
+    learns_noise: bool
+
+    @staticmethod
+    def of(
+        model: GPModel, data: Batch, nodes: RegularGrid, profile: AbstractMean | None = None
+    ) -> "RayData":
+        """Data with the mean and the noise of a model, zero points of their groups included.
+
+        profile p: of a density whose fluctuations are relative to it, with a mean of its own; None
+        for fluctuations that are alike everywhere, p = 1.
+        """
+        like, places = model.noise, PointValues(nodes.points(device=data.y.device))
+        rows = interpolation(data.functional, grid=nodes, dtype=torch.float64)
+        if like.log_relative is not None:
+            data = replace(data, response=data.y.clamp_min(0.0))
+        errors, y = like.noise_variance(data).detach().double(), data.y.double()
+        profile_at = torch.ones(nodes.size, dtype=torch.float64, device=y.device)
+        columns = [_zero_points(data)]
+        if profile is not None:
+            profile_at = profile.values(places).detach().double()
+            columns.append(rows.matmul(profile_at)[:, None])
+        elif model.mean.is_learned:
+            columns.append(model.mean.basis(data.functional).detach().double())
+        else:
+            y = y - model.mean.values(data.functional).detach().double()
+        learned = {p.name for p in like.parameters() if p.is_learned}
+        scaled = bool(learned & {"noise", "scatter"})
+        return RayData(nodes, rows, profile_at, y, errors, torch.cat(columns, dim=1), scaled)
+
+    def covariance(self, name: str, length: float) -> Tensor:
+        """S p K p Sᵀ (n, n) of the kernel of a name at a length and unit variance."""
+        kernel = kernel_named(name, length, 1.0, dim=self.nodes.dim).to(self.y.device)
+        K = GridPrior.padded(kernel, self.nodes, padding=_PADDING).covariance()
+        unit = torch.eye(len(self.y), dtype=torch.float64, device=self.y.device)
+
+        def seen(part: Tensor) -> Tensor:
+            spread = self.profile * self.rows.rmatmul(part)
+            return self.rows.matmul(self.profile * K.matmul(spread))
+
+        return torch.cat([seen(part) for part in torch.split(unit, _at_once(self.nodes))])
+
+    def without(self, wild: Tensor) -> "RayData":
+        """The data with errors so large for some (n,) that these say nothing."""
+        return replace(self, errors=torch.where(wild, 1e6 * self.errors, self.errors))
+
+
+def ray_choice_component(n: int, nodes: RegularGrid) -> Component:
+    """What a choice by n rays on a grid holds."""
+    held = 8 * (_MATRICES * n**2 + _TORI * _at_once(nodes) * nodes.size)
+    what = f"covariances of {n:,} stars and fields of some at {nodes.size:,} nodes"
+    return Component("kernels compared", held, During.CHOOSING, what)
+
+
+def covariances_of_choice(n_names: int) -> int:
+    """How many covariances of all rays a choice of so many kernels makes at most."""
+    return n_names * _EVALUATIONS
+
+
+def _at_once(nodes: RegularGrid) -> int:
+    return max(1, min(_AT_ONCE, _NUMBERS // nodes.size))
+
+
+def _zero_points(data: Batch) -> Tensor:
+    """Columns (n, G) of the groups that have enough of the rays, but one where all have."""
+    groups = groups_of(data.functional)
+    if groups is None:
+        return data.y.new_zeros((len(data), 0), dtype=torch.float64)
+    labels, counts = torch.unique(groups, return_counts=True)
+    columns: Tensor = (groups[:, None] == labels[counts >= _LEAST_OF_GROUP]).double()
+    return columns[:, 1:] if columns.shape[1] == len(labels) else columns
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _White:
+    """The data over their errors in the basis (n, n) of the eigenvectors of their covariance at
+    unit variance: z (n,), columns H (n, Q) and eigenvalues λ (n,)."""
+
+    z: Tensor
+    H: Tensor
+    eigenvalues: Tensor
+    basis: Tensor
+    learns_noise: bool
+
+    @staticmethod
+    def of(data: RayData, C: Tensor) -> "_White":
+        """Data with covariances C (n, n) at unit variance."""
+        root = data.errors.rsqrt()
+        white = root[:, None] * C * root
+        eigenvalues, basis = torch.linalg.eigh(0.5 * (white + white.mT))
+        z, H = basis.mT @ (root * data.y), basis.mT @ (root[:, None] * data.columns)
+        return _White(z, H, eigenvalues.clamp_min(0.0), basis, data.learns_noise)
+
+    def spread(self, x: Sequence[float]) -> Tensor:
+        """σ² λ + a² (n,) at x = (ln σ², ln a²)."""
+        return math.exp(x[0]) * self.eigenvalues + (math.exp(x[1]) if self.learns_noise else 1.0)
+
+    def residual(self, spread: Tensor) -> Tensor:
+        """z − H b (n,) at b of least squares."""
+        root = spread.rsqrt()
+        b = torch.linalg.lstsq(root[:, None] * self.H, (root * self.z)[:, None]).solution
+        fitted: Tensor = (self.H @ b)[:, 0]
+        return self.z - fitted
+
+    def cost(self, x: Sequence[float]) -> float:
+        """−2 ln p(z | σ², a²) at that b, but for a constant."""
+        spread = self.spread(x)
+        return float((self.residual(spread).square() / spread + spread.log()).sum())
+
+    def best(self) -> tuple[float, list[float]]:
+        """The least cost, and where it is; the start has half of the variance in the errors."""
+        typical = float(self.eigenvalues.mean())
+        around = float(self.residual(self.eigenvalues + typical).var())
+        start = [math.log(max(around, 1.0) / typical), 0.0]
+        options = {"xatol": 0.02, "fatol": 0.02}
+        end = minimize(self.cost, start, method="Nelder-Mead", options=options)
+        return float(end.fun), [float(value) for value in end.x]
+
+    def scores(self, x: Sequence[float], patches: Sequence[Tensor]) -> Tensor:
+        """Mean log predictive density (P,) of the whitened rays of patches, given all others."""
+        spread = self.spread(x)
+        alpha = self.basis @ (self.residual(spread) / spread)
+        return left_out_scores((self.basis / spread) @ self.basis.mT, alpha, patches)
+
+    def left_out(self, x: Sequence[float]) -> Tensor:
+        """Residual (n,) of each ray given all others, in standard deviations."""
+        spread = self.spread(x)
+        alpha = self.basis @ (self.residual(spread) / spread)
+        precision = (self.basis.square() / spread).sum(1)
+        return alpha / precision.sqrt()
+
+
+@torch.no_grad()
+def choose_ray_kernel(
+    data: RayData,
+    patches: Sequence[Tensor],
+    names: Sequence[str],
+    length: float,
+    *,
+    outliers: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, count: None,
+) -> KernelChoice:
+    """Choose the kernel of a density by patches of rays, each predicted from all others.
+
+    Every candidate learns length, variance, mean and, where it is learned, a factor on all errors
+    by the evidence of all n rays: a handful of numbers, as many for every candidate. They are tried
+    from smooth to rough until one is behind the best by more than its standard error; the last one
+    that is not is chosen.
+
+    Parameters
+    ----------
+    patches
+        Places in the n data of each patch.
+    names
+        Candidates, from rough to smooth.
+    length
+        Around which the length of each is sought.
+    outliers
+        Whether rays that are off by more than 4 standard deviations under the smoothest kernel,
+        given all others, are left out.
+    progress
+        Called with the candidates that are done.
+    """
+    remarks: list[str] = []
+    if outliers:
+        wild = _outliers(data, names[-1], length)
+        data, tame = data.without(wild), (~wild).cpu()
+        patches = [patch[tame[patch]] for patch in patches]
+        patches = [patch for patch in patches if len(patch)]
+        remarks.append(f"{int(wild.sum())} outliers have no part in it")
+    trials: dict[str, Trial] = {}
+    for number, name in enumerate(reversed(names)):
+        progress(_COUNTED, number, len(names))
+        trials = {name: _trial(data, name, length, patches), **trials}
+        if KernelChoice.of_trials(trials).name != name:
+            break
+    progress(_COUNTED, len(names), len(names))
+    left = names[: len(names) - len(trials)]
+    if left:
+        remarks.append(f"{', '.join(left)} not tried: rougher than one that is behind")
+    counts = {"rows": len(data.y), "held_out": sum(len(patch) for patch in patches)}
+    return KernelChoice.of_trials(trials, **counts, remark="; ".join(remarks))
+
+
+def _outliers(data: RayData, name: str, length: float) -> Tensor:
+    """Which rays (n,) are far off given all others, at the length that all ask for.
+
+    Few of them hide the others behind the factor on the errors that they make, so that this is
+    repeated.
+    """
+    C = data.covariance(name, _learned(data, name, length)[2])
+    wild = torch.zeros_like(data.y, dtype=torch.bool)
+    for _ in range(_TURNS):
+        white = _White.of(data.without(wild), C)
+        more = (white.left_out(white.best()[1]).abs() > _WILD) & ~wild
+        if not bool(more.any()):
+            break
+        wild |= more
+    return wild
+
+
+def _trial(data: RayData, name: str, length: float, patches: Sequence[Tensor]) -> Trial:
+    begun = time.perf_counter()
+    white, x, at = _learned(data, name, length)
+    logs = torch.stack([data.errors[patch].log().mean() for patch in patches])
+    scores = (white.scores(x, patches) - 0.5 * logs).cpu()
+    learned = {"length": at, "std": math.exp(0.5 * x[0])}
+    return Trial(scores, time.perf_counter() - begun, learned)
+
+
+def _learned(data: RayData, name: str, length: float) -> tuple[_White, list[float], float]:
+    """The data at the length of the greatest evidence, (ln σ², ln a²) there, and the length."""
+    box = max((n - 1) * h for n, h in zip(data.nodes.shape, data.nodes.spacing, strict=True))
+    least, start = math.log(max(data.nodes.spacing)), math.log(length)
+    most = max(math.log(_MOST_OF_BOX * box), least + _CLOSE)
+    bounds = max(least, min(start, most) - _REACH), min(start + _REACH, most)
+
+    def cost(log_length: float) -> float:
+        return _White.of(data, data.covariance(name, math.exp(log_length))).best()[0]
+
+    end = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _CLOSE})
+    at = math.exp(float(end.x))
+    white = _White.of(data, data.covariance(name, at))
+    return white, white.best()[1], at

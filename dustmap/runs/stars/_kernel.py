@@ -1,0 +1,168 @@
+"""model.kernel = "auto": the smoothness of the dust, by stars in held-out patches of the sky.
+
+A patch is a HEALPix pixel in a shell of distances, wider than the length where learning starts, so
+that its stars have no neighbours left to be predicted by. Of many stars a random part is compared,
+and on a grid coarser than a fine one.
+"""
+
+import itertools
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from dustmap import engines
+from dustmap.config import Config
+from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
+from dustmap.gp import whole_batch
+from dustmap.inference import StateReader, state_of
+from dustmap.linalg import AbstractWorld
+from dustmap.runs.checkpoints import RunDirectory
+from dustmap.runs.stars import _model
+from dustmap.runs.stars._distance_rounds import first_added
+from dustmap.sky import Observations
+from dustmap.sky.observations import sky_patches
+
+log = logging.getLogger(__name__)
+
+#: From rough to smooth.
+CANDIDATES = ("matern13", "matern12", "matern32")
+#: The chosen kernel of a run, with the scores of all.
+CHOICE = "checkpoint/kernel.json"
+#: Stars that take part: all of few, a fifth of many, so that a choice costs less than a fit.
+_FEWEST, _MOST = 500, 1_000
+#: Nodes of the grid of a comparison.
+_MOST_NODES = 60_000
+#: Width of a patch in lengths where learning starts, its stars, and the part of all stars in such.
+_WIDTH, _LEAST_STARS, _IN_PATCHES = 2.0, 5, 0.7
+#: What widens patches that hold too few stars; patches that a choice needs, and those of a sky of
+#: the widest.
+_WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
+#: The name of the state of a choice.
+_STATE = "choose_kernel"
+
+
+@final
+@dataclass(frozen=True)
+class _ChoiceState:
+    """The choice, as plain values."""
+
+    choice: Mapping[str, Any]
+
+
+def is_open(config: Config) -> bool:
+    """Whether the data choose the kernel."""
+    return config.model.kernel == "auto"
+
+
+def in_words(config: Config, n: int) -> str:
+    """The kernel of a configuration with n stars, for the plan."""
+    if not is_open(config):
+        return config.model.kernel_name
+    return f"auto: {', '.join(CANDIDATES)} by patches of {compared_stars(n):,} stars"
+
+
+def with_kernel(config: Config, name: str) -> Config:
+    """The configuration with a kernel by name."""
+    return replace(config, model=replace(config.model, kernel=name))
+
+
+def config_of_run(directory: RunDirectory, config: Config) -> Config:
+    """The configuration of a finished run with the kernel that it has chosen, if it has."""
+    if not is_open(config):
+        return config
+    choice = KernelChoice.of_plain(directory.read_json(CHOICE))
+    return with_kernel(config, choice.name)
+
+
+def compared_stars(n: int) -> int:
+    """How many of n stars take part in a choice."""
+    return min(n, _MOST, max(_FEWEST, n // 5))
+
+
+def compared_on(config: Config) -> Config:
+    """The configuration on the grid of a choice: coarser than a fine one, over at least its box."""
+    grid = config.grid
+    cells = [round(size / grid.spacing) for size in grid.size]
+    for factor in itertools.count(1):
+        fewer = [math.ceil(count / factor) for count in cells]
+        if math.prod(count + 1 for count in fewer) <= _MOST_NODES or max(fewer) == 1:
+            break
+    spacing = factor * grid.spacing
+    size = tuple(count * spacing for count in fewer)
+    return replace(config, grid=replace(grid, size=size, spacing=spacing))
+
+
+def choose_kernel(
+    config: Config, observed: Observations, train: Tensor, watch: Watch, world: AbstractWorld
+) -> KernelChoice:
+    """Choose the kernel of the density by held-out patches of the stars `train`.
+
+    The checkpointer of `watch` has the choice.
+    """
+    state = watch.checkpointer.load()
+    if state is not None:
+        stored = StateReader.of(state, _STATE).read(_ChoiceState)
+        return KernelChoice.of_plain(stored.choice)
+    choice = _choice(config, observed, train, watch)
+    # Every rank has computed the same; the first has the last word.
+    plain = json.loads(world.texts(json.dumps(choice.as_plain()))[0])
+    watch.checkpointer.finish(state_of(_STATE, _ChoiceState(plain), finished=True))
+    for line in choice.candidates:
+        log.info(
+            "kernel %s: log predictive density %.4g a star, %.2g ± %.2g from the best, length "
+            "%.3g pc",
+            line.name,
+            line.score,
+            line.difference,
+            line.standard_error,
+            line.learned["length"],
+        )
+    log.info("kernel: %s%s", choice.name, f" ({choice.remark})" if choice.remark else "")
+    return KernelChoice.of_plain(plain)
+
+
+def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch) -> KernelChoice:
+    generator = torch.Generator().manual_seed(config.fit.seed)
+    shuffled = torch.randperm(len(train), generator=generator)
+    some = train[shuffled[: compared_stars(len(train))].sort().values]
+    patches = _patches(observed, some, _WIDTH * config.model.length)
+    if len(patches) < _LEAST_PATCHES:
+        remark = (
+            f"{len(some)} stars fill fewer than {_LEAST_PATCHES} patches of at least "
+            f"{_WIDTH * config.model.length:g} pc: too few to compare kernels"
+        )
+        return KernelChoice(FALLBACK, remark=remark)
+    noisy = observed
+    if not observed.exact:
+        noisy = observed.with_added(first_added(config, observed)[0])
+    data, start = whole_batch(noisy.training(some)), compared_on(config)
+    model = _model.model_of(start, _model.start_for(start, data), data)
+    relative = _model.profile_of(config.model, 1.0) if _model.is_lognormal(config) else None
+    return engines.choose_ray_kernel(
+        RayData.of(model, data, _model.grid_of(start.grid), relative),
+        patches,
+        CANDIDATES,
+        config.model.length,
+        outliers=config.model.noise == "student-t",
+        progress=watch.progress,
+    )
+
+
+def _patches(observed: Observations, some: Tensor, width: float) -> list[Tensor]:
+    """Places in `some` (n,) of the stars of each patch but those of few stars; wider patches where
+    these are too many."""
+    rays = observed.batch.functional[some]
+    while True:
+        labels = sky_patches(rays, width)
+        counts = torch.bincount(labels)
+        large = (counts >= _LEAST_STARS).nonzero().squeeze(-1)
+        enough = int(counts[large].sum()) >= _IN_PATCHES * len(some)
+        if enough or len(counts) <= _PIXELS:
+            return [(labels == patch).nonzero().squeeze(-1) for patch in large]
+        width *= _WIDER

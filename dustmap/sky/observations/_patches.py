@@ -1,0 +1,39 @@
+"""Patches of the sky that are held out together: HEALPix pixel × distance shell.
+
+A star beside another is predicted by it whatever the dust between the stars is like. So what tells
+of the prior is a patch larger than the correlation length, all stars of which are held out.
+"""
+
+import math
+
+import healpy
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Sharded
+
+#: Width of a pixel, in rad, times nside.
+_PIXEL = math.sqrt(math.pi / 3.0)
+
+
+def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
+    """Number (N,) of the patch in which each ray ends, on the average of its distances.
+
+    width: of the shells, in the units of the rays; pixels are the smallest (NESTED) that are as
+    wide at the median distance, nside 1 at the largest.
+    """
+    own = rays.local if isinstance(rays, Sharded) else rays
+    assert isinstance(own, LineIntegrals)
+    distance = own.edges[:, 0] + (own.weights * own.edges.diff(dim=-1)).sum(-1)
+    vectors = own.direction
+    if isinstance(rays, Sharded):
+        distance = rays.gathered(distance)
+        vectors = torch.stack([rays.gathered(axis) for axis in vectors.unbind(-1)], dim=-1)
+    widest = _PIXEL * float(distance.median()) / width
+    nside = 2 ** max(0, math.floor(math.log2(max(widest, 1.0))))
+    pixel = healpy.vec2pix(nside, *vectors.double().cpu().numpy().T, nest=True)
+    shell = torch.div(distance.cpu(), width, rounding_mode="floor").long()
+    labels = torch.from_numpy(np.asarray(pixel, np.int64)) + 12 * nside**2 * shell
+    patches: Tensor = torch.unique(labels, return_inverse=True)[1]
+    return patches

@@ -1,0 +1,1 @@
+"""Kernels that stars choose, on simulated skies of three kinds that no kernel has drawn."""
