@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import plain_rows
+from dustmap.engines import most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import (
@@ -217,8 +217,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         std = _arguments.noise_std_of(noise_std, len(targets))
         data, model = fitted.scaling.batch(inputs, targets, std), fitted.model
         held = replace(model, kernel=model.kernel.fixed(), likelihood=model.likelihood.fixed())
-        named = not isinstance(self.kernel, AbstractKernel)
-        arguments = self._engine_arguments(inputs, fitted.scaling, named, fitted.engine)
+        named, engine = not isinstance(self.kernel, AbstractKernel), fitted.engine
+        if self.engine == "auto" and len(inputs) > most_exact(self.max_memory):
+            engine = "auto" if engine == "exact" else engine  # these may be more than it takes
+        arguments = self._engine_arguments(inputs, fitted.scaling, named, engine)
         other = type(self)(**self.get_params(deep=False))
         other.n_features_in_ = self.n_features_in_
         other._keep(condition_regression(held, data, fitted.scaling, arguments))
@@ -286,7 +288,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inducing = _arguments.inducing_settings(asked, learning, grid)
         name_of = student_t_engine_name if self._is_student_t else engine_name
         return EngineArguments(
-            name_of(engine or self.engine, self.grid, n, dim, inducing.max_memory),
+            name_of(engine or self.engine, self.grid, n, dim),
             dim,
             inducing,
             _arguments.point_settings(asked, inducing),

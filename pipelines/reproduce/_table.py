@@ -14,6 +14,7 @@ from pipelines.reproduce.ciq import experiment as ciq
 from pipelines.reproduce.clusters import experiment as clusters
 from pipelines.reproduce.derivatives import experiment as derivatives
 from pipelines.reproduce.dust import experiment as dust
+from pipelines.reproduce.engines import experiment as engines
 from pipelines.reproduce.export_scale import experiment as export_scale
 from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
@@ -99,6 +100,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "prices",
         "prices of houses: the regressor's engines beside gpytorch's and scikit-learn's",
         prices.run,
+    ),
+    Experiment(
+        "engines",
+        "every engine on nine tables of 500 to 10,000 rows, 1 to 8 columns: what auto takes",
+        engines.run,
+        engines.run_full,
     ),
     Experiment(
         "clusters",
