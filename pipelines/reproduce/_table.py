@@ -164,7 +164,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "heaton",
-        "two scenes of land temperature, all 150,000 cells, beside kriging with 30 neighbours",
+        "two scenes of land temperature by the regressor as it comes, beside kriging",
         heaton.run,
     ),
     Experiment(
