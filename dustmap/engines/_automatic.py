@@ -50,7 +50,7 @@ class AutomaticEngine(AbstractEngine):
     """The engine that predicts point values best, by their number, their columns and the kernel.
 
     grid of `inducing`: the user's, on which "hip" is the choice where its full family fits, or
-    another of its families was asked for, and else "global".
+    where a family, blocks or a whitening were asked for, and else "global".
     """
 
     exact: ExactEngine
@@ -108,7 +108,7 @@ class AutomaticEngine(AbstractEngine):
         """What the grid decides that the kernel and the noise ask for."""
         settings, n = self.inducing.settings, len(problem.data)
         plan, grid = planned(problem, settings)
-        is_full = plan.family == "full" or settings.family != "auto"
+        is_full = plan.family == "full" or self._is_asked_for
         if grid is None:
             if is_full:
                 return EngineChoice("hip", f"the given grid with its {plan.family} family")
@@ -131,10 +131,16 @@ class AutomaticEngine(AbstractEngine):
         return engine
 
     @property
+    def _is_asked_for(self) -> bool:
+        """Whether there are arguments that inducing points on a grid alone have."""
+        s = self.inducing.settings
+        return (s.family, s.whitening, s.block) != ("auto", "auto", None)
+
+    @property
     def _full(self) -> InducingEngine:
         """Inducing points in the family that they were chosen for, whatever is learned next."""
         settings = self.inducing.settings
-        if settings.family != "auto" or settings.grid is not None:
+        if self._is_asked_for or settings.grid is not None:
             return self.inducing
         return InducingEngine(replace(settings, family="full"))
 

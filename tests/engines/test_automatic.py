@@ -74,7 +74,8 @@ def test_a_given_grid_is_kept() -> None:
     assert small.choose(problem(100, 2, 0.3)).name == "hip"
     large = RegularGrid((0.0, 0.0), (0.01, 0.01), (101, 101))
     assert automatic(grid=large).choose(problem(100, 2, 0.3)).name == "global"
-    assert automatic(grid=large, family="block").choose(problem(100, 2, 0.3)).name == "hip"
+    for asked in ({"family": "block"}, {"whitening": "torus"}, {"block": (8, 8)}):
+        assert automatic(grid=large, **asked).choose(problem(100, 2, 0.3)).name == "hip"
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "svgp", "sgpr"])
@@ -106,6 +107,7 @@ def smooth(X: Array) -> Array:
     return np.sin(3.0 * X[:, 0]) * np.cos(2.0 * X[:, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [rough, smooth])
 def test_scores_do_not_jump_at_a_switch(truth: Callable[[Array], Array]) -> None:
     rng = np.random.default_rng(0)
