@@ -81,8 +81,9 @@ def test_a_given_grid_is_kept() -> None:
 @pytest.mark.parametrize("engine", [*ENGINES, "svgp", "sgpr"])
 def test_a_given_engine_is_never_overridden(engine: str) -> None:
     X, truth, noise = wave(60, 2)
-    few = {"epochs": 2, "max_steps": 5, "samples": 4, "inducing": 20}
-    model = HIPGPRegressor("matern32", engine=engine, **few).fit(X, truth + noise)
+    model = HIPGPRegressor(
+        "matern32", engine=engine, epochs=2, max_steps=5, samples=4, inducing=20
+    ).fit(X, truth + noise)
     assert model.engine_ == model.report_["engine"] == engine
     assert "engine_choice" not in model.report_
 

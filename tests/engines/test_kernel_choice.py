@@ -68,8 +68,8 @@ def test_few_noisy_rows_of_waves_are_seldom_rough() -> None:
         rng = np.random.default_rng(seed)
         x = rng.uniform(size=(81, 2))
         y = 2.0 * np.sin(6 * x[:, 0] + seed) * np.cos(4 * x[:, 1]) + 0.3 * rng.standard_normal(81)
-        x, y = (torch.from_numpy((v - v.mean(0)) / v.std(0)) for v in (x, y))
-        names.append(choose_kernel(start(), Batch(PointValues(x), y)).name)
+        unit = [torch.from_numpy((v - v.mean(0)) / v.std(0)) for v in (x, y)]
+        names.append(choose_kernel(start(), Batch(PointValues(unit[0]), unit[1])).name)
     # The rougher one within a standard error: one draw in six is mistaken, of halves two in five.
     assert names.count("matern12") <= 1
 
