@@ -8,6 +8,7 @@ import torch
 from dustmap.engines._grids import (
     automatic_grid,
     expected_variance,
+    lattice_of,
     typical_density,
     unexplained_variance,
 )
@@ -87,3 +88,39 @@ def test_a_grid_within_its_budget_is_the_coarsest_that_is_fine_enough() -> None:
     assert coarse.grid.size <= 100
     assert coarse.noise_share > fine.noise_share
     assert math.isfinite(coarse.posterior_share)
+
+
+def test_cells_of_an_image_are_a_lattice_whatever_is_missing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cells = RegularGrid((-95.9, 34.3), (0.0093, 0.0093), (60, 40))
+    kept = torch.rand(cells.size, generator=generator) < 0.3
+    x = cells.points()[kept].float().double()  # degrees are often stored in single precision
+    found = lattice_of(x)
+    assert found is not None
+    assert found.shape == cells.shape
+    assert found.spacing == pytest.approx(cells.spacing, rel=1e-4)
+    steps = (x - torch.tensor(found.lower)) / torch.tensor(found.spacing)
+    assert float((steps - steps.round()).abs().max()) < 5e-3
+    assert bool(found.contains(x).all())
+    assert lattice_of(x + 0.001 * torch.rand(x.shape, generator=generator)) is None
+
+
+def test_scattered_places_have_no_lattice() -> None:
+    x = torch.rand((500, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert lattice_of(x) is None
+    assert lattice_of((1000 * x).round()) is None  # it would have a node for every place and more
+    constant = torch.cat([x[:, :1].mul(9).round(), torch.ones(500, 1)], dim=1).double()
+    assert lattice_of(constant) is None
+
+
+def test_data_on_a_lattice_take_it_where_no_coarser_grid_will_do() -> None:
+    cells = RegularGrid((0.0, 0.0), (0.1, 0.1), (30, 20))
+    x = cells.points()
+    rough = automatic_grid(Matern12([0.5, 0.5]), x, 1e-4, lambda grid: grid.size <= 10_000)
+    assert rough.grid.shape == cells.shape
+    assert (rough.noise_share, rough.posterior_share) == (0.0, 0.0)
+    smooth = automatic_grid(Matern32([3.0, 3.0]), x, 0.1, lambda grid: grid.size <= 10_000)
+    assert smooth.grid.size < cells.size
+    assert smooth.fine_enough
+    none = automatic_grid(Matern12([0.5, 0.5]), x, 1e-4, lambda grid: grid.size <= 500)
+    assert none.grid.size <= 500

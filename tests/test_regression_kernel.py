@@ -8,7 +8,6 @@ import pytest
 from sklearn.base import clone
 
 from dustmap import HIPGPClassifier, HIPGPRegressor
-from dustmap.errors import UserError
 from dustmap.gp.kernels import Matern52
 from tests.regression_cases import wave
 
@@ -92,10 +91,15 @@ def test_a_saved_regression_keeps_its_choice(tmp_path: Path) -> None:
     assert again.kernel == "auto"
 
 
-def test_the_classifier_chooses_none() -> None:
+def test_the_classifier_keeps_matern32_and_says_so() -> None:
     X, truth, _ = wave(60, 1)
-    with pytest.raises(UserError, match="kernel = 'auto': expected one of 'matern"):
-        HIPGPClassifier("auto").fit(X, truth > 1000.0)
+    labels = truth > 1000.0
+    auto, given = (HIPGPClassifier(k, epochs=2).fit(X, labels) for k in ("auto", "matern32"))
+    (report,) = auto.report_
+    assert report["kernel_choice"]["name"] == "matern32"
+    assert "labels" in report["kernel_choice"]["remark"]
+    np.testing.assert_array_equal(auto.predict_proba(X), given.predict_proba(X))
+    assert "kernel_choice" not in given.report_[0]
 
 
 def test_the_same_random_state_fits_the_same() -> None:

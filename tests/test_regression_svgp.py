@@ -8,7 +8,6 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dustmap import HIPGPRegressor
-from dustmap.estimators._engines import engine_name
 from tests.regression_cases import Array, fitted_at_its_rows, wave, wave_kernel
 
 
@@ -130,15 +129,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert again.engine_ == "svgp"
     assert again.elbo_ == model.elbo_
     np.testing.assert_array_equal(again.inducing_points_, model.inducing_points_)
-
-
-def test_auto_is_exact_for_few_rows_and_free_points_for_many_columns() -> None:
-    memory = 4 * 2**30
-    assert engine_name("auto", "auto", 2_000, 2, memory) == "exact"
-    assert engine_name("auto", "auto", 2_001, 4, memory) == "auto"  # by the kernel, once learned
-    assert engine_name("auto", "auto", 10_000, 5, memory) == "exact"
-    assert engine_name("auto", "auto", 10_001, 54, memory) == "svgp"
-    assert engine_name("auto", "auto", 1_000, 2, 10**6) == "auto"  # the dense engine needs 24 MB
 
 
 @pytest.mark.parametrize(

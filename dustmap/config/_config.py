@@ -52,19 +52,21 @@ class Config:
         return "lognormal" if self.density == "lognormal" else self.fit.engine
 
     def resolved(self) -> "Config":
-        """The same with what model.noise and model.kernel = "auto" stand for.
+        """The same with what model.noise, model.kernel and fit.engine = "auto" stand for.
 
-        A kernel whose length and std are learned is left for the data to choose, but on tiles,
-        which share the kernel of one sky.
+        The engine of a regression, and a kernel whose length and std are learned, are left for the
+        data to choose, but the kernel on tiles, which share that of one sky.
         """
-        model = self.model
+        model, fit = self.model, self.fit
+        if self._solves_for_all_stars:
+            fit = replace(fit, engine="global")
         if model.noise == "auto":
             noise = "student-t" if self._solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
         is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")
-        return replace(self, model=model)
+        return replace(self, model=model, fit=fit)
 
     @property
     def tile_margin(self) -> float:
@@ -73,7 +75,7 @@ class Config:
 
     @property
     def _solves_for_all_stars(self) -> bool:
-        return self.data.kind == "stars" and self.fit.engine == "global"
+        return self.data.kind == "stars" and self.fit.engine in ("auto", "global")
 
     def __post_init__(self) -> None:
         _check_data(self.data)

@@ -319,12 +319,13 @@ class FitConfig:
     engine: Annotated[
         str,
         Key(
-            choice("global", "hip", "exact"),
+            choice("auto", "global", "hip", "exact"),
             "global solves once for all rows and draws samples, hip puts inducing points on the "
             "grid and fits a structured posterior, exact is dense and takes 10,000 rows "
-            "(rays of more than 300 stars end at their mean distances)",
+            "(rays of more than 300 stars end at their mean distances); auto is global for stars, "
+            "and for a regression what predicts best: see engine_choice in its report",
         ),
-    ] = "global"
+    ] = "auto"
     samples: Annotated[
         int, Key(integer(2), "global: draws from the posterior, which its std is made of")
     ] = 32

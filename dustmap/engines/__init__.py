@@ -8,7 +8,7 @@ Start at `_engine`: an engine is a value with typed settings that plans its memo
     free points  "svgp", "sgpr": inducing points anywhere, in any dimension
     pathwise     "global": sparse weights on a grid, one solve for mean and draws
     lognormal    positive densities on the map's grid
-    automatic    one of the first four for point values
+    automatic    one of these for point values, by rows, columns and the kernel
     student-t    around exact or pathwise, for point values with outliers
 
 `choose_kernel` decides how smooth the kernel of point values is, before any of them, and
@@ -49,7 +49,9 @@ The same thirteen values of a sine, by five engines at a fixed kernel:
 True
 """
 
+from dustmap.engines._automatic import MAX_GRID_DIM as MAX_GRID_DIM
 from dustmap.engines._automatic import AutomaticEngine as AutomaticEngine
+from dustmap.engines._automatic import EngineChoice as EngineChoice
 from dustmap.engines._engine import AbstractEngine as AbstractEngine
 from dustmap.engines._engine import Arrays as Arrays
 from dustmap.engines._engine import EngineFit as EngineFit
@@ -81,8 +83,10 @@ from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
 from dustmap.engines._kernel_choice import with_profile as with_profile
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
+from dustmap.engines._learning import Learned as Learned
 from dustmap.engines._learning import best_start as best_start
 from dustmap.engines._learning import evidence as evidence
+from dustmap.engines._learning import learn_from_start as learn_from_start
 from dustmap.engines._learning import most_exact as most_exact
 from dustmap.engines._learning import random_part as random_part
 from dustmap.engines._learning import searched_start as searched_start

@@ -84,7 +84,11 @@ class ExactEngine(AbstractEngine):
         return self.finish(problem, learned, watch)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """Condition at the learned hyperparameters."""
+        """Condition at the learned hyperparameters, those of point values refined by all rows."""
+        if isinstance(problem.data.functional, PointValues):
+            with watch.stage("learning"):
+                learned = _learning.refine(learned, problem.data, self.settings.learning)
+                learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
         fit = self.condition(replace(problem, model=learned.model), watch)
         return replace(fit, learning=learned.learning)
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.engines._engine import Problem
@@ -28,6 +29,8 @@ _DENSITIES = tuple(_STEP**step for step in range(31))
 _STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
 _DIRECTIONS = 64
 _MIN_NODES = 4
+#: A lattice has places within this part of its spacing, and at most so many nodes a place.
+_ON_NODE, _MOST_PER_PLACE = 5e-3, 100
 
 
 class AbstractGridPlan(AbstractFitPlan):
@@ -121,7 +124,8 @@ def automatic_grid(
 
     fits: whether a fit on a grid is within the budget. Where no grid that is fine enough fits, the
     finest that does: with fewer nodes than one per length scale, if need be. Where none does, the
-    coarsest of all.
+    coarsest of all. The lattice of the data, if they have one, leaves nothing unexplained: it is
+    taken where it fits and has no more nodes.
     """
     lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
     _refuse_flat(lower, upper)
@@ -134,9 +138,14 @@ def automatic_grid(
         shares = (unexplained / noise_variance, unexplained / expected)
         return GridChoice(grid, *shares, fits(grid))
 
+    lattice = lattice_of(x)
+    if lattice is not None and not fits(lattice):
+        lattice = None
     chosen: GridChoice | None = None
     for density in _DENSITIES:
         grid = _covering(lower, upper, [length / density for length in lengths])
+        if lattice is not None and (lattice.size <= grid.size or not fits(grid)):
+            return GridChoice(lattice, 0.0, 0.0, True)
         if not fits(grid):
             break
         chosen = judged(grid)
@@ -149,6 +158,36 @@ def automatic_grid(
         ]
         chosen = judged(_coarser(lower, upper, lengths, widest, fits))
     return chosen
+
+
+def lattice_of(x: Tensor) -> RegularGrid | None:
+    """The coarsest regular grid with a node at every place x (N, D); None where there is none.
+
+    Cells of images and years of tables are such places. Given the field at the nodes, data at the
+    nodes say nothing more of what lies between them.
+    """
+    places = x.detach().numpy()
+    shape = [_nodes_of_axis(places[:, axis]) for axis in range(places.shape[1])]
+    if min(shape) < 2 or math.prod(shape) > _MOST_PER_PLACE * len(places):
+        return None
+    return RegularGrid.from_bounds(places.min(0).tolist(), places.max(0).tolist(), shape)
+
+
+def _nodes_of_axis(values: NDArray[np.float64]) -> int:
+    """The least number of evenly spaced nodes that all values (N,) lie on, 0 where too many."""
+    distinct = np.unique(values)
+    if len(distinct) < 2:
+        return 0
+    gaps, extent = np.diff(distinct), distinct[-1] - distinct[0]
+    # Many small errors of the least gap add up along the axis; two steps take them out.
+    spacing = gaps.min()
+    for _ in range(2):
+        if extent > _MOST_PER_PLACE * len(values) * spacing:
+            return 0
+        spacing = extent / np.rint(gaps / spacing).sum()
+    steps = (distinct - distinct[0]) / spacing
+    is_on_nodes = np.abs(steps - np.rint(steps)).max() <= _ON_NODE
+    return round(extent / spacing) + 1 if is_on_nodes else 0
 
 
 def times(shape: Sequence[int]) -> str:

@@ -83,11 +83,12 @@ class InducingEngine(AbstractEngine):
         return self.finish(problem, learned, watch)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """The posterior at the learned kernel; the noise of point values is refined."""
+        """The posterior at the learned kernel; that and the noise of point values are refined."""
         model, report = _within_the_box(learned.model, problem.box)
         learned = replace(learned, model=model)
         if isinstance(problem.data.functional, PointValues):
             with watch.stage("learning"):
+                learned = _learning.refine(learned, problem.data, self.settings.learning)
                 learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
             refuse_negligible_noise(learned.model, problem.data)
         with watch.stage("posterior"):

@@ -33,6 +33,9 @@ START_ROWS = 300
 #: Conditionals in the sum that is maximised, its steps, and the rows neighbours are sought among.
 # 10,000 conditionals moved learned length scales by 1 and 9 per cent, at four times the time.
 CONDITIONALS, _MAX_STEPS, _MOST_ROWS = 2_000, 40, 100_000
+#: Columns up to which thirty neighbours say enough: with eight, of which five matter, the evidence
+#: of theirs took 5,000 rows from an error of 0.21 to one of 0.36.
+_MOST_COLUMNS = 4
 #: Conditionals that the noise alone is refined by, so that its error is half a per cent.
 NOISE_CONDITIONALS = 20_000
 
@@ -245,10 +248,13 @@ def at_mean_distances(data: Batch) -> Batch:
 
 
 def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
-    """Maximise the evidence of neighbours, where there are more rows than were learned from."""
+    """Maximise the evidence of neighbours, where there are more rows than were learned from.
+
+    In more than four columns the exact evidence of a random part is better, and stays.
+    """
     model = learned.model
     learns = model.kernel.is_learned or model.likelihood.is_learned
-    if not learns or len(batch) <= settings.rows:
+    if not learns or not _has_neighbours(batch, settings):
         return learned
     refined, status = _refined(learned, batch, CONDITIONALS, settings.seed, "neighbours")
     if status is None or refined.learning is None:
@@ -264,11 +270,17 @@ def refine_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
     of these to half of one.
     """
     model = learned.model
-    if not model.likelihood.is_learned or len(batch) <= settings.rows:
+    if not model.likelihood.is_learned or not _has_neighbours(batch, settings):
         return learned
     held = replace(learned, model=replace(model, kernel=model.kernel.fixed()))
     refined, _ = _refined(held, batch, NOISE_CONDITIONALS, settings.seed, "noise")
     return replace(refined, model=replace(model, likelihood=refined.model.likelihood))
+
+
+def _has_neighbours(batch: Batch, settings: EvidenceSettings) -> bool:
+    """Tell whether the data have near neighbours that did not learn."""
+    assert isinstance(batch.functional, PointValues)
+    return len(batch) > settings.rows and batch.functional.x.shape[1] <= _MOST_COLUMNS
 
 
 def _refined(

@@ -1,5 +1,6 @@
 """Gaussian process classification as a scikit-learn estimator."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -10,6 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dustmap.engines import FALLBACK, KernelChoice
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import LINKS, Classification, fit_latent
@@ -17,6 +19,8 @@ from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp import GPModel
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood
+
+_NO_CHOICE = KernelChoice(FALLBACK, remark="no choice: labels say too little of smoothness")
 
 
 @final
@@ -29,8 +33,9 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    kernel : "matern12", "matern32", "matern52", "squared-exponential", or a kernel
-        As in `HIPGPRegressor`; its variance is that of the latent f.
+    kernel : "matern12", "matern32", "matern52", "squared-exponential", "auto", or a kernel
+        As in `HIPGPRegressor`; its variance is that of the latent f. "auto" is "matern32": labels
+        say too little of smoothness to choose by, as the report's `kernel_choice` states.
     inducing : "auto" or int
         Inducing points, at first the centres of clusters of X; "auto" is one for five rows, from
         100 to 500, or as many as rows differ. The cost of a step grows with their cube.
@@ -113,14 +118,17 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
         model = GPModel(
-            _arguments.make_kernel(self.kernel, dim, learned),
+            _arguments.make_kernel(self.kernel, dim, learned, (_arguments.AUTO,)),
             _arguments.make_mean(self.mean, dim, learned),
             BernoulliLikelihood(link),
         )
         points, latents = scaling.points(inputs), []
         for one in [1] if len(classes) == 2 else range(len(classes)):
             targets = torch.from_numpy((codes == one).astype(np.float64))
-            latents.append(fit_latent(model, points, targets, settings, named))
+            fit = fit_latent(model, points, targets, settings, named)
+            if isinstance(self.kernel, str) and self.kernel == _arguments.AUTO:
+                fit = replace(fit, report={**fit.report, "kernel_choice": _NO_CHOICE.as_plain()})
+            latents.append(fit)
         self._keep(Classification(scaling, tuple(latents)), classes)
         return self
 

@@ -28,10 +28,8 @@ from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import PathwisePosterior
 
-#: `engine="auto"` is exact up to so many rows, whatever the kernel.
-MAX_EXACT = 2_000
-#: Axes of a grid at most.
-MAX_GRID_DIM = 4
+#: Rows up to which Student-t noise is fitted by repeated dense solves where "auto" is asked for.
+_MOST_STUDENT_T = 2_000
 #: Rows whose evidence the engines of free inducing points start from, in few dimensions: of many
 #: length scales so few rows tell what is not so.
 _START_ROWS = 500
@@ -51,8 +49,8 @@ _LEAST_POINTS, _ROWS_PER_POINT = 100, 5
 class EngineArguments:
     """The arguments of a regressor that its engines take, checked.
 
-    engine: its name, "auto" where the learned kernel decides. dim: columns of X. chooses_kernel:
-    whether the data decide how smooth it is.
+    engine: its name, or "auto". dim: columns of X. chooses_kernel: whether the data decide how
+    smooth it is.
     """
 
     engine: str
@@ -82,13 +80,15 @@ def _pathwise(a: EngineArguments) -> engines.PathwiseEngine:
 
 
 def _free(a: EngineArguments, collapsed: bool) -> engines.FreePointsEngine:
-    rows = min(a.learning.rows, _START_ROWS) if a.dim <= MAX_GRID_DIM else 0
+    rows = min(a.learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
     return engines.FreePointsEngine(a.free, collapsed, replace(a.learning, rows=rows))
 
 
 #: Engines by their names in `HIPGPRegressor`.
 ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
-    "auto": lambda a: engines.AutomaticEngine(_exact(a), _inducing(a), _pathwise(a)),
+    "auto": lambda a: engines.AutomaticEngine(
+        _exact(a), _inducing(a), _pathwise(a), _free(a, collapsed=False)
+    ),
     "exact": _exact,
     "hip": _inducing,
     "global": _pathwise,
@@ -97,10 +97,12 @@ ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
 }
 
 #: Those that condition on data at hyperparameters that are known.
-_CONDITIONING = engines.ExactEngine | engines.InducingEngine | engines.PathwiseEngine
+_CONDITIONING = (
+    engines.AutomaticEngine | engines.ExactEngine | engines.InducingEngine | engines.PathwiseEngine
+)
 
 #: Those whose inducing points are on a grid, of few axes.
-GRIDDED = ("auto", "hip", "global")
+GRIDDED = ("hip", "global")
 
 
 def engine_of(a: EngineArguments) -> engines.AbstractEngine:
@@ -111,21 +113,16 @@ def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     return ENGINES[a.engine](a)
 
 
-def engine_name(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
-    """The engine's name, by the size of the data and whether there is a grid of the user.
-
-    It stays "auto" where the choice depends on the kernel that will be learned: see
-    `AutomaticEngine`.
-    """
+def engine_name(engine: object, grid: object, n: int, dim: int) -> str:
+    """The engine's name, refused where it cannot have so many rows or columns, or a grid."""
     name = one_of("engine", engine, tuple(ENGINES))
     has_grid = not isinstance(grid, str)
-    if name == "auto":
-        name = _automatic_name(has_grid, n, dim, max_memory)
-    if name in GRIDDED:
-        if dim > MAX_GRID_DIM:
+    if name in GRIDDED or (name == "auto" and has_grid):
+        if dim > engines.MAX_GRID_DIM:
+            instead = 'leave grid="auto"' if name == "auto" else 'use engine="svgp" or "sgpr"'
             raise UserError(
-                f"X has {dim} columns, but a grid has {MAX_GRID_DIM} axes at most: use "
-                f'engine="svgp" or "sgpr" (or "exact" for few rows), or fewer columns'
+                f"X has {dim} columns, but a grid has {engines.MAX_GRID_DIM} axes at most: "
+                f'{instead} (or "exact" for few rows), or fewer columns'
             )
     elif has_grid:
         raise UserError(
@@ -135,34 +132,24 @@ def engine_name(engine: object, grid: object, n: int, dim: int, max_memory: int)
         raise UserError(
             f"X has {n:,} rows: the exact engine holds dense {n:,} × {n:,} matrices "
             f"({8 * n**2:,} bytes each) and takes {engines.MOST_DENSE:,} rows at most; use "
-            f'engine="hip" (up to {MAX_GRID_DIM} columns) or "svgp", or fit a random part of the '
-            f"rows"
+            f'engine="auto", which knows what is next best, or fit a random part of the rows'
         )
     return name
 
 
-def student_t_engine_name(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
+def student_t_engine_name(engine: object, grid: object, n: int, dim: int) -> str:
     """As `engine_name`, of the engines that have Student-t noise."""
     if engine == "auto":
-        on_grid = not isinstance(grid, str) or (n > MAX_EXACT and dim <= MAX_GRID_DIM)
-        engine = "global" if on_grid else "exact"
-    name = engine_name(engine, grid, n, dim, max_memory)
+        on_grid = n > _MOST_STUDENT_T and dim <= engines.MAX_GRID_DIM
+        engine = "global" if on_grid or not isinstance(grid, str) else "exact"
+    name = engine_name(engine, grid, n, dim)
     if name not in ("exact", "global"):
         raise UserError(
-            f'engine="{name}" has no noise="student-t": use engine="global" (up to {MAX_GRID_DIM} '
-            f'columns), "exact" (up to {engines.MOST_DENSE:,} rows) or "auto"'
+            f'engine="{name}" has no noise="student-t": use engine="global" (up to '
+            f'{engines.MAX_GRID_DIM} columns), "exact" (up to {engines.MOST_DENSE:,} rows) or '
+            f'"auto"'
         )
     return name
-
-
-def _automatic_name(has_grid: bool, n: int, dim: int, max_memory: int) -> str:
-    """The engine of "auto" that sizes alone decide, else "auto"."""
-    if has_grid:
-        return "hip"
-    dense = engines.most_exact(max_memory)
-    if dim > MAX_GRID_DIM:
-        return "exact" if n <= dense else "svgp"
-    return "exact" if n <= min(MAX_EXACT, dense) else "auto"
 
 
 @final
@@ -350,12 +337,10 @@ def _learning_report(learning: engines.Learning | None) -> dict[str, Any]:
 
 
 def _name(fit: EngineFit, arguments: EngineArguments) -> str:
-    """The name of the engine, by the plan of the fit for "auto"."""
+    """The name of the engine, the chosen one for "auto"."""
     if arguments.engine != "auto":
         return arguments.engine
-    if isinstance(fit.plan, engines.InducingPlan):
-        return "hip"
-    return "global" if isinstance(fit.plan, engines.PointPlan) else "exact"
+    return str(fit.report["engine_choice"]["name"])
 
 
 def value_of(log: Tensor | None) -> float | None:

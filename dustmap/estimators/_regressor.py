@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import plain_rows
+from dustmap.engines import most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import (
@@ -47,15 +47,19 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         smoothness, names such as "matern-0.8", too. A `dustmap.gp.kernels` object starts at its own
         parameters; it is copied, not changed.
     grid : "auto", tuple of points per axis, or RegularGrid
-        "auto" covers the data with a spacing tied to the learned length scale and the noise.
+        "auto" covers the data with a spacing tied to the learned length scale and the noise; data
+        on a lattice have its nodes where these are no more.
     engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
-        "auto" is the dense exact GP for N ≤ 2,000, and for N ≤ 10,000 unless 3,000 points of a
-        grid are fine enough for the length scale and the noise that were learned, or a grid is
-        given; beyond, "hip" where a grid is fine enough, else "global". "hip" has inducing points
-        on a grid and a structured posterior. "global" has no such structure: one solve on a finer
-        grid for the mean and for `samples` draws from the posterior, which standard deviations are
-        made of. "svgp" has free inducing points and learns from minibatches, in any
-        dimension; with more than four columns "auto" is exact for N ≤ 10,000 and "svgp" beyond.
+        "auto" is what predicts best: the dense exact GP for N ≤ 10,000 (fewer where `max_memory`
+        says so), except that beyond 2,000 rows in up to four columns "hip" replaces it where 3,000
+        points of a grid with their full posterior are fine enough for what was learned, being as
+        good and quicker. For more rows it is "hip" on the same condition, else "global", and
+        "svgp" with more than four columns. On a grid that is given it is "hip" where the full
+        posterior has room, else "global". `report_["engine_choice"]` says which and why. "hip" has
+        inducing points on a grid and a structured posterior. "global" has no such structure: one
+        solve on a finer grid for the mean and for `samples` draws from the posterior, which
+        standard deviations are made of. "svgp" has free inducing points and learns from
+        minibatches, in any dimension.
         "sgpr" learns the same points, with kernel and noise, from all rows at once by at most
         `max_steps` steps of L-BFGS along the collapsed bound (Titsias 2009): no rate to choose,
         N M² operations a step. See `engine_`.
@@ -82,9 +86,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         where there is noise_std, s is a learned factor on it. Engines "exact" and "global" have it.
     learn : bool or names out of "length", "variance", "noise", "mean", "inducing"
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
-        `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
-        most), by their evidence given near neighbours (Vecchia 1988), "svgp" and "sgpr" from all
-        rows by the ELBO, and the places of their inducing points, too.
+        `max_steps` steps of L-BFGS. In up to four columns "exact", "hip" and "global" then learn
+        from all rows (of a random 100,000 at most), by their evidence given near neighbours
+        (Vecchia 1988), "svgp" and "sgpr" from all rows by the ELBO, and the places of their
+        inducing points, too.
     n_learn, max_steps : int
     samples : int
         Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
@@ -217,8 +222,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         std = _arguments.noise_std_of(noise_std, len(targets))
         data, model = fitted.scaling.batch(inputs, targets, std), fitted.model
         held = replace(model, kernel=model.kernel.fixed(), likelihood=model.likelihood.fixed())
-        named = not isinstance(self.kernel, AbstractKernel)
-        arguments = self._engine_arguments(inputs, fitted.scaling, named, fitted.engine)
+        named, engine = not isinstance(self.kernel, AbstractKernel), fitted.engine
+        if self.engine == "auto" and len(inputs) > most_exact(self.max_memory):
+            engine = "auto" if engine == "exact" else engine  # these may be more than it takes
+        arguments = self._engine_arguments(inputs, fitted.scaling, named, engine)
         other = type(self)(**self.get_params(deep=False))
         other.n_features_in_ = self.n_features_in_
         other._keep(condition_regression(held, data, fitted.scaling, arguments))
@@ -286,7 +293,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inducing = _arguments.inducing_settings(asked, learning, grid)
         name_of = student_t_engine_name if self._is_student_t else engine_name
         return EngineArguments(
-            name_of(engine or self.engine, self.grid, n, dim, inducing.max_memory),
+            name_of(engine or self.engine, self.grid, n, dim),
             dim,
             inducing,
             _arguments.point_settings(asked, inducing),

@@ -15,6 +15,7 @@ from pipelines.reproduce.ciq import experiment as ciq
 from pipelines.reproduce.clusters import experiment as clusters
 from pipelines.reproduce.derivatives import experiment as derivatives
 from pipelines.reproduce.dust import experiment as dust
+from pipelines.reproduce.engines import experiment as engines
 from pipelines.reproduce.export_scale import experiment as export_scale
 from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
@@ -104,6 +105,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         prices.run,
     ),
     Experiment(
+        "engines",
+        "every engine on nine tables of 500 to 10,000 rows, 1 to 8 columns: what auto takes",
+        engines.run,
+        engines.run_full,
+    ),
+    Experiment(
         "clusters",
         "a real map: dust from open clusters, judged by held-out ones and by Dias et al. (2021)",
         clusters.run,
@@ -175,7 +182,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "heaton",
-        "two scenes of land temperature, all 150,000 cells, beside kriging with 30 neighbours",
+        "two scenes of land temperature by the regressor as it comes, beside kriging",
         heaton.run,
     ),
     Experiment(

@@ -62,6 +62,18 @@ def test_a_wave_is_not_rough() -> None:
     assert choice.name == "matern52"
 
 
+def test_few_noisy_rows_of_waves_are_seldom_rough() -> None:
+    names = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(size=(81, 2))
+        y = 2.0 * np.sin(6 * x[:, 0] + seed) * np.cos(4 * x[:, 1]) + 0.3 * rng.standard_normal(81)
+        unit = [torch.from_numpy((v - v.mean(0)) / v.std(0)) for v in (x, y)]
+        names.append(choose_kernel(start(), Batch(PointValues(unit[0]), unit[1])).name)
+    # The rougher one within a standard error: one draw in six is mistaken, of halves two in five.
+    assert names.count("matern12") <= 1
+
+
 def test_errors_of_the_rows_are_their_noise() -> None:
     data = spectral_field(0.5, 400, noise=0.3)
     errors = Batch(data.functional, data.y, torch.full_like(data.y, 0.09))
@@ -120,8 +132,11 @@ def test_patches_are_disjoint_neighbours(n: int) -> None:
     for window in _kernel_choice.windows_of(data, 0):
         held = torch.cat(window.patches)
         assert len(held) == len(set(held.tolist()))
-        assert len(held) <= max(10, len(window.data) // 2)
-        assert n <= 1000 or not set(held.tolist()) & set(window.learning.tolist())
+        if n <= 1000:
+            assert sorted(held.tolist()) == list(range(n))
+            assert len(window.patches) in (9, 10)
+        else:
+            assert not set(held.tolist()) & set(window.learning.tolist())
         first = places(window.data)[window.patches[0]]
         assert bool((first.amax(0) - first.amin(0) < 0.7).all())
 

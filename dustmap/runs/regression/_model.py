@@ -19,6 +19,8 @@ from dustmap.runs.reports import Check, coverage_check
 
 # Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
 _DENSE = 3
+#: Engines that solve on the [grid] of a run, where it has one.
+ON_GRID = ("hip", "global")
 # Of the pictures and the libraries' own buffers.
 _WORKING = 60 * MIB
 
@@ -30,11 +32,10 @@ def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPR
         raise UserError(
             f'model.learn = {list(model.learn)}: a regression always learns its mean; add "mean"'
         )
-    on_grid = fit.engine in ("hip", "global")
     return HIPGPRegressor(
         _kernel(config, rows),
         engine=fit.engine,
-        grid=grid if on_grid and grid is not None else "auto",
+        grid=grid if fit.engine in ON_GRID and grid is not None else "auto",
         family=fit.family,
         block=fit.block or None,
         rank=fit.rank,
@@ -74,10 +75,16 @@ def _noise(config: Config) -> str:
     return "learn"
 
 
+def may_be_dense(config: Config, n: int) -> bool:
+    """Tell whether n rows may be fitted by dense algebra: it is asked for, or engine auto may."""
+    dense = engines.most_exact(config.compute.memory_bytes)
+    return config.fit.engine == "exact" or (config.fit.engine == "auto" and n <= dense)
+
+
 def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
     """Plan the bytes of a fit; without a [grid] the estimator chooses one that fits, or refuses."""
     n = len(rows)
-    exact = config.fit.engine == "exact"
+    exact = may_be_dense(config, n)
     dense = n if exact else min(n, config.fit.learn_rows)
     what = f"covariance of {dense:,} rows with its factor and gradient, float64"
     parts = [
@@ -88,7 +95,7 @@ def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPla
     if config.model.kernel == "auto":
         what = "covariances of rows around held-out patches, with their gradients, float64"
         parts.append(Component("kernel choice", engines.choice_bytes(n), During.PREPARING, what))
-    if not exact and grid is not None:
+    if config.fit.engine in ON_GRID and grid is not None:
         parts.append(_memory_on_grid(config, grid, n))
     return MemoryPlan(tuple(parts))
 
@@ -150,7 +157,7 @@ def refit_section(model: HIPGPRegressor) -> dict[str, Any]:
     names = ("noise_std", "noise_scale", "mean")
     own = {name: model.report_["hyperparameters"].get(name) for name in names}
     own = {name: value for name, value in own.items() if value is not None}
-    return {"rows": model.report_["n"], **own, **evidence_of(model)}
+    return {"rows": model.report_["n"], "engine": model.engine_, **own, **evidence_of(model)}
 
 
 def checks_of_refit(model: HIPGPRegressor) -> tuple[Check, ...]:
@@ -176,7 +183,7 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
 
 def _checks_of_solver(model: HIPGPRegressor) -> list[Check]:
     """Check the solve on a grid; the exact engine has none."""
-    if model.engine_ not in ("hip", "global"):
+    if model.engine_ not in ON_GRID:
         return []
     report = model.report_
     solved = float(report["solve"]["status"] == "converged")

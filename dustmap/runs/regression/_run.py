@@ -85,7 +85,8 @@ class RegressionRun(AbstractRun):
 
     def seconds(self) -> float:
         """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
-        n, exact = len(self.train), self.config.fit.engine == "exact"
+        n = len(self.train)
+        exact = _model.may_be_dense(self.config, n)
         seconds = dense_seconds(n if exact else min(n, self.config.fit.learn_rows))
         if self.refits and exact:
             seconds += len(self.rows) ** 3 * seconds_per_operation()
@@ -116,7 +117,7 @@ class RegressionRun(AbstractRun):
             "stages": watch.as_dict(),
             "compute": {
                 "device": "cpu",
-                "dtype": "float64" if config.fit.engine == "exact" else config.compute.dtype,
+                "dtype": "float64" if model.engine_ == "exact" else config.compute.dtype,
                 "threads": torch.get_num_threads(),
                 "memory": config.compute.memory,
             },
@@ -312,10 +313,10 @@ def _check_fit(config: Config, n: int, grid: RegularGrid | None) -> None:
     if fit.engine == "exact" and n > MOST_DENSE:
         raise UserError(
             f'fit.engine = "exact" takes at most {MOST_DENSE:,} rows, and {n:,} are to be fitted: '
-            f'use fit.engine = "global", which solves on a grid'
+            f'use fit.engine = "auto", which takes what is next best'
         )
-    if fit.engine == "exact" and grid is not None:
-        log.info('fit.engine = "exact" needs no grid: [grid] says where the maps are made')
+    if fit.engine not in _model.ON_GRID and grid is not None:
+        log.info('fit.engine = "%s" needs no grid: [grid] says where maps are made', fit.engine)
     if fit.block and len(fit.block) != dim:
         raise UserError(
             f"fit.block = {list(fit.block)}: expected {dim} whole numbers, one for each of "

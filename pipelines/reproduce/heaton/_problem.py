@@ -17,7 +17,7 @@ from pipelines.reproduce.spatial._problem import KM_PER_DEGREE
 
 SHAPE = (300, 500)
 #: Of the observed cells, how many may be held out.
-SHARE = (0.15, 0.20)
+SHARE = (0.25, 0.35)
 SEED = 0
 #: Side of the reduced scene, in cells.
 _QUICK = (40, 60)

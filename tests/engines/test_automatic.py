@@ -1,0 +1,157 @@
+"""The rule behind "auto": rows, columns, memory, and what grids leave; scores at its switches."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dustmap import HIPGPRegressor, engines
+from dustmap.engines import AutomaticEngine, Problem
+from dustmap.errors import UserError
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from tests.regression_cases import ENGINES, Array, wave
+
+MEMORY = 4 * 2**30
+
+
+def automatic(memory: int = MEMORY, **inducing: object) -> AutomaticEngine:
+    """All engines at defaults."""
+    learning = engines.EvidenceSettings(rows=100, search_start=True)
+    of_grid = replace(engines.InducingSettings(learning, max_memory=memory), **inducing)  # type: ignore[arg-type]
+    points = engines.PointSettings(8, 4.0, torch.float64, memory, grid=of_grid.grid)
+    return AutomaticEngine(
+        engines.ExactEngine(engines.ExactSettings(learning, memory)),
+        engines.InducingEngine(of_grid),
+        engines.PathwiseEngine(engines.PathwiseSettings(points, learning)),
+        engines.FreePointsEngine(engines.FreePointSettings(max_memory=memory), collapsed=False),
+    )
+
+
+def problem(n: int, dim: int, length: float, noise: float = 0.1) -> Problem:
+    """n places in a unit cube; targets have no part in the rule."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((n, dim), generator=generator, dtype=torch.float64)
+    model = GPModel(Matern32([length] * dim), ConstantMean(), GaussianLikelihood(jitter=noise))
+    return Problem(model, Batch(PointValues(x), torch.zeros(n, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    ("n", "dim", "length", "name"),
+    [
+        (100, 1, 0.3, "exact"),
+        (2_000, 2, 3.0, "exact"),
+        (2_001, 2, 3.0, "hip"),  # a few points of a grid are fine enough
+        (2_001, 2, 0.02, "exact"),  # they are not
+        (10_000, 4, 0.1, "exact"),
+        (10_001, 4, 0.1, "global"),
+        (10_001, 2, 3.0, "hip"),
+        (10_000, 5, 3.0, "exact"),
+        (10_001, 5, 3.0, "svgp"),
+        (100_000, 54, 3.0, "svgp"),
+    ],
+)
+def test_rows_columns_and_kernel_choose(n: int, dim: int, length: float, name: str) -> None:
+    choice = automatic().choose(problem(n, dim, length))
+    assert choice.name == name
+    assert choice.reason
+
+
+def test_less_memory_means_fewer_dense_rows() -> None:
+    assert automatic(10**8).choose(problem(2_001, 4, 0.1)).name == "exact"
+    choice = automatic(10**7).choose(problem(1_000, 4, 0.1))  # its matrices take 24 MB
+    assert choice.name == "global"
+    assert "645" in choice.reason
+    assert automatic(10**7).choose(problem(1_000, 5, 0.1)).name == "svgp"
+
+
+def test_a_given_grid_is_kept() -> None:
+    small = automatic(grid=RegularGrid((0.0, 0.0), (0.1, 0.1), (11, 11)))
+    assert small.choose(problem(100, 2, 0.3)).name == "hip"
+    large = RegularGrid((0.0, 0.0), (0.01, 0.01), (101, 101))
+    assert automatic(grid=large).choose(problem(100, 2, 0.3)).name == "global"
+    for asked in ({"family": "block"}, {"whitening": "torus"}, {"block": (8, 8)}):
+        assert automatic(grid=large, **asked).choose(problem(100, 2, 0.3)).name == "hip"
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "svgp", "sgpr"])
+def test_a_given_engine_is_never_overridden(engine: str) -> None:
+    X, truth, noise = wave(60, 2)
+    model = HIPGPRegressor(
+        "matern32", engine=engine, epochs=2, max_steps=5, samples=4, inducing=20
+    ).fit(X, truth + noise)
+    assert model.engine_ == model.report_["engine"] == engine
+    assert "engine_choice" not in model.report_
+
+
+def test_the_report_says_which_and_why() -> None:
+    X, truth, noise = wave(60, 2)
+    model = HIPGPRegressor("matern32", max_steps=5).fit(X, truth + noise)
+    assert model.engine_ == "exact"
+    assert model.report_["engine_choice"] == {
+        "name": "exact",
+        "reason": "60 rows: dense matrices fit the memory",
+    }
+
+
+def rough(X: Array) -> Array:
+    """Steps and edges: what no stationary process draws."""
+    return np.abs((9.0 * X[:, 0]) % 2.0 - 1.0) + np.floor(3.0 * X[:, 1])
+
+
+def smooth(X: Array) -> Array:
+    """Few points of a grid can follow it."""
+    return np.sin(3.0 * X[:, 0]) * np.cos(2.0 * X[:, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truth", [rough, smooth])
+def test_scores_do_not_jump_at_a_switch(truth: Callable[[Array], Array]) -> None:
+    rng = np.random.default_rng(0)
+    X, new = rng.uniform(size=(2_001, 2)), rng.uniform(size=(500, 2))
+    y = truth(X) + 0.2 * rng.standard_normal(2_001)
+    before = HIPGPRegressor("matern32", n_learn=300).fit(X[:-1], y[:-1])
+    after = HIPGPRegressor(before.kernel_, noise=before.noise_std_, learn=False).fit(X, y)
+    assert (before.engine_, after.engine_) == ("exact", "hip")
+    scores = []
+    for model in (before, after):
+        mean, std = model.predict(new, return_std=True)
+        error = mean - truth(new)
+        nlpd = 0.5 * np.mean(error**2 / std**2 + np.log(2.0 * np.pi * std**2))
+        scores.append((np.sqrt(np.mean(error**2)), nlpd))
+    (rmse, nlpd), (next_rmse, next_nlpd) = scores
+    assert next_rmse == pytest.approx(rmse, rel=0.03)
+    assert next_nlpd == pytest.approx(nlpd, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "columns", "said"),
+    [
+        ({"engine": "hip"}, 5, '4 axes at most: use engine="svgp"'),
+        ({"grid": (4, 4, 4, 4, 4)}, 5, '4 axes at most: leave grid="auto"'),
+        ({"engine": "svgp", "grid": (4, 4)}, 2, 'engine="svgp" has no grid'),
+        ({"engine": "best"}, 2, "engine = 'best': expected one of 'auto', 'exact'"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, object], columns: int, said: str) -> None:
+    X = np.random.default_rng(0).uniform(size=(20, columns))
+    with pytest.raises(UserError, match=said):
+        HIPGPRegressor(**arguments).fit(X, X[:, 0])  # type: ignore[arg-type]
+
+
+def test_a_refit_to_more_rows_than_a_dense_fit_takes_goes_on_a_grid() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(700, 2))
+    y = rough(X) + 0.2 * rng.standard_normal(700)
+    model = HIPGPRegressor("matern32", max_memory=10**7, n_learn=200, samples=8)
+    fitted = model.fit(X[:600], y[:600])
+    assert fitted.engine_ == "exact"
+    again = fitted.refit(X, y)
+    assert again.engine_ == "global"
+    assert again.report_["engine_choice"]["name"] == "global"
+    apart = again.predict(X[600:]) - y[600:]
+    assert np.sqrt(np.mean(apart**2)) < 0.3
