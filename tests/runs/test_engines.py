@@ -22,7 +22,7 @@ def config(*settings: str) -> Config:
     tables: dict[str, dict[str, object]] = {
         "data": {"catalog": ["stars.fits"]},
         "grid": {"size": list(SIZE), "spacing": 10.0},
-        "model": {"length": 25.0, "std": 0.003},
+        "model": {"length": 25.0, "std": 0.003, "noise": "gaussian"},
         "fit": {"samples": 8},
     }
     return from_mapping(tables, settings)

@@ -25,6 +25,7 @@ spacing = 10
 [model]
 length = 40
 std = 0.002
+noise = "gaussian"
 learn = []
 [fit]
 samples = 64

@@ -30,6 +30,7 @@ spacing = 20
 [model]
 length = 40
 std = 1.0
+noise = "gaussian"
 learn = []
 [fit]
 samples = 4
