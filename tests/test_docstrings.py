@@ -48,8 +48,9 @@ WITHOUT = {
     "refuses what is wrong, or words it": """
         check_enclosed raised_here refuse_inputs translating words_of_damage""",
     "an engine, used as those of the example, or a part of one": """
-        AutomaticEngine best_start choice_bytes choose_kernel drawing_bytes FreePointPlan
-        KernelChoice no_step searched_start some_draws""",
+        AutomaticEngine best_start Candidate choice_bytes choose_kernel choose_ray_kernel
+        covariances_of_choice drawing_bytes EngineChoice FreePointPlan KernelChoice learn_from_start
+        MGVIStart no_step ray_choice_component RayData searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MGVISolution PathwisePosterior RobustFit Scores SVIState""",

@@ -34,7 +34,7 @@ _Engine: TypeAlias = _Conditioning | FreePointsEngine
 @final
 @dataclass(frozen=True)
 class EngineChoice:
-    """name: "exact", "hip", "global" or "svgp". reason: in words, for the report."""
+    """The name of an engine, "exact", "hip", "global" or "svgp", and the reason for the report."""
 
     name: str
     reason: str

@@ -48,8 +48,11 @@ _MAX_STEPS, _TOLERANCE = 60, 5e-3
 class Candidate:
     """A kernel's score: the mean over patches of the log predictive density per datum.
 
-    difference: to the best score; standard_error: of the difference, over patches. learned: values
-    of hyperparameters, where they have units that a user knows.
+    Attributes
+    ----------
+    name, score, seconds
+    difference, standard_error : to the best score, over patches
+    learned : values of hyperparameters, where they have units that a user knows
     """
 
     name: str

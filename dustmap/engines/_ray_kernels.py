@@ -48,9 +48,13 @@ _WILD, _TURNS = 4.0, 5
 class RayData:
     """n measurements y = S p g + H b + noise of rays through a grid.
 
-    rows S (n, M) of the nodes; profile p (M,); y, errors (n,): variances of the noise; columns
-    H (n, Q) of what is fitted by least squares, the mean and zero points. learns_noise: whether a
-    factor on all errors is learned.
+    Attributes
+    ----------
+    nodes, rows : S (n, M)
+    profile : p (M,)
+    y, errors : (n,), values and variances of their noise
+    columns : H (n, Q), of what is fitted by least squares, the mean and zero points
+    learns_noise : whether a factor on all errors is learned
     """
 
     nodes: RegularGrid
@@ -210,7 +214,7 @@ def choose_ray_kernel(
 
     Parameters
     ----------
-    patches
+    patches : of (m,)
         Places in the n data of each patch.
     names
         Candidates, from rough to smooth.

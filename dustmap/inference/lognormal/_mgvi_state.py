@@ -159,9 +159,13 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
 class MGVIStart:
     """The end of a fit, from which one of the same data and others after them may start.
 
-    torus: its points per axis; mode, mean (n,): ξ of the mode and ξ̄ of the samples; deviations
-    (S, n) of these, all δ_s before all −δ_s; curved: whether they follow the curvature of ρ.
-    pull (N,): W^½ z of the mode's multipliers z.
+    Attributes
+    ----------
+    torus : points per axis
+    mode, mean : (n,), ξ of the mode and ξ̄ of the samples
+    deviations : (S, n), of the samples, all δ_s before all −δ_s
+    curved : whether these follow the curvature of ρ
+    pull : (N,), W^½ z of the mode's multipliers z
     """
 
     torus: tuple[int, ...]
