@@ -27,9 +27,9 @@ from dustmap.inference.evidence._newton import (
     LearnedModel,
     LearnSettings,
     LearnStep,
-    bounded_step,
     learn_evidence,
 )
+from dustmap.inference.evidence._trust_region import bounded_step
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 

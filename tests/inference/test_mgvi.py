@@ -19,7 +19,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.evidence._newton import TrustRegion
+from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     EnergyTarget,

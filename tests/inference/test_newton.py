@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dustmap.inference.evidence._newton import TrustRegion, bounded_step
+from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.variational._svi import Adam
 
 

@@ -14,7 +14,7 @@ from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import Parameters
 from dustmap.inference.evidence._evidence import shifted
-from dustmap.inference.evidence._newton import TrustRegion
+from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,

@@ -219,6 +219,19 @@ def with_unresolved(config: Config, fit: StarFit, scale: float) -> StarFit:
     return replace(fit, posterior=posterior, hyperparameters=at, at_nodes=posterior.at_nodes)
 
 
+def learning_section(fit: StarFit) -> dict[str, Any]:
+    """How learning ended, for the report."""
+    learning = fit.learning
+    if learning is None:
+        return {"learning": "none"}
+    return {
+        "learning": learning.status,
+        "learning_evaluations": len(learning.trace),
+        "learning_stars": learning.n_data,
+        **learning.summary,
+    }
+
+
 def _exact_report(fit: engines.EngineFit) -> dict[str, Any]:
     rays = {name: value for name, value in fit.report.items() if name == "rays"}
     return {"log_evidence": fit.evidence, **rays}

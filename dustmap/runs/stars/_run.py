@@ -246,7 +246,7 @@ class StarRun(AbstractRun):
         work.sections |= {
             "hyperparameters": hyperparameters,
             "units": {name: units.get(name, "") for name in hyperparameters},
-            "fit": fit.summary | _learning(fit),
+            "fit": fit.summary | _engines.learning_section(fit),
         }
         work.sections |= _zero_points.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
@@ -437,15 +437,3 @@ def assemble(
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
     split = (train, holdout)
     return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds)
-
-
-def _learning(fit: _engines.StarFit) -> dict[str, Any]:
-    learning = fit.learning
-    if learning is None:
-        return {"learning": "none"}
-    return {
-        "learning": learning.status,
-        "learning_evaluations": len(learning.trace),
-        "learning_stars": learning.n_data,
-        **learning.summary,
-    }

@@ -21,7 +21,7 @@ _STARS = 5_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
-_PRIOR = ((0.75, 0.4), (0.15, 1.2))
+_MIXTURE = ((0.75, 0.4), (0.15, 1.2))
 #: Logarithms that are looked at.
 _WITHIN, _STEPS = 4.0, 129
 
@@ -84,7 +84,7 @@ def _some(index: Tensor) -> Tensor:
 def _prior() -> tuple[Tensor, Tensor]:
     """Factors (F,) and their log-probabilities before the data."""
     logs = torch.linspace(-_WITHIN, _WITHIN, _STEPS, dtype=torch.float64)
-    parts = [w * torch.softmax(-0.5 * (logs / std).square(), 0) for w, std in _PRIOR]
-    none = logs.new_tensor([1.0 - sum(weight for weight, _ in _PRIOR)])
+    parts = [w * torch.softmax(-0.5 * (logs / std).square(), 0) for w, std in _MIXTURE]
+    none = logs.new_tensor([1.0 - sum(weight for weight, _ in _MIXTURE)])
     factors = torch.cat([torch.zeros_like(none), logs.exp()])
     return factors, torch.cat([none, torch.stack(parts).sum(0)]).log()

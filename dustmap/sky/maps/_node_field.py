@@ -1,0 +1,290 @@
+"""Positive densities from samples at the nodes of a grid.
+
+`NodeTable` interpolates in all samples at any places, `Resampler` from one regular grid to another,
+an axis at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
+from dustmap.gp.features import chunks
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy, PointValues
+from dustmap.inference import LogNormalPosterior
+from dustmap.linalg import KeyedNormal
+from dustmap.sky.maps import _field, _quantities
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
+from dustmap.sky.maps._quantities import MapRequest, Quantity, statistics
+from dustmap.sky.maps._trilinear import Cells
+from dustmap.sky.systems import ExtinctionSystem
+
+#: Functionals answered at once.
+_CHUNK = 16_384
+#: Numbers of all samples that one step of the statistics works on: they stay in the cache.
+_BLOCK = 2**19
+#: Of random numbers, for what lies between the nodes; and places per axis, at most, between which
+#: what data know of it is interpolated.
+_STREAM, _PLACES = 3, 16
+#: Passes after which rays have the share that they should, and the least share.
+_PASSES, _FAINT = 4, 1e-3
+
+
+@final
+class NodeTable:
+    """Fields (S, M) on one grid, together at every node; nodes in the C order of (x, y, z)."""
+
+    def __init__(self, grid: RegularGrid, fields: Tensor) -> None:
+        self.grid, self.values = grid, fields.mT.contiguous()
+
+    def at(self, cells: Cells) -> Tensor:
+        """Return all fields (N, S) at places."""
+        y, z = self.grid.shape[1:]
+        corner = torch.from_numpy((cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2])
+        offset = torch.from_numpy(cells.offset).to(self.values.dtype)
+        x_share, y_share, z_share = offset[..., None].unbind(1)
+
+        def along_z(shift: int) -> Tensor:
+            low = self.values.index_select(0, corner + shift)
+            return low.lerp_(self.values.index_select(0, corner + shift + 1), z_share)
+
+        def along_y(shift: int) -> Tensor:
+            return along_z(shift).lerp_(along_z(shift + z), y_share)
+
+        return along_y(0).lerp_(along_y(y * z), x_share)
+
+
+@final
+class AxisWeights:
+    """out_i = (1 − w_i) in_{c_i} + w_i in_{c_i + 1} along one axis, w in [0, 1].
+
+    cell (n,) int64, weight (n,) in `dtype`; points within 1e-6 of a cell of an end count as there.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, axis: int, dtype: torch.dtype):
+        nodes = source.shape[axis]
+        where = (target.axes()[axis] - source.lower[axis]) / source.spacing[axis]
+        # A point that is a node but for round-off takes the node's value, bit for bit.
+        nearest = where.round()
+        where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
+        self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
+        self.weight = (where - self.cell).to(dtype)
+        self.identity = nodes == len(where) and bool(
+            (where == torch.arange(nodes, dtype=where.dtype)).all()
+        )
+
+    def along(self, values: Tensor, dim: int) -> Tensor:
+        """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
+        if self.identity:
+            return values
+        left = values.index_select(dim, self.cell)
+        right = values.index_select(dim, self.cell + 1)
+        return left.lerp_(right, self.weight if dim == -1 else self.weight[:, None])
+
+
+@final
+class Resampler:
+    """From fields at the nodes of `source` (S, x, y, z) to planes (S, y, x) at those of `target`.
+
+    Every plane of nodes is widened in x and y once, and kept while planes of the target lie next
+    to it: two widened planes are all the memory that is taken.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, dtype: torch.dtype) -> None:
+        x, y, z = (AxisWeights(source, target, axis, dtype) for axis in range(3))
+        self._x, self._y, self._z = x, y, z
+        self.identity = x.identity and y.identity and z.identity
+
+    def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Yield (below, above, weight) of planes in z: of values lerp(below, above, weight)."""
+        wide: dict[int, Tensor] = {}
+        cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
+        for cell, weight in zip(cells, weights, strict=True):
+            wide = {k: plane for k, plane in wide.items() if k in (cell, cell + 1)}
+            for k in (cell, cell + 1):
+                if k not in wide:
+                    wide[k] = self._widened(fields[..., k])
+            yield wide[cell], wide[cell + 1], weight
+
+    def _widened(self, plane: Tensor) -> Tensor:
+        """Interpolate (S, x, y) at nodes to (S, y, x) of the target."""
+        return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeField(AbstractDensityField):
+    """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
+
+    prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
+    the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
+    share of the prior's variance that is explained, that of `sure_coverage`.
+
+    What the grid leaves out of the density between its nodes, where the posterior knows of that, is
+    in the samples: a normal number on ln ρ_s, independent from node to node, with the variance that
+    gives extinctions from the Sun the standard deviation that they are predicted with. seed: of
+    these numbers.
+    """
+
+    posterior: LogNormalPosterior
+    nodes: RegularGrid
+    extinction_system: ExtinctionSystem
+    prior_std: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
+            raise UserError(
+                f"nodes: expected the {self.posterior.log_samples.shape[1]} nodes of the "
+                f"posterior, got {self.nodes.size}"
+            )
+        if not self.prior_std > 0:
+            raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
+
+    @property
+    def traits(self) -> FieldTraits:
+        box = self.nodes.lower, self.nodes.upper
+        return FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+
+    @torch.no_grad()
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        self.check(request)
+        if isinstance(functional, PointValues):
+            _field.refuse_beyond(self, functional.x)
+        return _field.in_chunks(
+            functional, _CHUNK, request, lambda part: self._answer(part, request)
+        )
+
+    @torch.no_grad()
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
+    ) -> Iterator[Planes]:
+        self.check(request)
+        self.check_grid(grid)
+        fields = [self._density.cpu().reshape(-1, *self.nodes.shape)]
+        if Quantity.COVERAGE in request:
+            fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
+        resampler = Resampler(self.nodes, grid, self._density.dtype)
+        walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
+            into = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            for k in range(stop - start):
+                density, *covered = next(walks)
+                lacking = 0.0 if resampler.identity else self._lacking(grid, start + k)
+                _fill(into, k, density, request, lacking)
+                for below, above, weight in covered:
+                    into["coverage"][k] = torch.lerp(below, above, weight)[0]
+            yield Planes(start, stop, arrays)
+
+    def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
+        if not isinstance(functional, PointValues):
+            rows = self.posterior.interpolation(functional)
+            return statistics(rows.matmul(self._density.to(rows.dtype)), request)
+        cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
+        lacking, relative = self.posterior.unresolved, torch.zeros(len(functional))
+        if lacking is not None:
+            relative = lacking.relative(functional.x).float().cpu()
+        answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
+        if Quantity.COVERAGE in request:
+            answers["coverage"] = self._covered.at(cells)[:, 0]
+        return answers
+
+    def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
+        """Relative variance (y, x) that samples have not in plane k of a grid."""
+        if self.posterior.unresolved is None:
+            return 0.0
+        x, y, z = grid.axes()
+        yy, xx = torch.meshgrid(y, x, indexing="ij")
+        points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
+        return self.posterior.unresolved.relative(points).float().reshape(xx.shape)
+
+    @cached_property
+    def _density(self) -> Tensor:
+        """ρ_s (S, M) in pc⁻¹."""
+        logs, lacking = self.posterior.log_samples, self.posterior.unresolved
+        if lacking is None or lacking.node_variance == 0.0:
+            return logs.exp()
+        variance = lacking.scale * lacking.node_variance * self._unknown_share.to(logs)
+        std, numbers, density = (
+            variance.sqrt(),
+            KeyedNormal(self.seed, _STREAM),
+            logs - 0.5 * variance,
+        )
+        for pair in range(0, len(logs), 2):
+            normal = std * numbers.draw(pair, logs.shape[1], logs.dtype, logs.device)
+            density[pair] += normal
+            density[pair + 1 : pair + 2] -= normal
+        density.exp_()
+        # The mean of the samples stays what it is.
+        return density.mul_(logs.exp().mean(0) / density.mean(0))
+
+    @cached_property
+    def _unknown_share(self) -> Tensor:
+        """Share (M,) of the variance between the nodes that data leave unknown: such that its mean
+        along rays from the Sun to places of the box is that of the rays."""
+        lower, upper = self.nodes.lower, self.nodes.upper
+        shape = tuple(min(count, _PLACES) for count in self.nodes.shape)
+        places = RegularGrid.from_bounds(lower, upper, shape).points()
+        rays = LineIntegrals.from_observer(places.to(self.posterior.log_samples.device))
+        inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+        wanted = self.posterior.unknown_share(inside).cpu().double()
+        share = torch.ones(len(places), dtype=torch.float64)
+        share[kept.cpu()] = wanted
+        for _ in range(_PASSES):
+            nodes = _resized(share, shape, self.nodes.shape)
+            here = self.posterior.unknown_share(inside, nodes.to(inside.device)).cpu().double()
+            share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+        return _resized(share, shape, self.nodes.shape)
+
+    @cached_property
+    def _by_node(self) -> NodeTable:
+        return NodeTable(self.nodes, self._density.cpu())
+
+    @cached_property
+    def _covered(self) -> NodeTable:
+        return NodeTable(self.nodes, self._node_coverage.cpu()[None])
+
+    @cached_property
+    def _node_coverage(self) -> Tensor:
+        """(M,)."""
+        if self.posterior.explained is None:
+            return _quantities.coverage(self.posterior.node_log_moments()[1], self.prior_std)
+        return _quantities.sure_coverage(self.posterior.explained, self.posterior.independent)
+
+
+def _resized(values: Tensor, shape: tuple[int, ...], to: tuple[int, ...]) -> Tensor:
+    """Values at the nodes of one grid, multilinear at those of another of the same box."""
+    lattice = values.reshape(1, 1, *shape)
+    return torch.nn.functional.interpolate(
+        lattice, to, mode="trilinear", align_corners=True
+    ).flatten()
+
+
+def _fill(
+    into: dict[str, Tensor],
+    k: int,
+    density: tuple[Tensor, Tensor, float],
+    request: MapRequest,
+    lacking: "Tensor | float" = 0.0,
+) -> None:
+    """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time.
+
+    lacking (y, x): relative variance that the samples have not.
+    """
+    below, above, weight = density
+    rows = max(1, _BLOCK // (len(below) * below.shape[-1]))
+    for part in chunks(below.shape[1], rows):
+        draws = torch.lerp(below[:, part], above[:, part], weight)
+        relative = lacking[part] if isinstance(lacking, Tensor) else lacking
+        for name, values in statistics(draws, request, relative).items():
+            into[name][..., k, part, :] = values
