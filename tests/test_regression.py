@@ -276,7 +276,7 @@ def test_one_row_more_changes_nothing_where_the_engine_may() -> None:
     y, new = f + 0.02 * rng.standard_normal(2_401), slice(2_001, None)
     errors, densities = [], []
     for n in (2_000, 2_001):
-        model = HIPGPRegressor("matern32", n_learn=150, max_steps=30).fit(X[:n], y[:n])
+        model = HIPGPRegressor("matern32", n_learn=400, max_steps=30).fit(X[:n], y[:n])
         mean, std = model.predict(X[new], return_std=True, include_noise=True)
         errors.append(np.sqrt(np.mean((mean - f[new]) ** 2)))
         densities.append(np.mean(0.5 * ((y[new] - mean) / std) ** 2 + np.log(std)))

@@ -30,8 +30,8 @@ def test_all_rows_as_fixed_points_are_the_exact_gp(dim: int) -> None:
 def test_few_learned_points_agree_with_exact(dim: int, count: int) -> None:
     X, truth, noise = wave(300, dim)
     X, y, new = X[:240], (truth + 2.0 * noise)[:240], X[240:]
-    exact = HIPGPRegressor(engine="exact", n_learn=240).fit(X, y)
-    sparse = HIPGPRegressor(engine="sgpr", inducing=count, max_steps=40).fit(X, y)
+    exact = HIPGPRegressor("matern32", engine="exact", n_learn=240).fit(X, y)
+    sparse = HIPGPRegressor("matern32", engine="sgpr", inducing=count, max_steps=40).fit(X, y)
     mean, std = exact.predict(new, return_std=True)
     sparse_mean, sparse_std = sparse.predict(new, return_std=True)
     assert np.sqrt(np.mean((sparse_mean - mean) ** 2)) < 0.3 * std.mean()

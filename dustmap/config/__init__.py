@@ -6,8 +6,8 @@ must agree on in `dustmap.config._config`.
 Examples
 --------
 >>> config = from_mapping({"data": {"catalog": "stars.fits"}}, ["grid.spacing=0.02kpc"])
->>> config.grid.spacing, config.engine, config.resolved().model.kernel
-(20.0, 'lognormal', 'matern32')
+>>> config.grid.spacing, config.engine, config.resolved().model.noise
+(20.0, 'lognormal', 'student-t')
 >>> from pathlib import Path
 >>> Path("run.toml").write_text(echo(config)) > 0  # as TOML, defaults included
 True

@@ -147,11 +147,11 @@ def test_a_refit_to_more_rows_than_a_dense_fit_takes_goes_on_a_grid() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(700, 2))
     y = rough(X) + 0.2 * rng.standard_normal(700)
-    model = HIPGPRegressor("matern32", max_memory=10**7, n_learn=200, samples=8)
+    model = HIPGPRegressor("matern32", max_memory=10**7, n_learn=600, samples=8)
     fitted = model.fit(X[:600], y[:600])
     assert fitted.engine_ == "exact"
     again = fitted.refit(X, y)
-    assert again.engine_ == "global"
-    assert again.report_["engine_choice"]["name"] == "global"
+    assert again.engine_ in ("global", "hip")
+    assert again.report_["engine_choice"]["name"] == again.engine_
     apart = again.predict(X[600:]) - y[600:]
     assert np.sqrt(np.mean(apart**2)) < 0.3
