@@ -103,7 +103,7 @@ def line(part: str, method: str, rmse: float, chi2: float = 1.0, split: int = 0)
 def test_goals_compare_with_the_best_baseline_of_the_same_split() -> None:
     rows = [
         line(clusters.HELD_OUT, clusters.MAP, 0.5, chi2=0.9),
-        line(clusters.HELD_OUT, "map, Student-t noise", 0.1),
+        line(clusters.HELD_OUT, "map, Gaussian noise", 0.1),
         line(clusters.HELD_OUT, "nearest clusters", 0.6),
         line(clusters.HELD_OUT, clusters.MAP, 0.7, chi2=1.5, split=1),
         line(clusters.HELD_OUT, "nearest clusters", 0.8, split=1),

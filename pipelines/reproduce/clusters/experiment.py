@@ -40,13 +40,14 @@ MAP = "map"
 #: Splits by their seed; variants are of the first.
 SPLITS = (0, 1, 2)
 VARIANTS = {
-    "map, Student-t noise": ("model.noise=student-t",),
+    "map, Gaussian noise": ("model.noise=gaussian",),
     "map, constant scatter": (
         "model.relative_scatter=0",
         'model.learn=["mean", "scatter"]',
     ),
     "map, Gaussian density": (
         "model.density=gaussian",
+        "model.noise=gaussian",
         "model.mean=constant",
         "model.std=0",
         "model.relative_scatter=0",
