@@ -210,10 +210,10 @@ class ModelConfig:
         Key(
             choice("auto", *_MATERN, "squared-exponential"),
             "covariance of the density between two places, from rough to smooth; matern has the "
-            "smoothness model.nu; auto is what predicts held-out patches best of matern13, "
-            "matern12, matern32 for stars and of matern12, matern32, matern52 for a regression, or "
-            "a rougher one within a standard error of it; matern32 where length or std is not "
-            "learned, and on tiles, which share one kernel",
+            "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
+            "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 for a "
+            "regression, or a rougher one within a standard error of it; matern32 where length or "
+            "std is not learned, and on tiles, which share one kernel",
         ),
     ] = "auto"
     nu: Annotated[

@@ -94,7 +94,7 @@ def choice_seconds(config: Config, rays: LineIntegrals) -> float:
     if not _kernel.is_open(config):
         return 0.0
     n = _kernel.compared_stars(len(rays))
-    made = engines.covariances_of_choice(len(_kernel.CANDIDATES))
+    made = engines.covariances_of_choice(len(_kernel.candidates(config)))
     once = _field_seconds(_kernel.compared_on(config), rays[:n])
     return made * (n * once + 10 * n**3 * _machine.seconds_per_operation(rays.device))
 
