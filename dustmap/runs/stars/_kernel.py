@@ -30,8 +30,8 @@ from dustmap.sky.observations import sky_patches
 
 log = logging.getLogger(__name__)
 
-#: From rough to smooth. The Gaussian engines weigh rays by tables for which Matérn-1/3 has no closed
-#: form: its fits take them ten times as long.
+#: From rough to smooth. The Gaussian engines weigh rays by tables for which Matérn-1/3 has no
+#: closed form: its fits take them ten times as long.
 CANDIDATES = ("matern13", "matern12", "matern32")
 GAUSSIAN_CANDIDATES = CANDIDATES[1:]
 #: The chosen kernel of a run, with the scores of all.
