@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp.features import CrossCovarianceOperator, InverseOperator, ProductOperator
+from dustmap.gp.features import CrossCovariance, InverseOperator, ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import PrecisionOperator
 from dustmap.linalg import DenseOperator, DiagonalOperator, UnconvergedWarning
@@ -55,13 +55,13 @@ def _mixed_product() -> OperatorCase:
 def _cross(name: str, budget: int) -> OperatorCase:
     table = _matrix(9, 4, 2)
 
-    def build(dtype: torch.dtype) -> CrossCovarianceOperator:
+    def build(dtype: torch.dtype) -> CrossCovariance:
         def rows(functional: AbstractFunctional) -> Tensor:
             assert isinstance(functional, PointValues)
             return table[functional.x.squeeze(-1).long()].to(dtype)
 
         index = PointValues(torch.arange(9, dtype=torch.float64)[:, None])
-        return CrossCovarianceOperator(rows, index, 4, torch.empty(0, dtype=dtype), budget)
+        return CrossCovariance(rows, index, 4, torch.empty(0, dtype=dtype), budget)
 
     return OperatorCase(name, build, table)
 

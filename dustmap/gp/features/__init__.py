@@ -38,7 +38,7 @@ from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
-from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovarianceOperator
+from dustmap.gp.features._operators import CrossCovariance as CrossCovariance
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged

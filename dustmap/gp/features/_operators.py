@@ -110,7 +110,7 @@ class InverseOperator(linalg.AbstractSymmetric):
 
 
 @final
-class CrossCovarianceOperator(linalg.AbstractComposite):
+class CrossCovariance(linalg.AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
     evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
@@ -170,9 +170,7 @@ def cross_operator(
 ) -> linalg.AbstractOperator:
     """Return evaluate(functional) (N, columns) without a graph, each rank's rows its own."""
     rows = torch.no_grad()(evaluate)
-    return operator_by_rows(
-        functional, lambda f: CrossCovarianceOperator(rows, f, columns, like, budget)
-    )
+    return operator_by_rows(functional, lambda f: CrossCovariance(rows, f, columns, like, budget))
 
 
 def warn_unconverged(result: linalg.SolveResult, what: str) -> None:

@@ -35,6 +35,7 @@ size = {size}
 spacing = {spacing}
 [model]
 kernel = "matern32"
+noise = "gaussian"
 length = {length}
 std = 1.0
 mean_density = 0.001

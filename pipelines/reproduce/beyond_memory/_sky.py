@@ -57,6 +57,7 @@ size = [{size}]
 spacing = {spacing}
 [model]
 density = "lognormal"
+noise = "gaussian"
 length = {length}
 std = {std}
 mean_density = {median}

@@ -128,7 +128,12 @@ def _map(scale: Scale, density: str, offset: float, grouped: bool, seed: int) ->
                     "refit": False,
                 },
                 "grid": {"size": list(scale.size), "spacing": scale.spacing},
-                "model": {"density": density, "kernel": "matern12", "mean_density": 1e-3},
+                "model": {
+                    "density": density,
+                    "kernel": "matern12",
+                    "mean_density": 1e-3,
+                    "noise": "gaussian",
+                },
                 "fit": {"samples": scale.samples, "seed": seed},
                 "export": {"formats": ["zarr"], "figures": [], "samples": 0},
             }

@@ -42,6 +42,8 @@ holdout = 0.1
 size = {list(SIZE)}
 spacing = {SPACING}
 [model]
+kernel = "matern32"
+noise = "gaussian"
 length = 40
 [fit]
 samples = 8

@@ -15,7 +15,10 @@ from dustmap.runs import Stage, execute_run, prepare
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import stopwatch
 
-BASE = {"grid": {"size": [400, 400, 240], "spacing": 20}}
+BASE = {
+    "grid": {"size": [400, 400, 240], "spacing": 20},
+    "model": {"kernel": "matern32", "noise": "gaussian"},
+}
 _MIB = 2**20
 
 

@@ -108,6 +108,7 @@ def config_of(case: Case, scale: Scale, seed: int, folder: Path) -> Config:
             "grid": {"size": list(scale.size), "spacing": scale.spacing},
             "model": {
                 "density": case.density,
+                "noise": "gaussian",
                 "length": scale.length,
                 "std": STD[case.density],
                 "mean_density": 2e-3,
