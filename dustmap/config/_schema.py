@@ -111,7 +111,8 @@ class DataConfig:
         Key(
             text(empty=True),
             "stars: column of text or whole numbers, such as the survey, whose groups each have a "
-            "zero point of their own (model.group_std); empty for none",
+            "zero point of their own (model.group_std), and a scale where model.group_scale is not "
+            "0; empty for none",
         ),
     ] = ""
     truth: Annotated[
@@ -290,6 +291,14 @@ class ModelConfig:
             "mag",
         ),
     ] = 0.05
+    group_scale: Annotated[
+        float,
+        Key(
+            number(low=0.0, high=0.5),
+            "the same of scales: the extinctions of a group are 1 + s times what the map has, s of "
+            "this standard deviation; 0 for no scales",
+        ),
+    ] = 0.0
     learn: Annotated[
         tuple[str, ...],
         Key(

@@ -46,11 +46,16 @@ def tensors_of(arrays: Arrays, device: torch.device | None = None) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def zero_point_arrays(points: Prediction | None) -> Arrays:
-    """Mean and standard deviation (G,) of zero points of groups; none where there are none."""
-    if points is None:
-        return {}
-    return arrays_of({"zero_points": points.mean, "zero_point_errors": points.std})
+def zero_point_arrays(
+    posterior: inference.PathwisePosterior | inference.LogNormalPosterior,
+) -> Arrays:
+    """Mean and standard deviation (G,) of zero points and scales of groups, where there are any."""
+    points, scales, tensors = posterior.zero_points(), posterior.scales(), dict[str, Tensor]()
+    if points is not None:
+        tensors |= {"zero_points": points.mean, "zero_point_errors": points.std}
+    if scales is not None:
+        tensors |= {"scales": scales.mean, "scale_errors": scales.std}
+    return arrays_of(tensors)
 
 
 @final

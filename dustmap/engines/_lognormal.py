@@ -153,8 +153,7 @@ class LogNormalEngine(AbstractEngine):
         kept = {name: getattr(posterior, name) for name in names_kept}
         if posterior.groups is not None:
             kept["zero_point_samples"] = posterior.groups.white
-        points = _engine.zero_point_arrays(posterior.zero_points())
-        arrays = {**_engine.arrays_of(kept), **points}
+        arrays = {**_engine.arrays_of(kept), **_engine.zero_point_arrays(posterior)}
         trace = [_numbers(line, names) for line in solution.history]
         return replace(
             self.load(replace(problem, model=learned), arrays),

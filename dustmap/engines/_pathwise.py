@@ -109,7 +109,8 @@ class PathwiseEngine(AbstractEngine):
         # The numbers of Student-t noise are learned beside the evidence, not by it.
         noise = model.likelihood if settings.robust is None else GaussianLikelihood()
         names = replace(model, likelihood=noise).log_names
-        fit = inference.fit_global(
+        scaled = model.zero_points is not None and model.zero_points.has_scales
+        fit = (inference.fit_with_scales if scaled else inference.fit_global)(
             model,
             problem.data,
             problem.nodes,
@@ -232,7 +233,7 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **_pathwise_points.pathwise_arrays(fit.posterior),
-        **zero_point_arrays(fit.posterior.zero_points()),
+        **zero_point_arrays(fit.posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
     }
 

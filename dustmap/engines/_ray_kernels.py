@@ -53,7 +53,7 @@ class RayData:
     nodes, rows : S (n, M)
     profile : p (M,)
     y, errors : (n,), values and variances of their noise
-    columns : H (n, Q), of what is fitted by least squares, the mean and zero points
+    columns : H (n, Q), of what is fitted by least squares: the mean, zero points and scales
     learns_noise : whether a factor on all errors is learned
     """
 
@@ -69,7 +69,8 @@ class RayData:
     def of(
         model: GPModel, data: Batch, nodes: RegularGrid, profile: AbstractMean | None = None
     ) -> "RayData":
-        """Data with the mean and the noise of a model, zero points of their groups included.
+        """Data with the mean and the noise of a model, zero points of their groups included, and
+        their scales as those of a density that is the profile.
 
         profile p: of a density whose fluctuations are relative to it, with a mean of its own; None
         for fluctuations that are alike everywhere, p = 1.
@@ -88,6 +89,8 @@ class RayData:
             columns.append(model.mean.basis(data.functional).detach().double())
         else:
             y = y - model.mean.values(data.functional).detach().double()
+        if model.zero_points is not None and model.zero_points.has_scales:
+            columns.append(columns[0] * rows.matmul(profile_at)[:, None])
         learned = {p.name for p in like.parameters() if p.is_learned}
         scaled = bool(learned & {"noise", "scatter"})
         return RayData(nodes, rows, profile_at, y, errors, torch.cat(columns, dim=1), scaled)

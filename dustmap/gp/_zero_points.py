@@ -1,4 +1,7 @@
-"""Zero points of groups of data: y_n = f_n + b_g(n) + noise with b_g ~ N(0, τ²)."""
+"""Zero points and scales of groups of data: y_n = (1 + s_g(n)) f_n + b_g(n) + noise.
+
+b_g ~ N(0, τ²) and, where there are scales, s_g ~ N(0, κ²).
+"""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,15 +17,17 @@ from dustmap.linalg import AbstractComposite
 @final
 @dataclass(frozen=True)
 class ZeroPoints:
-    """The prior b = τ c with c ~ N(0, I_G): count G, std τ > 0.
+    """The prior b = τ c and s = κ c' with c, c' ~ N(0, I_G): count G, std τ > 0, scale_std κ ≥ 0.
 
-    White like the field's own variables, so that c is solved for and sampled beside them. What all
-    groups have in common is held by τ as well, so that the mean of the zero points cannot take the
-    place of the field's.
+    White like the field's own variables, so that c and c' are solved for and sampled beside them.
+    What all groups have in common is held by τ and κ as well, so that the mean of the zero points
+    cannot take the place of the field's: a common scale 1 + s is the same as a field that is
+    1 + s times as large, and only κ tells them apart. κ = 0 stands for no scales.
     """
 
     count: int
     std: float
+    scale_std: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.count >= 1 and 0 < self.std < float("inf")):
@@ -30,29 +35,63 @@ class ZeroPoints:
                 f"zero points need at least one group and a positive std, got {self.count} and "
                 f"{self.std}"
             )
+        if not 0 <= self.scale_std < 1:
+            raise UserError(
+                f"scale_std: expected at least 0 (no scales) and less than 1, where a scale 1 + s "
+                f"may well be negative, got {self.scale_std}"
+            )
 
     @staticmethod
-    def of(functional: AbstractFunctional, std: float) -> "ZeroPoints | None":
+    def of(
+        functional: AbstractFunctional, std: float, scale_std: float = 0.0
+    ) -> "ZeroPoints | None":
         """Those of groups 0, 1, .. up to the last that the data know; None where they know none."""
         groups = groups_of(functional)
         count = 0 if groups is None or len(groups) == 0 else int(groups.max()) + 1
-        return ZeroPoints(count, std) if count else None
+        return ZeroPoints(count, std, scale_std) if count else None
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether κ > 0."""
+        return self.scale_std > 0
+
+    @property
+    def n_variables(self) -> int:
+        """Length of c, or of (c, c') where there are scales."""
+        return 2 * self.count if self.has_scales else self.count
 
     def columns(self, functional: AbstractFunctional, like: Tensor) -> "ZeroPointColumns":
         """τ G (N, G), in the dtype and on the device of `like`; zero for functionals of the field
         alone."""
+        return self._columns(functional, like, self.std)
+
+    def scale_columns(
+        self, functional: AbstractFunctional, like: Tensor
+    ) -> "ZeroPointColumns | None":
+        """κ G (N, G), which take c' to s_g(n); None where there are no scales."""
+        return self._columns(functional, like, self.scale_std) if self.has_scales else None
+
+    def _columns(
+        self, functional: AbstractFunctional, like: Tensor, std: float
+    ) -> "ZeroPointColumns":
         groups = groups_of(functional)
         if groups is None:
             groups = torch.full((len(functional),), -1, device=like.device)
         index = torch.where(self._known(groups), groups, self.count).to(like.device)
-        return ZeroPointColumns(index, self.count, like.new_tensor(self.std))
+        return ZeroPointColumns(index, self.count, like.new_tensor(std))
 
-    def unknown_variance(self, functional: AbstractFunctional) -> Tensor | None:
-        """τ² (N,) where no data know the group, 0 elsewhere, float64; None without groups."""
+    def unknown_variance(self, functional: AbstractFunctional, square: Tensor) -> Tensor | None:
+        """τ² + κ² f² (N,) where no data know the group, 0 elsewhere, float64; None without groups.
+
+        square (N,): f², which only scales need.
+        """
         groups = groups_of(functional)
         if groups is None:
             return None
-        return torch.where(self._known(groups), 0.0, self.std**2).double()
+        variance = torch.full_like(groups, self.std**2, dtype=torch.float64)
+        if self.has_scales:
+            variance = variance + self.scale_std**2 * square.double()
+        return torch.where(self._known(groups), 0.0, variance)
 
     def _known(self, groups: Tensor) -> Tensor:
         return (groups >= 0) & (groups < self.count)
@@ -63,7 +102,7 @@ class ZeroPoints:
 class ZeroPointColumns(AbstractComposite):
     """τ G (N, G): (τ G c)_n = τ c_g(n), and 0 where the index (N,) is G.
 
-    std: τ as a tensor () that decides dtype and device.
+    std: τ, of scales κ, as a tensor () that decides dtype and device.
     """
 
     index: Tensor

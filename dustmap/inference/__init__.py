@@ -71,6 +71,7 @@ from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._precision import power_stability as power_stability
+from dustmap.inference._scaled_fit import fit_with_scales as fit_with_scales
 from dustmap.inference._state import NO_CHECKPOINTS as NO_CHECKPOINTS
 from dustmap.inference._state import AbstractCheckpointer as AbstractCheckpointer
 from dustmap.inference._state import Layout as Layout
@@ -102,7 +103,7 @@ from dustmap.inference.evidence._student_t_noise import StudentTNoise as Student
 from dustmap.inference.evidence._student_t_noise import StudentTWeights as StudentTWeights
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
-from dustmap.inference.lognormal._lognormal import GroupSamples as GroupSamples
+from dustmap.inference.lognormal._groups import GroupSamples as GroupSamples
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import LogNormalPosterior as LogNormalPosterior

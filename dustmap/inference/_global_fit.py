@@ -101,6 +101,7 @@ class GlobalFit:
     turns : nats by which each turn of noise and kernel moved them
     residual_ratio : median Var r / σ²
     stencils : how their order was chosen; None if it was given
+    scale_shifts : of the fits for scales of groups, see `fit_with_scales`
     """
 
     gp: GPModel
@@ -112,6 +113,7 @@ class GlobalFit:
     turns: tuple[float, ...] | None
     residual_ratio: float
     stencils: StencilOrder | None
+    scale_shifts: tuple[float, ...] = ()
 
     @property
     def features(self) -> LocalFeatures:
@@ -154,6 +156,8 @@ class GlobalFit:
             values["outliers"] = self.robust.outliers
             values["robust_noise"] = self.robust.message()
             values["robust_turns"] = list(self.turns or ())
+        if self.scale_shifts:
+            values["scale_shifts_over_the_noise"] = list(self.scale_shifts)
         return values
 
 

@@ -46,7 +46,7 @@ from dustmap.inference import (
     solve_direct,
 )
 from dustmap.inference._state import NystromState, StateReader, state_of
-from dustmap.inference.lognormal._lognormal import GramOperator
+from dustmap.inference.lognormal._tangent import GramOperator
 from dustmap.linalg import (
     AbstractWorld,
     Alone,

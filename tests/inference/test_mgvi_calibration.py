@@ -25,9 +25,9 @@ def importance_moments(
     Proposals ξ̄ + 1.2 δ, δ of the inverse metric at ξ̄, weighted by posterior over proposal.
     """
     target = EnergyTarget.posterior(problem.y, solution_xi)
-    density = Iterate.at(problem, target, solution_xi).density
+    tangent = Iterate.at(problem, target, solution_xi).tangent
     eye = torch.eye(problem.n_latent, dtype=torch.float64)
-    J = problem.jacobian(density, eye).mT
+    J = tangent.matmul(eye).mT
     metric = eye + J.mT @ (J / problem.noise[:, None])
     factor = 1.2 * torch.linalg.inv(torch.linalg.cholesky(metric)).mT
     generator = torch.Generator().manual_seed(0)

@@ -20,7 +20,9 @@ from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
+from dustmap.gp.features._grouped import SideBySide as SideBySide
 from dustmap.gp.features._grouped import field_features as field_features
+from dustmap.gp.features._grouped import group_columns as group_columns
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points

@@ -24,6 +24,8 @@ from dustmap.gp.functionals._rays import Observed as Observed
 from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
 from dustmap.gp.functionals._rays import groups_of as groups_of
+from dustmap.gp.functionals._rays import responses_of as responses_of
+from dustmap.gp.functionals._rays import with_responses as with_responses
 from dustmap.gp.functionals._rays import without_groups as without_groups
 from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked

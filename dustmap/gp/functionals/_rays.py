@@ -75,7 +75,8 @@ class LineIntegrals(_functional.AbstractRows):
     and not decreasing; weights (N, J): w on each segment, ≥ 0; keys (N,) int64: identities of the
     rays for seeded random rules, 0..N−1 by default, which slices keep. groups (N,) int64: which
     zero point a measurement along the ray has on top of the integral (`gp.ZeroPoints`), −1 for one
-    that no data know; None for true integrals.
+    that no data know; None for true integrals. responses (N,): f of these measurements, about which
+    the product with the scale of a group is linearised; None where none is known.
 
     Examples
     --------
@@ -90,6 +91,7 @@ class LineIntegrals(_functional.AbstractRows):
     weights: Tensor
     keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     groups: Tensor | None = None
+    responses: Tensor | None = None
 
     def __post_init__(self) -> None:
         origin = _functional.coordinates("origin", self.origin)
@@ -126,6 +128,12 @@ class LineIntegrals(_functional.AbstractRows):
             raise UserError(
                 f"groups must be int64 ({len(self.origin)},), one per ray, got {groups.dtype} "
                 f"{tuple(groups.shape)}."
+            )
+        responses = self.responses
+        if responses is not None and responses.shape != self.keys.shape:
+            raise UserError(
+                f"responses must be ({len(self.origin)},), one per ray, got "
+                f"{tuple(responses.shape)}."
             )
 
     @classmethod
@@ -234,14 +242,34 @@ def groups_of(functional: _functional.AbstractFunctional) -> Tensor | None:
 
 
 def without_groups(functional: _functional.AbstractFunctional) -> _functional.AbstractFunctional:
-    """Return the functionals of the field alone, without zero points of measurements."""
+    """Return the functionals of the field alone, without zero points and scales of measurements."""
     if isinstance(functional, Sharded):
         local = without_groups(functional.local)
         assert isinstance(local, _functional.AbstractRows)
         return functional.mapped(local)
     if isinstance(functional, LineIntegrals):
-        return replace(functional, groups=None)
+        return replace(functional, groups=None, responses=None)
     return functional
+
+
+def responses_of(functional: _functional.AbstractFunctional) -> Tensor | None:
+    """Return the responses (N,) that scales of groups multiply, None where none are known."""
+    if isinstance(functional, Sharded):
+        own = responses_of(functional.local)
+        return None if own is None else functional.gathered(own)
+    return functional.responses if isinstance(functional, LineIntegrals) else None
+
+
+def with_responses(
+    functional: _functional.AbstractFunctional, responses: Tensor
+) -> _functional.AbstractFunctional:
+    """Return rays with the responses (N,) that scales of their groups multiply."""
+    if isinstance(functional, Sharded):
+        local = with_responses(functional.local, responses[functional.own])
+        assert isinstance(local, _functional.AbstractRows)
+        return functional.mapped(local)
+    assert isinstance(functional, LineIntegrals)
+    return replace(functional, responses=responses)
 
 
 #: The common form of all functionals, and the one that has closed forms of its own.

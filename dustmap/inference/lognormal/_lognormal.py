@@ -19,12 +19,12 @@ from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
     PointValues,
-    groups_of,
     without_groups,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference.lognormal._groups import GroupSamples
 from dustmap.inference.lognormal._unresolved import Unresolved
-from dustmap.linalg import AbstractComposite, AbstractOperator, AbstractSymmetric
+from dustmap.linalg import AbstractComposite, AbstractOperator
 
 #: Gives L (N, M), the multilinear rows of N functionals on the nodes of the model's grid.
 Interpolation: TypeAlias = Callable[[AbstractFunctional], AbstractOperator]
@@ -51,7 +51,8 @@ class LogNormalModel(gp.AbstractParametric):
     likelihood : the noise
     interpolation : L of any functional, on `prior.grid`
     mean_std : size of the effects on ln ρ that B lets a learned mean have
-    zero_points : prior of those of groups of data, y = L ρ + b_g + noise; None for none
+    zero_points : prior of those of groups of data, and of their scales,
+        y = (1 + s_g) L ρ + b_g + noise; None for none
     """
 
     parts = ("prior", "mean", "likelihood")
@@ -81,10 +82,10 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":
-        """T = (R, H B, 0), from ξ = (ε, b, c) to the log-density at the nodes."""
+        """T = (R, H B, 0), from ξ = (ε, b, c, c') to the log-density at the nodes."""
         scales = self.scales()
         columns = self.mean.basis(self._nodes())[:, : len(scales)] * scales
-        groups = 0 if self.zero_points is None else self.zero_points.count
+        groups = 0 if self.zero_points is None else self.zero_points.n_variables
         return LatentRoot(self.prior.root(), columns.to(self.prior.dtype), groups)
 
     @torch.no_grad()
@@ -97,7 +98,7 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def coefficients(self, xi: Tensor) -> Tensor:
-        """β = β₀ + B b (P,) of the mean at ξ = (ε, b, c) (n,); float64."""
+        """β = β₀ + B b (P,) of the mean at ξ = (ε, b, c, c') (n,); float64."""
         start, scales = self.mean.coefficients().detach().double(), self.scales()
         if len(scales) == 0:
             return start
@@ -112,10 +113,10 @@ class LogNormalModel(gp.AbstractParametric):
 @dataclass(frozen=True, eq=False)
 class LatentRoot(AbstractComposite):
     """T = (R, H B, 0) (M, M_w + P + G): the log-density is its mean plus T ξ with
-    ξ = (ε, b, c) ~ N(0, I).
+    ξ = (ε, b, c, c') ~ N(0, I).
 
-    root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean; groups G: numbers c behind zero
-    points of the data, which the density does not see.
+    root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean; groups G: numbers (c, c') behind
+    zero points and scales of the data, which the density does not see.
     """
 
     root: AbstractOperator
@@ -148,43 +149,6 @@ class LatentRoot(AbstractComposite):
     def rmatmul(self, y: Tensor) -> Tensor:
         none = y.new_zeros((*y.shape[:-1], self.groups))
         return torch.cat([self.root.rmatmul(y), y @ self.columns, none], dim=-1)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GramOperator(AbstractSymmetric):
-    """I + W^½ J Jᵀ W^½ (N, N) for J = (L diag(ρ) T, τ G), T Tᵀ = K + (H B)(H B)ᵀ.
-
-    The metric Λ = I + Jᵀ W J of the whitened field seen from the data: the same eigenvalues, and
-    by Woodbury Λ⁻¹ = I − Jᵀ W^½ (I + W^½ J Jᵀ W^½)⁻¹ W^½ J. One product takes one transform pair
-    of K where Λ takes one each of R and Rᵀ.
-
-    rows L (N, M); density ρ (M,); covariance K (M, M); columns H B (M, P); root_weights W^½ (N,);
-    offsets τ G (N, G) of zero points, None for none.
-    """
-
-    rows: AbstractOperator
-    density: Tensor
-    covariance: AbstractOperator
-    columns: Tensor
-    root_weights: Tensor
-    offsets: AbstractOperator | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape[0], self.rows.shape[0]
-
-    def _made_of(self) -> Tensor:
-        return self.density
-
-    def matmul(self, x: Tensor) -> Tensor:
-        weighted = self.root_weights * x
-        spread = self.density * self.rows.rmatmul(weighted)
-        covaried = self.covariance.matmul(spread) + (spread @ self.columns) @ self.columns.mT
-        seen = self.rows.matmul(self.density * covaried)
-        if self.offsets is not None:
-            seen = seen + self.offsets.matmul(self.offsets.rmatmul(weighted))
-        return x + self.root_weights * seen
 
 
 @torch.no_grad()
@@ -224,15 +188,6 @@ def typical_log_density(
 
 @final
 @dataclass(frozen=True, eq=False)
-class GroupSamples:
-    """Samples c_s (S, G) of zero points b = τ c of the prior."""
-
-    prior: gp.ZeroPoints
-    white: Tensor
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class LogNormalPosterior(gp.AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
@@ -251,7 +206,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         away, from the draws of the prior that the samples are made of. Where the data say nothing
         they take nothing of any draw, so that it is 0 however few there are.
     groups
-        Samples of zero points, which measurements of a group have on top of L ρ.
+        Samples of zero points, which measurements of a group have on top of L ρ, and of scales.
     unresolved
         What the grid leaves out, which variances of integrals and values then have; draws have the
         nodes alone. None for a field that is its interpolant.
@@ -261,7 +216,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     log_density: Tensor
     log_samples: Tensor
     explained: Tensor | None = None
-    groups: "GroupSamples | None" = None
+    groups: GroupSamples | None = None
     unresolved: Unresolved | None = None
 
     @property
@@ -288,7 +243,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
             [draws.var(0) + self._unresolved_variance(part, draws) for part, draws in parts]
         )
         if self.groups is not None:
-            unknown = self.groups.prior.unknown_variance(functional)
+            square = means.square() + variances
+            unknown = self.groups.prior.unknown_variance(functional, square)
             variances = variances if unknown is None else variances + unknown.to(variances)
         return gp.Prediction(means, variances)
 
@@ -328,10 +284,11 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
     def zero_points(self) -> gp.Prediction | None:
         """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
-        if self.groups is None:
-            return None
-        b = self.groups.prior.std * self.groups.white
-        return gp.Prediction(b.mean(0), b.var(0))
+        return None if self.groups is None else self.groups.zero_points()
+
+    def scales(self) -> gp.Prediction | None:
+        """Mean and variance (G,) of s, the scales 1 + s of groups less one; None without."""
+        return None if self.groups is None else self.groups.scales()
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1, with what is unresolved on its diagonal."""
@@ -396,10 +353,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         rows = self.interpolation(functional)
         with torch.no_grad():
             draws = rows.matmul(self.log_samples.exp().to(rows.dtype))
-            if self.groups is None or groups_of(functional) is None:
-                return draws
-            white = self.groups.white.to(draws)
-            return draws + self.groups.prior.columns(functional, white).matmul(white)
+            return draws if self.groups is None else self.groups.measured(functional, draws)
 
     def _all_draws(self, functional: AbstractFunctional) -> Tensor:
         return torch.cat([self._draws(part) for part in self._parts(functional)], dim=-1)

@@ -12,8 +12,18 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior
-from dustmap.inference.lognormal._lognormal import GramOperator, LatentRoot, LogNormalModel
-from dustmap.linalg import AbstractOperator, Progress, SolveResult, pcg, unwatched
+from dustmap.gp.features import ProductOperator
+from dustmap.inference.lognormal._groups import GroupTerms
+from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
+from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.linalg import (
+    AbstractOperator,
+    DiagonalOperator,
+    Progress,
+    SolveResult,
+    pcg,
+    unwatched,
+)
 
 #: A misfit beyond which the data are not fit yet, and rough steps do.
 _FAR = 2.0
@@ -33,8 +43,8 @@ _NEWTON = "Newton steps"
 class LogNormalProblem:
     """A model with its data at the present hyperparameters, ready for products.
 
-    rows L (N, M); root T (M, n), n = M_w + P + G; offsets τ G (N, G) of zero points, None for
-    none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
+    rows L (N, M); root T (M, n), n = M_w + P + G; groups: terms of zero points and scales, None
+    for none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
     noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
     graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
     """
@@ -48,7 +58,7 @@ class LogNormalProblem:
     y: Tensor
     noise: Tensor
     weights: Tensor
-    offsets: AbstractOperator | None = None
+    groups: GroupTerms | None = None
 
     @staticmethod
     @torch.no_grad()
@@ -75,7 +85,7 @@ class LogNormalProblem:
             data.y.to(dtype),
             model.likelihood.noise_variance(data).to(dtype),
             torch.ones_like(data.y, dtype=dtype),
-            None if points is None else points.columns(data.functional, log_mean),
+            None if points is None else GroupTerms.of(points, data.functional, log_mean),
         )
 
     @torch.no_grad()
@@ -116,36 +126,35 @@ class LogNormalProblem:
         """n, the length of ξ."""
         return self.root.shape[1]
 
-    def gram(self, density: Tensor) -> GramOperator:
-        """I + W^½ J Jᵀ W^½ for J = L diag(ρ) T at ρ (M,)."""
-        root_weights, columns = self.noise.rsqrt(), self.root.columns
-        return GramOperator(
-            self.rows, density, self.covariance, columns, root_weights, self.offsets
-        )
+    def tangent(self, density: Tensor, c: Tensor) -> Tangent:
+        """The response linearised at ρ (M,) and at variables (c, c') (G,) of groups."""
+        rows, groups, columns = self.rows, self.groups, None
+        if groups is not None:
+            columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
+        if groups is not None and groups.has_scales:
+            rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
+        return Tangent(rows, density, self.root, columns, self.covariance, self.noise)
 
     def response(self, density: Tensor, xi: Tensor) -> Tensor:
-        """L ρ + τ G c (..., N) for ρ (..., M) and c of ξ (..., n)."""
-        return self.with_offsets(self.rows.matmul(density), xi[..., self.root.n_field :])
+        """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
+        return self.measured(self.rows.matmul(density), xi[..., self.root.n_field :])
 
-    def jacobian(self, density: Tensor, x: Tensor) -> Tensor:
-        """J x (..., N) for x (..., n)."""
-        seen = self.rows.matmul(density * self.root.matmul(x))
-        return self.with_offsets(seen, x[..., self.root.n_field :])
+    def measured(self, seen: Tensor, c: Tensor) -> Tensor:
+        """(1 + κ c'_g) L ρ + τ c_g (..., N) of L ρ (..., N) and (c, c') (..., G)."""
+        return seen if self.groups is None else self.groups.measured(seen, c)
 
-    def jacobian_transpose(self, density: Tensor, v: Tensor) -> Tensor:
-        """Jᵀ v (..., n) for v (..., N)."""
-        return self.pulled(density * self.rows.rmatmul(v), v)
+    @property
+    def has_scales(self) -> bool:
+        """Whether groups multiply what the data see of the density."""
+        return self.groups is not None and self.groups.has_scales
 
-    def pulled(self, on_density: Tensor, v: Tensor) -> Tensor:
-        """Tᵀ of a pull (..., M) on the log-density, and τ Gᵀ v of v (..., N), as one (..., n)."""
+    def pulled(self, on_density: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        """Tᵀ of a pull (M,) on the log-density, with the mean pull on (c, c') of v_s (S, N) at
+        L ρ_s (S, N), as one (n,)."""
         pull = self.root.rmatmul(on_density)
-        if self.offsets is not None:
-            pull[..., self.root.n_field :] = self.offsets.rmatmul(v)
+        if self.groups is not None:
+            pull[self.root.n_field :] = self.groups.pulled(v, seen)
         return pull
-
-    def with_offsets(self, seen: Tensor, c: Tensor) -> Tensor:
-        """What the data see of the density (..., N), with τ G c of c (..., G)."""
-        return seen if self.offsets is None else seen + self.offsets.matmul(c)
 
 
 @final
@@ -153,7 +162,7 @@ class LogNormalProblem:
 class EnergyTarget:
     """Target t (N,) of the data and anchor a (n,) of the latent space, in the energy
 
-        E(ξ) = mean_s ½ ‖t − f(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²,   f(ξ) = L ρ(ξ) + τ G c
+        E(ξ) = mean_s ½ ‖t − f(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²,   f(ξ) = (1 + κ c'_g) L ρ(ξ) + τ c_g
 
     The posterior's mode and mean have t = y and a = 0; samples perturb both.
     """
@@ -173,8 +182,8 @@ class Iterate:
     """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
 
     xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; log_density H β₀ + T ξ
-    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses f_s (S, N); energy E(ξ),
-    infinite where a density overflows.
+    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); seen L ρ_s (S, N); responses f_s (S, N);
+    energy E(ξ), infinite where a density overflows.
     """
 
     problem: LogNormalProblem
@@ -183,6 +192,7 @@ class Iterate:
     deviations: Tensor
     log_density: Tensor
     densities: Tensor
+    seen: Tensor
     responses: Tensor
     energy: float
 
@@ -205,12 +215,13 @@ class Iterate:
         c = moved[0 if alone else 1 :, problem.root.n_field :].clone()
         del moved
         densities = (fields if alone else fields[1:]).exp()
-        responses = problem.with_offsets(problem.rows.matmul(densities), c)
+        seen = problem.rows.matmul(densities)
+        responses = problem.measured(seen, c)
         energy = _energy(problem, target, xi, responses)
         if not (math.isfinite(energy) and bool(densities.isfinite().all())):
             energy = math.inf
         kept = torch.zeros_like(xi)[None] if deviations is None else deviations
-        return Iterate(problem, target, xi, kept, fields[0], densities, responses, energy)
+        return Iterate(problem, target, xi, kept, fields[0], densities, seen, responses, energy)
 
     def with_own_response(self) -> "Iterate":
         """The same ξ and δ_s under the noise of their own mean response, where it grows with it."""
@@ -227,7 +238,7 @@ class Iterate:
 
     @property
     def residuals(self) -> Tensor:
-        """t − L ρ_s (S, N)."""
+        """t − f_s (S, N)."""
         return self.target.data - self.responses
 
     @property
@@ -235,31 +246,54 @@ class Iterate:
         """mean_s ρ_s (M,): J = L diag(mean_s ρ_s) T is the derivative of the mean response."""
         return self.densities.mean(0)
 
+    @property
+    def tangent(self) -> Tangent:
+        """The response linearised at `density` and ξ."""
+        return self.problem.tangent(self.density, self.c)
+
+    @property
+    def c(self) -> Tensor:
+        """(c, c') (G,), the last variables of ξ."""
+        return self.xi[self.problem.root.n_field :]
+
     def misfit(self) -> float:
         """Root mean square of the mean response's residual in units of the noise."""
         white = self.residuals.mean(0) * self.problem.noise.rsqrt()
         return float(white.square().mean().sqrt())
 
     def gradient(self) -> Tensor:
-        """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − L ρ_s)."""
+        """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − f_s)."""
         weighted = self.residuals / self.problem.noise
-        pull = (self.densities * self.problem.rows.rmatmul(weighted)).mean(0)
-        return self.xi - self.target.anchor - self.problem.pulled(pull, weighted.mean(0))
+        pull = (self.densities * self._forces(weighted)).mean(0)
+        pulled = self.problem.pulled(pull, weighted, self.seen)
+        return self.xi - self.target.anchor - pulled
 
     def covariance_pull(self) -> Tensor:
         """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
         the mean response does not see."""
         if len(self.densities) == 1:
             return torch.zeros_like(self.xi)
-        forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
+        problem, weighted = self.problem, self.residuals / self.problem.noise
+        forces = self._forces(weighted)
+        if problem.has_scales:
+            whole = problem.pulled((self.densities * forces).mean(0), weighted, self.seen)
+            return whole - self.tangent.rmatmul(weighted.mean(0))
         pull = (self.densities * forces).mean(0) - self.density * forces.mean(0)
-        return self.problem.root.rmatmul(pull)
+        return problem.root.rmatmul(pull)
+
+    def _forces(self, weighted: Tensor) -> Tensor:
+        """Lᵀ diag(g_s) v_s (S, M) of v_s (S, N), g_s the gains of scales."""
+        groups = self.problem.groups
+        if groups is not None and groups.has_scales:
+            c = self.c + self.deviations[:, self.problem.root.n_field :]
+            weighted = groups.gains(c) * weighted
+        return self.problem.rows.rmatmul(weighted)
 
 
 def _energy(
     problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, responses: Tensor
 ) -> float:
-    """E(ξ) of responses L ρ_s (S, N), in nats."""
+    """E(ξ) of responses f_s (S, N), in nats."""
     misfit = ((target.data - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
     strain = (xi - target.anchor).square().sum(dtype=torch.float64)
     return 0.5 * float(misfit.mean() + strain)
@@ -315,7 +349,7 @@ def descend(
         progress(_NEWTON, taken, accuracy.steps)
         solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
         root_weights = iterate.problem.noise.rsqrt()
-        full = iterate.problem.jacobian_transpose(iterate.density, root_weights * solve.x)
+        full = iterate.tangent.rmatmul(root_weights * solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
         found = line_search(iterate, anchor + full - iterate.xi)
         if found is None:
@@ -339,15 +373,14 @@ def solve_multipliers(
     progress: Progress = unwatched,
 ) -> tuple[SolveResult, Tensor]:
     """z of the next step, and a + e; tight scales the residual asked for."""
-    problem, density = iterate.problem, iterate.density
-    root_weights = problem.noise.rsqrt()
+    tangent, root_weights = iterate.tangent, iterate.problem.noise.rsqrt()
     anchor = iterate.target.anchor + iterate.covariance_pull()
-    carried = problem.jacobian(density, iterate.xi - anchor)
+    carried = tangent.matmul(iterate.xi - anchor)
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
     wanted = max(accuracy.residual, 0.1 * misfit) if misfit > _FAR else accuracy.residual
     solve = pcg(
-        problem.gram(density),
+        tangent.gram(),
         target,
         preconditioner=preconditioner,
         x0=z,

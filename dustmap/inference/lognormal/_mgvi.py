@@ -11,11 +11,8 @@ from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
-from dustmap.inference.lognormal._lognormal import (
-    GroupSamples,
-    LogNormalModel,
-    LogNormalPosterior,
-)
+from dustmap.inference.lognormal._groups import GroupSamples
+from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import draws_at_once, explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds

@@ -105,12 +105,12 @@ class DrawSolver:
         self, mean: Iterate, perturbations: Perturbations, start: Tensor | None = None
     ) -> SolveResult:
         """z (K, N) of `metric_draws`, as accurate however many samples are solved together."""
-        problem, density = mean.problem, mean.log_density.exp()
-        white, noise, root_weights = perturbations.white, perturbations.noise, problem.noise.rsqrt()
-        gram, count = problem.gram(density), len(white)
+        tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+        white, noise = perturbations.white, perturbations.noise
+        root_weights, gram, count = tangent.noise.rsqrt(), tangent.gram(), len(white)
 
         def seen(part: slice) -> Tensor:
-            return noise[part] - root_weights * problem.jacobian(density, white[part])
+            return noise[part] - root_weights * tangent.matmul(white[part])
 
         target = torch.cat(_in_groups(count, self.at_once, seen))
         rtol = relative(self.residual, target)
@@ -146,13 +146,13 @@ def metric_draws(
     start: z (K, N) of the same perturbations at a centre nearby. δ takes the place of ξ₀ in
     perturbations.white.
     """
-    problem, density, delta = mean.problem, mean.log_density.exp(), perturbations.white
-    solve = solver(mean, perturbations, start)
-    pulls = problem.noise.rsqrt() * solve.x
+    tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+    delta, solve = perturbations.white, solver(mean, perturbations, start)
+    pulls = tangent.noise.rsqrt() * solve.x
 
     def move(part: slice) -> None:
         # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
-        delta[part].add_(problem.jacobian_transpose(density, pulls[part]))
+        delta[part].add_(tangent.rmatmul(pulls[part]))
 
     _in_groups(len(delta), solver.at_once, move)
     return delta, solve
@@ -219,7 +219,7 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
 
     The metric is that of the linear model: what second order adds is not in the posterior.
     """
-    problem, density = mean.problem, mean.log_density.exp()
+    problem, tangent = mean.problem, mean.problem.tangent(mean.log_density.exp(), mean.c)
     at_once = draws_at_once(len(straight)) if at_once is None else at_once
 
     def response(part: slice, sign: int) -> Tensor:
@@ -230,7 +230,7 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
     sides = [_in_groups(len(straight), at_once, partial(response, sign=s)) for s in (1, -1)]
     bent = torch.cat([*sides[0], *sides[1]])
     linear = torch.cat(
-        _in_groups(len(straight), at_once, lambda part: problem.jacobian(density, straight[part]))
+        _in_groups(len(straight), at_once, lambda part: tangent.matmul(straight[part]))
     )
     squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
     spread, expected = ((square / problem.noise).mean() for square in squares)

@@ -23,6 +23,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
     LogNormalProblem,
     relative,
 )
+from dustmap.inference.lognormal._tangent import Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
@@ -100,8 +101,8 @@ def evidence_step(
 
     Reference: Gilmour, Thompson & Cullis (1995) on average information.
     """
-    problem, theta = iterate.problem, iterate.problem.theta
-    slopes = _slopes(problem, iterate.density)
+    theta, tangent = iterate.problem.theta, iterate.tangent
+    slopes = _slopes(iterate.problem, tangent)
     own = torch.stack([slope.quadratic(z) for slope in slopes])
     parts = torch.split(draws, _AT_ONCE)
     drawn = torch.stack([torch.cat([s.quadratic(part) for part in parts]) for s in slopes])
@@ -110,7 +111,7 @@ def evidence_step(
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
     v = torch.stack([slope.product(z) for slope in slopes])
     solve = linalg.pcg(
-        problem.gram(iterate.density),
+        tangent.gram(),
         v,
         preconditioner=preconditioner,
         rtol=0.03,
@@ -144,15 +145,13 @@ def carry(
     progress: linalg.Progress = linalg.unwatched,
 ) -> tuple[Iterate, Tensor]:
     """Move to the optimum of the old linearisation under new hyperparameters."""
-    root_weights, density = problem.noise.rsqrt(), iterate.density
     field = iterate.log_density - problem.log_mean
     # The new torus may have another number of points.
-    c = iterate.xi[iterate.problem.root.n_field :]
-    seen = problem.with_offsets(problem.rows.matmul(density * field), c)
-    pseudo = iterate.residuals.mean(0) + seen
+    tangent, root_weights = problem.tangent(iterate.density, iterate.c), problem.noise.rsqrt()
+    pseudo = iterate.residuals.mean(0) + tangent.of_field(field, iterate.c)
     target = root_weights * pseudo
     solve = linalg.pcg(
-        problem.gram(density),
+        tangent.gram(),
         target,
         preconditioner=preconditioner,
         x0=z,
@@ -160,7 +159,7 @@ def carry(
         max_steps=accuracy.cg_steps,
         progress=progress,
     )
-    xi = problem.jacobian_transpose(density, root_weights * solve.x)
+    xi = tangent.rmatmul(root_weights * solve.x)
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi), solve.x
 
 
@@ -169,20 +168,20 @@ def carry(
 class _KernelSlope:
     """A_p = W^½ L diag(ρ) (∂K/∂θ_p) diag(ρ) Lᵀ W^½, ∂K/∂θ_p a circulant of its own."""
 
-    problem: LogNormalProblem
-    density: Tensor
+    tangent: Tangent
     covariance: linalg.AbstractOperator
 
     def product(self, z: Tensor) -> Tensor:
         """A_p z (..., N)."""
-        root_weights = self.problem.noise.rsqrt()
-        spread = self.density * self.problem.rows.rmatmul(root_weights * z)
+        tangent, root_weights = self.tangent, self.tangent.noise.rsqrt()
+        spread = tangent.density * tangent.rows.rmatmul(root_weights * z)
         covaried = self.covariance.matmul(spread)
-        return root_weights * self.problem.rows.matmul(self.density * covaried)
+        return root_weights * tangent.rows.matmul(tangent.density * covaried)
 
     def quadratic(self, z: Tensor) -> Tensor:
         """zᵀ A_p z (...), float64."""
-        spread = self.density * self.problem.rows.rmatmul(self.problem.noise.rsqrt() * z)
+        tangent = self.tangent
+        spread = tangent.density * tangent.rows.rmatmul(tangent.noise.rsqrt() * z)
         return (spread * self.covariance.matmul(spread)).sum(-1, dtype=torch.float64)
 
 
@@ -202,7 +201,7 @@ class _NoiseSlope:
         return (self.slope * z.square()).sum(-1, dtype=torch.float64)
 
 
-def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _NoiseSlope]:
+def _slopes(problem: LogNormalProblem, tangent: Tangent) -> list[_KernelSlope | _NoiseSlope]:
     """A_p of every learned parameter, by forward differences: reverse mode would give one number of
     a spectrum at a time."""
     model, slopes = problem.model, list[_KernelSlope | _NoiseSlope]()
@@ -211,7 +210,7 @@ def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _
         change = (prior.with_kernel(kernel).spectrum - prior.spectrum) / _STEP
         slope, box = change.to(problem.y.dtype), prior.grid.shape
         covariance = linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
-        slopes.append(_KernelSlope(problem, density, linalg.divided(covariance, prior.world)))
+        slopes.append(_KernelSlope(tangent, linalg.divided(covariance, prior.world)))
     for likelihood in shifted(Parameters.of(model.likelihood), _STEP):
         change = (likelihood.noise_variance(problem.data) - noise) / _STEP
         slopes.append(_NoiseSlope((change / noise).to(problem.y.dtype)))

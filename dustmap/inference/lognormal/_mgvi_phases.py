@@ -375,7 +375,7 @@ class Fit:
         rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
-        gram, world = state.problem.gram(state.centre.density), state.problem.model.prior.world
+        gram, world = state.centre.tangent.gram(), state.problem.model.prior.world
         made = (
             nystrom(gram, rank, seed=0, world=world, progress=self.progress)
             if old is None

@@ -14,7 +14,15 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction, RegularGrid
 from dustmap.gp.features import GroupedFeatures, chunks, interpolation
-from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    LineIntegrals,
+    PointValues,
+    groups_of,
+    keyed_normal,
+    with_responses,
+    without_groups,
+)
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel, prior_of
 from dustmap.linalg import KeyedNormal, standard_normal
@@ -68,8 +76,17 @@ class PathwisePosterior(AbstractPosterior):
         return replace(self, deviations=self.deviations[index], spread=spread)
 
     @torch.no_grad()
+    def mean(self, functional: AbstractFunctional) -> Tensor:
+        """E f (N,)."""
+        functional = self._measured(functional)
+        fields = self.eps_mean[None]
+        means = [self._mean(part) + seen[0] for part, seen in self._products(functional, fields)]
+        return torch.cat(means)
+
+    @torch.no_grad()
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """Mean (N,) and variance (N,) of f."""
+        functional = self._measured(functional)
         last = 1 + len(self.deviations)
         fields = torch.cat([self.eps_mean[None], self.deviations, self._trend_fields])
         means, variances = [], []
@@ -82,6 +99,7 @@ class PathwisePosterior(AbstractPosterior):
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r."""
+        functional = self._measured(functional)
         fields = torch.cat([self.deviations, self._trend_fields])
         seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
         count = len(self.deviations)
@@ -104,6 +122,7 @@ class PathwisePosterior(AbstractPosterior):
                 f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
                 f"got {count}: raise `samples` of the solve settings and solve again"
             )
+        functional = self._measured(functional)
         eps = self.eps_mean + self.deviations[:count]
         beta = self.coefficients.expand(count, -1)
         if self.spread is not None:
@@ -153,10 +172,31 @@ class PathwisePosterior(AbstractPosterior):
         features = self.model.features
         if not isinstance(features, GroupedFeatures):
             return None
-        first, std = features.inner.n_features, features.zero_points.std
-        mean, draws = std * self.eps_mean[first:], std * self.deviations[:, first:]
-        trend = std * self._trend_fields[:, first:]
+        first, points = features.inner.n_features, features.zero_points
+        return self._of_groups(slice(first, first + points.count), points.std)
+
+    @torch.no_grad()
+    def scales(self) -> Prediction | None:
+        """Mean and variance (G,) of s, the scales 1 + s of groups less one; None without."""
+        features = self.model.features
+        if not isinstance(features, GroupedFeatures) or not features.zero_points.has_scales:
+            return None
+        first, points = features.inner.n_features, features.zero_points
+        return self._of_groups(slice(first + points.count, None), points.scale_std)
+
+    def _of_groups(self, variables: slice, std: float) -> Prediction:
+        """Mean and variance (G,) of white variables times their prior standard deviation."""
+        mean, draws = std * self.eps_mean[variables], std * self.deviations[:, variables]
+        trend = std * self._trend_fields[:, variables]
         return Prediction(mean, draws.square().mean(0) + trend.square().sum(0))
+
+    def _measured(self, functional: AbstractFunctional) -> AbstractFunctional:
+        """The functionals with the responses that scales of their groups multiply: E f."""
+        features = self.model.features
+        scaled = isinstance(features, GroupedFeatures) and features.zero_points.has_scales
+        if not scaled or groups_of(functional) is None:
+            return functional
+        return with_responses(functional, self.mean(without_groups(functional)))
 
     def _products(
         self, functional: AbstractFunctional, eps: Tensor

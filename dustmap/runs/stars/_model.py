@@ -226,10 +226,11 @@ def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
 
 
 def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
-    """Kernel, mean and noise at these values, on the device of the data, with zero points of the
-    groups that the data have; what model.learn names is learned."""
+    """Kernel, mean and noise at these values, on the device of the data, with zero points (and
+    scales) of the groups that the data have; what model.learn names is learned."""
     kernel, likelihood = kernel_of(config.model, at), _likelihood(config.model, at, data)
-    points = gp.ZeroPoints.of(data.functional, config.model.group_std)
+    stds = config.model.group_std, config.model.group_scale
+    points = gp.ZeroPoints.of(data.functional, *stds)
     model = gp.GPModel(kernel, mean_of(config, at.mean), likelihood, points)
     learned = {"variance" if name == "std" else name for name in config.model.learn}
     if learns_scale_with_nu(config.model):

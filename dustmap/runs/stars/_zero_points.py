@@ -1,5 +1,6 @@
 """Groups of stars whose extinctions have a zero point each: y_n = A_n + b_g(n) + noise.
 
+With scales y_n = (1 + s_g(n)) A_n + b_g(n) + noise.
 Groups have numbers, in the order in which the catalog's provenance names them.
 """
 
@@ -77,6 +78,13 @@ def zero_points_of(fit: StarFit) -> Prediction | None:
     return None
 
 
+def scales_of(fit: StarFit) -> Prediction | None:
+    """Return mean (G,) and variance (G,) of scales 1 + s less one, None of a fit without."""
+    if isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
+        return fit.posterior.scales()
+    return None
+
+
 def zero_points_section(
     config: Config,
     names: Sequence[str],
@@ -85,16 +93,19 @@ def zero_points_section(
     train: torch.Tensor,
 ) -> dict[str, Any]:
     """Return a line for each group with fitted stars, for the report; nothing without groups."""
-    found = zero_points_of(fit)
+    found, scales = zero_points_of(fit), scales_of(fit)
     groups = groups_of(observed.batch.functional[train])
     if found is None or groups is None:
         return {}
     counts = torch.bincount(groups, minlength=len(found.mean)).tolist()
-    columns = zip(names, counts, found.mean.tolist(), found.std.tolist(), strict=False)
+    columns = {"zero_point": found.mean.tolist(), "error": found.std.tolist()}
+    prior: dict[str, Any] = {"column": config.data.groups, "prior_std_mag": config.model.group_std}
+    if scales is not None:
+        columns |= {"scale": (1.0 + scales.mean).tolist(), "scale_error": scales.std.tolist()}
+        prior["prior_std_of_scales"] = config.model.group_scale
     lines = [
-        {"group": name, "stars": count, "zero_point": mean, "error": std}
-        for name, count, mean, std in columns
+        {"group": name, "stars": count} | {what: values[g] for what, values in columns.items()}
+        for g, (name, count) in enumerate(zip(names, counts, strict=False))
         if count
     ]
-    prior = {"column": config.data.groups, "prior_std_mag": config.model.group_std}
     return {"zero_points": {**prior, "groups": lines}}

@@ -1,0 +1,116 @@
+"""Scales of groups in a Gaussian fit: y = (1 + s_g) f + b_g + noise, linearised about the mean f̄.
+
+s_g f_n is replaced by s_g f̄_n, so that s_g is one more linear variable. f̄ is the posterior mean of
+the fit before, at first the prior mean that explains the data best; a fit is repeated until f̄
+rests. What is left out, s_g (f_n − f̄_n), has mean zero and is of second order: f is known to a few
+per cent where data are, and s_g is a tenth.
+"""
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, GPModel, RegularGrid
+from dustmap.gp.covariances import AbstractEstimator
+from dustmap.gp.functionals import groups_of, with_responses, without_groups
+from dustmap.inference._global_fit import GlobalFit, GlobalSettings, Steps, fit_global
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer
+from dustmap.linalg import Progress, unwatched
+
+_log = logging.getLogger(__name__)
+#: Fits at most, and the change of s f̄ over the noise (root mean square) below which f̄ rests.
+_MOST, _RESTS = 4, 0.1
+
+
+def fit_with_scales(
+    model: GPModel,
+    data: Batch,
+    grid: RegularGrid,
+    settings: GlobalSettings | None = None,
+    *,
+    estimator: AbstractEstimator | None = None,
+    steps: Steps | None = None,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    progress: Progress = unwatched,
+) -> GlobalFit:
+    """Fit with `fit_global` again and again, the scales of groups linearised about the fit before.
+
+        y_n = f_n + s_g f̄_n + b_g + noise,   f̄ ← E[f | y],   s_g ~ N(0, κ²)
+
+    Learning goes on from the hyperparameters of the fit before. Measurements of a group are then
+    predicted with f̄ the posterior mean of their own f; functionals without groups are those of the
+    field, free of scales.
+
+    Parameters
+    ----------
+    model : its `zero_points` have scales
+    data, grid, settings, estimator, steps, progress : see `fit_global`
+    checkpointer : has a child for every fit
+
+    Examples
+    --------
+    >>> from dustmap.gp import ConstantMean, ZeroPoints, functionals, kernels, likelihoods
+    >>> ends = torch.linspace(0.5, 2.0, 24, dtype=torch.float64)[:, None]
+    >>> groups = torch.arange(24) % 2
+    >>> rays = replace(functionals.LineIntegrals.from_observer(ends), groups=groups)
+    >>> y = ends[:, 0] * (1.0 + 0.1 * groups)  # of a density of one; the second group: 10 % more
+    >>> kernel, noise = kernels.Matern32(1.0, 0.1, dim=1).fixed(), likelihoods.GaussianLikelihood()
+    >>> model = GPModel(kernel, ConstantMean(1.0), noise.fixed(), ZeroPoints(2, 1e-3, 0.1))
+    >>> grid = RegularGrid.from_bounds((0.0,), (2.0,), (21,))
+    >>> fit = fit_with_scales(model, Batch(rays, y, torch.full_like(y, 1e-6)), grid)
+    >>> scales = fit.posterior.scales().mean
+    >>> round(float((1.0 + scales[1]) / (1.0 + scales[0])), 2)
+    1.1
+    """
+    settings = GlobalSettings() if settings is None else settings
+    responses, shifts = _first_responses(model, data), list[float]()
+    while True:
+        fit = fit_global(
+            model,
+            replace(data, functional=with_responses(data.functional, responses)),
+            grid,
+            settings,
+            estimator=estimator,
+            steps=steps,
+            checkpointer=checkpointer.child(f"scales-{len(shifts)}"),
+            progress=progress,
+        )
+        before, responses = responses, _mean_responses(fit, data)
+        shifts.append(_shift(fit, data, responses - before))
+        _log.info("scales of groups: what they multiply moved by %.2g of the noise", shifts[-1])
+        if shifts[-1] < _RESTS or len(shifts) == _MOST:
+            return replace(fit, scale_shifts=tuple(shifts))
+        robust = settings.robust
+        if robust is not None and fit.robust is not None:
+            robust = replace(robust, nu=fit.robust.noise.nu)
+        model, settings = fit.gp, replace(settings, start_rows=0, robust=robust)
+
+
+@torch.no_grad()
+def _first_responses(model: GPModel, data: Batch) -> Tensor:
+    """The prior mean (N,) times the factor that explains the data best; a datum weighs by
+    1 / (σ_n² + median σ²)."""
+    mean = model.mean.values(data.functional).double()
+    noise = model.likelihood.noise_variance(data).double()
+    weighted = mean / (noise + noise.median())
+    square = float(weighted @ mean)
+    factor = float(weighted @ data.y.double()) / square if square > 0 else 0.0
+    return factor * mean
+
+
+def _mean_responses(fit: GlobalFit, data: Batch) -> Tensor:
+    """E f (N,), float64."""
+    return fit.posterior.mean(without_groups(data.functional)).double()
+
+
+@torch.no_grad()
+def _shift(fit: GlobalFit, data: Batch, change: Tensor) -> float:
+    """Root mean square of s f̄'s change over the noise, for the change (N,) of f̄."""
+    scales, groups = fit.posterior.scales(), groups_of(data.functional)
+    assert scales is not None
+    assert groups is not None
+    s2 = (scales.mean.square() + scales.variance).double()[groups]
+    noise = fit.gp.likelihood.noise_variance(data).double()
+    return float((s2 * change.square() / noise).mean().sqrt())
