@@ -23,11 +23,16 @@ class ZeroPoints:
     What all groups have in common is held by τ and κ as well, so that the mean of the zero points
     cannot take the place of the field's: a common scale 1 + s is the same as a field that is
     1 + s times as large, and only κ tells them apart. κ = 0 stands for no scales.
+
+    centred: whether data see scales less their mean, s_g − mean_g s. Where s_g f_n is linearised
+    about an f̄ that comes from the same data, these would tell what scales have in common from the
+    field only because a smaller field costs less under its prior, again with every f̄.
     """
 
     count: int
     std: float
     scale_std: float = 0.0
+    centred: bool = False
 
     def __post_init__(self) -> None:
         if not (self.count >= 1 and 0 < self.std < float("inf")):
@@ -63,22 +68,25 @@ class ZeroPoints:
     def columns(self, functional: AbstractFunctional, like: Tensor) -> "ZeroPointColumns":
         """τ G (N, G), in the dtype and on the device of `like`; zero for functionals of the field
         alone."""
-        return self._columns(functional, like, self.std)
+        return ZeroPointColumns(
+            self._index(functional, like), self.count, like.new_tensor(self.std)
+        )
 
     def scale_columns(
         self, functional: AbstractFunctional, like: Tensor
     ) -> "ZeroPointColumns | None":
         """κ G (N, G), which take c' to s_g(n); None where there are no scales."""
-        return self._columns(functional, like, self.scale_std) if self.has_scales else None
+        if not self.has_scales:
+            return None
+        index, std = self._index(functional, like), like.new_tensor(self.scale_std)
+        return ZeroPointColumns(index, self.count, std, self.centred)
 
-    def _columns(
-        self, functional: AbstractFunctional, like: Tensor, std: float
-    ) -> "ZeroPointColumns":
+    def _index(self, functional: AbstractFunctional, like: Tensor) -> Tensor:
+        """The group of every functional (N,), G for those that have none."""
         groups = groups_of(functional)
         if groups is None:
             groups = torch.full((len(functional),), -1, device=like.device)
-        index = torch.where(self._known(groups), groups, self.count).to(like.device)
-        return ZeroPointColumns(index, self.count, like.new_tensor(std))
+        return torch.where(self._known(groups), groups, self.count).to(like.device)
 
     def unknown_variance(self, functional: AbstractFunctional, square: Tensor) -> Tensor | None:
         """τ² + κ² f² (N,) where no data know the group, 0 elsewhere, float64; None without groups.
@@ -102,12 +110,14 @@ class ZeroPoints:
 class ZeroPointColumns(AbstractComposite):
     """τ G (N, G): (τ G c)_n = τ c_g(n), and 0 where the index (N,) is G.
 
-    std: τ, of scales κ, as a tensor () that decides dtype and device.
+    std: τ, of scales κ, as a tensor () that decides dtype and device. centred: c less its mean in
+    the place of c.
     """
 
     index: Tensor
     count: int
     std: Tensor
+    centred: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,11 +127,14 @@ class ZeroPointColumns(AbstractComposite):
         return self.std
 
     def matmul(self, x: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(self.std * x, (0, 1))
+        padded = torch.nn.functional.pad(self.std * self._less_mean(x), (0, 1))
         return padded[..., self.index]
 
     def rmatmul(self, y: Tensor) -> Tensor:
         # Sums over a large part of the data: float64, whatever the dtype.
         sums = y.new_zeros((*y.shape[:-1], self.count + 1), dtype=torch.float64)
         sums.index_add_(-1, self.index, y.double())
-        return self.std * sums[..., :-1].to(y)
+        return self.std * self._less_mean(sums[..., :-1]).to(y)
+
+    def _less_mean(self, c: Tensor) -> Tensor:
+        return c - c.mean(-1, keepdim=True) if self.centred else c

@@ -143,6 +143,15 @@ class CoefficientSpread:
         """u (K, N) of functionals with H = basis (N, P), which see E as fields (K, N)."""
         return (basis @ self.directions).mT.to(fields.dtype) + fields
 
+    def beside(self, other: "CoefficientSpread") -> "CoefficientSpread":
+        """Return these directions and, independent of them, those of another spread."""
+        return CoefficientSpread(
+            torch.cat([self.directions, other.directions], dim=1),
+            torch.cat([self.fields, other.fields]),
+            torch.cat([self.draws, other.draws], dim=1),
+            self.error,
+        )
+
     def chosen(self, index: Tensor | slice) -> "CoefficientSpread":
         """Return the same with some of the draws."""
         return replace(self, draws=self.draws[index])

@@ -4,6 +4,11 @@ s_g f_n is replaced by s_g f̄_n, so that s_g is one more linear variable. f̄ i
 the fit before, at first the prior mean that explains the data best; a fit is repeated until f̄
 rests. What is left out, s_g (f_n − f̄_n), has mean zero and is of second order: f is known to a few
 per cent where data are, and s_g is a tenth.
+
+What all scales have in common, t = mean_g s_g ~ N(0, κ²/G), data do not tell from a field that is
+1 + t times as large. It has no part in the fits, which would tell it by the cost of the field
+under its prior alone: every fit, linearised about the one before, would take away some more of the
+field, until s = κ² ‖ε‖². It stays as uncertain as it is, and the field with it: f − t f̄.
 """
 
 import logging
@@ -14,8 +19,10 @@ from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator
+from dustmap.gp.features import GroupedFeatures
 from dustmap.gp.functionals import groups_of, with_responses, without_groups
 from dustmap.inference._global_fit import GlobalFit, GlobalSettings, Steps, fit_global
+from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.linalg import Progress, unwatched
 
@@ -37,7 +44,9 @@ def fit_with_scales(
 ) -> GlobalFit:
     """Fit with `fit_global` again and again, the scales of groups linearised about the fit before.
 
-        y_n = f_n + s_g f̄_n + b_g + noise,   f̄ ← E[f | y],   s_g ~ N(0, κ²)
+        y_n = f_n + (s_g − t) f̄_n + b_g + noise,   f̄ ← E[f | y],   s_g ~ N(0, κ²),   t = mean_g s_g
+
+    The posterior is of f − t f̄ and s_g, which measurements see as above.
 
     Learning goes on from the hyperparameters of the fit before. Measurements of a group are then
     predicted with f̄ the posterior mean of their own f; functionals without groups are those of the
@@ -64,7 +73,9 @@ def fit_with_scales(
     >>> round(float((1.0 + scales[1]) / (1.0 + scales[0])), 2)
     1.1
     """
-    settings = GlobalSettings() if settings is None else settings
+    settings, points = GlobalSettings() if settings is None else settings, model.zero_points
+    assert points is not None
+    model = replace(model, zero_points=replace(points, centred=True))
     responses, shifts = _first_responses(model, data), list[float]()
     while True:
         fit = fit_global(
@@ -81,7 +92,7 @@ def fit_with_scales(
         shifts.append(_shift(fit, data, responses - before))
         _log.info("scales of groups: what they multiply moved by %.2g of the noise", shifts[-1])
         if shifts[-1] < _RESTS or len(shifts) == _MOST:
-            return replace(fit, scale_shifts=tuple(shifts))
+            return replace(_with_common_scale(fit), scale_shifts=tuple(shifts))
         robust = settings.robust
         if robust is not None and fit.robust is not None:
             robust = replace(robust, nu=fit.robust.noise.nu)
@@ -98,6 +109,34 @@ def _first_responses(model: GPModel, data: Batch) -> Tensor:
     square = float(weighted @ mean)
     factor = float(weighted @ data.y.double()) / square if square > 0 else 0.0
     return factor * mean
+
+
+@torch.no_grad()
+def _with_common_scale(fit: GlobalFit) -> GlobalFit:
+    """The fit with t, one more direction of the field and of the mean's coefficients.
+
+    The variables c' of scales (G,) have no part along (1, .., 1) in the data: their draws there are
+    those of the prior, and become the draws of t.
+    """
+    posterior, features = fit.posterior, fit.model.features
+    assert isinstance(features, GroupedFeatures)
+    points = replace(features.zero_points, centred=False)
+    first, root = features.n_features - points.count, points.count**0.5
+    eps, deviations = posterior.eps_mean.clone(), posterior.deviations.clone()
+    z = root * deviations[:, first:].mean(-1, keepdim=True)
+    deviations[:, first:] -= z / root
+    size = points.scale_std / root
+    field = torch.cat([-size * eps[: features.inner.n_features], eps.new_zeros(points.count)])
+    field = torch.cat([field, eps.new_full((points.count,), 1.0 / root)])
+    direction = -size * posterior.coefficients[:, None]
+    spread = CoefficientSpread(direction, field[None], z.to(direction))
+    if posterior.spread is not None:
+        spread = posterior.spread.beside(spread)
+    model = replace(fit.model, features=replace(features, zero_points=points))
+    posterior = replace(posterior, model=model, deviations=deviations, spread=spread)
+    solution = replace(fit.solution, posterior=posterior)
+    gp = replace(fit.gp, zero_points=points)
+    return replace(fit, gp=gp, model=model, solution=solution)
 
 
 def _mean_responses(fit: GlobalFit, data: Batch) -> Tensor:

@@ -82,13 +82,24 @@ def positive_surveys(learn: bool) -> Problem:
     return _of_surveys(positive_rays(learn))
 
 
-def _of_surveys(problem: Problem) -> Problem:
+def scaled_surveys(learn: bool) -> Problem:
+    """A density of any sign seen by two surveys whose scales differ, too."""
+    return _of_surveys(rays(learn), 0.1)
+
+
+def positive_scaled_surveys(learn: bool) -> Problem:
+    """The exponential of a field, seen by such surveys."""
+    return _of_surveys(positive_rays(learn), 0.1)
+
+
+def _of_surveys(problem: Problem, scale: float = 0.0) -> Problem:
     functional = problem.data.functional
     assert isinstance(functional, LineIntegrals)
     groups = torch.arange(len(functional)) % 2
     grouped = replace(functional, groups=groups)
-    data = replace(problem.data, functional=grouped, y=problem.data.y + 0.1 * groups)
-    model = replace(problem.model, zero_points=ZeroPoints(2, 0.1))
+    y = problem.data.y * (1.0 + scale * groups) + 0.1 * groups
+    data = replace(problem.data, functional=grouped, y=y)
+    model = replace(problem.model, zero_points=ZeroPoints(2, 0.1, scale))
     return replace(problem, model=model, data=data)
 
 
@@ -185,6 +196,20 @@ ENGINE_CASES = [
         "lognormal-surveys",
         LogNormalEngine(LogNormalSettings(8, 100, 0, torch.float64, 2**30)),
         positive_surveys,
+        None,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "global-scales",
+        PathwiseEngine(PathwiseSettings(PointSettings(32, 4.0, torch.float64, 2**30), _LEARNING)),
+        scaled_surveys,
+        None,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "lognormal-scales",
+        LogNormalEngine(LogNormalSettings(8, 100, 0, torch.float64, 2**30)),
+        positive_scaled_surveys,
         None,
         learns_slowly=True,
     ),

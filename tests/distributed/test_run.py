@@ -246,13 +246,14 @@ def _children(parent: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.distributed
+@pytest.mark.parametrize("scale", [0.0, 0.1])
 @pytest.mark.parametrize(
     ("density", "std", "tolerance"), [("gaussian", 5e-4, 1e-4), ("lognormal", 0.5, 0.5)]
 )
-def test_zero_points_are_the_same_on_two_ranks(
-    tmp_path: Path, density: str, std: float, tolerance: float
+def test_zero_points_and_scales_are_the_same_on_two_ranks(
+    tmp_path: Path, density: str, std: float, tolerance: float, scale: float
 ) -> None:
-    """tolerance: in posterior standard deviations, of map and zero points."""
+    """tolerance: in posterior standard deviations, of map, zero points and scales."""
     write_stars_beyond(tmp_path / "stars.fits", "exact")
     table = Table.read(tmp_path / "stars.fits")
     table["survey"] = np.where(np.arange(len(table)) % 3 == 0, "a", "b")
@@ -260,7 +261,8 @@ def test_zero_points_are_the_same_on_two_ranks(
     table.write(tmp_path / "stars.fits", overwrite=True)
     config = tmp_path / "run.toml"
     text = BEYOND.format(stars=tmp_path / "stars.fits", density=density, std=std)
-    config.write_text(text.replace("[grid]", 'groups = "survey"\n[grid]'))
+    text = text.replace("[grid]", 'groups = "survey"\n[grid]')
+    config.write_text(text.replace("[model]", f"[model]\ngroup_scale = {scale}"))
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     assert main(["run", str(config), "--output", str(alone)]) in (DONE, CHECK_FAILED)
     _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(
@@ -281,3 +283,6 @@ def test_zero_points_are_the_same_on_two_ranks(
         shift = abs(two[name]["zero_point"] - row["zero_point"])
         assert shift <= tolerance * row["error"]
         assert two[name]["error"] == pytest.approx(row["error"], rel=max(tolerance, 1e-3))
+        if scale > 0:
+            shift = abs(two[name]["scale"] - row["scale"])
+            assert shift <= tolerance * row["scale_error"]

@@ -78,6 +78,9 @@ class Dense:
     def __init__(self, model: GridModel, data: Batch, responses: Tensor) -> None:
         assert isinstance(model.features, GroupedFeatures)
         self.field, self.std = model.features.inner, model.features.zero_points.std
+        self.centring = torch.eye(COUNT, dtype=torch.float64)
+        if model.features.zero_points.centred:
+            self.centring -= 1.0 / COUNT
         self.phi = self.field.operator(without_groups(data.functional)).to_dense()
         self.G, self.responses = groups_matrix(len(data)), responses
         sigma = model.likelihood.noise_variance(data).detach()
@@ -92,7 +95,7 @@ class Dense:
         """Covariance of what groups add to other measurements (K, N), of responses (K,)."""
         f = self.responses if responses is None else responses
         G = groups_matrix(len(f))
-        scaled = (f[:, None] * G) @ (other.responses[:, None] * other.G).mT
+        scaled = (f[:, None] * G @ self.centring) @ (other.responses[:, None] * other.G).mT
         return self.std**2 * G @ other.G.mT + SCALE**2 * scaled
 
     def posterior(self, H: Tensor, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,9 +108,9 @@ class Dense:
 
     def scales(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (COUNT,) of s."""
-        cross = SCALE**2 * (self.responses[:, None] * self.G).mT
-        eye = SCALE**2 * torch.eye(COUNT, dtype=torch.float64)
-        return self.posterior(torch.zeros(COUNT, 1, dtype=torch.float64), cross, eye)
+        cross = SCALE**2 * (self.responses[:, None] * self.G @ self.centring).mT
+        prior = SCALE**2 * self.centring
+        return self.posterior(torch.zeros(COUNT, 1, dtype=torch.float64), cross, prior)
 
     def fitted(self) -> Tensor:
         """Posterior mean (N,) of the field's part of the data."""
@@ -171,7 +174,7 @@ def test_the_evidence_has_its_dense_gradient() -> None:
     expected = torch.autograd.grad(log_evidence, theta)[0]
     phi, sigma = phi.detach(), sigma.detach()
     K = phi.shape[1]
-    assert K == there.features.n_features
+    assert there.features.n_features == K
     torch.testing.assert_close(there.features.operator(data.functional).to_dense(), phi)
     precision = torch.eye(K, dtype=torch.float64) + phi.mT @ (phi / sigma[:, None])
     mean = torch.linalg.solve(precision, phi.mT @ (residual / sigma))
@@ -212,15 +215,21 @@ def test_the_scales_of_a_gaussian_fit_are_those_of_its_fixed_point() -> None:
     assert fit.scale_shifts[-1] < 0.1 < fit.scale_shifts[0]
     assert fit.report["scale_shifts_over_the_noise"] == list(fit.scale_shifts)
 
-    gridded = GridModel(fit.model.features, fit.gp.mean, fit.gp.noise)
+    features = fit.model.features
+    assert isinstance(features, GroupedFeatures)
+    centred = replace(features, zero_points=replace(features.zero_points, centred=True))
+    gridded = GridModel(centred, fit.gp.mean, fit.gp.noise)
     responses = torch.ones_like(data.y)
     for _ in range(12):
         dense = Dense(gridded, data, responses)
-        dense_std = dense.scales()[1]
         responses = dense.fitted()
     found, posterior = fit.posterior.scales(), fit.posterior
     assert found is not None
-    assert float(((found.mean - dense.scales()[0]) / dense_std).abs().max()) < 0.05
+    mean, std = dense.scales()
+    assert float(((found.mean - mean) / std).abs().max()) < 0.1
+    common = SCALE / COUNT**0.5
+    torch.testing.assert_close(found.std, (std.square() + common**2).sqrt(), rtol=0.05, atol=0)
+    assert float(found.mean.mean()) == pytest.approx(0.0, abs=1e-6)
     fitted = posterior.mean(without_groups(data.functional))
     torch.testing.assert_close(fitted, responses, atol=0.002, rtol=0)
 
@@ -230,11 +239,32 @@ def test_the_scales_of_a_gaussian_fit_are_those_of_its_fixed_point() -> None:
     # The map is free of them; a measurement is not.
     other = rays(2, 30, 7)
     truth = interpolation(without_groups(other), grid, dtype=torch.float64).matmul(wave(grid))
-    common = 1.0 + (found.mean - TRUE_SCALES).mean()
     true, measured = posterior.predict(without_groups(other)), posterior.predict(other)
-    assert float((true.mean * common - truth).abs().max()) < 0.05
-    gains = 1.0 + groups_matrix(30) @ found.mean
+    assert float((true.mean - truth).abs().max()) < 0.05
+    G = groups_matrix(30)
+    gains = 1.0 + G @ found.mean
     torch.testing.assert_close(measured.mean, gains * true.mean, atol=2e-3, rtol=0)
+    # What all scales have in common makes the map uncertain, and no measurement of a group.
+    phi = dense.field.operator(without_groups(other)).to_dense()
+    left = dense.field.residual_variance(other).detach()
+    prior, cross = phi @ phi.mT + torch.diag(left), phi @ dense.phi.mT
+    H, f = gridded.mean.basis(other), true.mean
+    std = dense.posterior(H, cross, prior)[1]
+    expected = (std.square() + (common * f).square()).sqrt()
+    torch.testing.assert_close(true.std, expected, rtol=0.02, atol=0)
+    of_groups, FG = dense.of_groups(dense, f), f[:, None] * G
+    own = 1e-6 * G @ G.mT + SCALE**2 * FG @ dense.centring @ FG.mT
+    std = dense.posterior(H, cross + of_groups, prior + own)[1]
+    torch.testing.assert_close(measured.std, std, rtol=0.2, atol=0)
+    strange = posterior.predict(replace(other, groups=torch.full((30,), COUNT)))
+    added = 1e-6 + SCALE**2 * f.square()
+    torch.testing.assert_close(strange.variance, true.variance + added)
+    covariance = posterior.covariance(without_groups(other))
+    torch.testing.assert_close(covariance.diagonal(), true.variance)
+    drawn = posterior.sample(other, 200, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.std(0), measured.std, rtol=0.3, atol=0)
+    drawn = posterior.sample(without_groups(other), 200, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.std(0), true.std, rtol=0.2, atol=0)
 
 
 def log_normal_model(dim: int, variance: float, std: float = STD) -> LogNormalModel:
@@ -339,7 +369,8 @@ def test_log_normal_scales_are_recovered_within_their_errors(curved: bool) -> No
     true, measured = posterior.predict(without_groups(other)), posterior.predict(other)
     generator = torch.Generator().manual_seed(0)
     assert posterior.groups is not None
-    b, s = posterior.groups.white.split(COUNT, dim=1)
+    white = posterior.groups.white
+    b, s = white[:, :COUNT], white[:, COUNT:]
     G, f = groups_matrix(12), posterior.sample(without_groups(other), 60, generator)
     drawn = (1.0 + SCALE * s @ G.mT) * f + 1e-3 * b @ G.mT
     torch.testing.assert_close(measured.mean, drawn.mean(0))
@@ -365,7 +396,7 @@ def test_scales_and_responses_are_checked() -> None:
     with pytest.raises(UserError, match=r"responses must be \(6,\)"):
         replace(some, responses=torch.zeros(5))
     features = grid_model(2).features
-    with pytest.raises(UserError, match="fit by inference.fit_with_scales"):
+    with pytest.raises(UserError, match="fit by inference"):
         features.operator(some)
     assert features.operator(without_groups(some)).shape[1] == features.n_features
     assert features.operator(PointValues(some.origin)).shape[1] == features.n_features
