@@ -59,7 +59,16 @@ class GroupTerms:
 @final
 @dataclass(frozen=True, eq=False)
 class GroupSamples:
-    """Samples (c_s, c'_s) (S, G + G') of zero points b = τ c and scales s = κ c' of the prior."""
+    """Samples of zero points b = τ c and scales s = κ c' of the prior.
+
+    white (S, G + G'): (c_s, c'_s).
+
+    Examples
+    --------
+    >>> samples = GroupSamples(gp.ZeroPoints(1, 0.1, 0.2), torch.tensor([[0.5, 1.0], [1.5, 1.0]]))
+    >>> samples.zero_points().mean, samples.scales().mean
+    (tensor([0.1000]), tensor([0.2000]))
+    """
 
     prior: gp.ZeroPoints
     white: Tensor
