@@ -61,7 +61,7 @@ class GroupTerms:
 class GroupSamples:
     """Samples of zero points b = τ c and scales s = κ c' of the prior.
 
-    white (S, G + G'): (c_s, c'_s).
+    white (S, V): (c_s, c'_s), V = 2 G numbers, or G of them without scales.
 
     Examples
     --------
