@@ -113,6 +113,11 @@ def _check_model(config: Config, whole: bool) -> None:
             f'model.nu = {model.nu:g} is for model.kernel = "matern", and "{model.kernel}" has a '
             "smoothness of its own: leave one of them out"
         )
+    if "+" in model.kernel and config.data.kind == "stars" and config.fit.engine == "hip":
+        raise UserError(
+            f'model.kernel = "{model.kernel}": inducing points (fit.engine = "hip") are spaced for '
+            'one length; take fit.engine = "global" or one kernel'
+        )
     for key, value in (("noise", "student-t"), ("density", "lognormal")):
         if getattr(model, key) == value and not whole:
             raise UserError(

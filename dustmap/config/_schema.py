@@ -14,6 +14,7 @@ from dustmap.config._values import (
     boolean,
     card_file,
     choice,
+    choice_or_sum,
     choices,
     integer,
     names,
@@ -209,12 +210,14 @@ class ModelConfig:
     kernel: Annotated[
         str,
         Key(
-            choice("auto", *_MATERN, "squared-exponential"),
+            choice_or_sum("auto", *_MATERN, "squared-exponential", alone=("auto", "matern")),
             "covariance of the density between two places, from rough to smooth; matern has the "
             "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
             "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 for a "
             "regression, or a rougher one within a standard error of it; matern32 where length or "
-            "std is not learned, and on tiles, which share one kernel",
+            "std is not learned, and on tiles, which share one kernel; matern32+matern12 and other "
+            "sums have two scales, which start at length and a quarter of it with half of the "
+            "variance each",
         ),
     ] = "auto"
     nu: Annotated[

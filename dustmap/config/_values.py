@@ -269,6 +269,20 @@ def choices(*allowed: str) -> Parser:
     return Parser(parse, allowed)
 
 
+def choice_or_sum(*allowed: str, alone: tuple[str, ...]) -> Parser:
+    """One of `allowed`, or two of them with a plus between but those that stand alone."""
+    addends = tuple(name for name in allowed if name not in alone)
+
+    def parse(raw: object) -> str:
+        names = raw.split("+") if isinstance(raw, str) else []
+        is_sum = len(names) == 2 and all(name in addends for name in names)
+        if not isinstance(raw, str) or not (raw in allowed or is_sum):
+            raise Rejected(f'{_quoted(allowed)}, or the sum of two, "{addends[0]}+{addends[1]}"')
+        return raw
+
+    return Parser(parse, allowed)
+
+
 def memory_size() -> Parser:
     """An amount of memory such as `8GiB`; kept as the text it came as."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from dustmap import gp
 from dustmap.engines._engine import Learning, Problem, Watch
@@ -21,7 +22,7 @@ from dustmap.engines._memory import MIB, Component, During
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded
-from dustmap.gp.kernels import StationaryKernel
+from dustmap.gp.kernels import StationaryKernel, SumKernel
 from dustmap.inference import ParameterVector, StateReader, state_of
 
 #: Where the search starts, in standardised units: the evidence has several maxima, one of which
@@ -187,18 +188,23 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
 def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
     """Return the model of the best score among a few length scales and widths of noise.
 
-    For a kernel of one learned length scale per axis; other models stay as they are.
+    For a kernel of one learned length scale per axis, or a sum of such, whose ratios stay; other
+    models stay as they are.
     """
     kernel = model.kernel
-    if not isinstance(kernel, StationaryKernel) or not kernel.length.is_learned:
+    terms = kernel.kernels if isinstance(kernel, SumKernel) else (kernel,)
+    if not all(isinstance(k, StationaryKernel) and k.length.is_learned for k in terms):
         return model
+    first = kernel.parameters()[0].value.detach()
     values = {"length": [length * kernel.dim**0.5 for length in _START_LENGTHS]}
     if any(p.name == "scatter" and p.is_learned for p in model.likelihood.parameters()):
         values["scatter"] = list(_START_NOISE)
     starts = [
         model.with_parameters(
             [
-                p.at(torch.full_like(p.value, start[p.name]).log()) if p.name in start else p
+                p.at(torch.full_like(p.value, start[name]).log() + _over(p, first))
+                if (name := p.name.partition("[")[0]) in start
+                else p
                 for p in model.parameters()
             ]
         )
@@ -207,6 +213,11 @@ def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
         )
     ]
     return max(starts, key=score)
+
+
+def _over(p: gp.Parameter, first: Tensor) -> Tensor | float:
+    """ln of the length of a term of a sum over that of the first; 0 of other parameters."""
+    return p.value.detach() - first if p.name.startswith("length[") else 0.0
 
 
 @torch.no_grad()

@@ -29,13 +29,17 @@ from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import row_bytes
 from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GlobalFit, GlobalSettings, LearnStep
+from dustmap.inference import GlobalFit, GlobalSettings, LearnSettings, LearnStep
 
 log = logging.getLogger(__name__)
 
 #: Data that take part in learning on the grid, at most: more would hardly sharpen it.
 LEARN_ROWS = 100_000
+#: Width of the normal priors of log-parameters of a sum of kernels around their start, a factor of
+#: 7: data that need a single term leave the other without bounds.
+_PRIOR_OF_SUMS = 2.0
 #: Bytes of the place of a weight.
 _INDEX = 8
 #: Bytes of residual variances with their derivatives, where a kernel is learned.
@@ -174,8 +178,9 @@ class PathwiseEngine(AbstractEngine):
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
         settings, points = self.settings, self.settings.points
-        allotment = self.allotment(problem)
+        allotment, is_sum = self.allotment(problem), isinstance(problem.model.kernel, SumKernel)
         return GlobalSettings(
+            learn=LearnSettings(prior_std=_PRIOR_OF_SUMS if is_sum else None),
             samples=points.samples,
             rtol=settings.rtol,
             max_steps=settings.max_steps,

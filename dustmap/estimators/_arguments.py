@@ -199,7 +199,7 @@ def make_kernel(
         made = kernel
     else:
         name = engines.FALLBACK if kernel is None else kernel
-        if not (isinstance(name, str) and name.startswith("matern-")):
+        if not (isinstance(name, str) and (name.startswith("matern-") or "+" in name)):
             name = one_of("kernel", name, (*automatic, *KERNELS))
         if name in automatic:
             name = engines.FALLBACK

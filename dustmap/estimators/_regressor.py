@@ -44,7 +44,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "auto" is the one of the three Matérn kernels that predicts held-out patches of neighbours
         best, or a rougher one within one standard error of it: see `kernel_choice_`. A name stands
         for that kernel with one length scale per column of X; there are "matern13" and, for any
-        smoothness, names such as "matern-0.8", too. A `dustmap.gp.kernels` object starts at its own
+        smoothness, names such as "matern-0.8", too; "matern32+matern12" and other sums of two have
+        two scales, which start four apart. A `dustmap.gp.kernels` object starts at its own
         parameters; it is copied, not changed.
     grid : "auto", tuple of points per axis, or RegularGrid
         "auto" covers the data with a spacing tied to the learned length scale and the noise; data

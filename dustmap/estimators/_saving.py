@@ -26,7 +26,7 @@ from dustmap.estimators._engines import Classification, FittedRegression, value_
 from dustmap.estimators._standardisation import Standardisation, kernel_of
 from dustmap.gp import AbstractMean, Batch, ConstantMean, GPModel, LinearMean, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, kernel_named
+from dustmap.gp.kernels import AbstractKernel, stationary_named
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import StudentTNoise
 
@@ -231,7 +231,9 @@ def _terms(kernel: AbstractKernel) -> list[_Json]:
 
 def _kernel(terms: list[_Json]) -> AbstractKernel:
     """Read the kernel of `_terms`."""
-    return kernel_of([kernel_named(t["profile"], t["lengthscale"], t["variance"]) for t in terms])
+    return kernel_of(
+        [stationary_named(t["profile"], t["lengthscale"], t["variance"]) for t in terms]
+    )
 
 
 def _plain_classes(classes: NDArray[Any]) -> _Json:

@@ -151,11 +151,36 @@ def test_smoothness_is_refused_where_there_is_no_such_field(nu: float) -> None:
 
 @pytest.mark.parametrize(("name", "profile"), [("matern-1.5", "matern32"), ("matern-0.7", None)])
 def test_names_have_any_smoothness(name: str, profile: str | None) -> None:
-    kernel = kernel_named(name, 2.0, dim=2)
-    assert kernel.profile.name == (profile or name)
+    (term,) = kernel_named(name, 2.0, dim=2).terms()
+    assert term.profile.name == (profile or name)
 
 
-@pytest.mark.parametrize("name", ["matern", "matern-x", "gauss-1"])
+def test_two_names_sum_two_scales() -> None:
+    """k = σ²/2 (1 + √3 r) exp(−√3 r) + σ²/2 exp(−4 r), r of one length scale per axis."""
+    kernel = kernel_named("matern32+matern12", [2.0, 3.0], variance=5.0)
+    dx = displacements(50, 2)
+    r = (dx / torch.tensor([2.0, 3.0], dtype=dx.dtype)).norm(dim=-1)
+    expected = 2.5 * (1.0 + 3.0**0.5 * r) * (-(3.0**0.5) * r).exp() + 2.5 * (-4.0 * r).exp()
+    torch.testing.assert_close(kernel(dx), expected)
+    assert [p.name for p in kernel.parameters()] == [
+        "length[0]",
+        "variance[0]",
+        "length[1]",
+        "variance[1]",
+    ]
+    isotropic = kernel_named("matern-0.8+squared-exponential", 2.0, dim=3)
+    assert isotropic.dim == 3
+    assert float(isotropic.variance()) == 1.0
+    lengths = [float(term.lengthscale[2]) for term in isotropic.terms()]
+    assert lengths == [pytest.approx(2.0), pytest.approx(0.5)]
+
+
+def test_sums_of_more_are_refused() -> None:
+    with pytest.raises(UserError, match="one kernel or the sum of two, got 3"):
+        kernel_named("matern32+matern12+matern13", 2.0, dim=2)
+
+
+@pytest.mark.parametrize("name", ["matern", "matern-x", "gauss-1", "matern32+gauss", "+matern32"])
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"is unknown: expected one of matern13.*matern-NU"):
         kernel_named(name, 2.0, dim=2)

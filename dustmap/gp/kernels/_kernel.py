@@ -10,7 +10,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import final
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels import _profiles
-from dustmap.gp.kernels._matern import KOLMOGOROV, MaternProfile
 
 
 @final
@@ -173,8 +171,8 @@ class StationaryKernel(AbstractKernel):
         variance: float = 1.0,
         dim: int | None = None,
     ) -> None:
-        scales = _lengthscales(lengthscale, dim)
-        _check_positive("variance", (variance,))
+        scales = lengthscales(lengthscale, dim)
+        check_positive("variance", (variance,))
         object.__setattr__(self, "profile", profile)
         object.__setattr__(self, "length", Parameter.log("length", scales))
         object.__setattr__(self, "amplitude", Parameter.log("variance", variance))
@@ -263,7 +261,7 @@ class ScaledKernel(AbstractKernel):
 
     def __init__(self, kernel: AbstractKernel, factor: float | Parameter) -> None:
         if not isinstance(factor, Parameter):
-            _check_positive("factor", (factor,))
+            check_positive("factor", (factor,))
             factor = Parameter.log("factor", factor)
         object.__setattr__(self, "kernel", kernel)
         object.__setattr__(self, "factor", factor)
@@ -286,98 +284,8 @@ class ScaledKernel(AbstractKernel):
         )
 
 
-def Matern(
-    nu: float,
-    lengthscale: float | Sequence[float],
-    variance: float = 1.0,
-    dim: int | None = None,
-) -> StationaryKernel:
-    """Matérn of smoothness 0 < ν ≤ 10, 2^(1-ν)/Γ(ν) z^ν K_ν(z) with z = √(2ν) r.
-
-    >>> kernel = Matern(0.8, lengthscale=2.0, dim=3)
-    >>> float(kernel.variance())
-    1.0
-    """
-    half = _HALF_INTEGERS.get(nu)
-    return StationaryKernel(half or MaternProfile(nu), lengthscale, variance, dim)
-
-
-def Matern13(
-    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
-) -> StationaryKernel:
-    """Matérn-⅓, whose power spectrum in three dimensions is Kolmogorov's, ∝ |k|^(−11/3)."""
-    return Matern(KOLMOGOROV, lengthscale, variance, dim)
-
-
-def Matern12(
-    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
-) -> StationaryKernel:
-    """Matérn-½: exp(-r)."""
-    return StationaryKernel(_profiles.Matern12Profile(), lengthscale, variance, dim)
-
-
-def Matern32(
-    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
-) -> StationaryKernel:
-    """Matérn-3/2: (1 + √3 r) exp(-√3 r)."""
-    return StationaryKernel(_profiles.Matern32Profile(), lengthscale, variance, dim)
-
-
-def Matern52(
-    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
-) -> StationaryKernel:
-    """Matérn-5/2: (1 + √5 r + 5r²/3) exp(-√5 r)."""
-    return StationaryKernel(_profiles.Matern52Profile(), lengthscale, variance, dim)
-
-
-def SquaredExponential(
-    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
-) -> StationaryKernel:
-    """Squared exponential: exp(-r²/2)."""
-    return StationaryKernel(_profiles.SquaredExponentialProfile(), lengthscale, variance, dim)
-
-
-_HALF_INTEGERS = {
-    0.5: _profiles.Matern12Profile(),
-    1.5: _profiles.Matern32Profile(),
-    2.5: _profiles.Matern52Profile(),
-}
-#: Kernels by the names of configurations; `matern-NU` names those of any smoothness.
-KERNELS = MappingProxyType(
-    {
-        "matern13": Matern13,
-        "matern12": Matern12,
-        "matern32": Matern32,
-        "matern52": Matern52,
-        "squared-exponential": SquaredExponential,
-    }
-)
-
-
-def kernel_named(
-    name: str,
-    lengthscale: float | Sequence[float],
-    variance: float = 1.0,
-    dim: int | None = None,
-) -> StationaryKernel:
-    """The kernel of a name in `KERNELS`, or `matern-` and ν; other arguments as for `Matern32`."""
-    if name in KERNELS:
-        return KERNELS[name](lengthscale, variance, dim)
-    family, _, nu = name.partition("-")
-    try:
-        smoothness = float(nu) if family == "matern" else math.nan
-    except ValueError:
-        smoothness = math.nan
-    if math.isnan(smoothness):
-        raise UserError(
-            f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}, or matern-NU '
-            "with a smoothness, such as matern-0.8"
-        )
-    return Matern(smoothness, lengthscale, variance, dim)
-
-
-def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:
-    """Validated length scales: one entry, or one per axis."""
+def lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:
+    """Return validated length scales (1,) or (D,): one entry, or one per axis."""
     if isinstance(lengthscale, (int, float)):
         if dim is None:
             raise UserError(
@@ -393,11 +301,12 @@ def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tupl
             )
     if dim is not None and dim < 1:
         raise UserError(f"dim must be at least 1, got {dim}.")
-    _check_positive("lengthscale", scales)
+    check_positive("lengthscale", scales)
     return scales
 
 
-def _check_positive(name: str, values: tuple[float, ...]) -> None:
+def check_positive(name: str, values: tuple[float, ...]) -> None:
+    """Refuse values that are not positive and finite."""
     if len(values) == 0 or not all(math.isfinite(v) and v > 0 for v in values):
         shown = values[0] if len(values) == 1 else values
         raise UserError(f"{name} must be positive and finite, got {shown}.")

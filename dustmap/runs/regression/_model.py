@@ -142,7 +142,9 @@ def sections_of(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
     """Return the estimator's report, flat enough for a table."""
     report = dict(model.report_)
     learned = dict(report.pop("hyperparameters"))
-    (term,) = learned.pop("kernel")  # a configuration names one kernel
+    term, *second = learned.pop("kernel")  # a configuration names one kernel, or a sum of two
+    for other in second:
+        term = term | {f"second_{name}": value for name, value in other.items()}
     nested = {name: report.pop(name) for name in list(report) if isinstance(report[name], dict)}
     nested["seconds_of_the_fit"] = nested.pop("seconds")
     return {

@@ -17,7 +17,7 @@ from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
 from dustmap.engines import FALLBACK
 from dustmap.errors import UserError
-from dustmap.gp.kernels import StationaryKernel, kernel_named
+from dustmap.gp.kernels import AbstractKernel, SumKernel, kernel_named, stationary_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
@@ -36,6 +36,9 @@ _UNITS = {
     "beyond": "factor on the dust expected beyond the box",
     "beyond_std": "of that factor",
     "length": "pc",
+    "first_std": "mag/pc, of the first term of the kernel",
+    "second_std": "mag/pc, of the second term",
+    "second_length": "pc, of the second term",
     "noise": "factor on the errors",
     "nu": "degrees of freedom",
     "scatter": "mag",
@@ -43,6 +46,7 @@ _UNITS = {
     "disc_height": "pc",
     "disc_length": "pc",
 }
+_TERMS = ("first", "second")
 #: Where a scatter that is learned starts, of the median error of the data; and where one in
 #: proportion to the extinction starts.
 _SCATTER, _RELATIVE_SCATTER = 0.1, 0.1
@@ -65,6 +69,8 @@ class Hyperparameters:
     nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
     prior's expectation of the dust beyond the box, and its standard deviation. unresolved: factor
     on the variance of what the grid leaves out between its nodes, of a log-normal density.
+    first_std, second_std, second_length: of the two terms of a kernel that is a sum, whose first
+    has the length and which together have the std; None of a kernel of one term.
     """
 
     length: float
@@ -79,6 +85,9 @@ class Hyperparameters:
     beyond: float = 1.0
     beyond_std: float = 0.0
     unresolved: float = 0.0
+    first_std: float | None = None
+    second_std: float | None = None
+    second_length: float | None = None
 
     def squared_width(self, errors: Tensor, predicted: gp.Prediction | None = None) -> Tensor:
         """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the
@@ -158,7 +167,8 @@ def is_lognormal(config: Config) -> bool:
 def units_of(config: Config) -> Mapping[str, str]:
     """Units of hyperparameters by name."""
     if is_lognormal(config):
-        return _UNITS | {"mean": "mag/pc (median)", "std": "of ln density"}
+        terms = {f"{term}_std": f"of ln density, of the {term} term" for term in _TERMS}
+        return _UNITS | terms | {"mean": "mag/pc (median)", "std": "of ln density"}
     return _UNITS
 
 
@@ -202,14 +212,22 @@ def mean_of(config: Config, mean: float) -> gp.AbstractMean:
     return gp.ConstantMean(math.log(mean))
 
 
-def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
+def kernel_of(model: ModelConfig, at: Hyperparameters) -> AbstractKernel:
     """The kernel that model.kernel names, in three dimensions; for "auto", before the data have
-    chosen one, that where they cannot."""
+    chosen one, that where they cannot. A sum starts as `kernel_named` says."""
     name = FALLBACK if model.kernel == "auto" else model.kernel_name
-    return kernel_named(name, at.length, at.std**2, dim=3)
+    if at.first_std is None or at.second_std is None or at.second_length is None:
+        return kernel_named(name, at.length, at.std**2, dim=3)
+    values = (at.length, at.first_std), (at.second_length, at.second_std)
+    return SumKernel(
+        [
+            stationary_named(term, length, std**2, dim=3)
+            for term, (length, std) in zip(name.split("+"), values, strict=True)
+        ]
+    )
 
 
-def start_kernel(config: Config) -> StationaryKernel:
+def start_kernel(config: Config) -> AbstractKernel:
     """The kernel where learning starts."""
     return kernel_of(config.model, start_of(config))
 
@@ -235,25 +253,31 @@ def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
     learned = {"variance" if name == "std" else name for name in config.model.learn}
     if learns_scale_with_nu(config.model):
         learned.discard("noise")
-    known = {p.name for p in model.parameters()}
+    known = {p.name.partition("[")[0] for p in model.parameters()}
     return model.learning(*(learned & known)).to(data.y.device)
 
 
 @torch.no_grad()
 def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
     """The present values of a model."""
-    (term,), noise, mean = model.kernel.terms(), model.noise, model.mean
+    (term, *others), noise, mean = model.kernel.terms(), model.noise, model.mean
     coefficients, disc = mean.coefficients().detach(), {}
+    sums = {}
+    for second in others:
+        sums = {"second_length": float(second.lengthscale[0])}
+        sums |= {"first_std": float(term.variance.sqrt())}
+        sums |= {"second_std": float(second.variance.sqrt())}
     if isinstance(mean, gp.LogDiscMean):
         disc = dict(zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True))
     return Hyperparameters(
         length=float(term.lengthscale[0]),
-        std=float(term.variance.sqrt()),
+        std=float(model.kernel.variance().sqrt()),
         mean=float(coefficients[0].exp() if is_lognormal(config) else coefficients[0]),
         noise=1.0 if noise.log_scale is None else float(noise.log_scale.exp()),
         scatter=0.0 if noise.log_jitter is None else float(noise.log_jitter.exp()),
         relative_scatter=0.0 if noise.log_relative is None else float(noise.log_relative.exp()),
         **disc,
+        **sums,
     )
 
 
