@@ -322,6 +322,13 @@ def test_smoothness_belongs_to_the_kernel_matern() -> None:
             {}, [catalog, *regression, f"model.learn={learned}", "model.std=1"]
         )
         assert open_to_data.model.kernel_name == kernel
+    two = config.from_mapping({}, [catalog, "model.kernel=matern32+matern12"])
+    assert two.model.kernel_name == "matern32+matern12"
+    for wrong in ("matern32+auto", "matern+matern12", "matern32+", "matern32+matern12+matern13"):
+        with pytest.raises(UserError, match=r'or the sum of two, "matern13\+matern12"'):
+            config.from_mapping({}, [catalog, f"model.kernel={wrong}"])
+    with pytest.raises(UserError, match=r"inducing points .* are spaced for one length"):
+        config.from_mapping({}, [catalog, "model.kernel=matern32+matern12", "fit.engine=hip"])
     with pytest.raises(UserError, match=r'model.nu = 0.8 is for model.kernel = "matern"'):
         config.from_mapping({}, [catalog, "model.nu=0.8"])
     for nu in ("0", "-1", "10.5", "nan"):

@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from sklearn.base import clone
 
 from dustmap import HIPGPClassifier, HIPGPRegressor
-from dustmap.gp.kernels import Matern52
+from dustmap.gp.kernels import AbstractKernel, Matern52, stationary_named
 from tests.regression_cases import wave
 
+Array = NDArray[np.float64]
 PLAIN: dict[str, Any] = {"n_learn": 100, "max_steps": 20}
 
 
@@ -54,13 +57,55 @@ def test_a_smooth_function_has_a_smooth_kernel_and_units_do_not_matter() -> None
         assert one.difference == pytest.approx(other.difference, abs=1e-3)
 
 
-@pytest.mark.parametrize("kernel", [None, "matern52", "matern-0.8", Matern52([1.0, 10.0])])
+@pytest.mark.parametrize(
+    "kernel", [None, "matern52", "matern-0.8", "matern52+matern12", Matern52([1.0, 10.0])]
+)
 def test_no_choice_where_the_kernel_is_given(kernel: Any) -> None:
     X, truth, noise = wave(60, 2)
     model = HIPGPRegressor(kernel, **PLAIN).fit(X, truth + noise)
     assert model.kernel_choice_ is None
     assert "kernel_choice" not in model.report_
     assert "kernel_choice" not in model.report_["seconds"]
+
+
+def dense(kernel: AbstractKernel, X: Array, y: Array, at: Array, noise: float) -> Array:
+    """Posterior mean of y = m + f + noise, f of a sum of kernels, m by least squares: each term a
+    matrix of its own."""
+
+    def covariance(a: Array, b: Array) -> Array:
+        dx = torch.from_numpy(a)[:, None] - torch.from_numpy(b)
+        parts = [
+            stationary_named(t.profile.name, t.lengthscale.tolist(), float(t.variance))(dx)
+            for t in kernel.terms()
+        ]
+        return np.asarray(sum(part.detach().numpy() for part in parts))
+
+    inverse = np.linalg.inv(covariance(X, X) + noise**2 * np.eye(len(X)))
+    one = np.ones(len(X))
+    m = (one @ inverse @ y) / (one @ inverse @ one)
+    return np.asarray(m + covariance(at, X) @ inverse @ (y - m))
+
+
+@pytest.mark.parametrize(("engine", "error"), [("exact", 1e-6), ("global", 0.1)])
+def test_a_sum_of_two_scales_is_learned_and_predicts_as_dense_matrices_do(
+    engine: str, error: float, tmp_path: Path
+) -> None:
+    """error: in prior standard deviations, of the grid as in `tests/contracts/engines.py`."""
+    X, truth, noise = wave(150, 2)
+    rough = np.sin(40.0 * X[:, 0] / np.ptp(X[:, 0]))
+    y = truth + 0.3 * np.std(truth) * rough + noise
+    model = HIPGPRegressor("matern32+matern12", engine=engine, **PLAIN).fit(X, y)
+    terms = model.report_["hyperparameters"]["kernel"]
+    assert [term["profile"] for term in terms] == ["matern32", "matern12"]
+    sigma = model.report_["hyperparameters"]["noise_std"]
+    at = X[:20] + 0.01 * np.ptp(X, axis=0)
+    expected = dense(model.kernel_, X, y, at, sigma)
+    prior_std = float(model.kernel_.variance()) ** 0.5
+    assert np.abs(model.predict(at) - expected).max() < error * prior_std
+    model.save(tmp_path / "two.gp")
+    np.testing.assert_array_equal(
+        HIPGPRegressor.load(tmp_path / "two.gp").predict(at), model.predict(at)
+    )
 
 
 def test_few_rows_keep_matern32_and_say_so() -> None:

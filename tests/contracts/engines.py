@@ -24,7 +24,7 @@ from dustmap.engines import (
 )
 from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, ZeroPoints
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
-from dustmap.gp.kernels import Matern32
+from dustmap.gp.kernels import Matern32, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 
 _LEARNING = EvidenceSettings(rows=60, max_steps=5)
@@ -70,6 +70,14 @@ def rays(learn: bool) -> Problem:
 def positive_rays(learn: bool) -> Problem:
     """The exponential of a field."""
     return _rays(True, learn)
+
+
+def rays_of_two_scales(learn: bool) -> Problem:
+    """A density of any sign whose kernel is a sum."""
+    problem = rays(learn)
+    kernel = kernel_named("matern32+matern12", 0.8, 0.3, dim=3)
+    model = replace(problem.model, kernel=kernel if learn else kernel.fixed())
+    return replace(problem, model=model)
 
 
 def surveys(learn: bool) -> Problem:
@@ -175,6 +183,13 @@ ENGINE_CASES = [
         "global-rays",
         PathwiseEngine(PathwiseSettings(PointSettings(400, 4.0, torch.float64, 2**30), _LEARNING)),
         rays,
+        0.1,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "global-two-scales",
+        PathwiseEngine(PathwiseSettings(PointSettings(400, 4.0, torch.float64, 2**30), _LEARNING)),
+        rays_of_two_scales,
         0.1,
         learns_slowly=True,
     ),

@@ -9,7 +9,7 @@ from torch import Tensor
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, Stacked
-from dustmap.gp.kernels import Matern32
+from dustmap.gp.kernels import kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     LogNormalModel,
@@ -55,8 +55,9 @@ def model_of(
     likelihood: GaussianLikelihood | None = None,
     dtype: torch.dtype = torch.float64,
     learn: bool = True,
+    name: str = "matern32",
 ) -> LogNormalModel:
-    kernel = Matern32(length, variance, dim=grid.dim)
+    kernel = kernel_named(name, length, variance, dim=grid.dim)
     kernel = kernel if learn else kernel.fixed()
 
     def rows(functional: AbstractFunctional) -> AbstractOperator:
@@ -218,9 +219,10 @@ def test_descent_reaches_the_mode() -> None:
     assert float(found.iterate.gradient().norm()) < 1e-4
 
 
-def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
+@pytest.mark.parametrize("name", ["matern32", "matern32+matern12"])
+def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model(name: str) -> None:
     likelihood = GaussianLikelihood(scale=1.2, jitter=0.02, relative=0.1)
-    model = model_of(box(1, 12), likelihood=likelihood)
+    model = model_of(box(1, 12), likelihood=likelihood, name=name)
     data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
     problem = LogNormalProblem.of(model, data)
     xi = torch.zeros(problem.n_latent, dtype=torch.float64)
@@ -241,10 +243,11 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
         return value
 
     draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), solver_of(600))[1].x
-    prior, trust = learned_from(model, None, 1e3), TrustRegion.of(1.0)
+    prior, trust = learned_from(model, None, 10.0), TrustRegion.of(1.0)
     step = evidence_step(iterate, mode.z, draws, prior, Accuracy(), None, trust)
-    for place in range(5):
-        shift = torch.zeros(5, dtype=torch.float64)
+    assert len(theta) == 5 + 2 * name.count("+")
+    for place in range(len(theta)):
+        shift = torch.zeros_like(theta)
         shift[place] = 1e-4
         slope = float(log_evidence(shift) - log_evidence(-shift)) / 2e-4
         allowed = 4 * float(step.error[place]) + 1e-3
