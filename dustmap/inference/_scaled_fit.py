@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import GroupedFeatures
@@ -55,7 +56,8 @@ def fit_with_scales(
     Parameters
     ----------
     model : its `zero_points` have scales
-    data, grid, settings, estimator, steps, progress : see `fit_global`
+    data, grid, settings, estimator, steps, progress : see `fit_global`; the order of the stencils
+        is chosen by the first fit
     checkpointer : has a child for every fit
 
     Examples
@@ -74,9 +76,12 @@ def fit_with_scales(
     1.1
     """
     settings, points = GlobalSettings() if settings is None else settings, model.zero_points
-    assert points is not None
+    if points is None or not points.has_scales:
+        raise UserError(
+            f"fit_with_scales needs zero points with scale_std > 0, got {points}: take fit_global"
+        )
     model = replace(model, zero_points=replace(points, centred=True))
-    responses, shifts = _first_responses(model, data), list[float]()
+    responses, shifts, stencils = _first_responses(model, data), list[float](), None
     while True:
         fit = fit_global(
             model,
@@ -91,12 +96,16 @@ def fit_with_scales(
         before, responses = responses, _mean_responses(fit, data)
         shifts.append(_shift(fit, data, responses - before))
         _log.info("scales of groups: what they multiply moved by %.2g of the noise", shifts[-1])
+        stencils = fit.stencils or stencils
         if shifts[-1] < _RESTS or len(shifts) == _MOST:
-            return replace(_with_common_scale(fit), scale_shifts=tuple(shifts))
+            fit = replace(_with_common_scale(fit), stencils=stencils)
+            return replace(fit, scale_shifts=tuple(shifts))
         robust = settings.robust
         if robust is not None and fit.robust is not None:
             robust = replace(robust, nu=fit.robust.noise.nu)
-        model, settings = fit.gp, replace(settings, start_rows=0, robust=robust)
+        order = fit.features.order
+        model, settings = fit.gp, replace(settings, start_rows=0, order=order, robust=robust)
+        del fit  # The next one takes its room.
 
 
 @torch.no_grad()

@@ -402,6 +402,14 @@ def test_scales_and_responses_are_checked() -> None:
     assert features.operator(PointValues(some.origin)).shape[1] == features.n_features
 
 
+def test_a_fit_with_scales_needs_some() -> None:
+    data, kernel = observed(2), Matern32(0.6, 0.3, dim=2).fixed()
+    for points in (None, ZeroPoints(COUNT, 0.1)):
+        model = GPModel(kernel, ConstantMean(0.1), GaussianLikelihood(), points)
+        with pytest.raises(UserError, match="needs zero points with scale_std > 0"):
+            fit_with_scales(model, data, box(2))
+
+
 def test_responses_follow_their_rays() -> None:
     some, f = rays(2, 6, 0), torch.arange(6.0, dtype=torch.float64)
     order = torch.tensor([4, 1, 3])

@@ -41,6 +41,8 @@ _TRIALS = 30
 #: Measured on simulated skies of 500 to 8,000 stars at 10 and 20 pc; later rounds of distances
 #: start where the first ended and add few.
 PRODUCTS = {"lognormal": (900, 6000, 81), "gaussian": (0, 8000, 38)}
+#: Fits of a Gaussian density with scales of groups, which are linearised about the one before.
+SCALED_FITS = 2
 #: Rows of kriging weights, beside those that interpolate: nodes across a ray.
 ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
 #: Of a product, what is neither transform nor rows: the steps of the solver around it.
@@ -259,7 +261,9 @@ def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> f
 def expected_products(config: Config) -> int:
     """Count the products of the features with one field, in a whole fit of the global engine."""
     mode, learning, sample = PRODUCTS[config.density]
-    return mode + bool(config.model.learn) * learning + sample * config.fit.samples
+    once = mode + bool(config.model.learn) * learning + sample * config.fit.samples
+    repeated = config.model.group_scale > 0 and config.density == "gaussian"
+    return SCALED_FITS * once if repeated else once
 
 
 def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
