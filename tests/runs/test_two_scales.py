@@ -1,6 +1,7 @@
 """Maps of stars whose kernel is the sum of two scales."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ def test_hyperparameters_of_a_sum_make_its_kernel_again() -> None:
     values = hyperparameters_of(made, moved)
     assert values.second_length == pytest.approx(torch.e)
     assert values.std == pytest.approx(0.003)
+    assert values.longest == pytest.approx(25.0)
+    assert replace(values, second_length=40.0).longest == 40.0
     again = Hyperparameters.from_dict(values.as_dict())
     assert again == values
     dx = torch.randn(20, 3, dtype=torch.float64)

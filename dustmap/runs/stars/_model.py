@@ -89,6 +89,11 @@ class Hyperparameters:
     second_std: float | None = None
     second_length: float | None = None
 
+    @property
+    def longest(self) -> float:
+        """The longer of the lengths of a kernel of two terms; length of one, pc."""
+        return max(self.length, self.second_length or 0.0)
+
     def squared_width(self, errors: Tensor, predicted: gp.Prediction | None = None) -> Tensor:
         """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the
         variance of normal noise, s² of Student-t noise s t_ν.

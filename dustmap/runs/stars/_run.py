@@ -258,7 +258,7 @@ class StarRun(AbstractRun):
         work.checks += _checks.check_of_box(self.config, self.observed)
         work.checks += _checks.checks_of_fit(self.config, fit)
         if self.tile is not None:
-            work.checks.append(self.tile.check(fit.hyperparameters.length))
+            work.checks.append(self.tile.check(fit.hyperparameters.longest))
         return result
 
     def _evaluate(self, work: "_Work", result: DistanceFit) -> Predictions | None:
