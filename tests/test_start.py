@@ -9,6 +9,7 @@ import pytest
 
 import dustmap
 from dustmap import gp, runs
+from dustmap.estimators import HIPGPRegressor
 from dustmap.sky import Provenance
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, write_map
 from tests.sky.maps.fields import NODES, node_field
@@ -16,6 +17,8 @@ from tests.sky.maps.fields import NODES, node_field
 #: Those that take the longest, from a tenth of a second to two.
 HEAVY = {"torch", "sklearn", "scipy", "healpy", "h5py", "pyarrow", "xarray"}
 ASTRONOMY = {"numpy", "astropy", "matplotlib", "zarr"}
+#: What draws, sorts the sky and learns from tables, a second or two together.
+PICTURES_AND_TABLES = {"matplotlib", "healpy", "sklearn", "scipy.stats"}
 
 COMMANDS = """
 import json, sys
@@ -53,6 +56,15 @@ def maps(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_package_itself_takes_nothing() -> None:
+    code = "import dustmap, sys; print(*sys.modules)"
+    called = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "dustmap" in called.stdout.split()
+    assert not set(called.stdout.split()) & (HEAVY | ASTRONOMY)
+
+
 def test_words_and_the_status_of_a_run_take_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "report.json").write_text('{"status": "done"}')
@@ -64,6 +76,11 @@ def test_a_map_is_asked_without_what_makes_maps(maps: Path) -> None:
     place = ["--l", "30", "--b", "5", "--distance", "20pc"]
     seen = imported(["query", str(maps / "map.fits"), *place])
     assert not seen & (HEAVY | {"matplotlib", "zarr"})
+
+
+def test_a_run_is_asked_without_pictures_and_without_other_kinds_of_runs(exact_run: Path) -> None:
+    place = ["--l", "30", "--b", "5", "--distance", "20pc"]
+    assert not imported(["query", str(exact_run / "run"), *place]) & PICTURES_AND_TABLES
 
 
 def test_a_map_is_drawn_without_what_makes_maps(maps: Path) -> None:
@@ -91,5 +108,6 @@ def test_packages_have_the_names_that_they_import_on_use() -> None:
         for name in dir(package):
             assert getattr(package, name) is not None
     assert dustmap.DustMap is DustMap
+    assert dustmap.HIPGPRegressor is HIPGPRegressor
     with pytest.raises(AttributeError, match=r"dustmap\.sky.*no attribute 'DustMop'"):
         getattr(dustmap.sky, "DustMop")  # noqa: B009

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from dustmap import engines
@@ -34,7 +34,7 @@ _MOST_STUDENT_T = 2_000
 #: length scales so few rows tell what is not so.
 _START_ROWS = 500
 #: Probability below one standard deviation of a normal distribution.
-_UPPER = float(norm.cdf(1.0))
+_UPPER = float(ndtr(1.0))
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
 _START_VARIANCES = {BernoulliLink.LOGIT: 4.0, BernoulliLink.PROBIT: 1.5}
@@ -245,7 +245,7 @@ class FittedRegression:
     @property
     def _core(self) -> float:
         """Half width of t_ν that holds as much as ±1σ of a normal distribution; 1 for normal."""
-        return 1.0 if self.dof is None else float(t.ppf(_UPPER, self.dof))
+        return 1.0 if self.dof is None else float(stdtrit(self.dof, _UPPER))
 
 
 def fit_regression(

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -21,10 +22,15 @@ from dustmap.runs.reports import LogProgress, Progress, Report, Stage
 from dustmap.sky.maps import MapRequest, slab_memory
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 
-# How runs of a data.kind are prepared and opened again.
-_KINDS = {
-    "stars": (stars.prepare_stars, stars.reopen_star_map),
-    "regression": (regression.prepare_regression, regression.open_regression),
+#: How a run of one data.kind is prepared, and how it is opened again.
+Kind: TypeAlias = tuple[
+    Callable[[Config, Path | None, AbstractWorld], AbstractRun],
+    Callable[[RunDirectory, Config], AbstractFinishedRun],
+]
+#: The kinds by data.kind; what one kind takes is imported where it is asked for.
+_KINDS: dict[str, Callable[[], Kind]] = {
+    "stars": lambda: (stars.prepare_stars, stars.reopen_star_map),
+    "regression": lambda: (regression.prepare_regression, regression.open_regression),
 }
 #: Arrays over the nodes while a sky is made: the field, its factors, and the places of the nodes.
 _ARRAYS = 12
@@ -42,17 +48,17 @@ def prepare(
 
     earlier: the directory of the same run, which is to be resumed; world: the ranks of the run.
     """
-    _check_kind(config)
-    start, _ = _KINDS[config.data.kind]
+    start, _ = _kind(config)
     run = start(config, earlier, world)
     run.plan().check()
     return run
 
 
-def _check_kind(config: Config) -> None:
+def _kind(config: Config) -> Kind:
     if config.data.kind not in _KINDS:
         known = ", ".join(f'"{kind}"' for kind in _KINDS)
         raise UserError(f'data.kind = "{config.data.kind}" does not run yet; expected {known}')
+    return _KINDS[config.data.kind]()
 
 
 def open_run(path: Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
@@ -71,7 +77,7 @@ def open_star_map(path: Path, compute: Sequence[str] = ()) -> stars.StarMap:
     return finished
 
 
-def regression_at(path: Path, compute: Sequence[str] = ()) -> regression.RegressionResult | None:
+def regression_at(path: Path, compute: Sequence[str] = ()) -> "regression.RegressionResult | None":
     """Open the finished regression at a path; None where there is something else."""
     if not (path / checkpoints.CONFIG).is_file():
         return None
@@ -85,8 +91,7 @@ def regression_at(path: Path, compute: Sequence[str] = ()) -> regression.Regress
 
 def _reopened(directory: RunDirectory, compute: Sequence[str]) -> AbstractFinishedRun:
     config = directory.reopened_config(compute)
-    _check_kind(config)
-    _, reopen = _KINDS[config.data.kind]
+    _, reopen = _kind(config)
     with checkpoints.translating_damage(directory.path):
         return reopen(directory, config)
 

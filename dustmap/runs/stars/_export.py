@@ -4,11 +4,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.config import ComputeConfig, Config
@@ -25,6 +24,9 @@ from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.systems import ExtinctionSystem
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger(__name__)
 
 #: Nodes that are compared with the truth at most, drawn at random beyond.
@@ -32,7 +34,7 @@ MOST_NODES = 500_000
 #: Quantities of the posterior that are compared with the truth.
 _COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
-Draw: TypeAlias = Callable[["Material"], Figure | None]
+Draw: TypeAlias = "Callable[[Material], Figure | None]"
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
@@ -237,16 +239,16 @@ def _figure_named(name: str) -> tuple[str, Draw]:
     raise AssertionError(f"export.figures: the configuration took {name}")
 
 
-def _slice(material: Material) -> Figure:
+def _slice(material: Material) -> "Figure":
     level = material.config.grid.center[2]
     return figures.slice_figure(material.density, figures.Axis.Z, level, material.truth)
 
 
-def _projection(material: Material) -> Figure:
+def _projection(material: Material) -> "Figure":
     return figures.projection_figure(material.density, figures.Axis.Z, material.truth)
 
 
-def _shell(material: Material) -> Figure | None:
+def _shell(material: Material) -> "Figure | None":
     """Draw halfway to the nearest face: a sphere that the map holds whole; none without the Sun."""
     grid = material.density.grid
     radius = 0.5 * min(*(-low for low in grid.lower), *grid.upper)
@@ -255,7 +257,7 @@ def _shell(material: Material) -> Figure | None:
     return figures.shell_figure(material.density, radius, truth=material.truth)
 
 
-def _line(material: Material) -> Figure | None:
+def _line(material: Material) -> "Figure | None":
     """Draw the sight line towards the most stars; none if the Sun is not in the map."""
     sun = torch.zeros(1, 3, dtype=torch.float64)
     if not material.density.grid.contains(sun).item():
@@ -265,10 +267,10 @@ def _line(material: Material) -> Figure | None:
     return figures.line_of_sight_figure(profile, material.stars)
 
 
-def _of_held_out(draw: Callable[[figures.Comparison], Figure]) -> Draw:
+def _of_held_out(draw: "Callable[[figures.Comparison], Figure]") -> Draw:
     """Draw held-out stars beside what is predicted of them, noise included."""
 
-    def drawn(material: Material) -> Figure | None:
+    def drawn(material: Material) -> "Figure | None":
         if material.held_out is None:
             return None
         return draw(reports.comparison_of(material.stars, material.held_out))

@@ -10,7 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, final
 
 import torch
-from scipy.stats import norm, t
+from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from dustmap import gp, inference
@@ -24,7 +24,7 @@ from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
 #: Upper end of the central 68 %.
-_UPPER = float(norm.cdf(1.0))
+_UPPER = float(ndtr(1.0))
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
 #: Length scales of padding around the box, on the torus of a prior.
@@ -114,7 +114,7 @@ class Hyperparameters:
         """Return the same of normal noise, plus the variance `added` (N,) that no measurement
         causes; of Student-t noise the variance of a normal distribution whose ±1σ holds as much:
         its own speaks of outliers, and is infinite for ν ≤ 2."""
-        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        width = 1.0 if self.nu is None else float(stdtrit(self.nu, _UPPER))
         return width**2 * self.squared_width(errors, predicted) + added
 
     def scored(

@@ -6,7 +6,6 @@ of the prior is a patch larger than the correlation length, all stars of which a
 
 import math
 
-import healpy
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
     width: of the shells, in the units of the rays; pixels are the smallest (NESTED) that are as
     wide at the median distance, nside 1 at the largest.
     """
+    import healpy  # takes a second, as it takes matplotlib
+
     own = rays.local if isinstance(rays, Sharded) else rays
     assert isinstance(own, LineIntegrals)
     distance = own.edges[:, 0] + (own.weights * own.edges.diff(dim=-1)).sum(-1)

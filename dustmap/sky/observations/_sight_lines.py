@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
-import healpy
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -258,10 +257,14 @@ class HealpixBeams(AbstractBeams):
 
     @cached_property
     def directions(self) -> Tensor:
+        import healpy  # takes a second, as it takes matplotlib
+
         pixels = np.arange(12 * self.nside**2)
         return torch.from_numpy(np.stack(healpy.pix2vec(self.nside, pixels, nest=True), axis=-1))
 
     def around(self, direction: Tensor) -> tuple[Tensor, Tensor]:
+        import healpy
+
         theta, phi = healpy.vec2ang(direction.cpu().numpy())
         pixel, weight = healpy.get_interp_weights(self.nside, theta, phi, nest=True)
         return (

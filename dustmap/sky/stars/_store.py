@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, final
 
-import healpy
 import numpy as np
 import zarr
 from numpy.typing import NDArray
@@ -222,6 +221,8 @@ def read_star_store(path: str | Path) -> StarTable:
 
 def sky_keys(stars: StarTable) -> NDArray[np.int64]:
     """Return integers (N,) in the order of the sky: nested HEALPix pixel, then 24 bits of depth."""
+    import healpy  # takes a second, as it takes matplotlib
+
     pixel = healpy.ang2pix(NSIDE, stars.l, stars.b, nest=True, lonlat=True).astype(np.int64)
     with np.errstate(over="ignore"):
         depth = stars.distances.depth.astype(np.float32)
