@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp._lbfgs import minimise
 
 #: Logarithms stay within this distance of their start: a factor of 1000 either way.
 LOG_RANGE = math.log(1e3)
@@ -24,6 +25,8 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 #: How far below the start a point is taken to be at which the model is refused: a wall from which
 #: the line search turns back.
 _WALL = 1e3
+#: Of L-BFGS: the change of z, the objective and its slope at which it stops; steps that it keeps.
+_LEAST_CHANGE, _MEMORY = 1e-13, 20
 
 
 @final
@@ -314,29 +317,26 @@ def maximise(
     evaluated at the end once more.
     """
     search = _Search(parameters, objective, n_data)
-    z = torch.zeros_like(parameters.theta, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [z],
-        max_iter=max_steps,
-        max_eval=4 * max_steps,
-        history_size=20,
-        tolerance_grad=tolerance,
-        tolerance_change=1e-13,
-        line_search_fn="strong_wolfe",
-    )
     history: list[float] = []
 
-    def closure() -> float:
-        value, gradient = search.attempt(z.detach())
-        z.grad = -gradient
+    def cost(z: Tensor) -> tuple[float, Tensor]:
+        value, gradient = search.attempt(z)
         history.append(value)
-        return -value
+        return -value, -gradient
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
-    end = z.detach()
+    lowest = minimise(
+        cost,
+        torch.zeros_like(parameters.theta),
+        max_steps=max_steps,
+        max_evaluations=4 * max_steps,
+        tolerance=tolerance,
+        least_change=_LEAST_CHANGE,
+        memory=_MEMORY,
+    )
+    end = lowest.x
     value, gradient = search.evaluate(end)
     largest = float(gradient.abs().max())
-    finished = optimiser.state[z]["n_iter"] < max_steps and len(history) < 4 * max_steps
+    finished = lowest.steps < max_steps and lowest.evaluations < 4 * max_steps
     if parameters.ends_at_bound(end):
         status = FitStatus.AT_BOUND
     elif largest <= tolerance:

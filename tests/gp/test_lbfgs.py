@@ -1,12 +1,14 @@
-"""L-BFGS in bounded coordinates against maxima that are known."""
+"""L-BFGS against that of torch, trial by trial; in bounded coordinates against known maxima."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from dustmap.gp import FitStatus, Parameters, gradient_at, maximise
+from dustmap.gp._lbfgs import minimise
 from dustmap.gp.kernels import Matern32, StationaryKernel
 
 
@@ -68,3 +70,84 @@ def test_refusals_are_walls_and_counted_but_not_at_the_start() -> None:
 
     with pytest.raises(ValueError, match="no factor"):
         maximise(start(), never, n_data=1, max_steps=20, tolerance=1e-8)
+
+
+def valley(x: Tensor) -> Tensor:
+    """Rosenbrock's, in any dimension."""
+    return (100.0 * (x[1:] - x[:-1].square()).square() + (1.0 - x[:-1]).square()).sum()
+
+
+def ripples(x: Tensor) -> Tensor:
+    """Many minima on a bowl: trials overshoot, slopes change their sign."""
+    return (0.1 * x.square() - (3.0 * x).cos()).sum()
+
+
+def walled(x: Tensor) -> Tensor:
+    """A slope that ends at a flat wall, as where models are refused."""
+    return -x.exp().sum() if bool((x < 0.7).all()) else 0.0 * x.sum() + 1e3
+
+
+def bowl(x: Tensor) -> Tensor:
+    """Quadratic, of condition number 10⁶."""
+    return 0.5 * (torch.logspace(0, 6, len(x), dtype=x.dtype) * x.square()).sum()
+
+
+def test_a_straight_line_is_followed_as_far_as_trials_go() -> None:
+    start = torch.zeros(2, dtype=torch.float64)
+    found = minimise(
+        lambda x: gradient_at(x, lambda at: -at.sum()),
+        start,
+        max_steps=3,
+        max_evaluations=12,
+        tolerance=1e-9,
+        least_change=1e-13,
+        memory=20,
+    )
+    assert found.evaluations == 13  # the first trial of a search is always made
+    assert float(found.x.min()) > 100.0
+
+
+@pytest.mark.parametrize("dim", [2, 30])
+@pytest.mark.parametrize("max_steps", [3, 200])
+@pytest.mark.parametrize("function", [valley, ripples, walled, bowl])
+def test_its_trials_are_those_of_torch(
+    function: Callable[[Tensor], Tensor], max_steps: int, dim: int
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    start = torch.randn(dim, generator=generator, dtype=torch.float64).clamp_max(0.6)
+    tried, expected = [], []
+
+    def own(x: Tensor) -> tuple[float, Tensor]:
+        tried.append(x.clone())
+        return gradient_at(x, function)
+
+    found = minimise(
+        own,
+        start,
+        max_steps=max_steps,
+        max_evaluations=4 * max_steps,
+        tolerance=1e-9,
+        least_change=1e-13,
+        memory=20,
+    )
+    z = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [z],
+        max_iter=max_steps,
+        max_eval=4 * max_steps,
+        history_size=20,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-13,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        expected.append(z.detach().clone())
+        value, z.grad = gradient_at(z, function)
+        return value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    assert found.evaluations == len(tried) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(tried, expected, strict=True))
+    assert torch.equal(found.x, z.detach())
+    assert found.steps == optimiser.state[z]["n_iter"]
