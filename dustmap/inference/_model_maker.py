@@ -13,7 +13,8 @@ from dustmap.gp.features import (
     GroupedFeatures,
     LocalFeatures,
     StencilOrder,
-    stencil_order,
+    chosen_order,
+    features_by_order,
 )
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.inference._state import State, StateReader, state_of
@@ -44,7 +45,7 @@ class GridSettings:
     """How the grid carries the field.
 
     padding: length scales around the grid. order: nodes per axis of the kriging stencils, None for
-    `stencil_order` to choose. dtype: of fields and products. memory: bytes. rows_memory: of
+    `chosen_order` to choose. dtype: of fields and products. memory: bytes. rows_memory: of
     them for W, None for half.
     """
 
@@ -73,7 +74,8 @@ class _MakerState:
 class ModelMaker(AbstractMaker):
     """Makes the model of a kernel on a grid, on a torus that follows the kernel's length.
 
-    What it remembers is the torus, and the order of the stencils once that is chosen.
+    What it remembers is the torus, and the order of the stencils once that is chosen, with the
+    features that were compared for it: the next model of the same kernel has their tables.
 
     Examples
     --------
@@ -96,6 +98,7 @@ class ModelMaker(AbstractMaker):
         self.world = world
         self.stencils: StencilOrder | None = None
         self._torus: tuple[int, ...] | None = None
+        self._compared: LocalFeatures | None = None
 
     @property
     def order(self) -> int:
@@ -124,15 +127,20 @@ class ModelMaker(AbstractMaker):
     def on_torus(self, model: gp.GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
         features: AbstractFeatureMap
-        features = field = LocalFeatures(
-            self._prior(model.kernel, torus),
-            self.estimator,
-            order=order,
-            memory=self.settings.for_rows,
-        )
+        features = field = self._features(model.kernel, torus, order)
         if model.zero_points is not None:
             features = GroupedFeatures(field, model.zero_points)
         return GridModel(features, model.mean, model.noise)
+
+    def _features(
+        self, kernel: AbstractKernel, torus: tuple[int, ...], order: int
+    ) -> LocalFeatures:
+        known = self._compared
+        place = None if known is None else (known.prior.torus_shape, known.order)
+        if known is not None and known.prior.kernel is kernel and place == (torus, order):
+            return known
+        prior = self._prior(kernel, torus)
+        return LocalFeatures(prior, self.estimator, order, self.settings.for_rows)
 
     @torch.no_grad()
     def ceilings(self, kernel: AbstractKernel) -> dict[str, float]:
@@ -160,13 +168,10 @@ class ModelMaker(AbstractMaker):
         if self.settings.order is not None:
             return
         self._torus = self._fitting(model.kernel, self._torus)
-        self.stencils = stencil_order(
-            self._prior(model.kernel, self._torus),
-            data.functional,
-            model.likelihood.noise_variance(data),
-            estimator=self.estimator,
-            memory=self.settings.for_rows,
-        )
+        prior, noise = self._prior(model.kernel, self._torus), model.likelihood.noise_variance(data)
+        compared = features_by_order(prior, self.estimator, self.settings.for_rows)
+        self.stencils = chosen_order(compared, data.functional, noise)
+        self._compared = compared[self.stencils.order]
 
     def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> gp.GridPrior:
         return gp.GridPrior.padded(

@@ -1,12 +1,14 @@
 """The torus that follows the length scale: the variance of the prior stays that of the kernel."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from dustmap.gp import Batch, ConstantMean, FitStatus, GPModel, GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.features import LocalFeatures
-from dustmap.gp.functionals import PointValues
+from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, GridSettings, ModelMaker, fit_global
@@ -73,3 +75,23 @@ def test_learning_that_ends_at_the_ceiling_says_so() -> None:
     assert fit.learned.status is FitStatus.AT_BOUND
     assert "bound" in fit.learned.message()
     assert fit.report["wrap_inflation"] < 0.0501
+
+
+def test_the_model_of_the_kernel_that_stencils_were_chosen_for_has_their_tables() -> None:
+    grid, kernel = unit_box(2, 12), Matern32(0.4, dim=2)
+    ends = torch.rand((20, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = LineIntegrals.from_observer(ends, torch.tensor([0.1, 0.1], dtype=torch.float64))
+    noise = torch.full((20,), 0.01, dtype=torch.float64)
+    maker = ModelMaker(grid, GridSettings(dtype=torch.float64), ClosedForm())
+    model = GPModel(kernel, ConstantMean(), GaussianLikelihood())
+    maker.choose_order(model, Batch(data, noise, noise))
+    chosen, again = maker.build(model).features, maker.build(model).features
+    assert again is chosen
+    assert isinstance(chosen, LocalFeatures)
+    assert maker.stencils is not None
+    assert chosen.order == maker.stencils.order
+    fresh = LocalFeatures(chosen.prior, chosen.estimator, chosen.order)
+    assert torch.equal(chosen.residual_variance(data), fresh.residual_variance(data))
+    other = maker.build(replace(model, kernel=Matern32(0.5, dim=2))).features
+    assert isinstance(other, LocalFeatures)
+    assert float(other.prior.kernel.terms()[0].lengthscale[0]) == pytest.approx(0.5)

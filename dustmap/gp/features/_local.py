@@ -4,7 +4,7 @@ How many nodes per axis their stencils take, by the variance that they leave and
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import final
@@ -21,7 +21,7 @@ from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_out
 from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.features._stencil import ORDERS, Stencil
 from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
@@ -307,21 +307,46 @@ def stencil_order(
 
     noise_variance (N,) = σ_n²; memory: bytes for W; sample, seed: data drawn for the comparison.
     """
+    features = features_by_order(prior, estimator or ClosedForm(), memory)
+    return chosen_order(features, functional, noise_variance, gain=gain, sample=sample, seed=seed)
+
+
+def features_by_order(
+    prior: GridPrior, estimator: AbstractEstimator, memory: int
+) -> dict[int, LocalFeatures]:
+    """Features of every order p that `chosen_order` compares."""
+    return {p: LocalFeatures(prior, estimator, p, memory) for p in ORDERS}
+
+
+@torch.no_grad()
+def chosen_order(
+    features: Mapping[int, LocalFeatures],
+    functional: functionals.AbstractFunctional,
+    noise_variance: Tensor,
+    *,
+    gain: float = 0.1,
+    sample: int = 1000,
+    seed: int = 0,
+) -> StencilOrder:
+    """`stencil_order` of these features, which keep the tables that it takes.
+
+    noise_variance (N,) = σ_n²; the memory of the features is that for W.
+    """
     if noise_variance.shape != (len(functional),):
         raise UserError(
             f"noise_variance must be ({len(functional)},), one per datum, "
             f"got {tuple(noise_variance.shape)}"
         )
-    using = estimator or ClosedForm()
     drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(seed))[:sample]
     drawn = drawn.to(functional.device)
     noise = noise_variance[drawn].double()
     some = functionals.whole(functional[drawn])
-    left = [LocalResiduals(prior, using, p).variance(some).value.double() for p in (2, 4)]
+    left = [features[p].residual_variance(some).double() for p in ORDERS]
     ratios = [float((value / noise).nanmedian()) for value in left]
     lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
-    needed = [LocalFeatures(prior, using, p).plan_bytes(functional) for p in (2, 4)]
-    order, reason = _decision(_has_rays(functional), ratios[0], lowered, needed[1], memory, gain)
+    needed = [features[p].plan_bytes(functional) for p in ORDERS]
+    memory, rays = features[4].memory, _has_rays(functional)
+    order, reason = _decision(rays, ratios[0], lowered, needed[1], memory, gain)
     return StencilOrder(order, reason, ratios[0], ratios[1], lowered, needed[0], needed[1])
 
 
