@@ -3,12 +3,20 @@
 A test that changes a run works on a copy (`shutil.copytree`).
 """
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from dustmap.cli import CHECK_FAILED, DONE, main
 from tests.skies import plain_sky, write_plain_sky
+
+
+def pytest_collection_finish() -> None:
+    """Take all that is imported by now for permanent: a collection of garbage looks at what a test
+    made, not at the objects of torch, scipy and 7,000 tests, which takes it most of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,8 +66,13 @@ def layer_of(module: str) -> str:
     return top if top in BELOW or stem not in BELOW else stem
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """Absolute dotted names of all that the file imports, wherever in the file it does so."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     here = [*path.relative_to(PACKAGE.parent).with_suffix("").parts][:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -202,7 +202,7 @@ ENGINE_CASES = [
     ),
     EngineCase(
         "global-surveys",
-        PathwiseEngine(PathwiseSettings(PointSettings(400, 4.0, torch.float64, 2**30), _LEARNING)),
+        PathwiseEngine(PathwiseSettings(PointSettings(16, 4.0, torch.float64, 2**30), _LEARNING)),
         surveys,
         None,
         learns_slowly=True,

@@ -14,7 +14,7 @@ from tests.cuda.test_runs import CASES, CONFIG
 from tests.skies import plain_sky, write_plain_sky
 
 #: Few nodes and samples: what is computed is the CPU's.
-SMALL = ("grid.spacing=20", "fit.samples=4", 'export.figures=["slice"]')
+SMALL = ("grid.spacing=40", "fit.samples=4", 'export.figures=["slice"]')
 QUICK = ("lognormal-beams",)
 
 pytestmark = [

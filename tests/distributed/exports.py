@@ -31,7 +31,7 @@ from tests.sky.maps.fields import FINE, node_field, posterior_field
 PROVENANCE = Provenance("0" * 64, ("400 stars",), "2026-01-02T03:04:05", seed=7)
 ALL = MapRequest(tuple(Quantity), samples=3)
 #: Several layers of chunks, and no multiple of one, of the map and of its coarser copy.
-TALL = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(4.0, 20.0, 0.06), shape=(20, 6, 300))
+TALL = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(4.0, 20.0, 0.12), shape=(20, 6, 150))
 #: Bytes of slabs of TALL: of a layer of 64 planes, and of few.
 LAYER, THIN = 500_000, 60_000
 FORMS = ("zarr", "fits")

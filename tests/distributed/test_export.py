@@ -75,7 +75,7 @@ def test_where_one_rank_runs_out_of_memory_all_begin_anew(written: Path, kind: s
     ranks = found_by(written, f"short-{kind}", 3)
     assert [int(found["times"]) for found in ranks] == [2, 2, 2]
     assert all(len(found["planes"]) for found in ranks)
-    assert np.concatenate([found["planes"] for found in ranks]).tolist() == list(range(300))
+    assert np.concatenate([found["planes"] for found in ranks]).tolist() == list(range(150))
     check_same(written / f"short-{kind}-1", written / f"short-{kind}-3")
 
 

@@ -23,6 +23,7 @@ system = "A_V"
 distance_prior = "exponential-density"
 distance_scale = 150
 distance_max = 1000
+refit = false
 [grid]
 size = [160, 160, 120]
 spacing = 20

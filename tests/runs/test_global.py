@@ -70,12 +70,12 @@ def told(folder: Path) -> dict[str, dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def exact(sky: Path) -> Path:
-    return run(sky, "exact", "fit.engine=exact")
+    return run(sky, "exact", "fit.engine=exact", NO_REFIT)
 
 
 @pytest.fixture(scope="module")
 def gaussian(sky: Path) -> Path:
-    return run(sky, "gaussian", "model.density=gaussian")
+    return run(sky, "gaussian", "model.density=gaussian", NO_REFIT)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_a_positive_density_is_positive_everywhere(positive: Path, gaussian: Pat
 
 
 def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> None:
-    noise = ("model.noise=student-t", "model.density=gaussian")
+    noise = ("model.noise=student-t", "model.density=gaussian", NO_REFIT)
     robust = run(sky, "robust", "data.catalog=" + str(sky / "spoilt.fits"), *noise)
     gaussian_noise = ("model.density=gaussian", NO_REFIT)
     bent = run(sky, "bent", "data.catalog=" + str(sky / "spoilt.fits"), *gaussian_noise)
