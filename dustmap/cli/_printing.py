@@ -6,7 +6,9 @@ Bars on a terminal, plain lines elsewhere.
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 #: The file name in the error where stdout takes nothing more.
 STDOUT = "stdout"
-#: Seconds before a bar is shown: what is done sooner needs none.
-DELAY = 2.0
+#: Seconds before a bar is shown, for what is done sooner needs none, and between two looks at it.
+DELAY, BEAT = 2.0, 1.0
 
 
 def write(text: str) -> None:
@@ -77,35 +79,71 @@ def progress() -> Iterator["Progress"]:
     from dustmap.runs import LogProgress
 
     if not sys.stderr.isatty():
-        yield LogProgress()
+        lines = LogProgress()
+        with _beating(lines.beat):
+            yield lines
         return
-    with logging_redirect_tqdm(), _Bars() as bars:
+    with logging_redirect_tqdm(), _Bars() as bars, _beating(bars.beat):
         yield bars
+
+
+@contextmanager
+def _beating(beat: Callable[[], None]) -> Iterator[None]:
+    """Call `beat` every second from a thread of its own: one part may take minutes."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(BEAT):
+            beat()
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @final
 class _Bars:
-    """A bar for what is being done, gone when it is done."""
+    """A bar for what is being done, gone when it is done; without parts, how long it takes."""
 
     def __init__(self) -> None:
         self._bars: dict[str, tqdm[NoReturn]] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for bar in self._bars.values():
-            bar.close()
+        with self._lock:
+            for bar in self._bars.values():
+                bar.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         from tqdm import tqdm
 
-        if what not in self._bars:
-            self._bars[what] = tqdm(
-                total=total, desc=what, leave=False, file=sys.stderr, delay=DELAY
-            )
-        bar = self._bars[what]
-        bar.update(done - bar.n)
-        if done >= total:
-            bar.close()
-            del self._bars[what]
+        with self._lock:
+            if what not in self._bars:
+                form = "{desc}: {elapsed}" if total == 1 else None
+                self._bars[what] = tqdm(
+                    total=total,
+                    desc=what,
+                    leave=False,
+                    file=sys.stderr,
+                    delay=DELAY,
+                    bar_format=form,
+                )
+            bar = self._bars[what]
+            bar.update(done - bar.n)
+            if done >= total:
+                bar.close()
+                del self._bars[what]
+
+    def beat(self) -> None:
+        """Show the time that has passed, of what has been at work for long enough."""
+        with self._lock:
+            for bar in self._bars.values():
+                if time.time() - bar.start_t >= DELAY:
+                    bar.refresh()

@@ -115,19 +115,21 @@ def _on_ranks(
     world: "AbstractWorld",
 ) -> int:
     """All ranks do the same; what is written and result is the first's."""
+    from dustmap.linalg import in_one_part, unwatched
     from dustmap.runs import Stage, execute_run, prepare
 
     output, until = Path(options.output), Stage(options.until)
     if _is_finished(options, config, world):
         return _print_finished(output, options) if world.rank == 0 else _exit.DONE
-    prepared = prepare(config, output if options.resume else None, world)
-    prepared.check_until(until)
-    if options.dry_run:
-        plan = prepared.plan()
-        if world.rank == 0:
-            print_plan(plan, prepared.seconds(), options.json)
-        return _exit.DONE if plan.passed else _exit.CHECK_FAILED
     with progress() as shown:
+        with in_one_part(shown if world.rank == 0 else unwatched, "reading the data"):
+            prepared = prepare(config, output if options.resume else None, world)
+            prepared.check_until(until)
+        if options.dry_run:
+            plan = prepared.plan()
+            if world.rank == 0:
+                print_plan(plan, prepared.seconds(), options.json)
+            return _exit.DONE if plan.passed else _exit.CHECK_FAILED
         report = execute_run(
             prepared,
             output,

@@ -6,8 +6,8 @@ load(problem, arrays) -> the posterior of an earlier fit, to the bit, from the a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
@@ -20,7 +20,7 @@ from dustmap import inference
 from dustmap.engines._memory import GriddedSizes, MemoryPlan
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, FitStatus, GPModel, Prediction, RegularGrid
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import Progress, in_one_part, unwatched
 
 #: Arrays that bring a posterior back, by name.
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
@@ -111,6 +111,18 @@ class Watch:
     on_step: OnStep = no_step
     progress: Progress = unwatched
     stage: Callable[[str], AbstractContextManager[Any]] = nullcontext
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Learn hyperparameters in the block."""
+        with self.stage("learning"), in_one_part(self.progress, "hyperparameters"):
+            yield
+
+    @contextmanager
+    def conditioning(self) -> Iterator[None]:
+        """Condition on all data in the block."""
+        with self.stage("posterior"), in_one_part(self.progress, "posterior"):
+            yield
 
     def within(self, name: str) -> "Watch":
         """Return the watch of a part of the computation, with a child of the checkpointer."""

@@ -86,7 +86,7 @@ class ExactEngine(AbstractEngine):
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Condition at the learned hyperparameters, those of point values refined by all rows."""
         if isinstance(problem.data.functional, PointValues):
-            with watch.stage("learning"):
+            with watch.learning():
                 learned = _learning.refine(learned, problem.data, self.settings.learning)
                 learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
         fit = self.condition(replace(problem, model=learned.model), watch)
@@ -100,7 +100,7 @@ class ExactEngine(AbstractEngine):
         """
         data, model = problem.data, problem.model
         self.check_memory(len(data))
-        with watch.stage("posterior"):
+        with watch.conditioning():
             if model.mean.is_learned and isinstance(data.functional, PointValues):
                 noise_variance = model.likelihood.noise_variance(data)
                 beta = self._gp(model).fitted_coefficients(data.functional, data.y, noise_variance)

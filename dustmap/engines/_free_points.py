@@ -148,14 +148,14 @@ class FreePointsEngine(AbstractEngine):
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn from all rows; then q from all rows."""
         data, start, learned = problem.data, self.start, Learned(problem.model, None)
-        with watch.stage("learning"):
+        with watch.learning():
             if start is not None and start.search_start:
                 score = partial(elbo_at_start, batch=data, settings=self.settings)
                 learned = Learned(best_start(problem.model, score), None)
             if start is not None and start.rows > 0:
                 learned = learn(learned.model, data, start, watch)
         problem = replace(problem, model=learned.model)
-        with watch.stage("posterior"):
+        with watch.conditioning():
             if isinstance(problem.model.likelihood, GaussianLikelihood):
                 _inducing.refuse_negligible_noise(problem.model, data)
             fit = self._collapsed(problem) if self.collapsed else self._stochastic(problem)

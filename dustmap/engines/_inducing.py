@@ -87,11 +87,11 @@ class InducingEngine(AbstractEngine):
         model, report = _within_the_box(learned.model, problem.box)
         learned = replace(learned, model=model)
         if isinstance(problem.data.functional, PointValues):
-            with watch.stage("learning"):
+            with watch.learning():
                 learned = _learning.refine(learned, problem.data, self.settings.learning)
                 learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
             refuse_negligible_noise(learned.model, problem.data)
-        with watch.stage("posterior"):
+        with watch.conditioning():
             fit = self.condition(replace(problem, model=learned.model), watch)
         return replace(fit, report={**fit.report, **report}, learning=learned.learning)
 

@@ -131,6 +131,7 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
             tolerance=settings.tolerance,
             max_data=settings.rows,
             seed=settings.seed,
+            progress=watch.progress,
         )
         model = fit.model
         trace = [{"objective_per_datum": value} for value in fit.objective]
@@ -156,7 +157,7 @@ def learn_from_start(
             "engine: take one of these, or leave zero_points out of the model"
         )
     settings = replace(settings, rows=min(settings.rows, most_exact(max_memory)))
-    with watch.stage("learning"):
+    with watch.learning():
         model = searched_start(problem.model, problem.data, settings)
         return learn(model, problem.data, settings, watch)
 

@@ -136,7 +136,7 @@ class PathwiseEngine(AbstractEngine):
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
         settings, data = self.settings.learning, problem.data
-        with watch.stage("learning"):
+        with watch.learning():
             learned = _learning.refine(learned, data, settings)
             learned = _learning.refine_noise(learned, data, settings)
         fit = self.condition(replace(problem, model=learned.model), watch)
@@ -144,7 +144,7 @@ class PathwiseEngine(AbstractEngine):
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on point values at the present hyperparameters."""
-        with watch.stage("posterior"):
+        with watch.conditioning():
             plan, choice = _pathwise_points.planned_points(problem, self.settings.points)
             plan.check()
             fit = _pathwise_points.fit_points(problem.model, problem.data, plan)

@@ -64,9 +64,9 @@ class StudentTEngine(AbstractEngine):
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Kernel and noise of a part of the data; noise and sites of all, and their posterior."""
         data = problem.data
-        with watch.stage("learning"):
+        with watch.learning():
             robust, learning = learn_robustly(problem.model, data, self.learning)
-        with watch.stage("posterior"):
+        with watch.conditioning():
             robust, sites, rests = self._sites(robust, replace(problem, model=robust.model))
         normal = replace(robust.model, likelihood=GaussianLikelihood())
         normal_data = site_batch(data, sites)

@@ -43,12 +43,13 @@ def minimise(
     tolerance: float,
     least_change: float,
     memory: int,
+    on_step: Callable[[int], None] = lambda steps: None,
 ) -> Minimum:
     """Minimise from x (P,): x ← x + t d, d = −H g with the inverse Hessian H of the last steps.
 
     max_evaluations: the first trial of a search may exceed them by one; tolerance: of the largest
     |g|; least_change: of x, of the value and of gᵀd, below which it stops; memory: steps of which H
-    is made.
+    is made; on_step: is called with the number of every step.
     """
     value, gradient = function(x)
     evaluations, steps = 1, 0
@@ -57,6 +58,7 @@ def minimise(
         d = hessian.direction(gradient)
         start = _Trial(0.0, value, gradient, float(gradient.dot(d)))
         steps += 1
+        on_step(steps)
         if start.slope > -least_change:
             break
         t = 1.0 if steps > 1 else min(1.0, 1.0 / float(gradient.abs().sum()))

@@ -14,6 +14,7 @@ from dustmap.gp._zero_points import ZeroPoints
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
+from dustmap.linalg import Progress, unwatched
 
 
 @final
@@ -98,12 +99,14 @@ def fit_hyperparameters(
     prior_std: float | None = None,
     max_data: int | None = None,
     seed: int = 0,
+    progress: Progress = unwatched,
 ) -> HyperparameterFit:
     """Maximise ln p(y | θ) over what `model` learns, by L-BFGS.
 
     estimator, wrapping: as for `ExactGP`; tolerance: of the largest |gradient| per datum, below
     which it stops; prior_std: width of a normal prior of every log-parameter around its start (2 is
-    a factor of 7), None for a flat one; max_data: size of a random subset that is used instead.
+    a factor of 7), None for a flat one; max_data: size of a random subset that is used instead;
+    progress: of the steps.
     """
     if max_data is not None and len(batch) > max_data:
         generator = torch.Generator().manual_seed(seed)
@@ -135,6 +138,7 @@ def fit_hyperparameters(
         n_data=len(used),
         max_steps=max_steps,
         tolerance=tolerance,
+        progress=progress,
     )
     return HyperparameterFit.of(parameters, maximum, len(used))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._lbfgs import minimise
+from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Logarithms stay within this distance of their start: a factor of 1000 either way.
 LOG_RANGE = math.log(1e3)
@@ -27,6 +28,8 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 _WALL = 1e3
 #: Of L-BFGS: the change of z, the objective and its slope at which it stops; steps that it keeps.
 _LEAST_CHANGE, _MEMORY = 1e-13, 20
+#: Its steps, as progress counts them.
+_CLIMB = f"steps of L-BFGS{AT_MOST}"
 
 
 @final
@@ -309,12 +312,13 @@ def maximise(
     n_data: int,
     max_steps: int,
     tolerance: float,
+    progress: Progress = unwatched,
 ) -> Maximum:
     """L-BFGS with strong Wolfe line searches from `parameters.theta` (P,), on objective + ln prior.
 
     objective: of θ; a ValueError of it, but at the start, is a wall. n_data: N, by which the sum
-    is divided. tolerance: of the largest |gradient|, below which it stops. The objective is
-    evaluated at the end once more.
+    is divided. tolerance: of the largest |gradient|, below which it stops. progress: of its steps.
+    The objective is evaluated at the end once more.
     """
     search = _Search(parameters, objective, n_data)
     history: list[float] = []
@@ -332,7 +336,9 @@ def maximise(
         tolerance=tolerance,
         least_change=_LEAST_CHANGE,
         memory=_MEMORY,
+        on_step=lambda steps: progress(_CLIMB, steps - 1, max_steps),
     )
+    progress(_CLIMB, max_steps, max_steps)
     end = lowest.x
     value, gradient = search.evaluate(end)
     largest = float(gradient.abs().max())

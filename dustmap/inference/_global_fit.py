@@ -1,5 +1,6 @@
 """From data to a posterior on a grid in one call: hyperparameters, then mean and draws."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,10 @@ from dustmap.inference.solve._solution import (
     restored_solution,
     solution_state,
 )
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import AT_MOST, Progress, unwatched
 
+#: Newton steps of learning, as progress counts them.
+_LEARNING = f"steps of learning{AT_MOST}"
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
@@ -310,8 +313,17 @@ class _Stages:
         some = data if part is None else data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
+
+        most, numbers = settings.max_steps, itertools.count(1)
+
+        def watched(step: _newton.LearnStep) -> None:
+            if self.steps is not None:
+                self.steps(step)
+            self.progress(_LEARNING, min(next(numbers), most - 1), most)
+
+        self.progress(_LEARNING, 0, most)
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
-        return _newton.learn_evidence(
+        learned = _newton.learn_evidence(
             self.maker,
             state.gp,
             whole_batch(some),
@@ -321,9 +333,11 @@ class _Stages:
             weights=weights,
             ceilings=self.maker.ceilings(state.gp.kernel),
             floors=scatter_floor(state.gp.noise, some),
-            progress=self.steps,
+            progress=watched,
             checkpointer=self.checkpointer.child(name),
         )
+        self.progress(_LEARNING, most, most)
+        return learned
 
     def _solver(self, data: Batch) -> "GlobalSolver":
         return GlobalSolver(data, self.settings, self.fit_mean, self.progress)

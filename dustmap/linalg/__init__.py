@@ -25,12 +25,14 @@ any operator: differentiable in what it is made of and in b. `RootMethod` says h
 from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
 from dustmap.linalg._cg import toeplitz_solve as toeplitz_solve
+from dustmap.linalg._chunks import AT_MOST as AT_MOST
 from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import Progress as Progress
 from dustmap.linalg._chunks import TilePartition as TilePartition
 from dustmap.linalg._chunks import chunks as chunks
+from dustmap.linalg._chunks import in_one_part as in_one_part
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._chunks import unwatched as unwatched
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator

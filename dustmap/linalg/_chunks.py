@@ -4,6 +4,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, final
 
@@ -22,16 +23,38 @@ HALVINGS = 3
 _CPU_SAYS = "can't allocate memory"
 
 #: Progress of a long computation, which a command line shows as bars or lines: (what is being
-#: done, parts done, parts in all); the last call has as many done as there are.
+#: done, parts done, parts in all); the last call has as many done as there are. What has no parts
+#: is one, and what may end before all of its parts has a name that ends with AT_MOST.
 Progress: TypeAlias = Callable[[str, int, int], None]
 #: Its parts in solvers: right-hand sides, steps of those at work, products with vectors.
 SOLVES, STEPS, PRODUCTS = "solves", "steps of CG", "products for the preconditioner"
+
+#: The end of the name of what may converge before all of its parts are done.
+AT_MOST = ", at most"
 
 T = TypeVar("T")
 
 
 def unwatched(what: str, done: int, total: int) -> None:
     """Ignore progress: the default of whatever reports any."""
+
+
+@contextmanager
+def in_one_part(progress: Progress, what: str) -> Iterator[None]:
+    """Report what the block does as one part, whose end is not known before.
+
+    Examples
+    --------
+    >>> with in_one_part(print, "reading"):
+    ...     pass
+    reading 0 1
+    reading 1 1
+    """
+    progress(what, 0, 1)
+    try:
+        yield
+    finally:
+        progress(what, 1, 1)
 
 
 @final

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, fit_hyperparameters
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GlobalSettings, MGVISettings, fit_global, fit_mgvi
-from dustmap.linalg import DenseOperator, block_pcg, nystrom, pcg
+from dustmap.inference import GlobalSettings, LearnSettings, MGVISettings, fit_global, fit_mgvi
+from dustmap.linalg import AT_MOST, DenseOperator, block_pcg, nystrom, pcg
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
+
+STEPS = f"steps of learning{AT_MOST}"
 
 
 class Heard:
@@ -71,3 +73,30 @@ def test_global_fits_count_draws_and_steps() -> None:
     fit_global(model, data, grid, settings, progress=heard)
     assert not heard.open
     assert {"draws", "steps of CG"} <= heard.counts.keys()
+    assert STEPS not in heard.counts
+
+
+def test_learning_counts_its_steps() -> None:
+    x = positions(40, 1, 0)
+    data = Batch(PointValues(x), torch.sin(9 * x[:, 0]), torch.full((40,), 0.01).double())
+    grid, heard = RegularGrid.from_bounds((-0.5,), (0.5,), (30,)), Heard()
+    model = GPModel(Matern32(0.3, 1.0, dim=1), ConstantMean(0.0), GaussianLikelihood())
+    settings = GlobalSettings(samples=4, learn=LearnSettings(max_steps=3, samples=4))
+    fit = fit_global(model, data, grid, settings, progress=heard)
+    assert not heard.open
+    assert fit.learned is not None
+    assert heard.counts[STEPS] == [0, *(min(n + 1, 2) for n in range(len(fit.learned.history))), 3]
+
+
+def test_the_exact_evidence_counts_its_steps() -> None:
+    x = positions(40, 1, 0)
+    data = Batch(PointValues(x), torch.sin(9 * x[:, 0]), torch.full((40,), 0.01).double())
+    model, heard = (
+        GPModel(Matern32(0.3, 1.0, dim=1), ConstantMean(0.0), GaussianLikelihood()),
+        Heard(),
+    )
+    fit_hyperparameters(model, data, max_steps=30, progress=heard)
+    (counts,) = heard.counts.values()
+    assert counts[:3] == [0, 1, 2]
+    assert counts[-1] == 30
+    assert not heard.open

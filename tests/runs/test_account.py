@@ -13,6 +13,7 @@ import torch
 
 from dustmap.cli import COMMANDS, parser
 from dustmap.inference import scores_of_normal
+from dustmap.linalg import AT_MOST, in_one_part
 from dustmap.runs import Check, LogProgress, Report, Stage
 from dustmap.runs._machine import rounded
 from dustmap.runs.reports._calibration import (
@@ -22,7 +23,7 @@ from dustmap.runs.reports._calibration import (
     calibration,
     quality_proxies,
 )
-from dustmap.runs.reports._progress import Stopwatch, _Course, peak_memory
+from dustmap.runs.reports._progress import Stopwatch, peak_memory
 from dustmap.runs.reports._report import Picture
 
 
@@ -126,11 +127,56 @@ def test_a_line_of_progress_has_all_that_goes_on_and_the_time_to_go(
             told("steps of CG", 300, 300)
         told("curved draws", 32, 32)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "curved draws 0 of 32, steps of CG 10 of 300"
-    assert "curved draws 8 of 32, steps of CG 10 of 300: about 4 min to go" in lines
-    # 320 s, a line every five.
-    assert 55 <= len(lines) <= 64
-    assert _Course(0.0, 3, 3, 9).to_go(5.0) == ""
+    assert lines[0] == "curved draws 0 of 32, steps of CG 4 of 300: for 2 s so far"
+    assert "curved draws 8 of 32, steps of CG 4 of 300: about 4 min to go" in lines
+    # 320 s, a line every ten.
+    assert 28 <= len(lines) <= 32
+
+
+def test_what_is_silent_is_told_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    told = LogProgress()
+    with caplog.at_level(logging.INFO), in_one_part(told, "hyperparameters"):
+        for _ in range(100):
+            now[0] += 0.5
+            told.beat()
+        told(f"steps of learning{AT_MOST}", 0, 20)
+        now[0] += 5.0
+        told(f"steps of learning{AT_MOST}", 2, 20)
+        now[0] += 10.0
+        told.beat()
+    told.beat()
+    now[0] += 60.0
+    told.beat()
+    assert [record.getMessage() for record in caplog.records] == [
+        "hyperparameters: for 2 s so far",
+        "hyperparameters: for 12 s so far",
+        "hyperparameters: for 22 s so far",
+        "hyperparameters: for 32 s so far",
+        "hyperparameters: for 42 s so far",
+        "hyperparameters, steps of learning 2 of at most 20: at most 45 s to go",
+        "hyperparameters, steps of learning 2 of at most 20: at most 2 min to go",
+    ]
+
+
+def test_nothing_is_told_of_what_is_done_soon(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    told = LogProgress()
+    with caplog.at_level(logging.INFO):
+        for _ in range(50):
+            told("solves", 0, 2)
+            now[0] += 1.9
+            told("solves", 1, 2)
+            told("solves", 2, 2)
+            now[0] += 1.0
+            told.beat()
+    assert not caplog.records
 
 
 def test_estimates_have_one_figure() -> None:

@@ -2,8 +2,10 @@
 
 import enum
 import logging
+import math
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +18,14 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.linalg import HALVED, Progress
+from dustmap.linalg import AT_MOST, HALVED, Progress
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes
 from dustmap.sky.maps._field import DEPTH, EVERY, FieldTraits
 
 log = logging.getLogger(__name__)
 
-_SECONDS = 5.0  # between two lines
+#: Seconds before the first line, for what is done sooner needs none, and between two lines.
+_DELAY, _SECONDS = 2.0, 10.0
 
 
 @final
@@ -128,20 +131,29 @@ class LogProgress:
 
     def __init__(self) -> None:
         self._courses: dict[str, _Course] = {}
-        self._last = 0.0
+        self._last = -math.inf
+        self._lock = threading.Lock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if done >= total:
-            self._courses.pop(what, None)
-            return
+        with self._lock:
+            if done >= total:
+                self._courses.pop(what, None)
+                return
+            course = self._courses.setdefault(what, _Course(what, time.monotonic(), done))
+            course.done, course.total = done, total
+        self.beat()
+
+    def beat(self) -> None:
+        """Log the line that is due, if one is; another thread may call it between two counts."""
         now = time.monotonic()
-        course = self._courses.setdefault(what, _Course(now, done))
-        course.done, course.total = done, total
-        outermost = next(iter(self._courses.values()))
-        if now - max(self._last, outermost.start) >= _SECONDS:
+        with self._lock:
+            courses = list(self._courses.values())
+            if not courses or now - courses[0].start < _DELAY or now - self._last < _SECONDS:
+                return
             self._last = now
-            parts = (f"{name} {c.done} of {c.total}" for name, c in self._courses.items())
-            log.info("%s%s", ", ".join(parts), outermost.to_go(now))
+            parts = ", ".join(course.words() for course in courses)
+            counted = [course for course in courses if course.total > 1]
+            log.info("%s%s", parts, (counted or courses)[0].times(now))
 
 
 @final
@@ -149,18 +161,31 @@ class LogProgress:
 class _Course:
     """A computation that began at `start`, with `first` of its parts done."""
 
+    what: str
     start: float
     first: int
     done: int = 0
     total: int = 0
 
-    def to_go(self, now: float) -> str:
-        """Return the time that the rest takes at the pace so far, once there is one."""
-        made = self.done - self.first
+    @property
+    def may_end_before(self) -> bool:
+        """Whether it may end before all of its parts are done."""
+        return self.what.endswith(AT_MOST)
+
+    def words(self) -> str:
+        """Name it, and say how far it is where it has parts."""
+        if self.total == 1:
+            return self.what
+        most = "at most " if self.may_end_before else ""
+        return f"{self.what.removesuffix(AT_MOST)} {self.done} of {most}{self.total}"
+
+    def times(self, now: float) -> str:
+        """Say how long the rest takes at the pace so far; until there is one, how long it takes."""
+        made, passed = self.done - self.first, now - self.start
         if made == 0:
-            return ""
-        seconds = (now - self.start) / made * (self.total - self.done)
-        return f": about {_in_words(seconds)} to go"
+            return f": for {_in_words(passed)} so far"
+        seconds = passed / made * (self.total - self.done)
+        return f": {'at most' if self.may_end_before else 'about'} {_in_words(seconds)} to go"
 
 
 def _in_words(seconds: float) -> str:

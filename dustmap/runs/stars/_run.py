@@ -17,7 +17,7 @@ from dustmap.engines import Arrays, Watch
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
 from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
 from dustmap.runs._run import AbstractRun, Plan
@@ -230,9 +230,10 @@ class StarRun(AbstractRun):
         with work.watch.stage("fit"), directory.keeping():
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
-            fit, unresolved = _unresolved.judged(
-                self.config, result.fit, result.observed, self.holdout
-            )
+            with in_one_part(work.progress, "dust between the nodes"):
+                fit, unresolved = _unresolved.judged(
+                    self.config, result.fit, result.observed, self.holdout
+                )
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
@@ -313,7 +314,10 @@ class StarRun(AbstractRun):
         if self.truth is None or not self.leads:
             return
         with work.watch.stage("evaluate"):
-            density, seed = self.field(fit), self.config.fit.seed
+            density = reports.WatchedField(
+                self.field(fit), "nodes compared with the truth", work.progress
+            )
+            seed = self.config.fit.seed
             work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
 
     def _write(self, work: "_Work", fit: _engines.StarFit, held_out: Predictions | None) -> None:
@@ -325,7 +329,8 @@ class StarRun(AbstractRun):
             )
             if self.leads:
                 whole = self.share.whole or _input.archived_stars(directory.path)
-                drawn = _export.drawn_map(directory, self.config, density, self.grid)
+                watched = reports.WatchedField(density, "map of the figures", progress)
+                drawn = _export.drawn_map(directory, self.config, watched, self.grid)
                 material = _export.Material(
                     self.config, drawn, self.truth, whole.stars, held_out, made
                 )
