@@ -95,7 +95,7 @@ class LocalFeatures(AbstractGridFeatures):
         planned = self.plan_bytes(functional)
         keep = planned <= self.memory
         how = "stored" if keep else "recomputed in every product"
-        log.info("W of %d data needs %d bytes: %s", len(functional), planned, how)
+        log.debug("W of %d data needs %d bytes: %s", len(functional), planned, how)
         if isinstance(functional, functionals.Stacked):
             parts = [self._part_weights(part, keep) for part in functional.parts]
             return ArrangedOperator(parts, functional.order)
