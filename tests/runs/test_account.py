@@ -148,6 +148,7 @@ def test_what_is_silent_is_told_too(
         told(f"steps of learning{AT_MOST}", 2, 20)
         now[0] += 10.0
         told.beat()
+        told(f"steps of learning{AT_MOST}", 20, 20)
     told.beat()
     now[0] += 60.0
     told.beat()
