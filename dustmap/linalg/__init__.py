@@ -2,7 +2,8 @@
 
 Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperator` and
 `SparseOperator` wrap what they are named after. `CirculantOperator` is a leading block of a
-circulant given by its spectrum: covariances, roots and preconditioners on a torus.
+circulant given by its spectrum: covariances, roots and preconditioners on a torus. An
+`AbstractStack` has a matrix of its own for every vector.
 `ToeplitzOperator` is a stationary covariance given by its lags, exact for any lags.
 
 `pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
@@ -52,6 +53,7 @@ from dustmap.linalg._minres import shifted_minres as shifted_minres
 from dustmap.linalg._operator import AbstractAdjointPair as AbstractAdjointPair
 from dustmap.linalg._operator import AbstractComposite as AbstractComposite
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
+from dustmap.linalg._operator import AbstractStack as AbstractStack
 from dustmap.linalg._operator import AbstractSymmetric as AbstractSymmetric
 from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
@@ -60,6 +62,7 @@ from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
 from dustmap.linalg._preconditioners import NystromPreconditioner as NystromPreconditioner
+from dustmap.linalg._preconditioners import NystromStack as NystromStack
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator
 from dustmap.linalg._preconditioners import RootPreconditioner as RootPreconditioner
 from dustmap.linalg._preconditioners import nystrom as nystrom

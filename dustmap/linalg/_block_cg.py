@@ -211,7 +211,7 @@ class _Block:
         trouble = torch.full_like(which, self.trouble)
         if self.trouble == _iteration.GO_ON:
             trouble[stuck] = _iteration.SolveStatus.STAGNATED.value
-        status = self.rule.verdict(residual, trouble, step)
+        status = self.rule.verdict(residual, trouble, step, self.rule.rtol)
         known = status != _iteration.GO_ON
         done = which[known]
         if done.numel() > 0:

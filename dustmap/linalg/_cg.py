@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from dustmap.errors import UserError
 from dustmap.linalg import _iteration, _toeplitz
 from dustmap.linalg._chunks import SOLVES, STEPS, Progress, chunks, unwatched
-from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._operator import AbstractOperator, AbstractStack
 
 # A recursive residual this many times below the true one has lost touch with it.
 _LIE_FACTOR = 4.0
@@ -21,6 +21,8 @@ _LIE_FACTOR = 4.0
 _FROZEN = 1e-6
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
+# What `_Columns` holds of every column.
+_PER_COLUMN = ("index", "scale", "rtol", "rz", "keep", "lie", "seen", "b", "x", "r", "p")
 _TRANSFORMS = 3
 
 
@@ -30,7 +32,7 @@ def pcg(
     *,
     preconditioner: AbstractOperator | None = None,
     x0: Tensor | None = None,
-    rtol: float = 1e-6,
+    rtol: float | Tensor = 1e-6,
     max_steps: int = 1000,
     refresh: int = 50,
     progress: Progress = unwatched,
@@ -56,8 +58,13 @@ def pcg(
     ----------
     b, x0 : (..., n)
         Right-hand sides, and where to start: 0 by default.
+    A
+        Symmetric positive definite; a stack of as many as there are right-hand sides solves
+        A_k x_k = b_k.
     preconditioner
-        Approximation of A⁻¹, symmetric positive definite.
+        Approximation of A⁻¹, symmetric positive definite, or a stack of them.
+    rtol
+        One for all right-hand sides, or one each.
     progress
         Called before every step with the most there may be.
 
@@ -77,10 +84,10 @@ def pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        outcome, count = _iteration.unsolved(system.b, rtol), len(system.b)
+        outcome, count = _iteration.unsolved(system.b, rule.loosest), len(system.b)
         size = _columns_together(system)
         for part in chunks(count, size):
-            group = _Columns(system.rows(part), part.start, rule)
+            group = _Columns(system.rows(part), part, rule, rule.each(count, b.device)[part])
             if size < count:
                 progress(SOLVES, part.start, count)
             group.solve_into(outcome, progress)
@@ -92,15 +99,19 @@ def pcg(
 class _Columns:
     """The right-hand sides still being worked on, scaled to unit norm.
 
-    x, r, p, b: (R, n). Per column (R,): `index` in the outcome, `scale` ‖b‖, `rz` = r·z, `keep`,
-    0 where the next direction forgets this one and else 1, and `lie`, the true residual when the
-    recursion was last caught lying.
+    x, r, p, b: (R, n). Per column (R,): `index` in the outcome, `scale` ‖b‖, `rtol`, `rz` = r·z,
+    `keep`, 0 where the next direction forgets this one and else 1, and `lie`, the true residual
+    when the recursion was last caught lying.
     """
 
-    def __init__(self, system: _iteration.System, first: int, rule: _iteration.StepRule) -> None:
-        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+    def __init__(
+        self, system: _iteration.System, part: slice, rule: _iteration.StepRule, rtol: Tensor
+    ) -> None:
+        self.rule = rule
         nonzero, self.scale, self.b, self.x = system.scaled()
-        self.index = first + nonzero
+        self.index, self.rtol = part.start + nonzero, rtol[nonzero]
+        self.A, self.preconditioner = system.A, system.preconditioner
+        self._take(self.index)
         # r and p start as b itself: arithmetic below changes no vector but x in place.
         self.r = self.p = self.b
         self.is_warm = system.start is not None
@@ -113,7 +124,7 @@ class _Columns:
 
     def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
         """Iterate until every column has left."""
-        if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
+        if self.is_warm or self.rule.max_steps == 0 or self.rule.loosest >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
             trouble = torch.full_like(everyone, _iteration.GO_ON)
             self._finish(outcome, everyone, _iteration.norms(self.r), trouble, 0)
@@ -156,7 +167,7 @@ class _Columns:
     def _examine(self, outcome: _iteration.SolveResult, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
         claimed = _iteration.norms(self.r)
-        doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rule.rtol)
+        doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rtol)
         if self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
         which = doubtful.nonzero().squeeze(1)
@@ -164,11 +175,10 @@ class _Columns:
             return
         residual = claimed = claimed[which]
         if step > 1 or self.is_warm:
-            r = _iteration.take_rows(self.b, which) - self.A.matmul(
-                _iteration.take_rows(self.x, which)
-            )
+            A = self.A.taken(which) if isinstance(self.A, AbstractStack) else self.A
+            r = _iteration.take_rows(self.b, which) - A.matmul(_iteration.take_rows(self.x, which))
             self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
-        lied = (claimed <= self.rule.rtol) | (residual > _LIE_FACTOR * claimed)
+        lied = (claimed <= self.rtol[which]) | (residual > _LIE_FACTOR * claimed)
         stuck = lied & _iteration.is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
             stuck |= (residual - self.seen[which]).abs() <= _FROZEN * residual
@@ -189,7 +199,7 @@ class _Columns:
         step: int,
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
-        status = self.rule.verdict(residual, trouble, step)
+        status = self.rule.verdict(residual, trouble, step, self.rtol[which])
         known = status != _iteration.GO_ON
         done = which[known]
         if done.numel() == 0:
@@ -209,8 +219,16 @@ class _Columns:
         def packed(v: Tensor) -> Tensor:
             return v.index_copy_(0, holes, v.index_select(0, movers))[:count]
 
-        for name in ("index", "scale", "rz", "keep", "lie", "seen", "b", "x", "r", "p"):
+        for name in _PER_COLUMN:
             setattr(self, name, packed(getattr(self, name)))
+        self._take(packed(torch.arange(len(stays), device=done.device)))
+
+    def _take(self, which: Tensor) -> None:
+        """Keep the matrices of some columns, where every column has its own."""
+        if isinstance(self.A, AbstractStack):
+            self.A = self.A.taken(which)
+        if isinstance(self.preconditioner, AbstractStack):
+            self.preconditioner = self.preconditioner.taken(which)
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:

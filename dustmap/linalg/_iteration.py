@@ -60,7 +60,8 @@ class SolveResult:
     """Solution x (..., n) of A x = b with one verdict per right-hand side.
 
     status (...): int8 values of `SolveStatus`; steps (...): int64; residuals (...): the true
-    ‖b − A x‖ / ‖b‖, recomputed from x, float64; rtol: the relative residual asked for.
+    ‖b − A x‖ / ‖b‖, recomputed from x, float64; rtol: the relative residual asked for, the loosest
+    of the columns.
     """
 
     x: Tensor
@@ -111,9 +112,10 @@ def largest(counts: Tensor) -> int:
 @final
 @dataclass(frozen=True)
 class StepRule:
-    """When to stop (rtol, max_steps) and how often to recompute b − A x (refresh)."""
+    """When to stop (rtol, one for all columns or one each (k,), max_steps) and how often to
+    recompute b − A x (refresh)."""
 
-    rtol: float
+    rtol: float | Tensor
     max_steps: int
     refresh: int
 
@@ -121,12 +123,28 @@ class StepRule:
         """Tell whether all residuals are recomputed at this step."""
         return step % self.refresh == 0 or step >= self.max_steps
 
-    def verdict(self, residual: Tensor, trouble: Tensor, step: int) -> Tensor:
-        """Return the statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
+    @property
+    def loosest(self) -> float:
+        """The largest rtol of a column."""
+        return float(self.rtol.max()) if isinstance(self.rtol, Tensor) else self.rtol
+
+    def each(self, count: int, device: torch.device) -> Tensor:
+        """The rtol of every one of `count` columns, float64."""
+        rtol = torch.as_tensor(self.rtol, dtype=torch.float64, device=device).reshape(-1)
+        if rtol.numel() not in (1, count):
+            raise UserError(
+                f"rtol: expected one number, or one for each of {count} right-hand sides, got "
+                f"{rtol.numel()}"
+            )
+        return rtol.expand(count)
+
+    def verdict(self, residual: Tensor, trouble: Tensor, step: int, rtol: float | Tensor) -> Tensor:
+        """Return the statuses (W,) by true residuals (W,) where rtol is asked for; `trouble` holds
+        those met, or GO_ON."""
         status = trouble
         if step >= self.max_steps:
             status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
-        status = torch.where(residual <= self.rtol, SolveStatus.CONVERGED.value, status)
+        status = torch.where(residual <= rtol, SolveStatus.CONVERGED.value, status)
         return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
 
 
@@ -237,10 +255,11 @@ class System:
                 )
             check_vectors("x0", x0, n, b.dtype, b.device)
             _check_finite("x0", x0)
-        if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
+        least = float(rule.rtol.min()) if isinstance(rule.rtol, Tensor) else rule.rtol
+        if not (least >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
             raise UserError(
                 "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
-                f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
+                f"rtol={least}, max_steps={rule.max_steps}, refresh={rule.refresh}"
             )
         flat = b.reshape(-1, b.shape[-1])
         return System(

@@ -107,6 +107,17 @@ class AbstractSymmetric(AbstractComposite):
         return self.matmul(y)
 
 
+class AbstractStack(AbstractSymmetric):
+    """Symmetric matrices A_1, …, A_K, one for every row of a block of vectors.
+
+    `matmul` takes blocks (K, n) alone, and row k is A_k x_k.
+    """
+
+    @abstractmethod
+    def taken(self, which: Tensor) -> "AbstractStack":
+        """Return A_k for k in `which` (W,), in that order."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class TransposedOperator(AbstractComposite):

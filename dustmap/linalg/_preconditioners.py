@@ -81,6 +81,33 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         along = self.world.total(x @ vectors.mT)
         return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
+    def scaled(self, scales: Tensor) -> "NystromPreconditioner":
+        """Preconditioner of shift · I + D G D for D = diag(scales) (n,), without a product."""
+        root = self.vectors * (self.values.sqrt()[:, None] * scales).to(self.dtype)
+        mine, world = self.world.share(self.shape[0]), self.world
+        gram = _world.symmetric(world.total(_world.gram(root[:, mine], root[:, mine])))
+        values, rotation = torch.linalg.eigh(gram)
+        kept = values > _NOISE * torch.finfo(self.dtype).eps * values[-1].clamp_min(self.shift)
+        values, rotation = values[kept].flip(0), rotation[:, kept].flip(1)
+        vectors = (rotation / values.sqrt()).mT.to(self.dtype) @ root
+        tail = float(values[-1]) if self.tail > 0 and len(values) else 0.0
+        return NystromPreconditioner(vectors, values, self.shift, tail, world)
+
+    def stacked(self, scales: Tensor) -> "NystromStack":
+        """Preconditioners of shift · I + D_k G D_k, D_k = diag(scales_k), for scales (K, n)."""
+        mine = self.world.share(self.shape[0])
+        f = ((self.values - self.tail) / (self.tail + self.shift)).clamp_min(0.0).sqrt()
+        U, cores = self.vectors[:, mine], []
+        for D in scales:
+            along = U * D[mine]
+            # Rounded: what it preconditions is no more exact.
+            inner = self.world.total(along @ along.mT).double()
+            inner = f[:, None] * inner * f + torch.eye(len(f), dtype=f.dtype, device=f.device)
+            core = torch.cholesky_inverse(torch.linalg.cholesky(inner))
+            cores.append((f[:, None] * core * f).to(self.dtype))
+        none = self.vectors.new_zeros(0, self.rank, self.rank)
+        return NystromStack(self, scales, torch.stack(cores) if cores else none)
+
     def refreshed(
         self, A: _operator.AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
@@ -91,6 +118,43 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
             raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
         with torch.no_grad():
             return _approximation(A, self.vectors, self.shift, self.world, progress)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NystromStack(_operator.AbstractStack):
+    """Nyström preconditioners of A_k = shift · I + D_k G D_k that share the vectors U of G's.
+
+    With Ã_k = I + D_k Uᵀ diag(f) U D_k, f = (s − s_r) / (s_r + shift), Woodbury's identity gives
+
+        Ã_k⁻¹ = I − D_k Uᵀ C_k U D_k,   C_k = f^½ (I + f^½ U D_k² Uᵀ f^½)⁻¹ f^½
+
+    and for D_k = I the preconditioner itself. A product reads U twice however many k there are.
+
+    base: of G; scales: D_k (K, n); cores: C_k (K, r, r).
+    """
+
+    base: NystromPreconditioner
+    scales: Tensor
+    cores: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.base.shape
+
+    def _made_of(self) -> Tensor:
+        return self.base.vectors
+
+    def matmul(self, x: Tensor) -> Tensor:
+        world, n = self.base.world, self.shape[0]
+        mine = world.share(n)
+        U, D = self.base.vectors[:, mine], self.scales[:, mine]
+        along = world.total((x[:, mine] * D) @ U.mT)
+        turned = (self.cores @ along[:, :, None]).squeeze(2)
+        return world.gathered(x[:, mine] - (turned @ U) * D, world.shares(n))
+
+    def taken(self, which: Tensor) -> "NystromStack":
+        return NystromStack(self.base, self.scales[which], self.cores[which])
 
 
 def nystrom(

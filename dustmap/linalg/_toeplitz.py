@@ -15,8 +15,11 @@ from dustmap.errors import UserError
 from dustmap.linalg._chunks import chunks
 from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
-# Measured on 32 MB of shared last-level cache; flat between 8 and 32 MB.
+# Vectors that stay in cache from one step of a solver to the next: 32 MB of shared last level.
 CACHE_BYTES = 16 * 2**20
+# Working memory of transforms that run at once: beyond a core's own cache a batch is slower than
+# its rows one by one, up to three times where others use the shared level, too.
+_TRANSFORM_BYTES = 4 * 2**20
 # Every call plans its transform anew, which in one dimension takes as long as 1½ of them.
 PLANNED_ROWS = 6
 
@@ -110,14 +113,14 @@ def first_axis_last(spectrum: Tensor) -> Tensor:
 def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
     """Count the transforms to run at once.
 
-    A batch whose padded input and spectrum stay in the processor's last-level cache runs up to
-    twice as fast as one that streams through memory; an accelerator wants the batch whole.
+    A batch whose padded input and spectrum stay near the processor runs up to three times as fast
+    as one that streams through memory; an accelerator wants the batch whole.
     """
     if device.type != "cpu":
         return 2**62
     bytes_per_row = 3 * math.prod(torus_shape) * dtype.itemsize
     fewest = PLANNED_ROWS if len(torus_shape) == 1 else 1
-    return max(fewest, CACHE_BYTES // bytes_per_row)
+    return max(fewest, _TRANSFORM_BYTES // bytes_per_row)
 
 
 def _is_7_smooth(n: int) -> bool:

@@ -14,7 +14,7 @@ from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases
 from dustmap.inference.lognormal._lognormal import typical_log_density
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import curved_draw
+from dustmap.inference.lognormal._mgvi_curves import curved_draws
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep
 from dustmap.inference.lognormal._mgvi_state import posterior_at
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
@@ -116,11 +116,11 @@ def test_curved_draws_start_over_where_straight_ones_overflow() -> None:
     problem = LogNormalProblem.of(model, data)
     n = problem.n_latent
     mean = posterior_at(problem, torch.zeros(n, dtype=torch.float64))
-    white, noise = torch.zeros(n).double(), torch.zeros(len(data)).double()
+    white, noise = torch.zeros(1, n).double(), torch.zeros(1, len(data)).double()
     far = torch.full_like(white, 1e6)
-    assert not posterior_at(problem, far).is_finite
-    found = curved_draw(mean, white, noise, far, noise, Accuracy(0.1, 1e-3, 5), None)
-    torch.testing.assert_close(found.iterate.xi, mean.xi, rtol=0, atol=1e-6)
+    assert not posterior_at(problem, far[0]).is_finite
+    found = curved_draws(mean, white, noise, far, noise, Accuracy(0.1, 1e-3, 5), None)
+    torch.testing.assert_close(found.xi[0], mean.xi, rtol=0, atol=1e-6)
 
 
 def test_samples_that_overflow_leave_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import math
+from typing import final
 
 import numpy as np
 import pytest
@@ -6,8 +7,10 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg import (
     AbstractOperator,
+    AbstractStack,
     CirculantOperator,
     DenseOperator,
     DiagonalOperator,
@@ -249,6 +252,69 @@ class TestStopping:
     def test_message_of_success_names_steps_and_tolerance(self) -> None:
         result = pcg(DiagonalOperator(torch.ones(3)), torch.ones(3))
         assert result.message() == "PCG converged after 1 steps to rtol 1.0e-06"
+
+
+class TestStacks:
+    """A matrix, a tolerance and a preconditioner of its own for every right-hand side."""
+
+    def test_every_column_solves_its_own_system(self) -> None:
+        matrices = _Stack(_matrices(5, 30))
+        b, x0 = _right_hand_sides(5, 30), _right_hand_sides(5, 30) / 3.0
+        rtol = torch.tensor([1e-10, 1e-2, 1e-6, 1e-8, 1e-4], dtype=torch.float64)
+        b[3] = 0.0
+        for start in (None, x0):
+            result = pcg(matrices, b, rtol=rtol, x0=start)
+            assert result.converged, result.message()
+            exact = torch.linalg.solve(matrices.matrices, b)
+            left = (matrices.matmul(result.x) - b).norm(dim=-1) / b.norm(dim=-1)
+            assert bool((left[b.norm(dim=-1) > 0] <= rtol[b.norm(dim=-1) > 0]).all())
+            torch.testing.assert_close(result.x[0], exact[0], rtol=1e-6, atol=1e-8)
+            assert result.rtol == 1e-2
+            tight = pcg(matrices, b, rtol=1e-10, x0=start)
+            assert int(result.steps[0]) == int(tight.steps[0])
+            assert int(result.steps[1]) < int(tight.steps[1])
+
+    def test_their_preconditioners_are_taken_with_them(self) -> None:
+        matrices = _matrices(4, 30)
+        inverses = _Stack(torch.linalg.inv(matrices))
+        b = _right_hand_sides(4, 30)
+        b[1] *= 1e6
+        result = pcg(_Stack(matrices), b, preconditioner=inverses, rtol=1e-8)
+        assert result.converged
+        assert int(result.steps.max()) <= 2
+
+    def test_as_many_tolerances_as_right_hand_sides(self) -> None:
+        b = _right_hand_sides(4, 30)
+        with pytest.raises(UserError, match="one for each of 4 right-hand sides, got 3"):
+            pcg(_Stack(_matrices(4, 30)), b, rtol=torch.full((3,), 1e-3))
+
+
+def _matrices(count: int, n: int) -> torch.Tensor:
+    """Positive definite matrices (count, n, n), the later the worse conditioned."""
+    generator = torch.Generator().manual_seed(7)
+    root = torch.randn(count, n, n, generator=generator, dtype=torch.float64)
+    scale = torch.logspace(-1, 0.5, count, dtype=torch.float64)[:, None, None]
+    return torch.eye(n, dtype=torch.float64) + scale * root @ root.mT
+
+
+@final
+class _Stack(AbstractStack):
+    def __init__(self, matrices: torch.Tensor) -> None:
+        self.matrices = matrices
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrices.shape[1], self.matrices.shape[2]
+
+    def _made_of(self) -> torch.Tensor:
+        return self.matrices
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == len(self.matrices)
+        return (self.matrices @ x[:, :, None]).squeeze(2)
+
+    def taken(self, which: torch.Tensor) -> "_Stack":
+        return _Stack(self.matrices[which])
 
 
 class TestFailure:

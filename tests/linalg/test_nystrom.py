@@ -169,3 +169,40 @@ class TestRefusal:
             nystrom(A, 2).refreshed(DenseOperator(torch.eye(5)))
         with pytest.raises(ValueError, match="x: expected vectors of length 4"):
             nystrom(A, 2).matmul(torch.ones(5))
+
+
+class TestScaling:
+    """Preconditioners of shift · I + D G D from that of shift · I + G."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("shift", [0.1, 1.0, 30.0])
+    def test_exact_inverse_when_G_has_no_more_eigenvalues(
+        self, dtype: torch.dtype, shift: float
+    ) -> None:
+        G, identity = _low_rank(60, 9, 100.0), torch.eye(60, dtype=torch.float64)
+        base = nystrom(DenseOperator((G + shift * identity).to(dtype)), 20, shift=shift)
+        scales = _normal(3, 60, seed=3).mul(0.5).exp()
+        stack = base.stacked(scales.to(dtype))
+        tolerance = 1e-9 if dtype == torch.float64 else 3e-3
+        for k, D in enumerate(scales):
+            A = D[:, None] * G * D + shift * identity
+            one = stack.taken(torch.tensor([k])).matmul
+            columns = torch.cat([one(e[None].to(dtype)) for e in identity])
+            for inverse in (base.scaled(D.to(dtype)).to_dense(), columns.mT):
+                product = inverse.double() @ A / shift
+                torch.testing.assert_close(product, identity, rtol=0.0, atol=tolerance)
+
+    def test_scales_of_one_change_nothing(self) -> None:
+        A = _decaying(50, 300.0) + torch.eye(50, dtype=torch.float64)
+        base, x = nystrom(DenseOperator(A), 12), _normal(4, 50, seed=5)
+        ones = torch.ones(4, 50, dtype=torch.float64)
+        torch.testing.assert_close(base.stacked(ones).matmul(x), base.matmul(x))
+        torch.testing.assert_close(base.scaled(ones[0]).matmul(x), base.matmul(x))
+
+    def test_it_precedes_the_old_one_by_far(self) -> None:
+        identity = torch.eye(80, dtype=torch.float64)
+        G = _decaying(80, 3000.0)
+        D = _normal(80, seed=4).exp()
+        A = D[:, None] * G * D + identity
+        base = nystrom(DenseOperator(G + identity), 30)
+        assert _condition(base.scaled(D), A) < 0.1 * _condition(base, A)

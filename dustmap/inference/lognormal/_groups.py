@@ -48,12 +48,19 @@ class GroupTerms:
         """(τ G, κ diag(L ρ) G) (N, G + G'), the derivative in (c, c') at L ρ (N,)."""
         return group_columns(self.offsets, self.scales, seen)
 
+    def derivative(self, c: Tensor, seen: Tensor) -> Tensor:
+        """Products of `columns` at L ρ_s (S, N) with variables (S, G + G'): (S, N)."""
+        if self.scales is None:
+            return self.offsets.matmul(c)
+        count = self.offsets.count
+        return self.offsets.matmul(c[..., :count]) + seen * self.scales.matmul(c[..., count:])
+
     def pulled(self, v: Tensor, seen: Tensor) -> Tensor:
-        """mean_s of the transpose of `columns` at L ρ_s (S, N) applied to v_s (S, N): (G + G',)."""
-        pull = self.offsets.rmatmul(v.mean(0))
+        """Products of the transpose of `columns` at L ρ_s (S, N) with v_s (S, N): (S, G + G')."""
+        pull = self.offsets.rmatmul(v)
         if self.scales is None:
             return pull
-        return torch.cat([pull, self.scales.rmatmul((seen * v).mean(0))])
+        return torch.cat([pull, self.scales.rmatmul(seen * v)], -1)
 
 
 @final

@@ -13,9 +13,10 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior
 from dustmap.gp.features import ProductOperator
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._groups import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
-from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.inference.lognormal._tangent import Tangent, TangentStack
 from dustmap.linalg import (
     AbstractOperator,
     DiagonalOperator,
@@ -135,6 +136,11 @@ class LogNormalProblem:
             rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
         return Tangent(rows, density, self.root, columns, self.covariance, self.noise)
 
+    def tangents(self, densities: Tensor, seen: Tensor, c: Tensor) -> TangentStack:
+        """The response linearised at several ρ_s (S, M), L ρ_s (S, N) and (c, c')_s (S, G)."""
+        here = self.covariance, self.root.columns, self.noise.rsqrt()
+        return TangentStack(self.rows, densities, *here, self.groups, seen, c)
+
     def response(self, density: Tensor, xi: Tensor) -> Tensor:
         """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
         return self.measured(self.rows.matmul(density), xi[..., self.root.n_field :])
@@ -153,7 +159,7 @@ class LogNormalProblem:
         L ρ_s (S, N), as one (n,)."""
         pull = self.root.rmatmul(on_density)
         if self.groups is not None:
-            pull[self.root.n_field :] = self.groups.pulled(v, seen)
+            pull[self.root.n_field :] = self.groups.pulled(v, seen).mean(0)
         return pull
 
 
@@ -181,15 +187,16 @@ class EnergyTarget:
 class Iterate:
     """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
 
-    xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; log_density H β₀ + T ξ
-    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); seen L ρ_s (S, N); responses f_s (S, N);
-    energy E(ξ), infinite where a density overflows.
+    xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; spread T δ_s (S, M), or 0
+    (1, 1); log_density H β₀ + T ξ (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); seen L ρ_s
+    and responses f_s (S, N); energy E(ξ), infinite where a density overflows.
     """
 
     problem: LogNormalProblem
     target: EnergyTarget
     xi: Tensor
     deviations: Tensor
+    spread: Tensor
     log_density: Tensor
     densities: Tensor
     seen: Tensor
@@ -205,23 +212,14 @@ class Iterate:
         deviations: Tensor | None = None,
     ) -> "Iterate":
         """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
-        alone = deviations is None
-        moved = xi[None]
-        if deviations is not None:
-            moved = xi.new_empty(1 + len(deviations), len(xi))
-            moved[0] = xi
-            torch.add(xi, deviations, out=moved[1:])
-        fields = problem.log_mean + problem.root.matmul(moved)
-        c = moved[0 if alone else 1 :, problem.root.n_field :].clone()
-        del moved
-        densities = (fields if alone else fields[1:]).exp()
-        seen = problem.rows.matmul(densities)
-        responses = problem.measured(seen, c)
-        energy = _energy(problem, target, xi, responses)
-        if not (math.isfinite(energy) and bool(densities.isfinite().all())):
-            energy = math.inf
-        kept = torch.zeros_like(xi)[None] if deviations is None else deviations
-        return Iterate(problem, target, xi, kept, fields[0], densities, seen, responses, energy)
+        if deviations is None:
+            alone = torch.zeros_like(xi)[None]
+            return _iterate(problem, target, xi, alone, problem.log_mean.new_zeros(1, 1))
+        return _iterate(problem, target, xi, deviations, problem.root.matmul(deviations))
+
+    def moved(self, xi: Tensor) -> "Iterate":
+        """At another ξ (n,), with the same deviations."""
+        return _iterate(self.problem, self.target, xi, self.deviations, self.spread)
 
     def with_own_response(self) -> "Iterate":
         """The same ξ and δ_s under the noise of their own mean response, where it grows with it."""
@@ -290,6 +288,23 @@ class Iterate:
         return self.problem.rows.rmatmul(weighted)
 
 
+@torch.no_grad()
+def _iterate(
+    problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, deviations: Tensor, spread: Tensor
+) -> Iterate:
+    """The iterate at ξ of deviations (S, n) whose fields are spread (S, M), or 0 (1, 1)."""
+    log_density = problem.log_mean + problem.root.matmul(xi)
+    densities = (log_density + spread).exp_()
+    seen = problem.rows.matmul(densities)
+    n = problem.root.n_field
+    responses = problem.measured(seen, xi[n:] + deviations[:, n:])
+    energy = _energy(problem, target, xi, responses)
+    if not (math.isfinite(energy) and bool(densities.isfinite().all())):
+        energy = math.inf
+    here = problem, target, xi, deviations, spread, log_density
+    return Iterate(*here, densities, seen, responses, energy)
+
+
 def _energy(
     problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, responses: Tensor
 ) -> float:
@@ -333,7 +348,7 @@ def descend(
     iterate: Iterate,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: AbstractOperator | None = None,
+    preconditioner: GramPreconditioner | None = None,
     progress: Progress = unwatched,
 ) -> Descent:
     """Lower E by Gauss-Newton steps at fixed hyperparameters.
@@ -368,7 +383,7 @@ def solve_multipliers(
     iterate: Iterate,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: AbstractOperator | None,
+    preconditioner: GramPreconditioner | None,
     tight: float = 1.0,
     progress: Progress = unwatched,
 ) -> tuple[SolveResult, Tensor]:
@@ -382,7 +397,7 @@ def solve_multipliers(
     solve = pcg(
         tangent.gram(),
         target,
-        preconditioner=preconditioner,
+        preconditioner=preconditioner and preconditioner.at(tangent),
         x0=z,
         rtol=relative(tight * wanted, target),
         max_steps=accuracy.cg_steps,
@@ -401,9 +416,8 @@ def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
     """The first of ξ + t Δξ with lower energy, t halved from where T Δξ is within reach."""
     reach = float(iterate.problem.root.matmul(step).abs().max())
     length = min(1.0, _REACH / max(reach, 1e-30))
-    deviations = None if len(iterate.densities) == 1 else iterate.deviations
     for _ in range(_HALVINGS):
-        trial = Iterate.at(iterate.problem, iterate.target, iterate.xi + length * step, deviations)
+        trial = iterate.moved(iterate.xi + length * step)
         if trial.energy < iterate.energy:
             return trial
         length *= 0.5

@@ -14,7 +14,11 @@ from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._groups import GroupSamples
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import draws_at_once, explained_share
+from dustmap.inference.lognormal._mgvi_draws import (
+    curved_at_once,
+    draws_at_once,
+    explained_share,
+)
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
 from dustmap.inference.lognormal._mgvi_state import (
     MGVI,
@@ -205,7 +209,8 @@ def fit_mgvi(
         state = FitState.restored(problem, settings, reader)
     if reader is None or not reader.finished:
         most = max(settings.samples // 2, settings.draws)
-        states = Fit(settings, rounds, progress, draws_at_once(most), start).states(state)
+        at_once = draws_at_once(most), curved_at_once(settings.samples, problem.y.device)
+        states = Fit(settings, rounds, progress, *at_once, start).states(state)
         while state.phase is not Phase.DONE:
             del state  # The next turn frees what it replaces.
             state = next(states)

@@ -1,6 +1,6 @@
 """Deviations of posterior samples: Gaussian by the metric, or following the field's curvature."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, final
@@ -8,17 +8,13 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    Descent,
-    EnergyTarget,
     Iterate,
     LogNormalProblem,
-    descend,
     relative,
 )
 from dustmap.linalg import (
-    AbstractOperator,
     AdaptiveBatch,
     KeyedNormal,
     Progress,
@@ -31,6 +27,8 @@ from dustmap.linalg import (
 _WHITE, _NOISE = 101, 102
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
+#: Curved samples at once on a CPU: a sparse product with 8 vectors takes as long as with one.
+_CURVED_TOGETHER = 8
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 #: What is counted while they are made.
@@ -44,6 +42,12 @@ def draws_at_once(count: int) -> AdaptiveBatch:
     return AdaptiveBatch("samples drawn together", count, _ADVICE)
 
 
+def curved_at_once(count: int, device: torch.device) -> AdaptiveBatch:
+    """Few samples on a CPU, where more share no more of the work; all at once on an accelerator."""
+    few = min(count, _CURVED_TOGETHER) if device.type == "cpu" else count
+    return AdaptiveBatch("samples that are curved together", few, _ADVICE)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Perturbations:
@@ -54,7 +58,10 @@ class Perturbations:
 
     @staticmethod
     def of(
-        problem: LogNormalProblem, seed: int, samples: range, white: Tensor | None = None
+        problem: LogNormalProblem,
+        seed: int,
+        samples: Sequence[int],
+        white: Tensor | None = None,
     ) -> "Perturbations":
         """Those of the given samples; white (K, n): where ξ₀ goes, if there is a place for it."""
         like, count = problem.y, len(samples)
@@ -97,7 +104,7 @@ class DrawSolver:
     residual: float
     max_steps: int
     at_once: AdaptiveBatch
-    preconditioner: AbstractOperator | None = None
+    preconditioner: GramPreconditioner | None = None
     progress: Progress = unwatched
 
     @torch.no_grad()
@@ -112,6 +119,7 @@ class DrawSolver:
         def seen(part: slice) -> Tensor:
             return noise[part] - root_weights * tangent.matmul(white[part])
 
+        near = self.preconditioner and self.preconditioner.at(tangent)
         target = torch.cat(_in_groups(count, self.at_once, seen))
         rtol = relative(self.residual, target)
 
@@ -120,7 +128,7 @@ class DrawSolver:
             return pcg(
                 gram,
                 target[part],
-                preconditioner=self.preconditioner,
+                preconditioner=near,
                 x0=None if start is None else start[part],
                 rtol=rtol,
                 max_steps=self.max_steps,
@@ -235,32 +243,3 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
     squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
     spread, expected = ((square / problem.noise).mean() for square in squares)
     return float((spread / expected).sqrt()) - 1.0
-
-
-@torch.no_grad()
-def curved_draw(
-    mean: Iterate,
-    white: Tensor,
-    noise: Tensor,
-    start: Tensor,
-    z: Tensor,
-    accuracy: Accuracy,
-    preconditioner: AbstractOperator | None,
-    progress: Progress = unwatched,
-) -> Descent:
-    """One deviation that honours the curvature of ρ: the ξ that minimises
-
-        ½ ‖ξ − ξ̄ − ξ₀‖² + ½ ‖L ρ(ξ) − L ρ(ξ̄) − Σ^½ η‖²_{Σ⁻¹}
-
-    For a linear response that is `metric_draws`. Here the sample stays within the noise of the
-    data, where the straight deviation leaves it at second order. geoVI (Frank, Leike & Enßlin
-    2021) solves the same equation with the Jacobian of ξ̄ in place of the sample's own; with the
-    sample's own it is the gradient of an energy, so that every step can be made to lower it.
-    """
-    problem = mean.problem
-    centre = problem.response(mean.log_density.exp(), mean.xi)
-    target = EnergyTarget(centre + problem.noise.sqrt() * noise, mean.xi + white)
-    first = Iterate.at(problem, target, mean.xi + start)
-    if not first.is_finite:
-        first = Iterate.at(problem, target, mean.xi)
-    return descend(first, z, accuracy, preconditioner, progress)

@@ -15,6 +15,7 @@ from dustmap.errors import UserError
 from dustmap.gp import Parameters
 from dustmap.inference.evidence._evidence import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
@@ -83,7 +84,7 @@ def evidence_step(
     draws: Tensor,
     prior: Parameters[LogNormalModel],
     accuracy: Accuracy,
-    preconditioner: linalg.AbstractOperator | None,
+    preconditioner: GramPreconditioner | None,
     trust: TrustRegion,
     progress: linalg.Progress = linalg.unwatched,
 ) -> EvidenceStep:
@@ -113,7 +114,7 @@ def evidence_step(
     solve = linalg.pcg(
         tangent.gram(),
         v,
-        preconditioner=preconditioner,
+        preconditioner=preconditioner and preconditioner.at(tangent),
         rtol=0.03,
         max_steps=accuracy.cg_steps,
         progress=progress,
@@ -141,7 +142,7 @@ def carry(
     problem: LogNormalProblem,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: linalg.AbstractOperator | None,
+    preconditioner: GramPreconditioner | None,
     progress: linalg.Progress = linalg.unwatched,
 ) -> tuple[Iterate, Tensor]:
     """Move to the optimum of the old linearisation under new hyperparameters."""
@@ -153,7 +154,7 @@ def carry(
     solve = linalg.pcg(
         tangent.gram(),
         target,
-        preconditioner=preconditioner,
+        preconditioner=preconditioner and preconditioner.at(tangent),
         x0=z,
         rtol=relative(accuracy.residual, target),
         max_steps=accuracy.cg_steps,

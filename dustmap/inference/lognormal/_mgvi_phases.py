@@ -10,13 +10,14 @@ from torch import Tensor
 
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
 from dustmap.inference.evidence._trust_region import TrustRegion
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
+from dustmap.inference.lognormal._mgvi_curves import curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
     Perturbations,
     Probe,
     bends,
-    curved_draw,
     metric_draws,
     probed,
 )
@@ -31,7 +32,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
-from dustmap.linalg import AdaptiveBatch, Progress, nystrom
+from dustmap.linalg import AdaptiveBatch, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +55,6 @@ _FEW, _SHORT_RESIDUAL = 0.25, 0.2
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
 _BARE = 3
-#: Change of the weights beyond which the preconditioner is renewed.
-_MUCH = 0.1
 #: Posterior standard deviations from the optimum within which gradients take more draws: with K
 #: of them the optimum is off by 1/√K of one.
 _NEAR = 1.0
@@ -79,17 +78,18 @@ Rounds = Callable[[MGVIRound], None]
 @final
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Leads from one state of a fit to the next; at_once: samples that are drawn together; start:
-    the earlier fit that it started from, if any."""
+    """Leads from one state of a fit to the next; at_once, curved_at_once: samples that are drawn
+    together, and curved ones; start: the earlier fit that it started from, if any."""
 
     settings: MGVISettings
     rounds: Rounds | None
     progress: Progress
     at_once: AdaptiveBatch
+    curved_at_once: AdaptiveBatch
     start: MGVIStart | None = None
 
     def states(self, state: FitState) -> Iterator[FitState]:
-        """Yield the complete state after every turn of a phase and every curved draw."""
+        """Yield the complete state after every turn of a phase and every few curved draws."""
         turns = {
             Phase.WEIGHTS: self._find_weights,
             Phase.MODE: self._find_mode,
@@ -261,8 +261,6 @@ class Fit:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
         assert state.mode is not None
         mode, z = state.mode
-        # The mean density of the samples is not that of their centre.
-        state = replace(state, slowest=QUICK)
         centre = Iterate.at(state.problem, state.centre.target, state.centre.xi, state.deviations)
         if centre.is_finite:
             return replace(state, centre=centre, strayed=False)
@@ -310,36 +308,42 @@ class Fit:
         )
 
     def _curved(self, state: FitState) -> FitState:
-        """One more of the same δ_s along the curvature of ρ; after the last of them, all."""
-        settings, start, s = self.settings, state.deviations, len(state.drawn)
-        straight, bent = state.sample_draws, state.curve_draws
+        """More of the same δ_s along the curvature of ρ; after the last of them, all."""
+        start, first, pairs = state.deviations, len(state.drawn), self.settings.samples // 2
         assert start is not None
-        pairs, mode = settings.samples // 2, _bare_centre(state)
-        self.progress(_CURVING, s, len(start))
-        own = Perturbations.of(state.problem, settings.seed, range(s % pairs, s % pairs + 1))
-        sign = 1.0 if s < pairs else -1.0
-        accuracy = replace(
-            _CURVED, decrease=_CURVED.decrease * len(state.z), cg_steps=settings.cg_steps
-        )
-        if bent is not None:
-            z = bent[s]
-        elif straight is not None:
-            z = sign * straight[s % pairs]
-        else:
-            z = torch.zeros_like(state.z)
-            if self._is_near(state):
-                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
-        how = accuracy, state.preconditioner, self.progress
-        draw = curved_draw(mode, sign * own.white[0], sign * own.noise[0], start[s], z, *how)
-        drawn = *state.drawn, (draw.iterate.xi, draw.z)
-        if len(drawn) < len(start):
-            return replace(state, drawn=drawn)
+        self.progress(_CURVING, first, len(start))
+        state = self.curved_at_once.attempt(lambda size: self._more_curved(state, start, size))
+        if len(state.drawn) < 2 * pairs:
+            return state
         self.progress(_CURVING, len(start), len(start))
-        deviations = torch.stack([xi for xi, _ in drawn]).sub_(mode.xi)
-        curve_draws = torch.stack([z for _, z in drawn])
+        deviations = torch.stack([xi for xi, _ in state.drawn]).sub_(state.centre.xi)
+        curve_draws = torch.stack([z for _, z in state.drawn])
         return replace(
             state, deviations=deviations, curve_draws=curve_draws, drawn=(), is_drawing=False
         )
+
+    def _more_curved(self, state: FitState, start: Tensor, size: int) -> FitState:
+        """The next `size` curved draws, from deviations `start` (S, n) of all."""
+        settings, pairs, first = self.settings, self.settings.samples // 2, len(state.drawn)
+        which = range(first, min(first + size, len(start)))
+        pair = [s % pairs for s in which]
+        own = Perturbations.of(state.problem, settings.seed, pair)
+        sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
+        decrease = _CURVED.decrease * len(state.z)
+        accuracy = replace(_CURVED, decrease=decrease, cg_steps=settings.cg_steps)
+        if state.curve_draws is not None:
+            z = state.curve_draws[which.start : which.stop]
+        elif state.sample_draws is not None:
+            z = sign * state.sample_draws[pair]
+        else:
+            z = torch.zeros_like(own.noise)
+            if self._is_near(state):
+                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
+        near = start[which.start : which.stop]
+        how = accuracy, state.preconditioner, self.progress
+        mode, white, noise = _bare_centre(state), sign * own.white, sign * own.noise
+        draws = curved_draws(mode, white, noise, near, z, *how)
+        return replace(state, drawn=(*state.drawn, *zip(draws.xi, draws.z, strict=True)))
 
     def _is_near(self, state: FitState) -> bool:
         """Whether the samples of the earlier fit are, with few new data and nothing learned."""
@@ -375,11 +379,11 @@ class Fit:
         rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
-        gram, world = state.centre.tangent.gram(), state.problem.model.prior.world
+        tangent, world = state.centre.tangent, state.problem.model.prior.world
         made = (
-            nystrom(gram, rank, seed=0, world=world, progress=self.progress)
+            GramPreconditioner.of(tangent, rank, world, self.progress)
             if old is None
-            else old.refreshed(gram, self.progress)
+            else old.refreshed(tangent, self.progress)
         )
         return replace(state, preconditioner=made, slowest=0)
 
@@ -443,5 +447,4 @@ def _weighed(state: FitState, weights: StudentTWeights) -> FitState:
         weights=weights,
         z=state.z * (before.problem.noise / problem.noise).sqrt(),
         centre=Iterate.at(problem, before.target, before.xi),
-        slowest=QUICK if weights.change > _MUCH else state.slowest,
     )

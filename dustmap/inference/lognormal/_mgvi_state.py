@@ -18,10 +18,11 @@ from dustmap.inference.evidence._student_t_noise import (
     StudentTWeights,
 )
 from dustmap.inference.evidence._trust_region import TrustRegion
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
-from dustmap.linalg import NystromPreconditioner
+from dustmap.linalg import AbstractWorld
 
 _log = logging.getLogger(__name__)
 #: Prior correlation of opposite faces beyond which the torus is enlarged.
@@ -197,6 +198,28 @@ class Phase(enum.Enum):
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Made:
+    """The preconditioner, and W^½ L ρ (N,) where it was made."""
+
+    nystrom: _state.NystromState
+    size: _Multipliers
+
+    @staticmethod
+    def of(preconditioner: GramPreconditioner | None) -> "_Made | None":
+        """Describe a preconditioner; None where there is none."""
+        if preconditioner is None:
+            return None
+        nystrom = _state.NystromState.of(preconditioner.nystrom)
+        assert nystrom is not None
+        return _Made(nystrom, preconditioner.size)
+
+    def preconditioner(self, world: AbstractWorld) -> GramPreconditioner:
+        """For the ranks that apply it."""
+        return GramPreconditioner(self.nystrom.operator(world), self.size)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
     noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
@@ -214,7 +237,7 @@ class _Place:
     centre_deviations: Annotated[Tensor, _state.Layout("data", "C n")] | None
     mode_xi: _Latent | None
     mode_z: _Multipliers | None
-    made: _state.NystromState | None
+    made: _Made | None
 
 
 @final
@@ -237,7 +260,7 @@ class FitState:
     z: _Multipliers
     phase: Phase
     turn: int = 0
-    preconditioner: Annotated[NystromPreconditioner | None, _state.REBUILT] = None
+    preconditioner: Annotated[GramPreconditioner | None, _state.REBUILT] = None
     deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
     evidence_draws: Annotated[Tensor, _state.Layout("data", "K N")] | None = None
     sample_draws: Annotated[Tensor, _state.Layout("data", "pairs N")] | None = None
@@ -339,7 +362,7 @@ class FitState:
             None if len(centre.deviations) == 1 else centre.deviations,
             None if self.mode is None else self.mode[0].xi,
             None if self.mode is None else self.mode[1],
-            _state.NystromState.of(self.preconditioner),
+            _Made.of(self.preconditioner),
         )
 
     @staticmethod
@@ -371,7 +394,7 @@ class FitState:
         return FitState(
             prior=prior,
             centre=centre,
-            preconditioner=None if made is None else made.operator(world),
+            preconditioner=None if made is None else made.preconditioner(world),
             mode=mode,
             weights=weights,
             **reader.fields(FitState, like, **sizes, **samples),

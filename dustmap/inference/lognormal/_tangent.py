@@ -1,12 +1,15 @@
 """The response of a log-normal field linearised at a place, and its metric from the data's side."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
+import torch
 from torch import Tensor
 
+from dustmap.inference.lognormal._groups import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot
-from dustmap.linalg import AbstractOperator, AbstractSymmetric
+from dustmap.linalg import AbstractOperator, AbstractStack, AbstractSymmetric
 
 
 @final
@@ -48,6 +51,75 @@ class GramOperator(AbstractSymmetric):
 
 @final
 @dataclass(frozen=True, eq=False)
+class TangentStack(AbstractStack):
+    """I + W^½ J_s J_sᵀ W^½ of S tangents J_s = (diag(g_s) L diag(ρ_s) T, C_s): a Gram matrix (N, N)
+    for every vector; products share the rows L.
+
+    rows L (N, M); densities ρ_s (S, M); covariance K (M, M); columns H B (M, P); root_weights W^½
+    (N,); groups: terms of zero points and scales, None for none; seen L ρ_s (S, N); c: variables
+    (c, c')_s of groups (S, V).
+    """
+
+    rows: AbstractOperator
+    densities: Tensor
+    covariance: AbstractOperator
+    columns: Tensor
+    root_weights: Tensor
+    groups: GroupTerms | None
+    seen: Tensor
+    c: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape[0], self.rows.shape[0]
+
+    def _made_of(self) -> Tensor:
+        return self.densities
+
+    @cached_property
+    def gains(self) -> Tensor | None:
+        """g_s = 1 + κ c'_g (S, N); None without scales."""
+        has_scales = self.groups is not None and self.groups.has_scales
+        return self.groups.gains(self.c) if self.groups is not None and has_scales else None
+
+    def matmul(self, x: Tensor) -> Tensor:
+        weighted = self.root_weights * x
+        pull, c = self.pulled(weighted)
+        return x + self.root_weights * self.of_field(self.covaried(pull), c)
+
+    def covaried(self, pull: Tensor) -> Tensor:
+        """T Tᵀ v (S, M) of pulls v (S, M) on the log-density."""
+        return self.covariance.matmul(pull) + (pull @ self.columns) @ self.columns.mT
+
+    def of_field(self, field: Tensor, c: Tensor) -> Tensor:
+        """J_s x_s (S, N) for T x_s (S, M) and the last variables (S, V) of x_s."""
+        seen = self.rows.matmul(self.densities * field)
+        if self.gains is not None:
+            seen = self.gains * seen
+        return seen if self.groups is None else seen + self.groups.derivative(c, self.seen)
+
+    def pulled(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The pull ρ_s Lᵀ diag(g_s) v_s (S, M) on the log-density, and C_sᵀ v_s (S, V)."""
+        c = v[:, :0] if self.groups is None else self.groups.pulled(v, self.seen)
+        if self.gains is not None:
+            v = self.gains * v
+        return self.densities * self.rows.rmatmul(v), c
+
+    @property
+    def size(self) -> Tensor:
+        """W^½ g_s L ρ_s (S, N)."""
+        size = self.root_weights * self.seen
+        return size if self.gains is None else self.gains * size
+
+    def taken(self, which: Tensor) -> "TangentStack":
+        if torch.equal(which, torch.arange(len(self.c), device=which.device)):
+            return self
+        own = self.densities[which], self.seen[which], self.c[which]
+        return replace(self, densities=own[0], seen=own[1], c=own[2])
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Tangent:
     """J = (diag(g) L diag(ρ) T, C) (N, n), the derivative of the response at a place.
 
@@ -84,3 +156,8 @@ class Tangent:
         return GramOperator(
             self.rows, self.density, self.covariance, columns, root_weights, self.groups
         )
+
+    @property
+    def size(self) -> Tensor:
+        """W^½ g L ρ (N,)."""
+        return self.noise.rsqrt() * self.rows.matmul(self.density)

@@ -1,0 +1,290 @@
+"""Deviations of posterior samples along the curvature of the field, many at once."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, LogNormalProblem
+from dustmap.inference.lognormal._tangent import TangentStack
+from dustmap.linalg import Progress, SolveResult, pcg, unwatched
+
+#: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
+_FAR, _ROUGH = 2.0, 0.1
+#: Halvings of a step before the line search of a sample gives up.
+_HALVINGS = 8
+#: Largest change of the log-density that a step may ask for.
+_REACH = 2.0
+#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
+_TIGHTER, _TIGHTEST = 0.2, 0.03
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CurvedDraws:
+    """Ends of K descents: ξ_s (K, n), multipliers z_s (K, N) for a warm start, and the CG steps and
+    Gauss-Newton steps of every sample (K,)."""
+
+    xi: Tensor
+    z: Tensor
+    cg_steps: Tensor
+    steps: Tensor
+
+
+@torch.no_grad()
+def curved_draws(
+    mean: Iterate,
+    white: Tensor,
+    noise: Tensor,
+    start: Tensor,
+    z: Tensor,
+    accuracy: Accuracy,
+    preconditioner: GramPreconditioner | None,
+    progress: Progress = unwatched,
+) -> CurvedDraws:
+    """K deviations that honour the curvature of ρ: the ξ_s that minimise
+
+        E_s(ξ) = ½ ‖ξ − ξ̄ − ξ₀‖² + ½ ‖f(ξ) − f(ξ̄) − Σ^½ η‖²_{Σ⁻¹}
+
+    for ξ₀ = white[s] (n,) and η = noise[s] (N,). For a linear response these are `metric_draws`.
+    Here a sample stays within the noise of the data, where the straight deviation leaves it at
+    second order. geoVI (Frank, Leike & Enßlin 2021) solves the same equation with the Jacobian of
+    ξ̄ in place of the sample's own; with the sample's own it is the gradient of an energy, so that
+    every step can be made to lower it.
+
+    Every sample has its own Gauss-Newton steps (see `descend`), lengths and end; their linear
+    systems, I + W^½ L ρ_s K ρ_s Lᵀ W^½ at the sample's own density, are solved together, since
+    rows and transforms that K vectors share cost little more than those of one.
+
+    Between the first ξ and the last all of it happens at the nodes, where vectors are several times
+    shorter: with a = ξ̄ + ξ₀ and e = ξ − a, a step leads to e₁ = Tᵀ v, v = ρ Lᵀ W^½ z, whose field
+    and products are T e₁ = T Tᵀ v, ‖e₁‖² = v · T e₁ and e · e₁ = T e · v.
+
+    start (K, n): first deviations; one whose response overflows starts over at ξ̄; z (K, N): first
+    multipliers.
+    """
+    problem, lost = mean.problem, _overflows(mean, start)
+    start = torch.where(lost[:, None], 0.0, start)
+    centre = problem.response(mean.log_density.exp(), mean.xi)
+    target = centre + problem.noise.sqrt() * noise
+    first = start - white
+    samples = _Samples.first(problem, target, mean.xi + white, first, z)
+    cg_steps, steps = _descended(samples, accuracy, preconditioner, progress)
+    moved = problem.root.rmatmul(samples.pull).addcmul_(first, samples.share[:, None])
+    moved[:, problem.root.n_field :] = samples.c
+    return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, cg_steps, steps)
+
+
+def _overflows(mean: Iterate, deviations: Tensor) -> Tensor:
+    """Whether densities at ξ̄ + δ_s overflow, for δ (K, n): (K,)."""
+    density = (mean.log_density + mean.problem.root.matmul(deviations)).exp_()
+    seen = mean.problem.rows.matmul(density)
+    return ~(density.isfinite().all(-1) & seen.square().sum(-1).isfinite())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """K samples on their way from e₀ = ξ_first − a, at the nodes.
+
+    target t (K, N); anchor H β₀ + T a (K, M); anchor_c (K, G), variables of groups in a; shift T e
+    (K, M) and c (K, G), variables of groups in e; pull V (K, M) and share κ (K,), e = κ e₀ + Tᵀ V;
+    strain ‖e‖² (K,), float64; z: multipliers (K, N). They are written in place while samples move.
+    """
+
+    problem: LogNormalProblem
+    target: Tensor
+    anchor: Tensor
+    anchor_c: Tensor
+    shift: Tensor
+    c: Tensor
+    pull: Tensor
+    share: Tensor
+    strain: Tensor
+    z: Tensor
+
+    @staticmethod
+    def first(
+        problem: LogNormalProblem, target: Tensor, anchor: Tensor, first: Tensor, z: Tensor
+    ) -> "_Samples":
+        """Of anchors a (K, n) and e₀ (K, n)."""
+        n, shift = problem.root.n_field, problem.root.matmul(first)
+        return _Samples(
+            problem,
+            target,
+            problem.log_mean + problem.root.matmul(anchor),
+            anchor[:, n:],
+            shift,
+            first[:, n:].clone(),
+            torch.zeros_like(shift),
+            torch.ones_like(shift[:, 0]),
+            _dots(first, first),
+            z.clone(),
+        )
+
+    def taken(self, which: Tensor) -> "_Samples":
+        """Some of the samples (W,), copied."""
+        return _Samples(self.problem, *(getattr(self, name)[which] for name in _TENSORS))
+
+    def put(self, which: Tensor, others: "_Samples") -> None:
+        """Write others in the places `which` (W,)."""
+        for name in _TENSORS:
+            getattr(self, name)[which] = getattr(others, name)
+
+    @cached_property
+    def density(self) -> Tensor:
+        """ρ_s (K, M)."""
+        return (self.anchor + self.shift).exp_()
+
+    @cached_property
+    def tangents(self) -> TangentStack:
+        """The responses linearised at ξ_s."""
+        seen = self.problem.rows.matmul(self.density)
+        return self.problem.tangents(self.density, seen, self.anchor_c + self.c)
+
+    @cached_property
+    def residual(self) -> Tensor:
+        """t − f(ξ_s) (K, N)."""
+        return self.target - self.problem.measured(self.tangents.seen, self.tangents.c)
+
+    @cached_property
+    def energy(self) -> Tensor:
+        """E_s (K,), float64; infinite where a density overflows."""
+        misfit = (self.residual.square() / self.problem.noise).sum(-1, dtype=torch.float64)
+        energy = 0.5 * (misfit + self.strain)
+        finite = energy.isfinite() & self.density.isfinite().all(-1)
+        return torch.where(finite, energy, math.inf)
+
+    def misfit(self) -> Tensor:
+        """Root mean square residual of every sample in units of the noise (K,)."""
+        return (self.residual * self.problem.noise.rsqrt()).square().mean(-1).sqrt()
+
+
+#: The tensors of `_Samples`, in their order.
+_TENSORS = tuple(each.name for each in fields(_Samples) if each.name != "problem")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """Where a whole Gauss-Newton step leads, e₁ = (Tᵀ v, c₁): pull v (K, M), shift T e₁ (K, M), c₁
+    (K, G); square ‖e₁‖² and across e · e₁ (K,), float64."""
+
+    pull: Tensor
+    shift: Tensor
+    c: Tensor
+    square: Tensor
+    across: Tensor
+
+    @staticmethod
+    def of(samples: _Samples) -> "_Step":
+        """e₁ = Jᵀ W^½ z of the samples' multipliers."""
+        tangents = samples.tangents
+        pull, c = tangents.pulled(tangents.root_weights * samples.z)
+        shift = tangents.covaried(pull)
+        square = _dots(pull, shift) + _dots(c, c)
+        return _Step(pull, shift, c, square, _dots(pull, samples.shift) + _dots(c, samples.c))
+
+    def taken(self, samples: _Samples, which: Tensor, length: Tensor) -> _Samples:
+        """Samples `which` (W,) after a part (W,) of their step: e ← (1 − t) e + t e₁."""
+        old, t, kept = samples.taken(which), length, 1.0 - length
+        part = t[:, None].to(self.shift)
+        across, square = self.across[which], self.square[which]
+        return replace(
+            old,
+            shift=torch.lerp(old.shift, self.shift[which], part),
+            c=torch.lerp(old.c, self.c[which], part),
+            pull=torch.lerp(old.pull, self.pull[which], part),
+            share=old.share * kept.to(old.share),
+            strain=kept**2 * old.strain + 2.0 * kept * t * across + t**2 * square,
+        )
+
+
+def _descended(
+    samples: _Samples,
+    accuracy: Accuracy,
+    preconditioner: GramPreconditioner | None,
+    progress: Progress,
+) -> tuple[Tensor, Tensor]:
+    """Lower every E_s, in place, until it falls by less than `accuracy.decrease`: CG steps and
+    Gauss-Newton steps of every sample (K,)."""
+    cg_steps = torch.zeros(len(samples.z), dtype=torch.int64, device=samples.z.device)
+    steps, tight = torch.zeros_like(cg_steps), torch.ones_like(samples.strain)
+    active = torch.arange(len(samples.z), device=samples.z.device)
+    for _ in range(accuracy.steps):
+        here = samples.taken(active)
+        solve = _solved(here, accuracy, tight[active], preconditioner, progress)
+        cg_steps[active] += solve.steps
+        steps[active] += 1
+        here.z.copy_(solve.x)
+        decrease = _line_search(here, samples, active)
+        # Where no length lowers the energy the direction is solved for again, more tightly.
+        stuck = decrease <= 0.0
+        tight[active[stuck]] *= _TIGHTER
+        goes_on = torch.where(stuck, tight[active] >= _TIGHTEST, decrease >= accuracy.decrease)
+        active = active[goes_on]
+        if len(active) == 0:
+            break
+    return cg_steps, steps
+
+
+def _solved(
+    samples: _Samples,
+    accuracy: Accuracy,
+    tight: Tensor,
+    preconditioner: GramPreconditioner | None,
+    progress: Progress,
+) -> SolveResult:
+    """Multipliers z (K, N) of a Gauss-Newton step:
+
+    (I + W^½ J Jᵀ W^½) z = W^½ (t − f(ξ) + J e)
+    """
+    tangents, misfit = samples.tangents, samples.misfit()
+    linear = tangents.of_field(samples.shift, samples.c)
+    target = tangents.root_weights * (samples.residual + linear)
+    wanted = torch.where(misfit > _FAR, _ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
+    size = target.norm(dim=-1).clamp_min(1e-30)
+    rtol = (tight * wanted * math.sqrt(target.shape[-1]) / size).clamp_max(0.5)
+    return pcg(
+        tangents,
+        target,
+        preconditioner=preconditioner and preconditioner.stacked(tangents),
+        x0=samples.z,
+        rtol=rtol,
+        max_steps=accuracy.cg_steps,
+        progress=progress,
+    )
+
+
+def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
+    """Move samples in their places (W,) to the first of ξ_s + t Δξ_s with a lower energy, t halved
+    from where T Δξ is within reach: decrease of the energy (W,), 0 where there is none.
+
+    here: the same samples with the multipliers of their step, which they get in any case.
+    """
+    step = _Step.of(here)
+    reach = (step.shift - here.shift).abs().amax(-1).double()
+    length = (_REACH / reach.clamp_min(1e-30)).clamp_max(1.0)
+    decrease = torch.zeros_like(length)
+    samples.z[places] = here.z
+    left = torch.arange(len(length), device=length.device)
+    for _ in range(_HALVINGS):
+        trial = step.taken(here, left, length[left])
+        fall = here.energy[left] - trial.energy
+        lower = fall > 0.0
+        samples.put(places[left[lower]], trial.taken(lower))
+        decrease[left[lower]] = fall[lower]
+        left = left[~lower]
+        if len(left) == 0:
+            break
+        length[left] *= 0.5
+    return decrease
+
+
+def _dots(x: Tensor, y: Tensor) -> Tensor:
+    """Row-wise x · y (K,), summed in float64."""
+    return (x * y).sum(-1, dtype=torch.float64)
