@@ -15,6 +15,8 @@ from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
 _FAR, _ROUGH = 2.0, 0.1
+#: Parts of the first deviation that a sample may start from.
+_PARTS = (1.0, 0.5, 0.25, 0.0)
 #: Halvings of a step before the line search of a sample gives up.
 _HALVINGS = 8
 #: Largest change of the log-density that a step may ask for.
@@ -64,14 +66,13 @@ def curved_draws(
     shorter: with a = ξ̄ + ξ₀ and e = ξ − a, a step leads to e₁ = Tᵀ v, v = ρ Lᵀ W^½ z, whose field
     and products are T e₁ = T Tᵀ v, ‖e₁‖² = v · T e₁ and e · e₁ = T e · v.
 
-    start (K, n): first deviations; one whose response overflows starts over at ξ̄; z (K, N): first
-    multipliers.
+    start (K, n): first deviations, of which each sample takes the part with the lowest energy:
+    straight ones overshoot where the density is uncertain by factors; z (K, N): first multipliers.
     """
-    problem, lost = mean.problem, _overflows(mean, start)
-    start = torch.where(lost[:, None], 0.0, start)
+    problem = mean.problem
     centre = problem.response(mean.log_density.exp(), mean.xi)
     target = centre + problem.noise.sqrt() * noise
-    first = start - white
+    first = _part(mean, target, white, start)[:, None] * start - white
     samples = _Samples.first(problem, target, mean.xi + white, first, z)
     cg_steps, steps = _descended(samples, accuracy, preconditioner, progress)
     moved = problem.root.rmatmul(samples.pull).addcmul_(first, samples.share[:, None])
@@ -79,11 +80,20 @@ def curved_draws(
     return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, cg_steps, steps)
 
 
-def _overflows(mean: Iterate, deviations: Tensor) -> Tensor:
-    """Whether densities at ξ̄ + δ_s overflow, for δ (K, n): (K,)."""
-    density = (mean.log_density + mean.problem.root.matmul(deviations)).exp_()
-    seen = mean.problem.rows.matmul(density)
-    return ~(density.isfinite().all(-1) & seen.square().sum(-1).isfinite())
+def _part(mean: Iterate, target: Tensor, white: Tensor, start: Tensor) -> Tensor:
+    """The t (K,) of `_PARTS` with the lowest energy at ξ̄ + t δ_s, for δ_s = start (K, n)."""
+    problem, n = mean.problem, mean.problem.root.n_field
+    along, c = problem.root.matmul(start), start[:, n:]
+    squares = _dots(white, white), _dots(white, start), _dots(start, start)
+    energies = []
+    for t in _PARTS:
+        density = (mean.log_density + t * along).exp_()
+        response = problem.measured(problem.rows.matmul(density), mean.c + t * c)
+        misfit = ((target - response).square() / problem.noise).sum(-1, dtype=torch.float64)
+        energy = 0.5 * (misfit + squares[0] - 2.0 * t * squares[1] + t * t * squares[2])
+        energies.append(torch.where(density.isfinite().all(-1), energy, math.inf))
+    best = torch.stack(energies).nan_to_num(math.inf, math.inf).argmin(0)
+    return torch.tensor(_PARTS).to(start)[best]
 
 
 @final
