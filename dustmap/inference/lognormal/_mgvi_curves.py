@@ -19,8 +19,9 @@ _FAR, _ROUGH = 2.0, 0.1
 _PARTS = (1.0, 0.5, 0.25, 0.0)
 #: Halvings of a step before the line search of a sample gives up.
 _HALVINGS = 8
-#: Largest change of the log-density that a step may ask for.
-_REACH = 2.0
+#: Largest change of the log-density that a step may ask for: where data say little samples move by
+#: several, and the energy decides whether that is too far.
+_REACH = 8.0
 #: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
 _TIGHTER, _TIGHTEST = 0.2, 0.03
 
