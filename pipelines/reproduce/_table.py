@@ -35,6 +35,7 @@ from pipelines.reproduce.scaling import experiment as scaling
 from pipelines.reproduce.seams import experiment as seams
 from pipelines.reproduce.skies import experiment as skies
 from pipelines.reproduce.spatial import experiment as spatial
+from pipelines.reproduce.speed import experiment as speed
 from pipelines.reproduce.whitening import experiment as whitening
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -179,6 +180,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "scaling",
         "fits over ranks and threads, products against stars and nodes, and projections",
         scaling.run,
+    ),
+    Experiment(
+        "speed",
+        "log-normal runs beside an earlier version, and their products beside the limit",
+        speed.run,
     ),
     Experiment(
         "heaton",

@@ -1,0 +1,1 @@
+"""How long runs take, beside an earlier version and beside what their products need at least."""
