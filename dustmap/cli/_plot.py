@@ -158,10 +158,17 @@ def _projection(options: argparse.Namespace, axis: str) -> "Figure":
 def _sky(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
 
-    distance = parsecs(options.sky)
+    distance, path = parsecs(options.sky), Path(options.map)
     pixels = None if options.zoom is None else Pixels.around(*options.zoom)
-    draw = extinction_sky_figure if options.integrated else shell_figure
-    return draw(_map(options), distance, pixels, _truth(options))
+    what = _map(options), distance, pixels, _truth(options)
+    if options.integrated:
+        return extinction_sky_figure(*what)
+    if not _options.is_run(path):
+        return shell_figure(*what)
+    from dustmap.runs import open_star_map
+
+    finished = open_star_map(path, _options.computing(options, path))
+    return shell_figure(*what, finished.field(), finished.device)
 
 
 def _los(options: argparse.Namespace) -> "Figure":

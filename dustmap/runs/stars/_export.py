@@ -186,10 +186,13 @@ def _at_nodes(
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Material of figures. held_out: None where no stars were held out; made: of the run."""
+    """Material of figures. density: the map; posterior: the same with all that it says of places
+    between voxels, on `device`; held_out: None where no stars were held out; made: of the run."""
 
     config: Config
     density: DustMap
+    posterior: AbstractDensityField
+    device: torch.device
     truth: DustMap | None
     stars: StarTable
     held_out: reports.Predictions | None
@@ -254,7 +257,8 @@ def _shell(material: Material) -> "Figure | None":
     radius = 0.5 * min(*(-low for low in grid.lower), *grid.upper)
     if radius <= 0:
         return None
-    return figures.shell_figure(material.density, radius, truth=material.truth)
+    posterior, device = material.posterior, material.device
+    return figures.shell_figure(material.density, radius, None, material.truth, posterior, device)
 
 
 def _line(material: Material) -> "Figure | None":

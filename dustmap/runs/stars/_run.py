@@ -232,7 +232,7 @@ class StarRun(AbstractRun):
             result = fit_distances(self.config, self.observed, self.train, watch)
             with in_one_part(work.progress, "dust between the nodes"):
                 fit, unresolved = _unresolved.judged(
-                    self.config, result.fit, result.observed, self.holdout
+                    self.config, result.fit, result.observed, self.train, self.holdout
                 )
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
@@ -331,8 +331,9 @@ class StarRun(AbstractRun):
                 whole = self.share.whole or _input.archived_stars(directory.path)
                 watched = reports.WatchedField(density, "map of the figures", progress)
                 drawn = _export.drawn_map(directory, self.config, watched, self.grid)
+                views = drawn, density, self.device
                 material = _export.Material(
-                    self.config, drawn, self.truth, whole.stars, held_out, made
+                    self.config, *views, self.truth, whole.stars, held_out, made
                 )
                 work.pictures += _export.draw_figures(material, directory, progress)
 

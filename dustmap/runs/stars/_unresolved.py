@@ -1,22 +1,25 @@
-"""How much of what the grid leaves out of the density stars that were held out have."""
+"""How much of what the grid leaves out of the density the stars have."""
 
 import logging
-from dataclasses import replace
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from dustmap.config import Config
+from dustmap.gp import Prediction
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _engines
 from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Observations
 
 log = logging.getLogger(__name__)
 
-#: Stars that are looked at, at most.
+#: Stars of a kind that are looked at, at most.
 _STARS = 5_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
@@ -24,54 +27,142 @@ _STARS = 5_000
 _MIXTURE = ((0.75, 0.4), (0.15, 1.2))
 #: Logarithms that are looked at.
 _WITHIN, _STEPS = 4.0, 129
+#: Samples below which what a star has told the fit is not known.
+_FEW = 16
+#: Of a leave-one-out residual, the relative bias that few samples may give its square.
+_BIAS = 1.0 / 16.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Judges:
+    """Stars by which the factor is judged: measurements, errors σ² and added variance, what others
+    predict of them, nodes alone, and the variance more of a factor 1; all (N,)."""
+
+    y: Tensor
+    errors: Tensor
+    added: Tensor
+    resolved: Prediction
+    more: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def log_density(self, at: Hyperparameters, factor: float) -> float:
+        """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
+        if len(self) == 0:
+            return 0.0
+        variance = self.resolved.variance + factor * self.more
+        prediction = replace(self.resolved, variance=variance)
+        return float(at.scored(self.y, self.errors, prediction, self.added).log_density.sum())
 
 
 @torch.no_grad()
 def judged(
-    config: Config, fit: StarFit, observed: Observations, holdout: Tensor
+    config: Config, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
 ) -> tuple[StarFit, dict[str, Any]]:
-    """Return the fit with the factor on that variance which held-out stars suggest, and a section
-    of the report; 1 where none are held out, and fits of other engines unchanged."""
+    """Return the fit with the factor on that variance which the stars suggest, and a section of the
+    report; 1 where there are none to ask, and fits of other engines unchanged.
+
+    Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
+    too, by what the others say of them: there are more of them, and to tell nothing from something
+    needs no exact account of what each has told the fit.
+    """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
     whole = _engines.with_unresolved(config, fit, 1.0)
-    assert isinstance(whole.posterior, LogNormalPosterior)
-    lacking = whole.posterior.unresolved
-    assert lacking is not None
-    section: dict[str, Any] = {"length": lacking.length}
-    index = _some(holdout)
-    if len(index) == 0:
+    posterior = whole.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.unresolved is not None
+    section: dict[str, Any] = {"length": posterior.unresolved.length}
+    unseen = _unseen(whole, observed, _some(holdout))
+    few = posterior.n_samples < _FEW
+    fitted = _left_out(whole, observed, _some(train[:0] if few else train))
+    stars = len(unseen) + len(fitted)
+    if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
-    rays, at = observed.batch.functional[index], fit.hyperparameters
-    resolved, both = predicted(fit.posterior, rays), predicted(whole.posterior, rays)
-    more = (both.variance - resolved.variance).clamp_min(0.0)
-    mean = resolved.mean + observed.expected_beyond[index].to(resolved.mean)
-    y, errors = observed.measured[index], observed.error_variance[index]
-    added = observed.added_variance[index]
-    factors, log_prior = _prior()
-
-    def evidence(factor: float) -> float:
-        prediction = replace(resolved, mean=mean, variance=resolved.variance + factor * more)
-        return float(at.scored(y, errors, prediction, added).log_density.sum())
-
-    log_posterior = log_prior + torch.tensor([evidence(float(f)) for f in factors]).double()
-    weights = torch.softmax(log_posterior, 0)
+    at, (factors, log_prior) = fit.hyperparameters, _prior()
+    size, presence = (
+        torch.tensor([each.log_density(at, float(f)) for f in factors], dtype=torch.float64)
+        for each in (unseen, fitted)
+    )
+    some = torch.logsumexp(torch.log_softmax(log_prior[1:], 0) + presence[1:], 0)
+    presence[1:] = some
+    weights = torch.softmax(log_prior + size + presence, 0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
-    share = float((more / (resolved.variance + more)).median())
+    more = torch.cat([unseen.more, fitted.more])
+    resolved = torch.cat([unseen.resolved.variance, fitted.resolved.variance])
+    share = float((more / (resolved + more)).median())
     log.info(
-        "dust between the nodes: %.2f ± %.2f times the expected variance, by %d held-out stars",
+        "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
         factor,
         std,
-        len(index),
+        stars,
     )
     fit = _engines.with_unresolved(config, fit, factor)
     return fit, section | {
         "factor": factor,
         "factor_std": std,
-        "stars": len(index),
+        "stars": stars,
+        "held_out": len(unseen),
         "median_share_of_the_variance": factor * share / (factor * share + 1.0 - share),
     }
+
+
+def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars that no fit has seen, and what the nodes alone say of them."""
+    posterior = fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    rays = observed.batch.functional[index]
+    both = predicted(posterior, rays)
+    resolved = predicted(replace(posterior, unresolved=None), rays)
+    beyond = observed.expected_beyond[index].to(resolved.mean)
+    return _Judges(
+        observed.measured[index],
+        observed.error_variance[index],
+        observed.added_variance[index],
+        replace(resolved, mean=resolved.mean + beyond),
+        (both.variance - resolved.variance).clamp_min(0.0),
+    )
+
+
+def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars of the fit as a fit without each would predict them: those for which samples tell.
+
+    h = S/σ² has the relative error √(2/K) of K samples, and (1 − h)⁻¹ the bias (2/K) (h/(1 − h))².
+    """
+    posterior, fitted = fit.posterior, _unseen(fit, observed, index)
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.unresolved is not None
+    after, at = fitted.resolved, fit.hyperparameters
+    noise = at.noise_variance(fitted.errors, after, fitted.added).to(after.variance)
+    ratio = math.sqrt(0.5 * _BIAS * posterior.n_samples)
+    kept = after.variance < ratio / (1.0 + ratio) * noise
+    known, more = after.variance[kept], fitted.more[kept]
+    without = without_each(fitted.y[kept], Prediction(after.mean[kept], known), noise[kept])
+    # more is √(S V), at most V, for the variance S after the fit.
+    whole = torch.where(more > known, more.square() / known, more)
+    return _Judges(
+        fitted.y[kept],
+        fitted.errors[kept],
+        fitted.added[kept],
+        without,
+        posterior.unresolved.of_integrals(without.variance, whole),
+    )
+
+
+def without_each(y: Tensor, after: Prediction, noise: Tensor) -> Prediction:
+    """Return what all other data say of each response, of a linear model.
+
+    Of a datum y of noise σ² whose response has the mean m and variance S after a fit to all,
+
+        m₋ = y − (y − m)/(1 − h),    S₋ = S/(1 − h),    h = S/σ² < 1
+
+    y, noise (N,).
+    """
+    rest = 1.0 - after.variance / noise
+    return Prediction((y - (y - after.mean) / rest).to(rest), after.variance / rest)
 
 
 def _some(index: Tensor) -> Tensor:

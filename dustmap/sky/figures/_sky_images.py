@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from astropy import units as u
@@ -15,11 +15,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky._coordinates import cartesian
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._planes import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
-from dustmap.sky.maps import DustMap, Quantity, muted_reports
+from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
+
+if TYPE_CHECKING:
+    import torch
+
+    from dustmap.sky.maps import AbstractDensityField
 
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
 _COARSE = 1.5
@@ -160,11 +166,18 @@ class SkyImage(AbstractImage):
 
 
 def sky_image(
-    density: DustMap, distance: float, pixels: Pixels, truth: DustMap | None, integrated: bool
+    density: DustMap,
+    distance: float,
+    pixels: Pixels,
+    truth: DustMap | None,
+    integrated: bool,
+    field: "AbstractDensityField | None" = None,
+    device: "torch.device | None" = None,
 ) -> SkyImage:
     """Ask for ρ at a distance from the Sun in pc, or A(<d); NaN where that leaves the map.
 
-    The standard deviation of A is that of the stored samples, if there are any.
+    The standard deviation of A is that of the stored samples, if there are any; that of ρ is the
+    field's, where there is one: between voxels a map has only what its voxels have.
     """
     near, far = density.distance_bounds.to_value(u.pc)
     if not max(near, 0.0) < distance <= far:
@@ -183,10 +196,13 @@ def sky_image(
     spread = density.n_samples > 1 if integrated else Quantity.STD in known
     with muted_reports():  # the mean has reported how many places are outside
         covered = Quantity.COVERAGE in known and not integrated
+        std = density.query(coords, mode="std", integrated=integrated) if spread else None
+        if field is not None and not integrated:
+            std = _spread_of(field, coords, np.isfinite(mean), device)
         return SkyImage(
             integrated,
             mean,
-            std=density.query(coords, mode="std", integrated=integrated) if spread else None,
+            std=std,
             coverage=density.coverage(coords) if covered else None,
             truth=None if truth is None else truth.query(coords, integrated=integrated),
             pixels=pixels,
@@ -194,12 +210,51 @@ def sky_image(
         )
 
 
+def _spread_of(
+    field: "AbstractDensityField",
+    coords: SkyCoord,
+    inside: NDArray[np.bool_],
+    device: "torch.device | None",
+) -> Array:
+    """Return the posterior's standard deviation of ρ (V, H), NaN where it is outside."""
+    # A map is drawn without torch.
+    import torch
+
+    from dustmap.gp.functionals import PointValues
+
+    l, b, distance = coords.l.deg[inside], coords.b.deg[inside], coords.distance.to_value(u.pc)
+    points = np.clip(cartesian(l, b, distance[inside]), field.lower, field.upper)
+    places = PointValues(torch.from_numpy(points).to(device))
+    found = field.evaluate(places, MapRequest((Quantity.STD,)))
+    std = np.full(inside.shape, np.nan)
+    std[inside] = found["std"]
+    return std
+
+
 @style.styled()
 def shell_figure(
-    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
+    density: DustMap,
+    distance: float,
+    pixels: Pixels | None = None,
+    truth: DustMap | None = None,
+    field: "AbstractDensityField | None" = None,
+    device: "torch.device | None" = None,
 ) -> Figure:
-    """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky."""
-    image = sky_image(density, distance, pixels or Pixels.whole_sky(), truth, integrated=False)
+    """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky.
+
+    Parameters
+    ----------
+    density : the map
+    distance : from the Sun in pc
+    pixels : of the sky; None for all of it
+    truth : the true density, where it is known
+    field : AbstractDensityField or None
+        The posterior of the map, whose uncertainty between voxels is larger than what a map of
+        voxels has; None to draw that.
+    device : of the posterior
+    """
+    pixels = pixels or Pixels.whole_sky()
+    image = sky_image(density, distance, pixels, truth, False, field, device)
     return image.figure(density.system)
 
 

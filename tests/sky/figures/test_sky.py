@@ -1,16 +1,24 @@
 """The sky at a distance: pixels where they belong, l growing to the left."""
 
+import functools
+
 import numpy as np
 import pytest
+import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
 from dustmap.gp import RegularGrid
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.inference import LogNormalPosterior, Unresolved
 from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
 from dustmap.sky.figures._sky_images import sky_image
-from dustmap.sky.maps import DustMap
+from dustmap.sky.maps import DustMap, MapRequest, NodeField, Quantity
+from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import bar_labels, every_text, posterior, shown, titled
 
 COARSE = Pixels.whole_sky(15.0)
@@ -138,3 +146,27 @@ def test_a_window_across_l_0_is_continuous() -> None:
     assert pixels.longitudes.max() == pytest.approx(19.0, abs=0.2)
     assert not pixels.whole
     assert Pixels.whole_sky(10.0).whole
+
+
+def test_uncertainty_between_voxels_is_the_posteriors_own() -> None:
+    """Where the map has none of what lies between its nodes; nothing is said outside."""
+    grid = RegularGrid((-50.0,) * 3, (10.0,) * 3, (11,) * 3)
+    rows = functools.partial(interpolation, grid=grid, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    logs = 0.1 * torch.randn(16, grid.size, generator=generator, dtype=torch.float64) - 6.0
+    left = Unresolved.of(Matern32(30.0, dim=3), grid)
+    known = LogNormalPosterior(rows, logs.mean(0), logs, unresolved=left)
+    field = NodeField(known, grid, system_named("A_V"), 1.0)
+    stored = DustMap.from_field(field, grid, MapRequest((Quantity.MEAN, Quantity.STD)))
+    how = stored, 48.0, COARSE, None, False
+    bare, full = sky_image(*how), sky_image(*how, field)
+    assert bare.std is not None
+    assert full.std is not None
+    np.testing.assert_array_equal(full.mean, bare.mean)
+    np.testing.assert_array_equal(np.isfinite(full.std), np.isfinite(full.mean))
+    place = COARSE.at(48.0)[3, 5]
+    x = torch.from_numpy(place.cartesian.xyz.to_value("pc"))[None]
+    request = MapRequest((Quantity.STD,))
+    expected = field.evaluate(PointValues(x), request)["std"]
+    np.testing.assert_allclose(full.std[3, 5], expected[0], rtol=1e-5)
+    assert np.nanmedian(full.std / bare.std) > 1.05
