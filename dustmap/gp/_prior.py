@@ -14,7 +14,7 @@ from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
-from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
 _ROUND_OFF = 1e-14
@@ -71,7 +71,8 @@ class GridPrior(AbstractParametric):
     C' is C itself or, where that is cheaper, the same kernel wrapped around a narrower torus: P
     need only resemble K_uu⁻¹.
 
-    `kernel` and `wrapping` define the covariance that data must use with this prior. Tensors carry
+    `kernel` and `wrapping` define the covariance that data must use with this prior, whose nodes
+    hold values of the field, or coefficients of its projection (`ProjectedKernel`). Tensors carry
     the autograd graph of the kernel's parameters; `spectrum` is the half spectrum of `rfftn`.
 
     Build it with `GridPrior.padded` (the default of all engines) or `GridPrior.minimal` (the
@@ -124,12 +125,12 @@ class GridPrior(AbstractParametric):
             raise UserError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
         _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
-        table = wrapped_lags(kernel, grid.spacing, shape)
-        spectrum, variance = _eigenvalues(table, nugget)
+        values = wrapped_lags(kernel, grid.spacing, shape)
+        table, spectrum, variance = _of_nodes(kernel, values, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
         wrap_error = _wrap_error(kernel, grid, periods)
-        inflation = float(table.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
+        inflation = float(values.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
         nugget_variance = float(variance.detach())
         report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
         lags = _lags(table, grid, variance)
@@ -151,8 +152,8 @@ class GridPrior(AbstractParametric):
         _check_arguments(kernel, grid, 1.0, nugget)
         shape = tuple(2 * m - 2 for m in grid.shape)
         _refuse_beyond(memory, shape, grid)
-        table = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
-        spectrum, variance = _eigenvalues(table, nugget)
+        values = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
+        table, spectrum, variance = _of_nodes(kernel, values, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
         report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
@@ -345,6 +346,16 @@ def _eigenvalues(table: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
     return spectrum + variance, variance
 
 
+def _of_nodes(kernel: AbstractKernel, values: Tensor, nugget: float) -> tuple[Tensor, ...]:
+    """Return lags and spectrum of the nodes, the latter with the nugget, and the nugget, for the
+    lags of the field's values on a torus."""
+    if isinstance(kernel, ProjectedKernel):
+        shape = values.shape
+        spectrum = torch.fft.rfftn(values.to(torch.float64)).real * kernel.spectrum_factor(shape)
+        values = torch.fft.irfftn(spectrum, s=shape)
+    return values, *_eigenvalues(values, nugget)
+
+
 def _lags(table: Tensor, grid: RegularGrid, variance: Tensor) -> Tensor:
     """Return the lags of the grid, of those of the torus, with the nugget at lag 0."""
     lags = table[tuple(slice(0, m) for m in grid.shape)]
@@ -373,8 +384,8 @@ def _cheapest_inverse(prior: GridPrior) -> linalg.CirculantOperator:
     narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if prior.wrapping is None or math.prod(narrow) > 0.8 * prior.n_white:
         return _inverse(prior.spectrum, prior.torus_shape, grid)
-    table = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-    return _inverse(_eigenvalues(table, prior.nugget)[0], narrow, grid)
+    values = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
+    return _inverse(_of_nodes(kernel, values, prior.nugget)[1], narrow, grid)
 
 
 def _inverse(

@@ -24,6 +24,7 @@ from pipelines.reproduce.groups import experiment as groups
 from pipelines.reproduce.heaton import experiment as heaton
 from pipelines.reproduce.kernels import experiment as kernels
 from pipelines.reproduce.kills import experiment as kills
+from pipelines.reproduce.lengths import experiment as lengths
 from pipelines.reproduce.lognormal import experiment as lognormal
 from pipelines.reproduce.memory import experiment as memory
 from pipelines.reproduce.nll_per_second import experiment as nll_per_second
@@ -135,6 +136,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "between_nodes",
         "skies finer than the grid: extinctions with and without what lies between the nodes",
         between_nodes.run,
+    ),
+    Experiment(
+        "lengths",
+        "learned length scales of skies finer than the grid, and of skies on it",
+        lengths.run,
     ),
     Experiment(
         "seams",

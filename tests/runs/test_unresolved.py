@@ -14,6 +14,7 @@ from astropy.table import Table
 from dustmap.config import load
 from dustmap.gp import Prediction
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.runs.stars._model import Hyperparameters
 from dustmap.runs.stars._unresolved import without_each
 from dustmap.sky import DustMap
 from dustmap.sky.simulation import Measurements, simulate, write_sky
@@ -149,3 +150,20 @@ def test_without_stars_held_out_the_factor_is_one(tmp_path: Path) -> None:
 def test_a_gaussian_density_has_no_such_part(tmp_path: Path) -> None:
     settings = ("model.density=gaussian", "model.std=0.002", "export.formats=[]")
     assert "unresolved" not in run(tmp_path, 20.0, *settings, stars=60)
+
+
+def test_what_nodes_hold_is_learned_with_the_length_and_kept(tmp_path: Path) -> None:
+    settings = ("data.holdout=0.1", "data.refit=true", "fit.samples=4", "export.formats=[]")
+    learn = 'model.learn=["length", "std", "mean", "noise"]'
+    report = run(tmp_path, 5.0, *settings, learn, stars=200)
+    found = report["hyperparameters"]["projection"]
+    assert 0.0 < found < 1.0
+    assert found != 0.5  # where it starts
+    kept = json.loads((tmp_path / "run" / "checkpoint" / "refit.json").read_text())
+    assert kept["projection"] == pytest.approx(found, abs=1e-9)
+
+
+def test_held_lengths_and_earlier_runs_have_values_at_the_nodes(finer: Path) -> None:
+    text = (finer / "run" / "checkpoint/hyperparameters.json").read_text()
+    assert "projection" not in json.loads(text)
+    assert Hyperparameters.from_dict(json.loads(text)).projection == 0.0

@@ -5,8 +5,8 @@ estimators. Build one with `Matern` (any smoothness), `Matern13`, `Matern12`, `M
 `Matern52` or `SquaredExponential` (one length scale, or one per axis), combine with `+` and scale
 with `*`. Draws from Matérn-⅓ and Matérn-½ are continuous only; the squared exponential is so smooth
 that its covariance on a fine grid is numerically singular. `KERNELS` and `kernel_named` have them
-by name, and sums of two. A profile of your own needs a name and `value(r)`, for
-`StationaryKernel(profile, lengthscale)`.
+by name, and sums of two. `ProjectedKernel` says how a grid holds the field. A profile of your own
+needs a name and `value(r)`, for `StationaryKernel(profile, lengthscale)`.
 """
 
 from dustmap.gp.kernels._kernel import AbstractKernel as AbstractKernel
@@ -29,3 +29,4 @@ from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
 from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
 from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
+from dustmap.gp.kernels._projected import ProjectedKernel as ProjectedKernel

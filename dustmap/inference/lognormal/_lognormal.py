@@ -40,7 +40,8 @@ class LogNormalModel(gp.AbstractParametric):
     Between nodes ρ is its multilinear interpolant: weights ≥ 0 that sum to one, the same for
     integrals, queries and exports, so nothing is ever negative and a constant log-density gives
     ρ · d exactly. What the interpolant leaves out of the field between the nodes is not part of
-    the noise, but of what is predicted (`Unresolved`).
+    the noise, but of what is predicted (`Unresolved`). Nodes hold values of the log-density, or,
+    where the prior's kernel is a `ProjectedKernel`, coefficients of its projection.
 
     A mean that is learned has the prior β ~ N(β₀, B²) around its present value, with
     B = `mean.prior_stds` at the nodes, and its uncertainty is in every result.

@@ -148,7 +148,10 @@ def fit_mgvi(
     evidence's gradient has a derivative of it. These are the estimating equations of Carroll &
     Ruppert (1982), which are right on average whatever the shape of the noise.
 
-    Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither.
+    Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither:
+    with its variance in Σ the scale of the noise is learned too small, and lengths come out no
+    better. They come out too short on fields finer than the grid because interpolation smooths
+    what nodes hold; a `ProjectedKernel` has its nodes hold more.
 
     Parameters
     ----------

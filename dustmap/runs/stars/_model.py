@@ -17,7 +17,13 @@ from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
 from dustmap.engines import FALLBACK
 from dustmap.errors import UserError
-from dustmap.gp.kernels import AbstractKernel, SumKernel, kernel_named, stationary_named
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    ProjectedKernel,
+    SumKernel,
+    kernel_named,
+    stationary_named,
+)
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
@@ -40,6 +46,7 @@ _UNITS = {
     "second_std": "mag/pc, of the second term",
     "second_length": "pc, of the second term",
     "noise": "factor on the errors",
+    "projection": "share of it, of values, at the nodes",
     "nu": "degrees of freedom",
     "scatter": "mag",
     "relative_scatter": "fraction of the extinction",
@@ -47,6 +54,8 @@ _UNITS = {
     "disc_length": "pc",
 }
 _TERMS = ("first", "second")
+#: Where the share of the projection starts, which is learned with the length.
+_PROJECTION = 0.5
 #: Where a scatter that is learned starts, of the median error of the data; and where one in
 #: proportion to the extinction starts.
 _SCATTER, _RELATIVE_SCATTER = 0.1, 0.1
@@ -71,6 +80,8 @@ class Hyperparameters:
     on the variance of what the grid leaves out between its nodes, of a log-normal density.
     first_std, second_std, second_length: of the two terms of a kernel that is a sum, whose first
     has the length and which together have the std; None of a kernel of one term.
+    projection: share of the projection of ln ρ, in place of its values, that nodes of the grid hold
+    (`ProjectedKernel`); 0 for values alone.
     """
 
     length: float
@@ -88,6 +99,7 @@ class Hyperparameters:
     first_std: float | None = None
     second_std: float | None = None
     second_length: float | None = None
+    projection: float = 0.0
 
     @property
     def longest(self) -> float:
@@ -187,6 +199,7 @@ def start_of(config: Config) -> Hyperparameters:
         noise=1.0,
         scatter=model.scatter,
         relative_scatter=model.relative_scatter,
+        projection=_PROJECTION if _learns_projection(config) else 0.0,
     )
 
 
@@ -252,12 +265,16 @@ def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
     """Kernel, mean and noise at these values, on the device of the data, with zero points (and
     scales) of the groups that the data have; what model.learn names is learned."""
     kernel, likelihood = kernel_of(config.model, at), _likelihood(config.model, at, data)
+    if at.projection > 0.0:
+        kernel = ProjectedKernel.of(kernel, at.projection)
     stds = config.model.group_std, config.model.group_scale
     points = gp.ZeroPoints.of(data.functional, *stds)
     model = gp.GPModel(kernel, mean_of(config, at.mean), likelihood, points)
     learned = {"variance" if name == "std" else name for name in config.model.learn}
     if learns_scale_with_nu(config.model):
         learned.discard("noise")
+    if _learns_projection(config):
+        learned.add("projection")
     known = {p.name.partition("[")[0] for p in model.parameters()}
     return model.learning(*(learned & known)).to(data.y.device)
 
@@ -281,6 +298,7 @@ def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
         noise=1.0 if noise.log_scale is None else float(noise.log_scale.exp()),
         scatter=0.0 if noise.log_jitter is None else float(noise.log_jitter.exp()),
         relative_scatter=0.0 if noise.log_relative is None else float(noise.log_relative.exp()),
+        projection=float(model.kernel.share) if isinstance(model.kernel, ProjectedKernel) else 0.0,
         **disc,
         **sums,
     )
@@ -301,6 +319,11 @@ def learns_scale_with_nu(model: ModelConfig) -> bool:
     """Whether the factor on the errors is learned with the ν of Student-t noise."""
     learned = "noise" in model.learn and "scatter" not in model.learn
     return model.noise == "student-t" and learned
+
+
+def _learns_projection(config: Config) -> bool:
+    """Whether the share of the projection is learned: with the length of a log-normal density."""
+    return is_lognormal(config) and "length" in config.model.learn
 
 
 def grid_of(config: GridConfig) -> gp.RegularGrid:

@@ -108,6 +108,25 @@ def run(request: Request) -> Outcome:
 
 def scored(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str, float]:
     """Scores of noise-free extinctions, with and without what lies between the nodes."""
+    report = fitted(case, seed, size, folder)
+    path = folder / "run" / "checkpoint" / "hyperparameters.json"
+    learned = json.loads(path.read_text())
+    honest = scores(folder)
+    path.write_text(json.dumps(learned | {"unresolved": 0.0}))
+    without = scores(folder)
+    names = ("chi2", "coverage68", "coverage95", "loglike")
+    return {
+        "factor": float(report["unresolved"]["factor"]),
+        "rmse": honest["rmse"],
+        **{name: honest[name] for name in names},
+        **{f"{name}_without": without[name] for name in names},
+    }
+
+
+def fitted(
+    case: Case, seed: int, size: list[int], folder: Path, settings: tuple[str, ...] = ()
+) -> Mapping[str, Any]:
+    """Simulate the case's sky, fit it and return the report; settings: of the run."""
     (folder / "run.toml").write_text(CONFIG.format(size=size, spacing=SPACING, length=LENGTH))
     truth = load(folder / "run.toml", [f"model.kernel={case.truth}"])
     model = prior_sky(truth, SPACING if case.nodes == OWN else SPACING / 4)
@@ -122,27 +141,17 @@ def scored(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str,
     table["extinction"][:], table["extinction_error"][:] = extinction + error * noise, error
     table[unseen:].write(folder / "sky.fits")
     table[:unseen].write(folder / "unseen.fits")
-    config = load(folder / "run.toml", [f"model.kernel={case.fitted}"])
+    config = load(folder / "run.toml", [f"model.kernel={case.fitted}", *settings])
     execute_run(prepare(config), folder / "run", config, False, Stage.EXPORT)
     report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
-    path = folder / "run" / "checkpoint" / "hyperparameters.json"
-    learned = json.loads(path.read_text())
-    honest = _scores(folder)
-    path.write_text(json.dumps(learned | {"unresolved": 0.0}))
-    without = _scores(folder)
-    names = ("chi2", "coverage68", "coverage95", "loglike")
-    return {
-        "factor": float(report["unresolved"]["factor"]),
-        "rmse": honest["rmse"],
-        **{name: honest[name] for name in names},
-        **{f"{name}_without": without[name] for name in names},
-    }
+    return report
 
 
-def _scores(folder: Path) -> Mapping[str, float]:
+def scores(folder: Path) -> Mapping[str, float]:
+    """Scores of noise-free extinctions of stars that the fit has not seen."""
     star_map = open_star_map(folder / "run")
-    scores = star_map.evaluate(folder / "unseen.fits", truth_column="true_extinction")
-    truth: Mapping[str, float] = scores["truth"]
+    found = star_map.evaluate(folder / "unseen.fits", truth_column="true_extinction")
+    truth: Mapping[str, float] = found["truth"]
     return truth
 
 

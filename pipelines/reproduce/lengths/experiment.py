@@ -1,0 +1,102 @@
+"""Learned length scales of skies with structure between the nodes of the map, and without.
+
+The skies of `between_nodes`, drawn from the prior with nodes four times as close as the map's or at
+the map's own. Length, std, mean, noise and the share of the projection that the nodes hold are
+learned. The truth is the length of the kernel of the sky.
+"""
+
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
+from pipelines.reproduce.between_nodes.experiment import (
+    FINER,
+    LENGTH,
+    OWN,
+    SEEDS,
+    SPACING,
+    Case,
+    fitted,
+    scores,
+)
+
+_log = logging.getLogger(__name__)
+
+CASES = tuple(Case(nodes, error) for nodes in (FINER, OWN) for error in (0.02, 0.1))
+QUICK = (Case(FINER, 0.05, stars=300),)
+LEARN = ('model.learn=["length", "std", "mean", "noise"]',)
+#: Largest factor between a learned length and the truth.
+WITHIN = 1.3
+
+
+def run(request: Request) -> Outcome:
+    """All cases and seeds; quick is one of each."""
+    cases: tuple[Case, ...] = CASES
+    seeds: tuple[int, ...] = SEEDS
+    size = [400, 400, 240]
+    if request.quick:
+        cases, seeds, size = QUICK, SEEDS[:1], [160, 160, 80]
+    rows: list[Row] = []
+    for case in cases:
+        for seed in seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                row: Row = {
+                    "sky": case.nodes,
+                    "error_percent": 100.0 * case.error,
+                    "seed": seed,
+                    **learned(case, seed, size, Path(folder)),
+                }
+            _log.info("%s", row)
+            rows.append(row)
+    settings: Row = {"size_pc": size, "spacing_pc": SPACING, "length_pc": LENGTH}
+    return Outcome(settings, rows, [] if request.quick else goals(rows), draw(rows))
+
+
+def learned(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str, float]:
+    """Hyperparameters, and scores of noise-free extinctions of unseen stars."""
+    fitted(case, seed, size, folder, LEARN)
+    found: Mapping[str, Any] = json.loads(
+        (folder / "run" / "checkpoint" / "hyperparameters.json").read_text()
+    )
+    names = ("length", "std", "noise", "projection", "unresolved")
+    unseen = scores(folder)
+    return {name: float(found[name]) for name in names} | {
+        name: unseen[name] for name in ("chi2", "coverage68", "loglike")
+    }
+
+
+def goals(rows: list[Row]) -> list[Goal]:
+    """Geometric means of lengths over the seeds, within a factor of the truth."""
+    made = []
+    for case in CASES:
+        error = 100.0 * case.error
+        own = [r for r in rows if r["sky"] == case.nodes and r["error_percent"] == error]
+        off = float(np.mean([math.log(number(row, "length") / LENGTH) for row in own]))
+        name = f"length over the truth: {case.nodes}, {error:g} %"
+        made += [
+            Goal.at_most(name, WITHIN, math.exp(off)),
+            Goal.at_least(name, 1.0 / WITHIN, math.exp(off)),
+        ]
+    return made
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Learned lengths by sky."""
+    figure = Figure(figsize=(6.5, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    labels = [f"{row['sky']}, {row['error_percent']:g} %, seed {row['seed']}" for row in rows]
+    places = np.arange(len(rows))[::-1]
+    axes.axvline(LENGTH, color="0.6", linewidth=1.0)
+    axes.plot([number(row, "length") for row in rows], places, "o")
+    axes.set_yticks(places, labels, fontsize=7)
+    axes.set_xlabel("learned length in pc (the line: the sky's)")
+    axes.set_xlim(0.0, 2.0 * LENGTH)
+    return figure
