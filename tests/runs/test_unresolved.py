@@ -167,3 +167,13 @@ def test_held_lengths_and_earlier_runs_have_values_at_the_nodes(finer: Path) -> 
     text = (finer / "run" / "checkpoint/hyperparameters.json").read_text()
     assert "projection" not in json.loads(text)
     assert Hyperparameters.from_dict(json.loads(text)).projection == 0.0
+
+
+def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) -> None:
+    learn = ('model.learn=["noise"]', "model.noise=gaussian", "export.formats=[]")
+    report = run(tmp_path, 5.0, *learn)
+    assert report["hyperparameters"]["noise"] > 1.1
+    section = report["unresolved"]
+    assert section["stars"] > section["held_out"] == 360
+    assert section["factor"] > 4.0 * section["factor_std"]
+    assert 0.6 < truth_scores(tmp_path)["chi2"] < 1.4

@@ -25,8 +25,10 @@ _STARS = 5_000
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
 _MIXTURE = ((0.75, 0.4), (0.15, 1.2))
-#: Logarithms that are looked at.
-_WITHIN, _STEPS = 4.0, 129
+#: Logarithms that are looked at: so many, fewer beside scales of the noise.
+_WITHIN, _STEPS, _FEWER_STEPS = 4.0, 129, 33
+#: Scales of a learned noise: so many, from below the least to above the largest of it and 1.
+_SCALES, _BELOW, _ABOVE = 9, 1.4, 1.2
 #: Samples below which what a star has told the fit is not known.
 _FEW = 16
 #: Of a leave-one-out residual, the relative bias that few samples may give its square.
@@ -48,6 +50,14 @@ class _Judges:
     def __len__(self) -> int:
         return len(self.y)
 
+    def log_densities(self, at: Hyperparameters, scales: Tensor, factors: Tensor) -> Tensor:
+        """Σ_n ln p(y_n | the others) (T, F) at T scales of the noise and F factors, float64."""
+        noises = [replace(at, noise=float(scale)) for scale in scales]
+        return torch.tensor(
+            [[self.log_density(noise, float(factor)) for factor in factors] for noise in noises],
+            dtype=torch.float64,
+        )
+
     def log_density(self, at: Hyperparameters, factor: float) -> float:
         """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
         if len(self) == 0:
@@ -66,7 +76,8 @@ def judged(
 
     Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
     too, by what the others say of them: there are more of them, and to tell nothing from something
-    needs no exact account of what each has told the fit.
+    needs no exact account of what each has told the fit. A scale of the noise that was learned has
+    taken what lies between the nodes for noise: then all stars weigh both against each other.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -81,14 +92,15 @@ def judged(
     stars = len(unseen) + len(fitted)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
-    at, (factors, log_prior) = fit.hyperparameters, _prior()
-    size, presence = (
-        torch.tensor([each.log_density(at, float(f)) for f in factors], dtype=torch.float64)
-        for each in (unseen, fitted)
-    )
-    some = torch.logsumexp(torch.log_softmax(log_prior[1:], 0) + presence[1:], 0)
-    presence[1:] = some
-    weights = torch.softmax(log_prior + size + presence, 0)
+    at = fit.hyperparameters
+    scales = _noise_scales(config, at)
+    factors, log_prior = _prior(_STEPS if len(scales) == 1 else _FEWER_STEPS)
+    size, presence = (each.log_densities(at, scales, factors) for each in (unseen, fitted))
+    if len(scales) == 1:
+        relative = torch.log_softmax(log_prior[1:], 0)
+        presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
+    joint = log_prior + size + presence
+    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
     more = torch.cat([unseen.more, fitted.more])
@@ -172,9 +184,18 @@ def _some(index: Tensor) -> Tensor:
     return index[torch.linspace(0, len(index) - 1, _STARS).round().long()]
 
 
-def _prior() -> tuple[Tensor, Tensor]:
+def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:
+    """Scales of the noise (T,) that are as likely as each other before the data: the one of the
+    fit, or where it was learned, those around it and the stated errors."""
+    if "noise" not in config.model.learn:
+        return torch.tensor([at.noise], dtype=torch.float64)
+    low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
+    return torch.linspace(low, high, _SCALES, dtype=torch.float64).exp()
+
+
+def _prior(steps: int) -> tuple[Tensor, Tensor]:
     """Factors (F,) and their log-probabilities before the data."""
-    logs = torch.linspace(-_WITHIN, _WITHIN, _STEPS, dtype=torch.float64)
+    logs = torch.linspace(-_WITHIN, _WITHIN, steps, dtype=torch.float64)
     parts = [w * torch.softmax(-0.5 * (logs / std).square(), 0) for w, std in _MIXTURE]
     none = logs.new_tensor([1.0 - sum(weight for weight, _ in _MIXTURE)])
     factors = torch.cat([torch.zeros_like(none), logs.exp()])

@@ -111,9 +111,9 @@ def scored(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str,
     report = fitted(case, seed, size, folder)
     path = folder / "run" / "checkpoint" / "hyperparameters.json"
     learned = json.loads(path.read_text())
-    honest = scores(folder)
+    honest = _scores(folder)
     path.write_text(json.dumps(learned | {"unresolved": 0.0}))
-    without = scores(folder)
+    without = _scores(folder)
     names = ("chi2", "coverage68", "coverage95", "loglike")
     return {
         "factor": float(report["unresolved"]["factor"]),
@@ -147,8 +147,7 @@ def fitted(
     return report
 
 
-def scores(folder: Path) -> Mapping[str, float]:
-    """Scores of noise-free extinctions of stars that the fit has not seen."""
+def _scores(folder: Path) -> Mapping[str, float]:
     star_map = open_star_map(folder / "run")
     found = star_map.evaluate(folder / "unseen.fits", truth_column="true_extinction")
     truth: Mapping[str, float] = found["truth"]

@@ -25,7 +25,6 @@ from pipelines.reproduce.between_nodes.experiment import (
     SPACING,
     Case,
     fitted,
-    scores,
 )
 
 _log = logging.getLogger(__name__)
@@ -61,16 +60,13 @@ def run(request: Request) -> Outcome:
 
 
 def learned(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str, float]:
-    """Hyperparameters, and scores of noise-free extinctions of unseen stars."""
+    """Hyperparameters."""
     fitted(case, seed, size, folder, LEARN)
     found: Mapping[str, Any] = json.loads(
         (folder / "run" / "checkpoint" / "hyperparameters.json").read_text()
     )
-    names = ("length", "std", "noise", "projection", "unresolved")
-    unseen = scores(folder)
-    return {name: float(found[name]) for name in names} | {
-        name: unseen[name] for name in ("chi2", "coverage68", "loglike")
-    }
+    names = ("length", "std", "noise", "projection")
+    return {name: float(found[name]) for name in names}
 
 
 def goals(rows: list[Row]) -> list[Goal]:
