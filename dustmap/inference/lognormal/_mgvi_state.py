@@ -67,7 +67,7 @@ class MGVISettings:
 
     samples: int = 32
     curved: bool | None = None
-    rounds: int = 12
+    rounds: int = 16
     refinements: int = 2
     draws: int = 8
     most_draws: int = 32
