@@ -73,6 +73,7 @@ from dustmap.linalg._random import standard_normal as standard_normal
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length
+from dustmap.linalg._toeplitz import quadratic_forms as quadratic_forms
 from dustmap.linalg._world import AbstractWorld as AbstractWorld
 from dustmap.linalg._world import Alone as Alone
 from dustmap.linalg._world import DividedColumns as DividedColumns

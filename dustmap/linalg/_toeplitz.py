@@ -5,6 +5,7 @@ multiplied with the spectrum, and cropped.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -259,6 +260,30 @@ class _CirculantProduct(torch.autograd.Function):
                 spectrum, grad, ctx.boxes.swapped()
             )
         return grad_spectrum, grad_x, None
+
+
+def quadratic_forms(circulants: Sequence[CirculantOperator], x: Tensor) -> Tensor:
+    """xᵀ C_p x (P, K) of leading blocks C_p of circulants on one torus, for x (K, M); float64.
+
+        xᵀ C x = Σ_k λ_k |F pad x|²_k / L_1 ⋯ L_D
+
+    by one transform of every x and none back, however many p there are.
+
+    Examples
+    --------
+    >>> C = CirculantOperator(torch.tensor([4.0, 1.0, 2.0]), (4,), rows=(2,), columns=(2,))
+    >>> quadratic_forms([C], torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    tensor([[2.0000, 5.0000]], dtype=torch.float64)
+    """
+    torus_shape, box = circulants[0].torus_shape, circulants[0].columns or circulants[0].torus_shape
+    weight = multiplicity(torus_shape).to(x.device) / math.prod(torus_shape)
+    spectra = [first_axis_last(C.spectrum).double() * weight for C in circulants]
+    table, found = torch.stack(spectra).flatten(1), [x.new_zeros(len(spectra), 0).double()]
+    for part in chunks(len(x), rows_in_cache(torus_shape, x.dtype, x.device)):
+        half = padded_rfftn(x[part].reshape(-1, *box), torus_shape)
+        power = half.real.double().square() + half.imag.double().square()
+        found.append(table @ power.flatten(1).mT)
+    return torch.cat(found, 1)
 
 
 def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dustmap.linalg import CirculantOperator, ToeplitzOperator, fast_length
+from dustmap.linalg import CirculantOperator, ToeplitzOperator, fast_length, quadratic_forms
 from dustmap.linalg._toeplitz import cropped_irfftn, padded_rfftn
 from tests.references import (
     fft_circulant_product,
@@ -147,3 +147,22 @@ def test_float32_toeplitz_rounds_the_spectrum_and_not_the_lags() -> None:
 def test_toeplitz_refuses_integers() -> None:
     with pytest.raises(ValueError, match=r"lags must be a real floating-point .* got torch.int64"):
         ToeplitzOperator(torch.arange(4))
+
+
+@pytest.mark.parametrize("torus", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quadratic_forms_are_those_of_products(torus: tuple[int, ...], dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(5)
+    box = tuple(length - 1 for length in torus)
+    spectra = [torch.from_numpy(half_spectrum(symmetric_column(torus, rng))) for _ in range(3)]
+    operators = [CirculantOperator(each, torus, box, box) for each in spectra]
+    x = torch.from_numpy(rng.standard_normal((4, int(np.prod(box)))))
+    expected = torch.stack([(x * C.matmul(x)).sum(-1) for C in operators])
+    found = quadratic_forms([C.to(dtype) for C in operators], x.to(dtype))
+    assert found.dtype == torch.float64
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * 10)
+    whole = CirculantOperator(spectra[0], torus)
+    y = torch.from_numpy(rng.standard_normal((2, int(np.prod(torus)))))
+    torch.testing.assert_close(quadratic_forms([whole], y)[0], (y * whole.matmul(y)).sum(-1))
+    assert quadratic_forms(operators, x[:0]).shape == (3, 0)

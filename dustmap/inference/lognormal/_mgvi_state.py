@@ -74,7 +74,7 @@ class MGVISettings:
     rank: int | None = None
     tolerance: float = 0.1
     prior_std: float = 1.5
-    residual: float = 0.05
+    residual: float = 0.025
     cg_steps: int = 300
     padding: float = 3.0
     seed: int = 0
