@@ -273,7 +273,7 @@ def quadratic_forms(circulants: Sequence[CirculantOperator], x: Tensor) -> Tenso
     --------
     >>> C = CirculantOperator(torch.tensor([4.0, 1.0, 2.0]), (4,), rows=(2,), columns=(2,))
     >>> quadratic_forms([C], torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
-    tensor([[2.0000, 5.0000]], dtype=torch.float64)
+    tensor([[2., 5.]], dtype=torch.float64)
     """
     torus_shape, box = circulants[0].torus_shape, circulants[0].columns or circulants[0].torus_shape
     weight = multiplicity(torus_shape).to(x.device) / math.prod(torus_shape)
