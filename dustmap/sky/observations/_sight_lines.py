@@ -1,8 +1,7 @@
 """Sight lines: from directions and distances of stars to line integrals of the density, and back.
 
 The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s) = P(d > s). Its parts
-outside the box go through the dust of the prior. Beams through the centres of HEALPix pixels are
-rays that many stars share.
+outside the box go through the dust of the prior.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, AbstractPosterior, Prediction, RegularGrid, functionals
-from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks
@@ -244,33 +242,6 @@ def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
     number = np.minimum(per_angle * area, len(rows) - 1.0) * alike
     out[torch.from_numpy(rows).to(out.device)] += torch.from_numpy(number).to(out.device)
     return out
-
-
-@final
-class HealpixBeams(AbstractBeams):
-    """A beam for each pixel of `nside`, bilinear between the four nearest on two rings."""
-
-    def __init__(self, nside: int) -> None:
-        if nside < 1 or nside & (nside - 1):
-            raise UserError(f"nside of beams: expected a power of two, got {nside}")
-        self.nside = nside
-
-    @cached_property
-    def directions(self) -> Tensor:
-        import healpy  # takes a second, as it takes matplotlib
-
-        pixels = np.arange(12 * self.nside**2)
-        return torch.from_numpy(np.stack(healpy.pix2vec(self.nside, pixels, nest=True), axis=-1))
-
-    def around(self, direction: Tensor) -> tuple[Tensor, Tensor]:
-        import healpy
-
-        theta, phi = healpy.vec2ang(direction.cpu().numpy())
-        pixel, weight = healpy.get_interp_weights(self.nside, theta, phi, nest=True)
-        return (
-            torch.from_numpy(np.ascontiguousarray(pixel.T)).to(direction.device, torch.int64),
-            torch.from_numpy(np.ascontiguousarray(weight.T)).to(direction.device),
-        )
 
 
 @final
