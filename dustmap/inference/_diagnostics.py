@@ -183,6 +183,29 @@ def scores_of_student_t(
     return DatumScores.joined(of_part(*part) for part in parts)
 
 
+@torch.no_grad()
+def log_density_of_student_t(
+    y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
+) -> Tensor:
+    """ln p(y_n) (N,) under f + s t_ν, the log-densities of `scores_of_student_t` alone; float64.
+
+    Examples
+    --------
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> log_density_of_student_t(zero, zero, 1e-6 * one, one, nu=4.0)  # ln 3/8
+    tensor([-0.9808], dtype=torch.float64)
+    """
+    _check(y, mean, variance + width2)
+    dof = torch.tensor(nu, dtype=torch.float64, device=y.device)
+    found = [y.new_zeros(0).double()]
+    for first in range(0, len(y), _MIXTURES_AT_ONCE):
+        part = slice(first, first + _MIXTURES_AT_ONCE)
+        here = y[part].double()
+        mixture = NormalMixture.student_t(here, mean[part], variance[part], width2[part], dof)
+        found.append(mixture.log_density(here))
+    return torch.cat(found)
+
+
 def _robust_scatter(residual: Tensor) -> float:
     """1.4826 median |r − median r|."""
     return _STD_OF_NORMAL * float(_median((residual - _median(residual)).abs()))

@@ -110,6 +110,8 @@ def test_student_t_data_score_as_calibrated(nu: float) -> None:
     n = 2000
     y, mean, variance, width2 = student_t(n, nu)
     found = diagnostics.scores_of_student_t(y, mean, variance, width2, nu)
+    alone = diagnostics.log_density_of_student_t(y, mean, variance, width2, nu)
+    torch.testing.assert_close(alone, found.log_density)
     got = found.scores()
     assert abs(got.chi2 - 1) < 5 * math.sqrt(2 / n)
     for fraction, level in ((got.coverage68, math.erf(math.sqrt(0.5))), (got.coverage95, 0.95)):

@@ -139,6 +139,15 @@ class Hyperparameters:
             return inference.scores_of_normal(y, predicted.mean, variance + width2)
         return inference.scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
 
+    def log_density(
+        self, y: Tensor, errors: Tensor, predicted: gp.Prediction, added: Tensor
+    ) -> Tensor:
+        """Log-densities (N,) of `scored` alone, at a fraction of its cost; float64."""
+        if self.nu is None:
+            return self.scored(y, errors, predicted, added).log_density
+        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
+        return inference.log_density_of_student_t(y, predicted.mean, variance, width2, self.nu)
+
     def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
         """Return the same for Student-t noise whose scale multiplies errors and scatter."""
         scale = noise.scale

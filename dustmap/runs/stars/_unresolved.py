@@ -5,7 +5,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from dustmap.config import Config
@@ -25,10 +27,11 @@ _STARS = 5_000
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
 _MIXTURE = ((0.75, 0.4), (0.15, 1.2))
-#: Logarithms that are looked at: so many, fewer beside scales of the noise.
-_WITHIN, _STEPS, _FEWER_STEPS = 4.0, 129, 33
-#: Scales of a learned noise: so many, from below the least to above the largest of it and 1.
-_SCALES, _BELOW, _ABOVE = 9, 1.4, 1.2
+#: Logarithms of factors: as far, densities at so many, cubic splines at so many.
+_WITHIN, _KNOTS, _STEPS = 4.0, 17, 129
+#: Scales of a learned noise: densities at so many, splines at so many, from below the least to
+#: above the largest of it and 1.
+_SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
 #: Samples below which what a star has told the fit is not known.
 _FEW = 16
 #: Of a leave-one-out residual, the relative bias that few samples may give its square.
@@ -50,13 +53,18 @@ class _Judges:
     def __len__(self) -> int:
         return len(self.y)
 
-    def log_densities(self, at: Hyperparameters, scales: Tensor, factors: Tensor) -> Tensor:
-        """Σ_n ln p(y_n | the others) (T, F) at T scales of the noise and F factors, float64."""
-        noises = [replace(at, noise=float(scale)) for scale in scales]
-        return torch.tensor(
-            [[self.log_density(noise, float(factor)) for factor in factors] for noise in noises],
-            dtype=torch.float64,
-        )
+    def log_densities(self, at: Hyperparameters, log_scales: Tensor, logs: Tensor) -> Tensor:
+        """Σ_n ln p(y_n | the others) (T, 1 + F) at T scales of the noise, a factor of 0 and F,
+        by cubic splines in their logarithms through few of them; float64."""
+        known = logs[:: (len(logs) - 1) // (_KNOTS - 1)]
+        factors = [0.0, *known.exp().tolist()]
+        scales = log_scales[:: max(1, (len(log_scales) - 1) // (_SCALES - 1))]
+        noises = [replace(at, noise=math.exp(float(scale))) for scale in scales]
+        table = np.array([[self.log_density(noise, f) for f in factors] for noise in noises])
+        if len(scales) > 1:
+            table = CubicSpline(scales.numpy(), table)(log_scales.numpy())
+        others = CubicSpline(known.numpy(), table[:, 1:], axis=1)(logs.numpy())
+        return torch.from_numpy(np.concatenate([table[:, :1], others], 1))
 
     def log_density(self, at: Hyperparameters, factor: float) -> float:
         """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
@@ -64,7 +72,7 @@ class _Judges:
             return 0.0
         variance = self.resolved.variance + factor * self.more
         prediction = replace(self.resolved, variance=variance)
-        return float(at.scored(self.y, self.errors, prediction, self.added).log_density.sum())
+        return float(at.log_density(self.y, self.errors, prediction, self.added).sum())
 
 
 @torch.no_grad()
@@ -93,9 +101,9 @@ def judged(
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
     at = fit.hyperparameters
-    scales = _noise_scales(config, at)
-    factors, log_prior = _prior(_STEPS if len(scales) == 1 else _FEWER_STEPS)
-    size, presence = (each.log_densities(at, scales, factors) for each in (unseen, fitted))
+    scales, (logs, log_prior) = _noise_scales(config, at), _prior()
+    factors = torch.cat([logs.new_zeros(1), logs.exp()])
+    size, presence = (each.log_densities(at, scales, logs) for each in (unseen, fitted))
     if len(scales) == 1:
         relative = torch.log_softmax(log_prior[1:], 0)
         presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
@@ -185,18 +193,17 @@ def _some(index: Tensor) -> Tensor:
 
 
 def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:
-    """Scales of the noise (T,) that are as likely as each other before the data: the one of the
-    fit, or where it was learned, those around it and the stated errors."""
+    """Logarithms of scales of the noise (T,) that are as likely as each other before the data: the
+    one of the fit, or where it was learned, those around it and the stated errors."""
     if "noise" not in config.model.learn:
-        return torch.tensor([at.noise], dtype=torch.float64)
+        return torch.tensor([math.log(at.noise)], dtype=torch.float64)
     low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
-    return torch.linspace(low, high, _SCALES, dtype=torch.float64).exp()
+    return torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
 
 
-def _prior(steps: int) -> tuple[Tensor, Tensor]:
-    """Factors (F,) and their log-probabilities before the data."""
-    logs = torch.linspace(-_WITHIN, _WITHIN, steps, dtype=torch.float64)
+def _prior() -> tuple[Tensor, Tensor]:
+    """Logarithms of factors (F,), and log-probabilities of 0 and them (1 + F,) before the data."""
+    logs = torch.linspace(-_WITHIN, _WITHIN, _STEPS, dtype=torch.float64)
     parts = [w * torch.softmax(-0.5 * (logs / std).square(), 0) for w, std in _MIXTURE]
     none = logs.new_tensor([1.0 - sum(weight for weight, _ in _MIXTURE)])
-    factors = torch.cat([torch.zeros_like(none), logs.exp()])
-    return factors, torch.cat([none, torch.stack(parts).sum(0)]).log()
+    return logs, torch.cat([none, torch.stack(parts).sum(0)]).log()
