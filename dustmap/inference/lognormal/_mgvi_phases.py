@@ -211,7 +211,7 @@ class Fit:
     def _probed(self, state: FitState) -> tuple[FitState, Probe]:
         """The gradient's draws at the centre, from the same random numbers every time."""
         counts, seed = (state.evidence_count, self.settings.draws), self.settings.seed
-        solver = self._solver(state)
+        solver = self._solver(state, self.settings.residual)
         probe = probed(state.centre, seed, *counts, solver, state.evidence_draws)
         slowest = max(state.slowest, probe.cg_steps)
         return replace(state, evidence_draws=probe.z, slowest=slowest), probe
@@ -292,7 +292,9 @@ class Fit:
         both = state.centre.xi.new_empty(2 * pairs, len(state.centre.xi))
         perturbations = Perturbations.of(state.problem, settings.seed, range(pairs), both[:pairs])
         mode = _bare_centre(state)
-        straight, solve = metric_draws(mode, perturbations, self._solver(state), state.sample_draws)
+        # Samples need half the accuracy of gradients.
+        solver = self._solver(state, 2.0 * settings.residual)
+        straight, solve = metric_draws(mode, perturbations, solver, state.sample_draws)
         torch.neg(straight, out=both[pairs:])
         curved = state.curved
         if settings.curved is None and not curved:
@@ -339,10 +341,9 @@ class Fit:
             z = torch.zeros_like(own.noise)
             if self._is_near(state):
                 accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
-        near = start[which.start : which.stop]
         how = accuracy, state.preconditioner, self.progress
         mode, white, noise = _bare_centre(state), sign * own.white, sign * own.noise
-        draws = curved_draws(mode, white, noise, near, z, *how)
+        draws = curved_draws(mode, white, noise, start[which.start : which.stop], z, *how)
         return replace(state, drawn=(*state.drawn, *zip(draws.xi, draws.z, strict=True)))
 
     def _is_near(self, state: FitState) -> bool:
@@ -395,10 +396,9 @@ class Fit:
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
 
-    def _solver(self, state: FitState) -> DrawSolver:
-        settings, preconditioner = self.settings, state.preconditioner
-        limits = settings.residual, settings.cg_steps
-        return DrawSolver(*limits, self.at_once, preconditioner, self.progress)
+    def _solver(self, state: FitState, residual: float) -> DrawSolver:
+        how = self.settings.cg_steps, self.at_once, state.preconditioner, self.progress
+        return DrawSolver(residual, *how)
 
     def _recorded(
         self,
