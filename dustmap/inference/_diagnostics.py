@@ -6,7 +6,7 @@ columns are (N,); v_n is the variance of y itself, noise included, unless y is a
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -168,18 +168,14 @@ def scores_of_student_t(
     >>> scores_of_student_t(torch.tensor([1.0, -2.0]), zero, 1e-6 * one, one, nu=4.0).pit
     tensor([0.8130, 0.0581], dtype=torch.float64)
     """
-    _check(y, mean, variance + width2)
-    columns = (y.double(), mean, variance, width2)
-    parts = zip(*(torch.split(column, _MIXTURES_AT_ONCE) for column in columns), strict=True)
-    dof = torch.tensor(nu, dtype=torch.float64, device=y.device)
 
-    def of_part(y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor) -> DatumScores:
-        mixture = NormalMixture.student_t(y, mean, variance, width2, dof)
+    def of_part(y: Tensor, mixture: NormalMixture) -> DatumScores:
         residual = y - mixture.mean
         # Of the tail beyond y, lest the other one be 1 to rounding.
         normal = residual.sign() * _normal_score(mixture.log_tail(y))
         return DatumScores(residual, normal, mixture.log_density(y), mixture.crps(y))
 
+    parts = _mixtures(y, mean, variance, width2, nu)
     return DatumScores.joined(of_part(*part) for part in parts)
 
 
@@ -195,15 +191,22 @@ def log_density_of_student_t(
     >>> log_density_of_student_t(zero, zero, 1e-6 * one, one, nu=4.0)  # ln 3/8
     tensor([-0.9808], dtype=torch.float64)
     """
+    if len(y) == 0:
+        return y.double()
+    parts = _mixtures(y, mean, variance, width2, nu)
+    return torch.cat([mixture.log_density(part) for part, mixture in parts])
+
+
+def _mixtures(
+    y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
+) -> Iterator[tuple[Tensor, NormalMixture]]:
+    """Some of the data (n,) in float64 with f + s t_ν for them, one part after the other."""
     _check(y, mean, variance + width2)
+    columns = (y.double(), mean, variance, width2)
+    parts = zip(*(torch.split(column, _MIXTURES_AT_ONCE) for column in columns), strict=True)
     dof = torch.tensor(nu, dtype=torch.float64, device=y.device)
-    found = [y.new_zeros(0).double()]
-    for first in range(0, len(y), _MIXTURES_AT_ONCE):
-        part = slice(first, first + _MIXTURES_AT_ONCE)
-        here = y[part].double()
-        mixture = NormalMixture.student_t(here, mean[part], variance[part], width2[part], dof)
-        found.append(mixture.log_density(here))
-    return torch.cat(found)
+    for data, centre, spread, width in parts:
+        yield data, NormalMixture.student_t(data, centre, spread, width, dof)
 
 
 def _robust_scatter(residual: Tensor) -> float:

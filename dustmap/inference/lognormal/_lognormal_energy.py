@@ -26,12 +26,12 @@ from dustmap.linalg import (
     unwatched,
 )
 
-#: A misfit beyond which the data are not fit yet, and rough steps do.
-_FAR = 2.0
+#: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
+FAR, ROUGH = 2.0, 0.1
 #: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
-_TIGHTER, _TIGHTEST = 0.2, 0.03
+TIGHTER, TIGHTEST = 0.2, 0.03
 #: Halvings of a step before the line search gives up.
-_HALVINGS = 8
+HALVINGS = 8
 #: Largest change of the log-density that a step may ask for: the linearised exponential holds
 #: no further.
 _REACH = 2.0
@@ -368,8 +368,8 @@ def descend(
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
         found = line_search(iterate, anchor + full - iterate.xi)
         if found is None:
-            decrease, tight = -1.0, tight * _TIGHTER
-            if tight < _TIGHTEST:
+            decrease, tight = -1.0, tight * TIGHTER
+            if tight < TIGHTEST:
                 break
             continue
         decrease, iterate = iterate.energy - found.energy, found
@@ -393,7 +393,7 @@ def solve_multipliers(
     carried = tangent.matmul(iterate.xi - anchor)
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
-    wanted = max(accuracy.residual, 0.1 * misfit) if misfit > _FAR else accuracy.residual
+    wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
     solve = pcg(
         tangent.gram(),
         target,
@@ -416,7 +416,7 @@ def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
     """The first of ξ + t Δξ with lower energy, t halved from where T Δξ is within reach."""
     reach = float(iterate.problem.root.matmul(step).abs().max())
     length = min(1.0, _REACH / max(reach, 1e-30))
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         trial = iterate.moved(iterate.xi + length * step)
         if trial.energy < iterate.energy:
             return trial

@@ -9,21 +9,24 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import (
+    FAR,
+    HALVINGS,
+    ROUGH,
+    TIGHTER,
+    TIGHTEST,
+    Accuracy,
+    Iterate,
+    LogNormalProblem,
+)
 from dustmap.inference.lognormal._tangent import TangentStack
 from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
-#: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
-_FAR, _ROUGH = 2.0, 0.1
 #: Parts of the first deviation that a sample may start from.
 _PARTS = (1.0, 0.5, 0.25, 0.0)
-#: Halvings of a step before the line search of a sample gives up.
-_HALVINGS = 8
 #: Largest change of the log-density that a step may ask for: where data say little samples move by
 #: several, and the energy decides whether that is too far.
 _REACH = 8.0
-#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
-_TIGHTER, _TIGHTEST = 0.2, 0.03
 
 
 @final
@@ -235,8 +238,8 @@ def _descended(
         decrease = _line_search(here, samples, active)
         # Where no length lowers the energy the direction is solved for again, more tightly.
         stuck = decrease <= 0.0
-        tight[active[stuck]] *= _TIGHTER
-        goes_on = torch.where(stuck, tight[active] >= _TIGHTEST, decrease >= accuracy.decrease)
+        tight[active[stuck]] *= TIGHTER
+        goes_on = torch.where(stuck, tight[active] >= TIGHTEST, decrease >= accuracy.decrease)
         active = active[goes_on]
         if len(active) == 0:
             break
@@ -257,7 +260,7 @@ def _solved(
     tangents, misfit = samples.tangents, samples.misfit()
     linear = tangents.of_field(samples.shift, samples.c)
     target = tangents.root_weights * (samples.residual + linear)
-    wanted = torch.where(misfit > _FAR, _ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
+    wanted = torch.where(misfit > FAR, ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
     size = target.norm(dim=-1).clamp_min(1e-30)
     rtol = (tight * wanted * math.sqrt(target.shape[-1]) / size).clamp_max(0.5)
     return pcg(
@@ -283,7 +286,7 @@ def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
     decrease = torch.zeros_like(length)
     samples.z[places] = here.z
     left = torch.arange(len(length), device=length.device)
-    for _ in range(_HALVINGS):
+    for _ in range(HALVINGS):
         trial = step.taken(here, left, length[left])
         fall = here.energy[left] - trial.energy
         lower = fall > 0.0

@@ -42,8 +42,7 @@ class GramOperator(AbstractSymmetric):
     def matmul(self, x: Tensor) -> Tensor:
         weighted = self.root_weights * x
         spread = self.density * self.rows.rmatmul(weighted)
-        covaried = self.covariance.matmul(spread) + (spread @ self.columns) @ self.columns.mT
-        seen = self.rows.matmul(self.density * covaried)
+        seen = self.rows.matmul(self.density * _covaried(self.covariance, self.columns, spread))
         if self.groups is not None:
             seen = seen + self.groups.matmul(self.groups.rmatmul(weighted))
         return x + self.root_weights * seen
@@ -89,7 +88,7 @@ class TangentStack(AbstractStack):
 
     def covaried(self, pull: Tensor) -> Tensor:
         """T Tᵀ v (S, M) of pulls v (S, M) on the log-density."""
-        return self.covariance.matmul(pull) + (pull @ self.columns) @ self.columns.mT
+        return _covaried(self.covariance, self.columns, pull)
 
     def of_field(self, field: Tensor, c: Tensor) -> Tensor:
         """J_s x_s (S, N) for T x_s (S, M) and the last variables (S, V) of x_s."""
@@ -161,3 +160,8 @@ class Tangent:
     def size(self) -> Tensor:
         """W^½ g L ρ (N,)."""
         return self.noise.rsqrt() * self.rows.matmul(self.density)
+
+
+def _covaried(covariance: AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
+    """T Tᵀ v (..., M) = (K + (H B)(H B)ᵀ) v for v (..., M)."""
+    return covariance.matmul(v) + (v @ columns) @ columns.mT

@@ -137,13 +137,7 @@ class StarMap(AbstractFinishedRun):
         if truth_column:
             truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
             truth = conversion(read.stars.system, own.system) * truth
-            # The predicted variance of what is free of noise has no noise in it.
-            rays = without_groups(observed.batch.functional)
-            predicted = self.fit.posterior.predict(rays)
-            added = observed.added_variance.to(predicted.variance)
-            mean = predicted.mean + observed.expected_beyond.to(added)
-            y = torch.from_numpy(truth[observed.rows]).to(added)
-            result["truth"] = labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
+            result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
             "rows": read.provenance["counts"],
             "stars_that_the_map_has_seen": seen,
@@ -151,6 +145,17 @@ class StarMap(AbstractFinishedRun):
             **groups,
         }
         return result | counts
+
+    def _noise_free_scores(
+        self, observed: observations.Observations, truth: NDArray[np.float64]
+    ) -> Mapping[str, Any]:
+        """Score extinctions without noise, of all stars in the system of the run, whose predicted
+        variance has no noise in it."""
+        predicted = self.fit.posterior.predict(without_groups(observed.batch.functional))
+        added = observed.added_variance.to(predicted.variance)
+        mean = predicted.mean + observed.expected_beyond.to(added)
+        y = torch.from_numpy(truth[observed.rows]).to(added)
+        return labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
 
     def _seen(self, stars: StarTable) -> int:
         """Count the stars among those that the map is made of: numbers of sources may be those of
