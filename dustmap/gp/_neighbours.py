@@ -199,8 +199,8 @@ def _conditionals(
     """Entries of U in the rows `part`: rows, columns, values."""
     own, index = torch.arange(len(x), device=x.device)[part], before[part]
     real, index = index >= 0, index.clamp_min(0)
-    factor, k = _local_system(kernel, x[index], x[part], noise[index], real)
-    b = torch.cholesky_solve(k[..., None], factor).squeeze(-1)
+    A, k = _local_system(kernel, x[index], x[part], noise[index], real)
+    b = torch.cholesky_solve(k[..., None], torch.linalg.cholesky(A)).squeeze(-1)
     root = (kernel.variance() + noise[part] - (b * k).sum(-1)).rsqrt()
     rows = own[:, None].expand_as(index)[real]
     return (
@@ -213,24 +213,31 @@ def _conditionals(
 def conditional(
     kernel: AbstractKernel, x: Tensor, noise: Tensor, r: Tensor, real: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Variance and mean (R,) of the first of each line of values r (R, 1 + m) given the others."""
-    factor, k = _local_system(kernel, x[:, 1:], x[:, 0], noise[:, 1:], real)
-    both = torch.stack([k, r[:, 1:] * real], -1)
-    white = torch.linalg.solve_triangular(factor, both, upper=False)
-    explained, expected = (white[..., :1] * white).sum(-2).unbind(-1)
-    return kernel.variance() + noise[:, 0] - explained, expected
+    """Variance and mean (R,) of the first of each line of values r (R, 1 + m) given the others.
+
+    With b = A⁻¹k and c = A⁻¹r they are k(0) + σ² − 2bᵀk + bᵀAb and bᵀr + cᵀ(k − Ab), stationary in
+    b and c, of which no graph is kept: once differentiable, and no factor is differentiated.
+    """
+    A, k = _local_system(kernel, x[:, 1:], x[:, 0], noise[:, 1:], real)
+    others = r[:, 1:] * real
+    with torch.no_grad():
+        right = torch.stack([k, others], -1)
+        b, c = torch.cholesky_solve(right, torch.linalg.cholesky(A)).unbind(-1)
+    Ab = (A @ b[..., None]).squeeze(-1)
+    variance = kernel.variance() + noise[:, 0] + (b * (Ab - 2.0 * k)).sum(-1)
+    return variance, (b * others).sum(-1) + (c * (k - Ab)).sum(-1)
 
 
 def _local_system(
     kernel: AbstractKernel, near: Tensor, x: Tensor, noise: Tensor, real: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Factor of K + Σ (R, m, m) of neighbours (R, m, D), and k (R, m) of them with x (R, D).
+    """A = K + Σ (R, m, m) of neighbours (R, m, D), and k (R, m) of them with x (R, D).
 
     Neighbours that are not `real` get a row of the identity, and so the weight 0.
     """
     A = between(kernel, near, near) * (real[:, :, None] & real[:, None])
     A = A + torch.diag_embed(torch.where(real, noise, 1.0))
-    return torch.linalg.cholesky(A), between(kernel, near, x[:, None]).squeeze(-1) * real
+    return A, between(kernel, near, x[:, None]).squeeze(-1) * real
 
 
 def between(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
