@@ -4,6 +4,7 @@ Sums of many small blocks into one matrix, differentiable in the kernel at const
 of the wrapped kernel at the lags of a torus, and of the plain kernel at the lags of a grid.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -37,12 +38,17 @@ def accumulate(
 ) -> Tensor:
     """Return Σ of the blocks, (shape).
 
-    Nothing is kept for the backward pass, which evaluates every block again and differentiates it
-    alone: the memory is that of the result and one block.
+    Of several blocks nothing is kept for the backward pass, which evaluates each again and
+    differentiates it alone: the memory is that of the result and one block.
     """
     target = torch.zeros(tuple(shape), dtype=dtype, device=device)
     parameters = [p for term in terms for p in (term.variance, term.lengthscale)]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        first = list(itertools.islice(blocks(), 2))
+        if len(first) == 1:  # its graph is no larger than that of one block in the backward pass
+            ((index, evaluate),) = first
+            target[index] += evaluate(terms)
+            return target
         profiles = tuple(term.profile for term in terms)
         result: Tensor = _Accumulated.apply(  # type: ignore[no-untyped-call]
             target, blocks, profiles, *parameters
@@ -147,12 +153,15 @@ def measure_between(
             nodes = nodes_of(other)
             for rows in row_blocks(kernel, f.points, nodes, BLOCK_ELEMENTS):
                 picked = f[rows]
-                for shift, _ in kernel.images(picked.points, nodes):
+                together = max(1, BLOCK_ELEMENTS // (len(picked) * nodes.size))
+                for shifts, _ in kernel.images_by_box(picked.points, nodes):
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
-                        evaluate = partial(
-                            _double_sum, picked, shift, other.weights, nodes, group, dtype
-                        )
-                        yield (rows, columns), evaluate
+                        for some in chunks(len(shifts), together):
+                            few, weights = shifts[some], other.weights
+                            evaluate = partial(
+                                _double_sum, picked, few, weights, nodes, group, dtype
+                            )
+                            yield (rows, columns), evaluate
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
 
@@ -231,15 +240,15 @@ def _sum_of_images(
 
 def _double_sum(
     measure: PointMeasure,
-    shift: Tensor,
+    shifts: Tensor,
     weights: Tensor,
     nodes: Nodes,
     group: slice,
     dtype: torch.dtype,
     terms: Terms,
 ) -> Tensor:
-    """`_weighted_sum` summed once more over the points of the other side, (n, n')."""
-    single = _weighted_sum(measure, shift, nodes, group, dtype, terms)
+    """`_sum_of_images` summed once more over the points of the other side, (n, n')."""
+    single = _sum_of_images(measure, shifts, nodes, group, dtype, terms)
     return (single.reshape(len(single), *weights.shape) * weights.to(dtype)).sum(-1)
 
 

@@ -7,7 +7,8 @@ are expanded in Chebyshev polynomials on boxes.
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -21,6 +22,7 @@ from dustmap.gp.kernels import AbstractKernel, KernelTerm
 
 Box = tuple[slice, ...]
 Shift = tuple[float, ...]
+Side = Callable[[float, float], tuple[int, int] | None]
 NEGLIGIBLE = 1e-18  # relative to k(0): what is left out of the plain kernel, below round-off
 #: Images on one torus: those of a reach of 50 boxes in three dimensions.
 MOST_IMAGES = 10**6
@@ -86,19 +88,12 @@ class Nodes:
         """
         return tuple((self.column(x[:, d]) - a).to(dtype) for d, a in enumerate(self.axes))
 
-    def side(self, axis: int, low: float, high: float) -> tuple[int, int] | None:
-        """First and last + 1 of the nodes with low <= x_axis <= high, None where there are none.
-
-        A list has all its nodes or none.
-        """
-        values = self.axes[axis].flatten()
-        if not self.is_product:
-            meets = float(values.max()) >= low and float(values.min()) <= high
-            return (0, len(values)) if meets else None
-        ends = torch.tensor([low, high], dtype=values.dtype, device=values.device)
-        first = int(torch.searchsorted(values, ends[0], right=False))
-        last = int(torch.searchsorted(values, ends[1], right=True))
-        return (first, last) if first < last else None
+    def sides(self) -> tuple[Side, ...]:
+        """Per axis: low, high -> first and last + 1 of the nodes with low <= x_axis <= high, None
+        where there are none. A list has all its nodes or none."""
+        if self.is_product:
+            return tuple(functools.partial(_between, a.flatten().tolist()) for a in self.axes)
+        return tuple(functools.partial(_all_or_none, self.size, *ends) for ends in self.bounds())
 
     def part(self, box: Box) -> "Nodes":
         """Return the nodes of a sub-box."""
@@ -107,6 +102,19 @@ class Nodes:
         rows = box[0]
         direction = self.direction and tuple(v[:, rows] for v in self.direction)
         return Nodes(tuple(a[:, rows] for a in self.axes), (_length(rows),), False, direction)
+
+
+def _between(ascending: list[float], low: float, high: float) -> tuple[int, int] | None:
+    """Return the first and last + 1 of the values from low to high, if any."""
+    first, last = bisect_left(ascending, low), bisect_right(ascending, high)
+    return (first, last) if first < last else None
+
+
+def _all_or_none(
+    count: int, least: float, most: float, low: float, high: float
+) -> tuple[int, int] | None:
+    """Return 0 and the count where values from least to most meet low to high."""
+    return (0, count) if most >= low and least <= high else None
 
 
 def pieces(box: Box, limit: int) -> Iterator[Box]:
@@ -274,10 +282,11 @@ class WrappedKernel:
         low, high = flat.amin(0).tolist(), flat.amax(0).tolist()
         data = tuple(Interval(a, b) for a, b in zip(low, high, strict=True))
         bounds = tuple(Interval(a, b) for a, b in nodes.bounds())
+        axes = nodes.sides()
 
         @functools.cache
         def side(axis: int, shift: float, reach: float) -> tuple[int, int] | None:
-            return nodes.side(axis, low[axis] + shift - reach, high[axis] + shift + reach)
+            return axes[axis](low[axis] + shift - reach, high[axis] + shift + reach)
 
         found: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
         for shift, _ in self.image_gaps(data, bounds):
