@@ -85,7 +85,7 @@ def _free(a: EngineArguments, collapsed: bool) -> engines.FreePointsEngine:
 
 
 #: Engines by their names in `HIPGPRegressor`.
-ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
+REGRESSION_ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
     "auto": lambda a: engines.AutomaticEngine(
         _exact(a), _inducing(a), _pathwise(a), _free(a, collapsed=False)
     ),
@@ -110,12 +110,12 @@ def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     if a.student_t:
         inner = _pathwise(a) if a.engine == "global" else _exact(a)
         return engines.StudentTEngine(inner, a.learning)
-    return ENGINES[a.engine](a)
+    return REGRESSION_ENGINES[a.engine](a)
 
 
 def engine_name(engine: object, grid: object, n: int, dim: int) -> str:
     """The engine's name, refused where it cannot have so many rows or columns, or a grid."""
-    name = one_of("engine", engine, tuple(ENGINES))
+    name = one_of("engine", engine, tuple(REGRESSION_ENGINES))
     has_grid = not isinstance(grid, str)
     if name in GRIDDED or (name == "auto" and has_grid):
         if dim > engines.MAX_GRID_DIM:

@@ -95,7 +95,7 @@ def _hip(config: Config) -> engines.AbstractEngine:
 
 
 #: By `Config.engine`: fit.engine, but for what the density makes of "global".
-ENGINES: Mapping[str, Callable[[Config], engines.AbstractEngine]] = {
+STAR_ENGINES: Mapping[str, Callable[[Config], engines.AbstractEngine]] = {
     "global": _global,
     "lognormal": _lognormal,
     "exact": _exact,
@@ -146,7 +146,7 @@ class StarFit:
 
 def engine_of(config: Config) -> engines.AbstractEngine:
     """The engine of a configuration, which has been checked."""
-    return ENGINES[config.engine](config)
+    return STAR_ENGINES[config.engine](config)
 
 
 def problem_of(
