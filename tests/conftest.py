@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import CHECK_FAILED, DONE, main
+from dustmap.gp.features import _stencil
+from tests.distributed.cases import SMALL_TABLES
 from tests.skies import plain_sky, write_plain_sky
 
 
@@ -17,6 +19,13 @@ def pytest_collection_finish() -> None:
     made, not at the objects of torch, scipy and 7,000 tests, which takes it most of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of residual covariances at few places, which are quick, where all results that a test
+    compares come from the same tables: their accuracy is asserted in tests/gp/test_residuals.py."""
+    monkeypatch.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
 
 
 @pytest.fixture(scope="session")

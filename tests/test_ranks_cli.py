@@ -78,7 +78,7 @@ def test_a_signal_reaches_every_rank(ranks: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == PREEMPTED
+    assert process.wait(timeout=120) == PREEMPTED
 
 
 def test_ranks_that_are_started_already(

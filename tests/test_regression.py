@@ -14,7 +14,7 @@ from tests.regression_cases import ENGINES, wave, wave_kernel
 
 
 @pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
-@parametrize_with_checks([HIPGPRegressor("matern32")])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([HIPGPRegressor("matern32", max_steps=8)])  # type: ignore[untyped-decorator]
 def test_scikit_learn_contract(estimator: HIPGPRegressor, check: Any) -> None:
     check(estimator)
 

@@ -80,20 +80,20 @@ def test_global_engine_has_a_linear_mean() -> None:
 
 def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
     rng = np.random.default_rng(0)
-    X = rng.uniform(size=(3000, 1))
+    X = rng.uniform(size=(1700, 1))
     y = (
         5.0 * np.sin(6.0 * X[:, 0])
         + 0.5 * np.sin(300.0 * X[:, 0])
-        + 0.1 * rng.standard_normal(3000)
+        + 0.1 * rng.standard_normal(1700)
     )
     model = HIPGPRegressor("matern32", engine="global", n_learn=60, samples=16)
-    model.fit(X[:2800], y[:2800])
+    model.fit(X[:1500], y[:1500])
     learning = model.report_["learning"]
     assert learning["neighbours_kept"]
-    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 2800)
+    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 1500)
     assert learning["neighbours_gain_per_datum"] > 0.5
     assert model.noise_std_ == pytest.approx(0.1, rel=0.1)
-    assert np.sqrt(np.mean((model.predict(X[2800:]) - y[2800:]) ** 2)) < 0.12
+    assert np.sqrt(np.mean((model.predict(X[1500:]) - y[1500:]) ** 2)) < 0.12
 
 
 def test_global_engine_tells_that_float32_cannot_hold_tiny_noise() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dustmap.engines import EngineFit, Problem, Watch
+from dustmap.engines import AbstractEngine, EngineFit, PathwiseEngine, Problem, Watch
 from dustmap.gp import ExactGP
 from tests.contracts.engines import ENGINE_CASES, EngineCase, places
 
@@ -19,6 +19,14 @@ def fitted(case: EngineCase) -> EngineFit:
     if case.name not in _FITTED:
         _FITTED[case.name] = case.engine.fit(case.problem(False), Watch())
     return _FITTED[case.name]
+
+
+def of_few_draws(engine: AbstractEngine) -> AbstractEngine:
+    """The engine with so few draws that a fit is quick, where it has any."""
+    if not isinstance(engine, PathwiseEngine):
+        return engine
+    points = replace(engine.settings.points, samples=8)
+    return replace(engine, settings=replace(engine.settings, points=points))
 
 
 @over_cases
@@ -61,9 +69,10 @@ def test_a_fit_is_loaded_from_what_it_left(case: EngineCase) -> None:
 
 @over_cases
 def test_a_second_fit_has_the_same_bits(case: EngineCase) -> None:
-    problem = case.problem(False)
-    again = case.engine.fit(problem, Watch()).posterior.predict(places(problem))
-    first = fitted(case).posterior.predict(places(problem))
+    problem, engine = case.problem(False), of_few_draws(case.engine)
+    one = fitted(case) if engine is case.engine else engine.fit(problem, Watch())
+    first = one.posterior.predict(places(problem))
+    again = engine.fit(problem, Watch()).posterior.predict(places(problem))
     assert torch.equal(again.mean, first.mean)
     assert torch.equal(again.variance, first.variance)
 

@@ -14,7 +14,7 @@ from tests.contracts.features import (
     every_datum,
     unit_grid,
 )
-from tests.gp.parameters import of_parameters
+from tests.gp.parameters import check_one_direction, of_parameters
 
 DOUBLE = torch.float64
 over_cases = pytest.mark.parametrize("case", FEATURE_CASES, ids=lambda case: case.name)
@@ -110,6 +110,9 @@ def test_rows_are_differentiable_in_every_kernel_parameter(
     objective = of_parameters(Matern32((1.0,) * dim), outputs)
     scales = torch.linspace(-1.0, -0.6, dim, dtype=DOUBLE, requires_grad=True)
     variance = torch.tensor(0.3, dtype=DOUBLE, requires_grad=True)
+    if dim > 1:  # gradcheck asks for some more passes, which take seconds here
+        check_one_direction(objective, (scales, variance), atol=1e-5, rtol=1e-4)
+        return
     assert torch.autograd.gradcheck(
         objective, (scales, variance), atol=1e-5, rtol=1e-4, fast_mode=True
     )

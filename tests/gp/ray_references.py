@@ -48,12 +48,14 @@ def ray_point(
 ) -> float:
     """∫ w(s) k(|(o + s ω - z) / ℓ|) ds of one ray, split at the closest approach."""
     o, w = rays.origin[n].numpy() / ell, rays.direction[n].numpy() / ell
-    z = point / ell
-    foot = float((z - o) @ w / (w @ w))
+    away = point / ell - o
+    pace = float(np.linalg.norm(w))
+    foot = float(away @ w) / pace**2
+    nearest = float(np.linalg.norm(away - foot * w))
     total = 0.0
     for j, weight in enumerate(rays.weights[n].tolist()):
         a, b = rays.edges[n, j : j + 2].tolist()
-        part = integral_with_kink(lambda s: k(float(np.linalg.norm(o + s * w - z))), a, b, foot)
+        part = integral_with_kink(lambda s: k(math.hypot(nearest, pace * (s - foot))), a, b, foot)
         total += weight * part
     return total
 

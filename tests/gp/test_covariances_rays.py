@@ -1,5 +1,6 @@
 """Covariances of line integrals: closed forms, quadrature and Monte Carlo against each other."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from tests.gp.ray_references import CORRELATIONS, ray_pair, ray_point, ray_varia
 Make = Callable[..., StationaryKernel]
 EVERY: list[Make] = [Matern13, Matern12, Matern32, Matern52, SquaredExponential]
 SMOOTH = EVERY[2:]
+DRAWS = [MonteCarlo(3, seed) for seed in range(200)]
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
@@ -167,15 +169,27 @@ def test_a_ray_without_length_has_no_covariance(
         assert estimator.between(kernel, others, at_observer, wrapping).abs().max() == 0
 
 
+@functools.cache
+def drawn_points(dim: int) -> tuple[PointMeasure, PointMeasure]:
+    """The points by which each of `DRAWS` observes the first and the other rays, of any kernel."""
+
+    def stacked(rays: LineIntegrals) -> PointMeasure:
+        sums = [draw.observed(rays, Matern32(1.0, 1.0, dim)) for draw in DRAWS]
+        points, weights = [s.points for s in sums], [s.weights for s in sums]
+        return PointMeasure(torch.cat(points), torch.cat(weights))
+
+    rays = weighted_rays(5, dim)  # no key twice
+    return stacked(rays[:3]), stacked(rays[3:])
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 @pytest.mark.parametrize("make", EVERY)
 def test_three_estimators_agree(make: Make, dim: int) -> None:
     """Quadrature to 1e-5 where the kernel is smooth; Monte Carlo in the mean of 200 draws."""
     kernel = make(0.6, 1.3, dim)
-    f, g = weighted_rays(5, dim)[:3], weighted_rays(5, dim)[3:]  # no key twice
+    f, g = weighted_rays(5, dim)[:3], weighted_rays(5, dim)[3:]
     closed, fine = ClosedForm(), Quadrature(48)
     tolerance = 3e-4 if make in (Matern12, Matern13) else 2e-6
-    draws = [MonteCarlo(3, seed) for seed in range(200)]
 
     def cross(estimator: AbstractEstimator) -> Tensor:
         return estimator.cross(kernel, f, grid(dim))
@@ -183,12 +197,16 @@ def test_three_estimators_agree(make: Make, dim: int) -> None:
     def between(estimator: AbstractEstimator) -> Tensor:
         return estimator.between(kernel, f, g)
 
-    for apply in (cross, between):
+    n, (points, others) = len(DRAWS), drawn_points(dim)
+    crosses = closed.cross(kernel, points, grid(dim)).reshape(n, 3, -1)
+    pairs = closed.between(kernel, points, others).reshape(n, 3, n, 2)
+    betweens = pairs.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    for apply, sample in ((cross, crosses), (between, betweens)):
         exact = apply(closed)
         torch.testing.assert_close(apply(fine), exact, rtol=0, atol=tolerance)
-        sample = torch.stack([apply(draw) for draw in draws])
+        torch.testing.assert_close(apply(DRAWS[7]), sample[7], rtol=0, atol=1e-12)
         error = (sample.mean(0) - exact).abs()
-        assert (error < 5 * sample.std(0) / math.sqrt(len(draws)) + 1e-9).all()
+        assert (error < 5 * sample.std(0) / math.sqrt(n) + 1e-9).all()
     variance = fine.variance(kernel, f)
     torch.testing.assert_close(variance, closed.variance(kernel, f), rtol=0, atol=tolerance)
 

@@ -78,8 +78,12 @@ def test_variances_have_those_of_the_coefficients(
     u, expected = added_variance(posterior, at).clamp_min(0).sqrt(), added.diagonal().sqrt()
     assert float(((u - expected).abs() / std).max()) < 0.03
     assert float(((posterior.predict(at).mean.double() - mean).abs() / std).max()) < 0.05
-    given = solve_global(model, data, replace(settings, fit_mean=False)).posterior
-    assert given.spread is None
+
+
+def test_a_mean_that_is_held_adds_no_variance() -> None:
+    model = some_model((5, 4), mean=mean_of(2, True))
+    data = some_data(some_functionals(2, 6, 1))
+    assert solve_global(model, data, replace(TIGHT, fit_mean=False)).posterior.spread is None
 
 
 @pytest.mark.parametrize("linear", [False, True])

@@ -1,5 +1,6 @@
 """Deviations along the curvature of a log-normal field, against a minimiser that knows nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positi
 TIGHT = Accuracy(residual=1e-7, decrease=1e-9, steps=40, cg_steps=1000)
 LOOSE = Accuracy(residual=1e-3, decrease=1e-3, steps=40, cg_steps=1000)
 COUNT = 4
+Energies = Callable[[Tensor], Tensor]
 
 
 def at_the_mode(dim: int, groups: bool = False, dtype: torch.dtype = torch.float64) -> Iterate:
@@ -70,15 +72,19 @@ def curved(mean: Iterate, accuracy: Accuracy = TIGHT, which: slice = slice(None)
     )
 
 
-def energies(mean: Iterate, xi: Tensor, which: slice = slice(None)) -> Tensor:
-    """E_s of samples, written out."""
+def energy_of(mean: Iterate, which: slice = slice(None)) -> Energies:
+    """ξ ↦ E_s of samples, written out."""
     numbers, problem = Perturbations.of(mean.problem, 0, range(COUNT)), mean.problem
     centre = problem.response(mean.log_density.exp(), mean.xi)
     target = centre + problem.noise.sqrt() * numbers.noise[which]
-    density = (problem.log_mean + problem.root.matmul(xi)).exp()
-    left = target - problem.response(density, xi)
-    strain = (xi - mean.xi - numbers.white[which]).square().sum(-1)
-    return 0.5 * (left.square() / problem.noise).sum(-1) + 0.5 * strain
+
+    def energies(xi: Tensor) -> Tensor:
+        density = (problem.log_mean + problem.root.matmul(xi)).exp()
+        left = target - problem.response(density, xi)
+        strain = (xi - mean.xi - numbers.white[which]).square().sum(-1)
+        return 0.5 * (left.square() / problem.noise).sum(-1) + 0.5 * strain
+
+    return energies
 
 
 @pytest.mark.parametrize("groups", [False, True])
@@ -87,10 +93,11 @@ def test_curved_deviations_are_the_minima_of_their_energies(dim: int, groups: bo
     mean = at_the_mode(dim, groups)
     found = curved(mean).xi
     for s in range(2):
+        energies = energy_of(mean, slice(s, s + 1))
 
-        def energy(x: np.ndarray, s: int = s) -> tuple[float, np.ndarray]:
+        def energy(x: np.ndarray, energies: Energies = energies) -> tuple[float, np.ndarray]:
             xi = torch.from_numpy(x)[None].requires_grad_()
-            e = energies(mean, xi, slice(s, s + 1)).sum()
+            e = energies(xi).sum()
             (slope,) = torch.autograd.grad(e, xi)
             return float(e.detach()), slope[0].numpy()
 
@@ -128,9 +135,10 @@ def test_multipliers_make_the_deviation(groups: bool) -> None:
 
 def test_rough_steps_lower_every_energy() -> None:
     mean = at_the_mode(2)
-    start = energies(mean, mean.xi + straight(mean)[1])
-    one = energies(mean, curved(mean, Accuracy(0.5, 0.0, 1)).xi)
-    more = energies(mean, curved(mean, Accuracy(0.1, 0.0, 3)).xi)
+    energies = energy_of(mean)
+    start = energies(mean.xi + straight(mean)[1])
+    one = energies(curved(mean, Accuracy(0.5, 0.0, 1)).xi)
+    more = energies(curved(mean, Accuracy(0.1, 0.0, 3)).xi)
     assert bool((one < start).all())
     assert bool((more <= one * (1.0 + 1e-9)).all())
 

@@ -15,7 +15,7 @@ from dustmap.config import load
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.functionals import PointValues
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
-from dustmap.runs.stars import _run
+from dustmap.runs.stars import _plan, _run
 from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.skies import plain_sky, write_plain_sky
@@ -186,7 +186,9 @@ def test_held_out_predictions_that_are_missing_are_no_reason_to_show_seen_stars(
         open_star_map(tmp_path / "run")
 
 
-def test_the_plan_and_the_seconds_count_it(sky: Path) -> None:
+def test_the_plan_and_the_seconds_count_it(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seconds are estimated by timing some products; here a ray takes one.
+    monkeypatch.setattr(_plan, "estimated_seconds", lambda config, rays, grid: float(len(rays)))
     one, two = (
         prepare(load(sky / "run.toml", [*ENGINES["exact"], f"data.refit={refit}"]))
         for refit in ("false", "true")
@@ -199,7 +201,7 @@ def test_the_plan_and_the_seconds_count_it(sky: Path) -> None:
     }
     assert sizes["factor"] == (8 * 45**2, 8 * 60**2)
     assert two.plan().counts["stars_in_the_map"] == 60
-    assert two.seconds() >= one.seconds()
+    assert two.seconds() > 1.5 * one.seconds() > 0.0
 
 
 @pytest.mark.parametrize("engine", ["exact", "hip", "global"])
