@@ -19,6 +19,7 @@ from dustmap.inference import (
     fit_mgvi,
 )
 from dustmap.inference._state import AbstractCheckpointer
+from dustmap.inference.lognormal import _mgvi_phases
 from tests.inference.checkpointers import often_interrupted, same_bits
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -64,7 +65,7 @@ def test_a_fit_of_more_data_ends_where_one_from_scratch_ends(
 ) -> None:
     """The mean within a sixth of a posterior standard deviation, which is as far as fits from
     scratch are from the limit of more refinements, standard deviations within 8 %, where 16 samples
-    leave 25 % of Monte Carlo error; in fewer rounds."""
+    leave 25 % of Monte Carlo error; with fewer steps of solvers."""
     data = sky(dim, nodes, stars)
     first = fit_mgvi(model(dim, nodes), data[slice(0, round((1.0 - share) * stars))], settings)
     there, known = model(dim, nodes), settings
@@ -79,8 +80,27 @@ def test_a_fit_of_more_data_ends_where_one_from_scratch_ends(
     assert mean < 1 / 6
     assert std < 0.08
     assert before > 2.0 * mean
-    assert len(started.history) < len(scratch.history)
+    assert steps(started) < steps(scratch)
     assert started.status is scratch.status
+
+
+@pytest.mark.parametrize(("dim", "nodes", "stars"), [(1, 40, 60), (2, 9, 100), (3, 6, 150)])
+@pytest.mark.parametrize("curved", [True, False])
+def test_a_mean_rests_within_the_monte_carlo_error_of_its_limit(
+    dim: int, nodes: int, stars: int, curved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1/√16 of a posterior standard deviation, beside twelve turns without a rest."""
+    settings, data = replace(SETTINGS, curved=curved), sky(dim, nodes, stars)
+    rested = fit_mgvi(model(dim, nodes), data, settings)
+    monkeypatch.setattr(_mgvi_phases, "_RESTING", 0.0)
+    limit = fit_mgvi(model(dim, nodes), data, replace(settings, refinements=12))
+    assert len(rested.history) < len(limit.history)
+    mean, _ = apart(rested, limit)
+    assert mean < SETTINGS.samples**-0.5
+
+
+def steps(solution: MGVISolution) -> int:
+    return sum(entry.cg_steps for entry in solution.history)
 
 
 @dataclass(frozen=True)

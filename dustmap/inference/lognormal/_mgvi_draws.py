@@ -166,6 +166,22 @@ def metric_draws(
     return delta, solve
 
 
+def first_rows(draws: Tensor, count: int) -> Tensor:
+    """z (count, N): the first of draws (K, N), and zeros where there are fewer."""
+    known = draws[:count]
+    return torch.nn.functional.pad(known, (0, 0, 0, count - len(known)))
+
+
+def monte_carlo_error(mean: Iterate) -> float:
+    """Error of a mean response of S samples, rms over the data in units of their noise:
+
+    (mean_n Var_s(f_sn) / (S σ_n²))^½
+    """
+    responses = mean.responses
+    variance = (responses.var(0) / mean.problem.noise).mean() / len(responses)
+    return float(variance.sqrt())
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Probe:

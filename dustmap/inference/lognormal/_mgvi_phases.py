@@ -18,7 +18,9 @@ from dustmap.inference.lognormal._mgvi_draws import (
     Perturbations,
     Probe,
     bends,
+    first_rows,
     metric_draws,
+    monte_carlo_error,
     probed,
 )
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
@@ -32,7 +34,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
-from dustmap.linalg import AdaptiveBatch, Progress
+from dustmap.linalg import AT_MOST, AdaptiveBatch, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +70,11 @@ _LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.
 _RESTLESS = 1.0
-#: What is counted while samples follow the curvature.
-_CURVING = "curved draws"
+#: Move of ξ̄, in Monte Carlo errors of the mean, below which it rests: every turn moves it about a
+#: third as far as the turn before, so that all to come would move it by less than that error.
+_RESTING = 2.0
+#: What is counted while samples follow the curvature, and while hyperparameters are learned.
+_CURVING, _LEARNING = "curved draws", f"steps of learning{AT_MOST}"
 
 
 Rounds = Callable[[MGVIRound], None]
@@ -157,6 +162,7 @@ class Fit:
         """An evidence step, until θ rests."""
         if len(state.prior) == 0:
             return self._descended(state, self._accuracy, "mode")[0].at(Phase.SAMPLE)
+        self.progress(_LEARNING, state.turn, self.settings.rounds)
         if state.turn == self.settings.rounds:
             return replace(state, moved=True).at(Phase.SAMPLE)
         state, descent = self._descended(self._preconditioned(state), self._accuracy)
@@ -164,6 +170,7 @@ class Fit:
         state, is_last = self._evidence_round(state, at_rest)
         if not is_last:
             return state.at(Phase.LEARN, state.turn + 1)
+        self.progress(_LEARNING, self.settings.rounds, self.settings.rounds)
         return self._descended(state, self._accuracy, "mode")[0].at(Phase.SAMPLE)
 
     def _evidence_round(self, state: FitState, at_rest: bool) -> tuple[FitState, bool]:
@@ -286,15 +293,18 @@ class Fit:
         if state.mode is None:
             state = replace(state, mode=(state.centre, state.z))
         # Straight draws that are to be curved come first, where none are curved yet.
-        known = state.curve_draws is not None or state.sample_draws is None
-        if state.curved and known and state.deviations is not None:
+        are_curved = state.curve_draws is not None or state.sample_draws is None
+        if state.curved and are_curved and state.deviations is not None:
             return replace(state, is_drawing=True)
         both = state.centre.xi.new_empty(2 * pairs, len(state.centre.xi))
         perturbations = Perturbations.of(state.problem, settings.seed, range(pairs), both[:pairs])
         mode = _bare_centre(state)
+        known = state.sample_draws
+        if known is None and state.evidence_draws is not None:
+            known = first_rows(state.evidence_draws, pairs)
         # Samples need half the accuracy of gradients.
         solver = self._solver(state, 2.0 * settings.residual)
-        straight, solve = metric_draws(mode, perturbations, solver, state.sample_draws)
+        straight, solve = metric_draws(mode, perturbations, solver, known)
         torch.neg(straight, out=both[pairs:])
         curved = state.curved
         if settings.curved is None and not curved:
@@ -354,12 +364,15 @@ class Fit:
     def _sampled(self, state: FitState) -> FitState:
         """The next turn, or the end."""
         last, once = self.settings.refinements, self._earlier(state) is not None
-        if state.turn < last:
+        moved = state.history[-1].moved
+        is_centred = state.turn > 0 and not state.strayed
+        rests = is_centred and moved < _RESTING * monte_carlo_error(state.centre)
+        if state.turn < last and not rests:
             return state.at(Phase.SAMPLE, last if once else state.turn + 1)
         if once and state.strayed and state.turn == last:
             return state.at(Phase.SAMPLE, last + 1)
-        moved = state.moved or state.history[-1].moved > _RESTLESS
-        return replace(state, moved=moved).at(Phase.DONE)
+        is_restless = state.moved or moved > _RESTLESS
+        return replace(state, moved=is_restless).at(Phase.DONE)
 
     def _descended(
         self, state: FitState, accuracy: Accuracy, stage: str | None = None
