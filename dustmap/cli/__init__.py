@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dustmap import __version__
-from dustmap.cli import _catalogs, _export, _plot, _predict, _query, _run
+from dustmap.cli import _catalogs, _export, _plot, _query, _run
 from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
 from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._exit import DONE as DONE
@@ -63,8 +63,8 @@ COMMANDS: dict[str, Command] = {
     "catalogs": Command(_catalogs.add_catalogs, _catalogs.execute_catalogs),
     "simulate": Command(_catalogs.add_simulate, _catalogs.execute_simulate),
     "ingest": Command(_catalogs.add_ingest, _catalogs.execute_ingest),
-    "evaluate": Command(_predict.add_evaluate, _predict.execute_evaluate),
-    "predict": Command(_predict.add_predict, _predict.execute_predict),
+    "evaluate": Command(_query.add_evaluate, _query.execute_evaluate),
+    "predict": Command(_query.add_predict, _query.execute_predict),
     "export": Command(_export.add_export, _export.execute_export),
     "merge": Command(_export.add_merge, _export.execute_merge),
     "query": Command(_query.add_query, _query.execute_query),

@@ -11,6 +11,7 @@ needs a name and `value(r)`, for `StationaryKernel(profile, lengthscale)`.
 
 from dustmap.gp.kernels._kernel import AbstractKernel as AbstractKernel
 from dustmap.gp.kernels._kernel import KernelTerm as KernelTerm
+from dustmap.gp.kernels._kernel import ProjectedKernel as ProjectedKernel
 from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
 from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
 from dustmap.gp.kernels._kernel import SumKernel as SumKernel
@@ -29,4 +30,3 @@ from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
 from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
 from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
-from dustmap.gp.kernels._projected import ProjectedKernel as ProjectedKernel

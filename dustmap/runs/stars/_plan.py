@@ -1,7 +1,9 @@
-"""The plan of a run on stars: its memory, with which settings it would fit, and its time."""
+"""The plan of a run on stars: its memory, with which settings it would fit, and its time; and the
+spacing of nodes that its stars ask for, grid.spacing = "auto"."""
 
 import functools
 import itertools
+import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from dustmap.engines import Component, During
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
 from dustmap.gp.functionals import LineIntegrals
+from dustmap.inference import Unresolved
 from dustmap.linalg import AbstractOperator
 from dustmap.runs import _machine
 from dustmap.runs._machine import dtype_of, own_rays
@@ -24,9 +27,17 @@ from dustmap.runs._run import Plan
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
-from dustmap.runs.stars._model import PADDING, grid_of, is_lognormal, start_kernel
+from dustmap.runs.stars._model import (
+    PADDING,
+    grid_of,
+    is_lognormal,
+    start_kernel,
+    start_of,
+)
 from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
+
+log = logging.getLogger(__name__)
 
 #: Copies of the rays that a fit has: of all stars, and of those that are fitted.
 _COPIES = 2
@@ -49,6 +60,9 @@ ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
 STEP_SECONDS = 4.5e-4
 #: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
 OVERHEAD = 5.0
+#: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
+#: side, and the most along the longest.
+_PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Rays that are timed.
 TRIAL_ROWS = 2000
 #: Covariances of all rows in learning, gradients included, and the rays of a trial.
@@ -285,3 +299,61 @@ def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> floa
 def _product_seconds(rows: AbstractOperator) -> float:
     x = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     return _machine.measured_seconds(lambda: rows.matmul(x), rows.device)
+
+
+def with_spacing(config: Config, stars: StarTable) -> Config:
+    """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
+    the box and leaves out less than the errors, or the finest that the memory holds.
+
+    What it leaves out of the median star's extinction A over the distance d has the variance
+    Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.
+
+    Parameters
+    ----------
+    stars
+        Some or all, whose errors and extinctions count.
+    """
+    if config.grid.spacing > 0.0:
+        return config
+    at, kernel = start_of(config), start_kernel(config)
+    distance = float(np.median(stars.distances.median))
+    error = float(np.median(stars.extinction_error))
+    weight = distance
+    if is_lognormal(config):
+        extinction = max(float(np.median(stars.extinction)), error)
+        weight = math.exp(at.std**2) * extinction**2 / distance
+    taken: Config | None = None
+    for spacing in _spacings(config.grid.size):
+        trial = replace(config, grid=replace(config.grid, spacing=spacing))
+        if not may_fit(trial):
+            break
+        taken = trial
+        lacking = Unresolved.of(kernel, grid_of(trial.grid)).length * weight
+        if lacking < error**2:
+            log.info(
+                "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
+                spacing,
+                lacking**0.5,
+                error,
+            )
+            return trial
+    if taken is None:
+        raise UserError(
+            'grid.spacing = "auto": compute.memory holds no grid of this box; allow more, or take '
+            "a smaller grid.size"
+        )
+    log.warning(
+        "grid.spacing = %g pc, the finest within compute.memory or 2,000 cells: extinctions lack "
+        "more than their median error of %.2g mag",
+        taken.grid.spacing,
+        error,
+    )
+    return taken
+
+
+def _spacings(size: tuple[float, ...]) -> list[float]:
+    """Divisors of the sides of a box, from the coarsest on, that are short to write."""
+    widest = math.gcd(*(round(side * _PARTS) for side in size)) / _PARTS
+    cells = (math.ceil(_FEWEST * widest / min(size)), int(_MOST * widest / max(size)))
+    spacings = (widest / n for n in range(max(1, cells[0]), cells[1] + 1))
+    return [h for h in spacings if math.isclose(float(f"{h:g}"), h, rel_tol=1e-9)]

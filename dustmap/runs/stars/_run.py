@@ -37,7 +37,6 @@ from dustmap.runs.stars import (
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
-from dustmap.runs.stars._spacing import with_spacing
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField
 
@@ -430,7 +429,7 @@ def assemble(
         share = _share.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
-    config = with_spacing(config, share.sample)
+    config = _plan.with_spacing(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))
