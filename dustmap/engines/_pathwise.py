@@ -27,7 +27,7 @@ from dustmap.engines._engine import (
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import row_bytes
+from dustmap.gp.features import CellResiduals, row_bytes
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -161,7 +161,7 @@ class PathwiseEngine(AbstractEngine):
         """The posterior of an earlier fit, without a solve.
 
         Runs of earlier versions have no explained share of the prior's variance; their coverage
-        goes by their std.
+        goes by their std. Nor have their draws residuals that stars of one beam share.
         """
         device = problem.data.y.device
         if plan is not None:
@@ -173,6 +173,10 @@ class PathwiseEngine(AbstractEngine):
         maker = inference.ModelMaker(problem.nodes, grid, self.settings.estimator)
         gridded = maker.on_torus(problem.model, torus, int(arrays["order"]))
         posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
+        if "residual_seed" in arrays:
+            count, seed = len(posterior.deviations), int(arrays["residual_seed"])
+            cells = CellResiduals.of(problem.nodes, torus, seed, count)
+            posterior = replace(posterior, residuals=cells)
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
     def _global_settings(self, problem: Problem) -> GlobalSettings:
@@ -240,6 +244,7 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
         **_pathwise_points.pathwise_arrays(fit.posterior),
         **zero_point_arrays(fit.posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
+        "residual_seed": np.array(seed),
     }
 
 

@@ -54,6 +54,7 @@ class GlobalSettings:
     solve_memory : bytes of a solve's vectors; None for half
     learn : Newton's method on the evidence
     robust : Student-t noise; None for Gaussian
+    shared_residuals : whether rays in one beam share residuals in the draws, see `SolveSettings`
     """
 
     samples: int = 32
@@ -71,6 +72,7 @@ class GlobalSettings:
     solve_memory: int | None = None
     learn: _newton.LearnSettings = field(default_factory=_newton.LearnSettings)
     robust: RobustSettings | None = None
+    shared_residuals: bool = True
 
     @property
     def grid(self) -> GridSettings:
@@ -87,6 +89,7 @@ class GlobalSettings:
             rank=self.rank,
             memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
             fit_mean=fit_mean,
+            shared_residuals=self.shared_residuals,
         )
 
 
@@ -389,7 +392,8 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         start: GlobalSolution | None,
         checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> GlobalSolution:
-        settings = replace(self.settings.solve(samples, self.fit_mean), spread=False)
+        settings = self.settings.solve(samples, self.fit_mean)
+        settings = replace(settings, spread=False, shared_residuals=False)
         return solve_global(
             model,
             self.data,

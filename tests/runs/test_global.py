@@ -1,14 +1,17 @@
 """Stars by the global engine: Gaussian, Student-t and log-normal, beside the exact one."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from astropy import units as u
 
 from dustmap.config import load
+from dustmap.inference import PathwisePosterior
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.sky import DustMap
 from dustmap.sky.simulation import SimulatedSky, write_sky
@@ -125,6 +128,28 @@ def test_a_finished_run_answers_as_its_files_do(
     again = found.evaluate(sky / "sky.fits")
     assert again["n"] == 150
     assert 0.5 < again["chi2"] < 2.0
+
+
+def test_draws_of_an_earlier_version_share_no_residuals(gaussian: Path, tmp_path: Path) -> None:
+    earlier = shutil.copytree(gaussian, tmp_path / "earlier")
+    path = earlier / "checkpoint" / "posterior.npz"
+    with np.load(path) as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != "residual_seed"}
+    np.savez(path, **kept)
+    posteriors = []
+    for folder in (gaussian, earlier):
+        found = open_run(folder)
+        assert isinstance(found, StarMap)
+        assert isinstance(found.fit.posterior, PathwisePosterior)
+        posteriors.append((found.fit.posterior, found.run.observed.batch.functional))
+    (present, rays), (other, _) = posteriors
+    assert other.residuals is None
+    assert present.residuals is not None
+    assert len(present.residuals.draws) == 64
+    assert torch.equal(other.predict(rays).mean, present.predict(rays).mean)
+    spread = present.model.features.operator(rays).matmul(present.deviations).square().mean(0)
+    left = present.model.features.residual_variance(rays)
+    torch.testing.assert_close(other.predict(rays).variance, spread + left)
 
 
 def test_a_positive_density_is_positive_everywhere(positive: Path, gaussian: Path) -> None:

@@ -48,7 +48,7 @@ def solve(columns: int) -> Any:
     rows, cols = dense.nonzero().T
     A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
     x = torch.empty(columns, 6, dtype=torch.float64)
-    begun = _solution.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
+    begun = _solution.PartialSolve(SimpleNamespace(), None, False, False, x)  # type: ignore[arg-type]
     *_, last = _solution.blocks(
         A,
         System(),  # type: ignore[arg-type]

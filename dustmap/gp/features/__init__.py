@@ -8,8 +8,9 @@ is the classical whitening for any points, M ≲ 10⁴, which may be learned and
 `clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes the symmetric root instead,
 by products alone: more points than can be factorised. Nothing downstream knows which one it got.
 
-`interpolation` gives the multilinear rows of fields that must stay positive; `Nodes` and `Stencil`
-are what local weights are made of.
+`CellResiduals` draws what a grid leaves out of rays, alike along one beam. `interpolation` gives
+the multilinear rows of fields that must stay positive; `Nodes` and `Stencil` are what local weights
+are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
@@ -19,6 +20,8 @@ from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
+from dustmap.gp.features._cell_residuals import CellResiduals as CellResiduals
+from dustmap.gp.features._cell_residuals import has_cells as has_cells
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
 from dustmap.gp.features._grouped import SideBySide as SideBySide
 from dustmap.gp.features._grouped import field_features as field_features

@@ -10,10 +10,18 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
+from dustmap.gp.features import CellResiduals
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve import _solution
-from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
+from dustmap.inference.solve._grid_model import (
+    Draws,
+    GridModel,
+    MeanEstimate,
+    MeanProfile,
+    SharedResiduals,
+    prior_of,
+)
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
@@ -41,6 +49,10 @@ class SolveSettings:
     spread : bool
         Whether the posterior has the uncertainty of fitted coefficients, for one solve more per
         coefficient; learning, which holds them at their fitted values, does without.
+    shared_residuals : bool
+        Whether rays in one beam share their residuals in the draws, as they do (`CellResiduals`);
+        the mean and Σ take them as independent all the same. Learning is of the model where they
+        are.
     """
 
     rtol: float = 1e-3
@@ -51,6 +63,7 @@ class SolveSettings:
     memory: int = 2**33
     fit_mean: bool = False
     spread: bool = True
+    shared_residuals: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -100,20 +113,21 @@ def solve_global(
     checkpointer : saves a state after the first approach to the mean and after every block
     progress : is called with draws and steps of CG
     """
-    reader = load_reader(checkpointer, _solution.SOLVE)
+    reader, cells = load_reader(checkpointer, _solution.SOLVE), _cells(model, settings)
     if reader is not None and reader.finished:
-        return _solution.restored_solution(model, data, reader)
+        return _solution.restored_solution(model, data, reader, cells)
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
     A = PrecisionOperator(phi, sigma.reciprocal())
-    draws = Draws(phi, sigma, settings.seed, settings.samples)
+    residuals = SharedResiduals.of(model.features, cells, data.functional)
+    draws = Draws(phi, sigma, settings.seed, settings.samples, residuals)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     if reader is None:
         begun = _approached(A, draws, profile, settings, start, progress)
         checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
-        begun = _solution.PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
+        begun = _solution.PartialSolve.restored(reader, draws, _columns(A, draws), earlier)
     done = begun
     for done in _solution.blocks(
         A,
@@ -126,8 +140,17 @@ def solve_global(
     ):
         checkpointer.save_if_due(partial(done.snapshot, len(data)))
     solution = _solved(model, A, draws, profile, done, settings, progress)
+    solution = replace(solution, posterior=replace(solution.posterior, residuals=cells))
     checkpointer.finish(_solution.solution_state(solution))
     return solution
+
+
+def _cells(model: GridModel, settings: SolveSettings) -> CellResiduals | None:
+    """Return the residuals that the draws are to share."""
+    if not settings.shared_residuals:
+        return None
+    prior = prior_of(model.features, "shared_residuals", "solve without")
+    return CellResiduals.of(prior.grid, prior.torus_shape, settings.seed, settings.samples)
 
 
 def _solved(
@@ -170,7 +193,8 @@ def _approached(
     x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
     mean = profile.refined(x, draws.length, T, settings.max_steps, progress)
     own = start is None or T is not start.preconditioner
-    return _solution.PartialSolve(mean, T, own, _columns(A, draws))
+    shared = draws.residuals is not None
+    return _solution.PartialSolve(mean, T, own, shared, _columns(A, draws))
 
 
 def _columns(A: AbstractOperator, draws: Draws) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.gp import AbstractMean, AbstractParametric, Batch, GridPrior, orthogonal_directions
-from dustmap.gp.features import AbstractFeatureMap
+from dustmap.gp.features import AbstractFeatureMap, CellResiduals, field_features, has_cells
+from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout
 
@@ -31,7 +32,8 @@ class GridModel(AbstractParametric):
     """y = H β + Φ ε + r + noise with ε ~ N(0, I); Σ = diag(noise + Var r).
 
     features: Φ and Var r; mean: H β; likelihood: the variance of the noise. The residuals r of
-    data along one beam are correlated; taking them as independent is this model's approximation.
+    data along one beam are correlated; taking them as independent is this model's approximation,
+    of which `SharedResiduals` says what it costs.
     """
 
     parts = ("features", "mean", "likelihood")
@@ -55,6 +57,37 @@ class GridModel(AbstractParametric):
     def residual(self, data: Batch) -> Tensor:
         """y − H β (N,), in the dtype of the features."""
         return (data.y.double() - self.mean.values(data.functional)).to(self.features.dtype)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SharedResiduals:
+    """Residuals r of rays, alike along one beam: draws of them, and their variance (N,)."""
+
+    cells: CellResiduals
+    functional: AbstractFunctional
+    variance: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        features: AbstractFeatureMap, cells: CellResiduals | None, functional: AbstractFunctional
+    ) -> "SharedResiduals | None":
+        """Residuals of the field seen by rays; None of other functionals, which share nothing."""
+        if cells is None or not has_cells(functional):
+            return None
+        variance = field_features(features).residual_variance(functional)
+        return SharedResiduals(cells, functional, variance.to(features.dtype))
+
+    def draws(self, some: slice = slice(None)) -> Tensor:
+        """Return r_s (k, N) of some draws."""
+        unit = self.cells.chosen(some).unit(self.functional, self.variance.dtype)
+        return unit * self.variance.sqrt()
+
+    def errors(self, noise: Tensor, sigma: Tensor, some: slice) -> Tensor:
+        """Return Σ⁻¹(e − r_s) (k, N), e ~ N(0, Σ − Var r) from white noise (k, N)."""
+        own = (sigma - self.variance).clamp_min(0.0).sqrt().to(noise)
+        return (noise * own - self.draws(some)) / sigma.to(noise)
 
 
 @runtime_checkable
@@ -209,21 +242,28 @@ class _ProfiledPrecision(linalg.AbstractSymmetric):
 class Draws:
     """b_s = ε₀ + ΦᵀΣ^{-1/2}ξ with ε₀, ξ ~ N(0, I), so that Λ⁻¹b_s ~ N(0, Λ⁻¹).
 
+    With residuals that data share, b_s = ε₀ + ΦᵀΣ⁻¹(e − r_s), e ~ N(0, Σ − Var r): then Λ⁻¹b_s is
+    the error of the mean of data with the residual r_s, and no draw of N(0, Λ⁻¹).
+
     The number at position i of draw s depends on (seed, s, i) only.
 
-    phi: Φ (N, M_w). sigma (N,): Σ. count: number of draws.
+    phi: Φ (N, M_w). sigma (N,): Σ. count: number of draws. residuals: of the data, by draws.
     """
 
     phi: linalg.AbstractOperator
     sigma: Tensor
     seed: int
     count: int
+    residuals: SharedResiduals | None = None
 
     def right_hand_sides(self, first: int, last: int) -> Tensor:
         """b_s for s from first to last − 1, (k, M_w)."""
-        root = self.sigma.rsqrt().to(self.phi.dtype)
-        seen = [self._noise(s, DATA_STREAM) * root for s in range(first, last)]
-        b = self.phi.rmatmul(torch.stack(seen))
+        noise = torch.stack([self._noise(s, DATA_STREAM) for s in range(first, last)])
+        if self.residuals is None:
+            seen = noise * self.sigma.rsqrt().to(self.phi.dtype)
+        else:
+            seen = self.residuals.errors(noise, self.sigma, slice(first, last))
+        b = self.phi.rmatmul(seen)
         for row, s in enumerate(range(first, last)):
             b[row] += self._noise(s, GRID_STREAM)
         return b
@@ -231,7 +271,7 @@ class Draws:
     @cached_property
     def length(self) -> float:
         """√tr Λ = (E‖b_s‖²)^½, by a few of them."""
-        few = self.right_hand_sides(0, min(_LENGTHS, self.count))
+        few = replace(self, residuals=None).right_hand_sides(0, min(_LENGTHS, self.count))
         return float(few.double().square().sum(-1).mean().sqrt())
 
     def _noise(self, sample: int, stream: int) -> Tensor:

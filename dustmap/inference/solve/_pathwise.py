@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction, RegularGrid
-from dustmap.gp.features import GroupedFeatures, chunks, interpolation
+from dustmap.gp.features import CellResiduals, GroupedFeatures, chunks, interpolation
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
@@ -24,7 +24,12 @@ from dustmap.gp.functionals import (
     without_groups,
 )
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel, prior_of
+from dustmap.inference.solve._grid_model import (
+    GRID_STREAM,
+    GridModel,
+    SharedResiduals,
+    prior_of,
+)
 from dustmap.linalg import KeyedNormal, standard_normal
 
 #: Functionals answered at once.
@@ -43,8 +48,16 @@ class PathwisePosterior(AbstractPosterior):
 
     The mean of δ is known to be 0, so the sum over s is divided by S. Its relative standard error
     is `monte_carlo_error` for the standard deviation, twice that for the variance; the mean has
-    none. Residuals r of different functionals are taken as independent: an approximation for
-    functionals closer together than the grid's spacing (stars of one beam, say).
+    none.
+
+    With `residuals` the draws δ_s are errors of the mean of data whose residuals r are alike along
+    one beam, and those of predicted rays are the same field of residuals:
+
+        Var f = mean_s (Φ δ_s + r_s)² + Σ_k u_k²
+
+    so that what the data behind the same dust say of r counts, and counts once. Without, and of
+    functionals that are no rays, residuals are independent of each other and of the data: too much
+    for a ray in a beam of many, by as much as Var r is above what is left of it.
 
     Attributes
     ----------
@@ -55,6 +68,7 @@ class PathwisePosterior(AbstractPosterior):
     spread : of fitted coefficients; None where they are given
     explained : (M,) or None
         Share of the prior's variance at the nodes that the data have taken away, `explained_share`.
+    residuals : those of the draws, by which rays share them; None for independent ones
     """
 
     model: GridModel
@@ -64,6 +78,7 @@ class PathwisePosterior(AbstractPosterior):
     memory: int = 2**28
     spread: CoefficientSpread | None = None
     explained: Tensor | None = None
+    residuals: CellResiduals | None = None
 
     @property
     def monte_carlo_error(self) -> float:
@@ -73,7 +88,8 @@ class PathwisePosterior(AbstractPosterior):
     def with_draws(self, index: Tensor | slice) -> "PathwisePosterior":
         """The posterior with some of its draws."""
         spread = None if self.spread is None else self.spread.chosen(index)
-        return replace(self, deviations=self.deviations[index], spread=spread)
+        residuals = None if self.residuals is None else self.residuals.chosen(index)
+        return replace(self, deviations=self.deviations[index], spread=spread, residuals=residuals)
 
     @torch.no_grad()
     def mean(self, functional: AbstractFunctional) -> Tensor:
@@ -92,20 +108,23 @@ class PathwisePosterior(AbstractPosterior):
         means, variances = [], []
         for part, seen in self._products(functional, fields):
             means.append(self._mean(part) + seen[0])
-            variance = seen[1:last].square().mean(0) + self._residual_variance(part)
+            r, independent = self._residuals(part)
+            variance = (seen[1:last] + r).square().mean(0) + independent
             variances.append(variance + self._trend(part, seen[last:]).square().sum(0))
         return Prediction(torch.cat(means), torch.cat(variances))
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r."""
+        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r;
+        Φδ_s + r_s of residuals that are shared."""
         functional = self._measured(functional)
         fields = torch.cat([self.deviations, self._trend_fields])
         seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
         count = len(self.deviations)
-        seen, u = seen[:count], self._trend(functional, seen[count:])
+        r, independent = self._residuals(functional)
+        seen, u = seen[:count] + r, self._trend(functional, seen[count:])
         covariance: Tensor = seen.mT @ seen / count + u.mT @ u
-        covariance.diagonal().add_(self._residual_variance(functional))
+        covariance.diagonal().add_(independent)
         return covariance
 
     @torch.no_grad()
@@ -114,8 +133,8 @@ class PathwisePosterior(AbstractPosterior):
     ) -> Tensor:
         """The first `count` ≤ S stored draws (count, N), the same ε and β for every functional.
 
-        Only the residuals r are drawn, independent per functional: from `generator`, for rays from
-        one number of it and their keys.
+        Only residuals r that are not those of the draws are drawn, independent per functional: from
+        `generator`, for rays from one number of it and their keys.
         """
         if not 1 <= count <= len(self.deviations):
             raise UserError(
@@ -131,8 +150,9 @@ class PathwisePosterior(AbstractPosterior):
             beta = beta + z @ self.spread.directions.mT
         parts, spreads = [], []
         for part, seen in self._products(functional, eps):
-            parts.append((self.model.mean.basis(part) @ beta.mT).mT.to(seen.dtype) + seen)
-            spreads.append(self._residual_variance(part).sqrt())
+            r, independent = self._residuals(part, slice(count))
+            parts.append((self.model.mean.basis(part) @ beta.mT).mT.to(seen.dtype) + seen + r)
+            spreads.append(independent.sqrt())
         field = torch.cat(parts, dim=-1)
         return field + torch.cat(spreads) * _white(functional, field, generator)
 
@@ -224,8 +244,16 @@ class PathwisePosterior(AbstractPosterior):
             return seen
         return self.spread.seen(self.model.mean.basis(functional), seen)
 
-    def _residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return self.model.features.residual_variance(functional).to(self.eps_mean.dtype)
+    def _residuals(
+        self, functional: AbstractFunctional, some: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """r_s (k, N) of some draws, or a zero where they have none, and Var r (N,) of the rest."""
+        features = self.model.features
+        variance = features.residual_variance(functional).to(self.eps_mean.dtype)
+        shared = SharedResiduals.of(features, self.residuals, functional)
+        if shared is None:
+            return variance.new_zeros(1, 1), variance
+        return shared.draws(some), (variance - shared.variance).clamp_min(0.0)
 
 
 def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Generator) -> Tensor:

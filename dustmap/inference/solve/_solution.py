@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.gp.features import CellResiduals
 from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
@@ -106,12 +107,13 @@ class PartialSolve:
     preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
     x (columns, M_w): room for all columns, which blocks fill in place; the first `filled` of them
     are solved for; ends: status, steps and residuals (see `SolveResult`) of one block after the
-    other.
+    other. shared_residuals: whether the data share those of the draws.
     """
 
     mean: MeanEstimate
     preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
     own: bool
+    shared_residuals: bool
     x: Annotated[Tensor, _state.REBUILT]
     filled: int = 0
     ends: Annotated[tuple[tuple[Tensor, Tensor, Tensor], ...], _state.REBUILT] = ()
@@ -124,14 +126,16 @@ class PartialSolve:
 
     @staticmethod
     def restored(
-        reader: _state.StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
+        reader: _state.StateReader, draws: Draws, x: Tensor, earlier: AbstractOperator | None
     ) -> "PartialSolve":
-        """From a state, for n data; x (columns, M_w): to be filled; earlier: the preconditioner of
-        an earlier solution, if that is used."""
+        """From a state, for such draws; x (columns, M_w): to be filled; earlier: the preconditioner
+        of an earlier solution, if that is used."""
         (count, width), like = x.shape, {"field": x, "space": x}
+        n, shared = len(draws.sigma), draws.residuals is not None
         stored = reader.read(_Filled, like, M=width, d=width)
         reader.refuse_other("data", stored.data, n)
         values = reader.fields(PartialSolve, like, M=width)
+        reader.refuse_other("shared_residuals", values["shared_residuals"], shared)
         made = None if stored.made is None else stored.made.operator()
         begun = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
         if begun.filled > count:
@@ -291,6 +295,7 @@ class _SolutionState:
     rtol: float
     coefficients: Annotated[Tensor, _state.Layout("beta", "P")]
     spread: CoefficientSpread | None
+    shared_residuals: bool
     made: _state.NystromState | None
 
 
@@ -302,13 +307,19 @@ def solution_state(solution: GlobalSolution) -> _state.State:
         solve.rtol,
         posterior.coefficients,
         posterior.spread,
+        posterior.residuals is not None,
         _state.NystromState.of(solution.preconditioner),
     )
     return _state.state_of(SOLVE, solution, stored, finished=True)
 
 
-def restored_solution(model: GridModel, data: Batch, reader: _state.StateReader) -> GlobalSolution:
-    """The solution of these data that was found with this model.
+def restored_solution(
+    model: GridModel,
+    data: Batch,
+    reader: _state.StateReader,
+    residuals: CellResiduals | None = None,
+) -> GlobalSolution:
+    """The solution of these data that was found with this model, and residuals of its draws.
 
     An error if model or data have another size.
     """
@@ -317,7 +328,10 @@ def restored_solution(model: GridModel, data: Batch, reader: _state.StateReader)
     like = {"field": field, "space": field, "beta": beta, "data": data.y}
     stored = reader.read(_SolutionState, like, M=width, d=width, P=len(beta))
     x = stored.columns.x
-    posterior = PathwisePosterior(model, stored.coefficients, x[0], x[1:], spread=stored.spread)
+    reader.refuse_other("shared_residuals", stored.shared_residuals, residuals is not None)
+    posterior = PathwisePosterior(
+        model, stored.coefficients, x[0], x[1:], spread=stored.spread, residuals=residuals
+    )
     return GlobalSolution(
         posterior=posterior,
         solve=stored.columns.result(stored.rtol),

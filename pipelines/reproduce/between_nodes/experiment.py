@@ -4,6 +4,8 @@ The sky is drawn from the prior of the fit (log-normal, its hyperparameters held
 times as close as the map's or at the map's own. Stars with exact distances and errors in proportion
 to their extinction are fitted; noise-free extinctions of stars that no fit has seen are scored with
 and without the variance of what lies between the nodes, at the factor learned from held-out stars.
+The part "gaussian" is the same of Gaussian densities (`_gaussian`); `--only PART` keeps the other's
+rows.
 """
 
 import json
@@ -22,6 +24,7 @@ from dustmap.config import load
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
 from dustmap.sky.simulation import Measurements, simulate, write_sky
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, Value, number
+from pipelines.reproduce.between_nodes import _gaussian as gaussian
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ figures = []
 #: Unseen stars, the least extinction that errors are a part of, and what a sky is called.
 _UNSEEN, _LEAST, FINER, OWN = 1_000, 0.02, "four times finer", "the map's own"
 LENGTH, SPACING, SEEDS = 60.0, 20.0, (1, 2, 3)
+PARTS = ("lognormal", "gaussian")
 
 
 @final
@@ -75,12 +79,39 @@ QUICK = (Case(FINER, 0.05, stars=300),)
 
 
 def run(request: Request) -> Outcome:
-    """All cases and seeds; quick is one of each."""
-    cases: tuple[Case, ...] = CASES
-    seeds: tuple[int, ...] = SEEDS
-    size = [400, 400, 240]
-    if request.quick:
-        cases, seeds, size = QUICK, SEEDS[:1], [160, 160, 80]
+    """The parts that are asked for; quick is one case and seed of each."""
+    wanted, seeds = request.wanted(PARTS), SEEDS[:1] if request.quick else SEEDS
+    rows = [row for row in request.earlier if _part(row) in PARTS and _part(row) not in wanted]
+    size = [160, 160, 80] if request.quick else [400, 400, 240]
+    if "lognormal" in wanted:
+        rows = [*_lognormal(QUICK if request.quick else CASES, seeds, size), *rows]
+    if "gaussian" in wanted:
+        cases = gaussian.QUICK if request.quick else gaussian.CASES
+        errors = gaussian.ERRORS[1:2] if request.quick else gaussian.ERRORS
+        for case in cases:
+            rows += gaussian.measured(case, seeds, errors, min(_UNSEEN, case.stars))
+            _log.info("%s", rows[-1])
+    settings: Row = {
+        "size_pc": size,
+        "spacing_pc": SPACING,
+        "length_pc": LENGTH,
+        "seeds": list(seeds),
+        "gaussian": {
+            "mean_mag_pc": gaussian.MEAN,
+            "std_mag_pc": gaussian.STD,
+            "draws": gaussian.SAMPLES,
+        },
+    }
+    return Outcome(settings, rows, goals(rows), draw(rows))
+
+
+def _part(row: Row) -> str:
+    """The part of a row; the log-normal one came first and had no name."""
+    return str(row.get("part", PARTS[0]))
+
+
+def _lognormal(cases: tuple[Case, ...], seeds: tuple[int, ...], size: list[int]) -> list[Row]:
+    """Rows of log-normal fits, means over the seeds."""
     rows: list[Row] = []
     for case in cases:
         found = []
@@ -88,6 +119,7 @@ def run(request: Request) -> Outcome:
             with tempfile.TemporaryDirectory() as folder:
                 found.append(scored(case, seed, size, Path(folder)))
         row: dict[str, Value] = {
+            "part": PARTS[0],
             "sky": case.nodes,
             "kernel_of_the_sky": case.truth,
             "kernel_of_the_fit": case.fitted,
@@ -97,13 +129,7 @@ def run(request: Request) -> Outcome:
         }
         _log.info("%s", row)
         rows.append(row)
-    settings: Row = {
-        "size_pc": size,
-        "spacing_pc": SPACING,
-        "length_pc": LENGTH,
-        "seeds": list(seeds),
-    }
-    return Outcome(settings, rows, goals(rows), draw(rows))
+    return rows
 
 
 def scored(case: Case, seed: int, size: list[int], folder: Path) -> Mapping[str, float]:
@@ -158,9 +184,14 @@ def goals(rows: list[Row]) -> list[Goal]:
     """χ² and coverage of skies finer than the grid, and that skies on the grid stay."""
     made = []
     for row in rows:
-        if row["kernel_of_the_fit"] != row["kernel_of_the_sky"] or row["stars"] != 2_000:
-            continue
-        name = f"{row['sky']}, {row['error_percent']:g} %, {row['kernel_of_the_sky']}"
+        if _part(row) == "gaussian":
+            if number(row, "stars") < 2_000:
+                continue
+            name = f"Gaussian, {_gaussian_label(row)}"
+        else:
+            if row["kernel_of_the_fit"] != row["kernel_of_the_sky"] or row["stars"] != 2_000:
+                continue
+            name = f"{row['sky']}, {row['error_percent']:g} %, {row['kernel_of_the_sky']}"
         made += [
             Goal.at_most(f"chi2: {name}", 1.15, number(row, "chi2")),
             Goal.at_least(f"chi2: {name}", 0.9, number(row, "chi2")),
@@ -170,20 +201,30 @@ def goals(rows: list[Row]) -> list[Goal]:
     return made
 
 
+def _gaussian_label(row: Row) -> str:
+    """Name a row of the Gaussian engine."""
+    return (
+        f"{row['sky']}, {row['stars']:,} stars, {row['error_percent']:g} %, "
+        f"ℓ/h = {row['length_over_spacing']:g}"
+    )
+
+
 def draw(rows: list[Row]) -> Figure:
     """Coverage of 68 % of every case, with and without what lies between the nodes."""
     figure = Figure(figsize=(7.5, 0.5 * len(rows) + 1.5), layout="constrained")
     axes = figure.add_subplot()
     labels = [
-        f"{row['sky']}, {row['stars']:,} stars, {row['error_percent']:g} %\n"
+        f"Gaussian, {_gaussian_label(row)}"
+        if _part(row) == "gaussian"
+        else f"{row['sky']}, {row['stars']:,} stars, {row['error_percent']:g} %\n"
         f"{row['kernel_of_the_sky']} by {row['kernel_of_the_fit']}"
         for row in rows
     ]
     places = np.arange(len(rows))[::-1]
     axes.axvline(0.683, color="0.6", linewidth=1.0)
     for name, label, marker in (
-        ("coverage68_without", "nodes alone", "o"),
-        ("coverage68", "with what lies between them", "D"),
+        ("coverage68_without", "nodes alone; Gaussian: independent residuals", "o"),
+        ("coverage68", "with what lies between them; Gaussian: shared residuals", "D"),
     ):
         axes.plot([number(row, name) for row in rows], places, marker, label=label)
     axes.set_yticks(places, labels, fontsize=7)
