@@ -82,12 +82,13 @@ class SharedResiduals:
     def draws(self, some: slice = slice(None)) -> Tensor:
         """Return r_s (k, N) of some draws."""
         unit = self.cells.chosen(some).unit(self.functional, self.variance.dtype)
-        return unit * self.variance.sqrt()
+        return unit.mul_(self.variance.sqrt())
 
     def errors(self, noise: Tensor, sigma: Tensor, some: slice) -> Tensor:
         """Return Σ⁻¹(e − r_s) (k, N), e ~ N(0, Σ − Var r) from white noise (k, N)."""
         own = (sigma - self.variance).clamp_min(0.0).sqrt().to(noise)
-        return (noise * own - self.draws(some)) / sigma.to(noise)
+        errors: Tensor = self.draws(some).neg_().addcmul_(noise, own).div_(sigma.to(noise))
+        return errors
 
 
 @runtime_checkable

@@ -110,9 +110,8 @@ class Dense:
         return Prediction(mean + residual @ weights, prior - (cross * weights).sum(0))
 
     def shares(self, fit: GlobalFit, rays: LineIntegrals, noise: Tensor) -> Mapping[str, float]:
-        """Variance of the fit's errors under the exact prior, E = S + V − 2aᵀc + aᵀ(C − Var r)a for
-        weights a of the data: means of S/E, V/E and of the two terms over E, for residuals of
-        covariances c with that of an unseen star, C with each other; std of E over the exact."""
+        """Variance E of the errors of the fit's mean under the exact prior: what independent
+        residuals claim of it, S of the nodes and Var r, means over E; std of E over the exact."""
         K, cross, prior = self.parts(self.covariance)
         G, of_unseen, resolved = self.parts(_gram(fit.features.operator(rays)))
         v, V = fit.features.residual_variance(rays).double().tensor_split([self.unseen])
@@ -120,13 +119,10 @@ class Dense:
         nodes = resolved - (a * of_unseen).sum(0)
         E = prior - 2.0 * (a * cross).sum(0) + (a * (K @ a)).sum(0)
         E = E + (a.square() * noise[:, None]).sum(0)
-        others = (a * ((K - G) @ a - V[:, None] * a)).sum(0)
         exact = self.predict(noise, noise, prior).variance
         return {
             "nodes": float((nodes / E).mean()),
             "residual": float((v / E).mean()),
-            "residual_known": float(((nodes + v + others - E) / E).mean()),
-            "noise_shared": float((others / E).mean()),
             "errors_over_exact": float((E / exact).sqrt().median()),
         }
 

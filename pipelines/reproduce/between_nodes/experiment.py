@@ -230,5 +230,5 @@ def draw(rows: list[Row]) -> Figure:
     axes.set_yticks(places, labels, fontsize=7)
     axes.set_xlabel("share of unseen noise-free extinctions within 1 std (0.683 wanted)")
     axes.set_xlim(0.0, 1.0)
-    axes.legend()
+    axes.legend(loc="lower left", fontsize=8)
     return figure
