@@ -28,7 +28,7 @@ class CellResiduals:
 
     What kriging weights leave of a field vanishes at the nodes and changes its sign within a cell
     or so: to a ray through many cells it is white noise, of which rays in one beam see the same.
-    `tests/inference/test_shared_residuals.py` has the correlations beside those of the kernel.
+    `tests/inference/test_shared_residuals.py` holds the errors that follow against the exact prior.
 
     Attributes
     ----------

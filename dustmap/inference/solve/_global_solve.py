@@ -98,6 +98,9 @@ def solve_global(
     in float32 that right-hand side is 800 times longer than b_s, and the error that rounding
     leaves 300 times larger. The number at position i of draw s depends on (seed, s, i) only.
 
+    With `settings.shared_residuals` ξ has the residuals of rays as one beam shares them, and δ_s is
+    the error of the same mean in such data (`Draws`).
+
     ΦᵀΣ⁻¹(y − Hβ) is far longer than b_s, so a relative residual that suits the draws says little
     about the mean (1e-3 left errors of 0.8 posterior standard deviations with 3,000 rays). All
     tolerances are therefore in units of ‖b‖ = √tr Λ, the length of a b_s: the mean is first brought

@@ -32,8 +32,8 @@ class GridModel(AbstractParametric):
     """y = H β + Φ ε + r + noise with ε ~ N(0, I); Σ = diag(noise + Var r).
 
     features: Φ and Var r; mean: H β; likelihood: the variance of the noise. The residuals r of
-    data along one beam are correlated; taking them as independent is this model's approximation,
-    of which `SharedResiduals` says what it costs.
+    data along one beam are correlated; taking them as independent is this model's approximation.
+    Draws may have them correlated all the same: see `SharedResiduals`.
     """
 
     parts = ("features", "mean", "likelihood")
@@ -62,7 +62,11 @@ class GridModel(AbstractParametric):
 @final
 @dataclass(frozen=True, eq=False)
 class SharedResiduals:
-    """Residuals r of rays, alike along one beam: draws of them, and their variance (N,)."""
+    """Residuals r of rays, alike along one beam: draws of them, and their variance (N,).
+
+    The error of ε̂ = Λ⁻¹ΦᵀΣ⁻¹y in data of such residuals has more variance than Λ⁻¹, for many data
+    err alike; that of f = φᵀε + r has less than φᵀΛ⁻¹φ + Var r where data see the same r.
+    """
 
     cells: CellResiduals
     functional: AbstractFunctional

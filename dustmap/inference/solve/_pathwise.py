@@ -269,8 +269,9 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
     """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,) at the nodes, with d = R δ and g = R (ε₀ − δ).
 
     ε₀_s: the draw of the prior that δ_s was made of under `seed`, that of the solve; g is what the
-    data have taken from it. Both are independent, and their variances add up to the prior's: where
-    the data say nothing the share is 0 however few the draws, as 1 − mean d²/σ² is not.
+    data have taken from it. Both are independent, but for residuals that data share, and their
+    variances add up to the prior's: where the data say nothing the share is 0 however few the
+    draws, as 1 − mean d²/σ² is not.
     """
     prior = prior_of(posterior.model.features, "explained_share", "use predict instead")
     taken, left = torch.zeros(2, prior.grid.size, dtype=prior.dtype, device=prior.lags.device)
