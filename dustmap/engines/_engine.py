@@ -19,7 +19,15 @@ from torch import Tensor
 from dustmap import inference
 from dustmap.engines._memory import GriddedSizes, MemoryPlan
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Batch, FitStatus, GPModel, Prediction, RegularGrid
+from dustmap.gp import (
+    AbstractPosterior,
+    Batch,
+    FitStatus,
+    GPModel,
+    ParameterErrors,
+    Prediction,
+    RegularGrid,
+)
 from dustmap.linalg import Progress, in_one_part, unwatched
 
 #: Arrays that bring a posterior back, by name.
@@ -141,6 +149,7 @@ class Learning:
     n_data : data that took part
     trace : numbers of every step
     summary : numbers of the end, for the report
+    errors : of the parameters of kernel and noise that were learned; None where there are none
     """
 
     status: str
@@ -149,6 +158,7 @@ class Learning:
     n_data: int
     trace: tuple[Mapping[str, float], ...]
     summary: Mapping[str, Any] = field(default_factory=dict)
+    errors: ParameterErrors | None = None
 
     @staticmethod
     def of(
@@ -156,11 +166,18 @@ class Learning:
         n_data: int,
         trace: Iterable[Mapping[str, float]] = (),
         summary: Mapping[str, Any] | None = None,
+        errors: ParameterErrors | None = None,
     ) -> "Learning":
         """Describe the end of a maximisation, with the remedy of its status."""
         converged = status in (FitStatus.CONVERGED, inference.MGVIStatus.CONVERGED)
         return Learning(
-            status.value, converged, status.remedy, n_data, tuple(trace), dict(summary or {})
+            status.value,
+            converged,
+            status.remedy,
+            n_data,
+            tuple(trace),
+            dict(summary or {}),
+            errors,
         )
 
 
@@ -176,6 +193,7 @@ class EngineFit:
     learning : how learning ended, where anything was learned
     evidence : ln p(y) or its lower bound, where the engine computes one
     noise : Student-t noise on top of the likelihood
+    errors : of all that was learned; see `with_errors`
     arrays, plan : for `load`; empty where the posterior is quickly computed again
     start : where a fit of these data and others after them may start, of engines that gain by it
     at_nodes : the field at the nodes of the box, where the engine has it at hand
@@ -188,6 +206,7 @@ class EngineFit:
     learning: Learning | None = None
     evidence: float | None = None
     noise: inference.StudentTNoise | None = None
+    errors: ParameterErrors | None = None
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
     start: Arrays = field(default_factory=dict)

@@ -8,6 +8,7 @@ import torch
 
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._errors import with_errors
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
 from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
@@ -90,7 +91,7 @@ class ExactEngine(AbstractEngine):
                 learned = _learning.refine(learned, problem.data, self.settings.learning)
                 learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
         fit = self.condition(replace(problem, model=learned.model), watch)
-        return replace(fit, learning=learned.learning)
+        return with_errors(replace(fit, learning=learned.learning), problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on all data at the present hyperparameters.

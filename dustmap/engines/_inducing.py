@@ -17,6 +17,7 @@ import torch
 from dustmap import inference
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._errors import with_errors
 from dustmap.engines._grids import coarse_advice, first_length
 from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
@@ -93,7 +94,8 @@ class InducingEngine(AbstractEngine):
             refuse_negligible_noise(learned.model, problem.data)
         with watch.conditioning():
             fit = self.condition(replace(problem, model=learned.model), watch)
-        return replace(fit, report={**fit.report, **report}, learning=learned.learning)
+        fit = replace(fit, report={**fit.report, **report}, learning=learned.learning)
+        return with_errors(fit, problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""

@@ -20,7 +20,7 @@ from dustmap import gp
 from dustmap.engines._engine import Learning, Problem, Watch
 from dustmap.engines._memory import MIB, Component, During
 from dustmap.errors import UserError
-from dustmap.gp import Batch, FitStatus, GPModel
+from dustmap.gp import Batch, FitStatus, GPModel, ParameterErrors
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded
 from dustmap.gp.kernels import StationaryKernel, SumKernel
 from dustmap.inference import ParameterVector, StateReader, state_of
@@ -136,7 +136,7 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
         model = fit.model
         trace = [{"objective_per_datum": value} for value in fit.objective]
         summary = {"log_evidence": fit.log_evidence, "largest_gradient": fit.largest_gradient}
-        learning = Learning.of(fit.status, fit.n_data, trace, summary)
+        learning = Learning.of(fit.status, fit.n_data, trace, summary, fit.errors)
         for step in trace:
             watch.on_step(step)
     result = _LearnState(learning, gp.Parameters.of(model).theta)
@@ -272,7 +272,8 @@ def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learne
     if status is None or refined.learning is None:
         return refined
     last = refined.learning
-    return replace(refined, learning=Learning.of(status, last.n_data, last.trace, last.summary))
+    learning = Learning.of(status, last.n_data, last.trace, last.summary, last.errors)
+    return replace(refined, learning=learning)
 
 
 def refine_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
@@ -302,6 +303,7 @@ def _refined(
     model, data = learned.model, random_part(batch, _MOST_ROWS, seed)
     status: FitStatus | None = None
     summary: dict[str, Any] = {"status": FitStatus.STAGNATED.value, "kept": False}
+    errors: ParameterErrors | None = None
     # A small system may not be positive definite.
     with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         fit = gp.fit_neighbour_evidence(
@@ -309,7 +311,7 @@ def _refined(
         )
         gain = fit.objective[-1] - fit.objective[0]
         if gain > 0:
-            model, status = fit.model, fit.status
+            model, status, errors = fit.model, fit.status, fit.errors
         summary = {
             "status": fit.status.value,
             "kept": gain > 0,
@@ -322,4 +324,7 @@ def _refined(
     if learning is not None:
         named = {f"{name}_{key}": value for key, value in summary.items()}
         learning = replace(learning, summary={**learning.summary, **named})
+        if errors is not None and learning.errors is not None:
+            errors = learning.errors.without(*errors.names).joined(errors)
+            learning = replace(learning, errors=errors)
     return Learned(model, learning), status

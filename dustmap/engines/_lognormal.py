@@ -14,8 +14,9 @@ import torch
 from dustmap import inference
 from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
+from dustmap.engines._errors import errors_of_coefficients, with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import GridPrior, Parameters, features
+from dustmap.gp import GridPrior, ParameterErrors, Parameters, features
 from dustmap.gp.functionals import LineIntegrals, world_of
 from dustmap.inference import MGVIRound, MGVISolution
 
@@ -155,13 +156,14 @@ class LogNormalEngine(AbstractEngine):
             kept["zero_point_samples"] = posterior.groups.white
         arrays = {**_engine.arrays_of(kept), **_engine.zero_point_arrays(posterior)}
         trace = [_numbers(line, names) for line in solution.history]
-        return replace(
+        made = replace(
             self.load(replace(problem, model=learned), arrays),
             report=_report(solution),
-            learning=Learning.of(solution.status, len(data), trace),
+            learning=Learning.of(solution.status, len(data), trace, errors=_errors_of(solution)),
             noise=None if solution.weights is None else solution.weights.noise,
             start=_start_arrays(solution.start),
         )
+        return with_errors(made, data, settings.robust)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """The posterior of an earlier fit, which is made of its samples alone.
@@ -255,6 +257,15 @@ def _report(solution: MGVISolution) -> dict[str, object]:
         "cg_steps": max(line.cg_steps for line in solution.history),
         "solver": solution.message(),
     }
+
+
+def _errors_of(solution: MGVISolution) -> ParameterErrors | None:
+    """Of kernel, noise and coefficients of the mean, as far as these are learned."""
+    errors, of_mean = solution.errors, solution.coefficient_covariance
+    if of_mean is None:
+        return errors
+    beta = errors_of_coefficients(of_mean)
+    return beta if errors is None else errors.joined(beta)
 
 
 def _start_arrays(start: inference.MGVIStart) -> Arrays:

@@ -24,6 +24,7 @@ from dustmap.engines._engine import (
     Watch,
     zero_point_arrays,
 )
+from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
@@ -126,12 +127,13 @@ class PathwiseEngine(AbstractEngine):
         )
         # As a later command will see it, so that both see the same bits.
         loaded = self.load(replace(problem, model=fit.gp), _arrays(fit, settings.seed))
-        return replace(
+        made = replace(
             loaded,
             report=fit.report,
             learning=_grid_learning(fit, len(problem.data), names),
             noise=None if fit.robust is None else fit.robust.noise,
         )
+        return with_errors(made, problem.data, settings.robust)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
@@ -140,7 +142,7 @@ class PathwiseEngine(AbstractEngine):
             learned = _learning.refine(learned, data, settings)
             learned = _learning.refine_noise(learned, data, settings)
         fit = self.condition(replace(problem, model=learned.model), watch)
-        return replace(fit, learning=learned.learning)
+        return with_errors(replace(fit, learning=learned.learning), problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on point values at the present hyperparameters."""
@@ -260,6 +262,7 @@ def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning |
         n_data=min(n, LEARN_ROWS),
         trace=tuple(_numbers(step, names) for step in learned.history),
         summary={"median_residual_variance_over_noise": learned.grid_error},
+        errors=learned.errors,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from dustmap import inference
 from dustmap.engines import _pathwise_points
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
+from dustmap.engines._errors import with_errors
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._learning import EvidenceSettings, learn, random_part, searched_start
 from dustmap.engines._memory import MemoryPlan
@@ -71,7 +72,7 @@ class StudentTEngine(AbstractEngine):
         normal = replace(robust.model, likelihood=GaussianLikelihood())
         normal_data = site_batch(data, sites)
         fit = self.inner.condition(replace(problem, model=normal, data=normal_data), watch)
-        return replace(
+        made = replace(
             fit,
             model=replace(fit.model, likelihood=robust.model.likelihood),
             report={**fit.report, "student_t": {"dof": robust.noise.nu, "converged": rests}},
@@ -79,6 +80,9 @@ class StudentTEngine(AbstractEngine):
             noise=robust.noise,
             evidence=None,
         )
+        learns = robust.model.likelihood.is_learned
+        law = inference.RobustSettings(learn_nu=learns, learn_scale=False)
+        return with_errors(made, data, law if learns else None)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """The fit of the inner engine, whose arrays hold the sites that it needs."""
@@ -163,7 +167,7 @@ def learn_robustly(
             break
     status = climb.status if is_settled else FitStatus.MAX_STEPS
     summary = {"turns_nats": nats[1:], "largest_gradient": climb.largest_gradient}
-    return robust, Learning.of(status, n, summary=summary)
+    return robust, Learning.of(status, n, summary=summary, errors=climb.errors)
 
 
 def fit_on_grid(robust: RobustModel, data: Batch, plan: _pathwise_points.PointPlan) -> SiteFit:

@@ -14,13 +14,13 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from dustmap import engines
 from dustmap.engines import EngineFit, Problem, Watch
 from dustmap.errors import UserError
 from dustmap.estimators._arguments import noise_std_of, one_of
+from dustmap.estimators._numbers import core_of, hyperparameter_errors, noise_numbers
 from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
@@ -33,8 +33,6 @@ _MOST_STUDENT_T = 2_000
 #: Rows whose evidence the engines of free inducing points start from, in few dimensions: of many
 #: length scales so few rows tell what is not so.
 _START_ROWS = 500
-#: Probability below one standard deviation of a normal distribution.
-_UPPER = float(ndtr(1.0))
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
 _START_VARIANCES = {BernoulliLink.LOGIT: 4.0, BernoulliLink.PROBIT: 1.5}
@@ -234,18 +232,11 @@ class FittedRegression:
 
         Of Student-t noise the half width that holds as much as ±1σ, and noise_dof.
         """
-        jitter, scale = value_of(self.model.noise.log_jitter), value_of(self.model.noise.log_scale)
-        core = self._core
-        return {
-            "noise_std": None if jitter is None else jitter * core * self.scaling.y_scale,
-            "noise_scale": None if scale is None else scale * core,
-            **({} if self.dof is None else {"noise_dof": self.dof}),
-        }
+        return noise_numbers(self.model, self.dof, self.scaling)
 
     @property
     def _core(self) -> float:
-        """Half width of t_ν that holds as much as ±1σ of a normal distribution; 1 for normal."""
-        return 1.0 if self.dof is None else float(stdtrit(self.dof, _UPPER))
+        return core_of(self.dof)
 
 
 def fit_regression(
@@ -305,6 +296,8 @@ def _timed(
         **fit.report,
         "seconds": seconds,
     }
+    if fit.errors is not None:
+        report["hyperparameter_errors"] = hyperparameter_errors(fit, scaling)
     evidence = fit.evidence
     if evidence is not None:
         evidence -= len(data) * math.log(scaling.y_scale)
@@ -341,11 +334,6 @@ def _name(fit: EngineFit, arguments: EngineArguments) -> str:
     if arguments.engine != "auto":
         return arguments.engine
     return str(fit.report["engine_choice"]["name"])
-
-
-def value_of(log: Tensor | None) -> float | None:
-    """The number of this logarithm."""
-    return None if log is None else float(log.detach().exp())
 
 
 @final

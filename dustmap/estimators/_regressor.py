@@ -22,6 +22,7 @@ from dustmap.estimators._engines import (
     fit_regression,
     student_t_engine_name,
 )
+from dustmap.estimators._numbers import kernel_numbers
 from dustmap.estimators._standardisation import Array, Standardisation, spread
 from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
@@ -127,6 +128,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters; Gaussian noise only
     elbo_ : its lower bound of the hip, svgp and sgpr engines
+    hyperparameter_errors_ : dict
+        Standard deviations of what was learned, given the data, in the form of
+        `report_["hyperparameters"]`: of kernel and noise by the information of the evidence that
+        they were learned by, of the mean by the posterior at these. None stands for what has no
+        error, of which `held` names what ended at a bound. None for svgp and sgpr, for whose bound
+        there are none, where nothing was learned, and for models that earlier versions saved.
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
 
     Examples
@@ -332,6 +339,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.mean_ = scaling.user_mean(coefficients)
         self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
         self.noise_dof_ = fitted.dof
+        self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
@@ -342,14 +350,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             setattr(self, name, fitted.evidence)
 
     def _hyperparameters(self) -> dict[str, Any]:
-        terms = [
-            {
-                "profile": term.profile.name,
-                "length": term.lengthscale.tolist(),
-                "std": float(term.variance.detach()) ** 0.5,
-            }
-            for term in self.kernel_.terms()
-        ]
+        terms = kernel_numbers(self.kernel_)
         noise = self._regression.noise()
         return {"kernel": terms, **noise, "mean": self.mean_.tolist()}
 

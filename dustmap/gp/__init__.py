@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
     from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
+    from dustmap.gp._parameter_errors import ParameterErrors as ParameterErrors
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter

@@ -8,13 +8,17 @@ from torch import Tensor
 
 from dustmap.gp import _parameters
 from dustmap.gp._batch import Batch, whole_batch
-from dustmap.gp._exact import ExactGP
+from dustmap.gp._exact import ExactGP, covariance_factor
 from dustmap.gp._means import AbstractMean
+from dustmap.gp._parameter_errors import ParameterErrors
 from dustmap.gp._zero_points import ZeroPoints
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.linalg import Progress, unwatched
+
+#: Change of a parameter in forward differences.
+_SHIFT = 1e-5
 
 
 @final
@@ -60,7 +64,9 @@ class HyperparameterFit:
 
     log_evidence: of the n_data data used, at the end; objective: log evidence plus log prior per
     datum at every evaluation, the last being the end; largest_gradient: of that objective at the
-    end; refused: evaluations where the covariance could not be factorised.
+    end; refused: evaluations where the covariance could not be factorised; errors: of the learned
+    parameters, by the average information of `fit_hyperparameters` and by the scores of the
+    conditionals of `fit_neighbour_evidence`.
     """
 
     model: GPModel
@@ -70,13 +76,22 @@ class HyperparameterFit:
     largest_gradient: float
     n_data: int
     refused: int = 0
+    errors: ParameterErrors | None = None
 
     @staticmethod
     def of(
-        parameters: _parameters.Parameters[GPModel], maximum: _parameters.Maximum, n_data: int
+        parameters: _parameters.Parameters[GPModel],
+        maximum: _parameters.Maximum,
+        n_data: int,
+        information: Tensor,
     ) -> "HyperparameterFit":
-        """Return the model at a maximum of its log evidence by `n_data` data."""
+        """Return the model at a maximum of its log evidence by `n_data` data.
+
+        information (P, P): of the data there, in θ.
+        """
         log_prior, _ = parameters.log_prior(maximum.theta)
+        whole = information.double().cpu() + parameters.prior_precision()
+        held = parameters.at_bound(maximum.theta)
         return HyperparameterFit(
             parameters.build(maximum.theta),
             n_data * maximum.history[-1] - log_prior,
@@ -85,6 +100,7 @@ class HyperparameterFit:
             maximum.largest_gradient,
             n_data,
             maximum.refused,
+            ParameterErrors.of_information(parameters.names, whole, held),
         )
 
 
@@ -140,7 +156,47 @@ def fit_hyperparameters(
         tolerance=tolerance,
         progress=progress,
     )
-    return HyperparameterFit.of(parameters, maximum, len(used))
+    information = average_information(parameters, maximum.theta, gp(model), used)
+    return HyperparameterFit.of(parameters, maximum, len(used), information)
+
+
+@torch.no_grad()
+def average_information(
+    parameters: _parameters.Parameters[GPModel], theta: Tensor, process: ExactGP, batch: Batch
+) -> Tensor:
+    """Return ½ (A_i α)ᵀ A⁻¹ (A_j α) + m_iᵀ A⁻¹ m_j (P, P), float64, of dense data at θ (P,).
+
+    A = K_ff + Σ, α = A⁻¹ (y − m) at θ; A_i and m_i by forward differences. The mean of observed and
+    expected information of kernel and noise, and the expected one of coefficients of the mean.
+
+    process: its estimator and wrapping.
+
+    Reference: Gilmour, Thompson & Cullis (1995).
+    """
+    functional = batch.functional
+
+    def at(theta: Tensor) -> tuple[ExactGP, Tensor, Tensor]:
+        model = parameters.build(theta)
+        there = replace(process, kernel=model.kernel, mean=model.mean)
+        return there, model.likelihood.noise_variance(batch).double(), model.mean.values(functional)
+
+    here, noise, mean = at(theta)
+    K, residual = here.covariance(functional), batch.y.double() - mean
+    L = covariance_factor(K.clone(), noise)
+    alpha = torch.cholesky_solve(residual[:, None], L).squeeze(-1)
+    before, of_noise, of_mean = K @ alpha + noise * alpha, list[Tensor](), list[Tensor]()
+    del K
+    for unit in torch.eye(len(theta), dtype=theta.dtype):
+        there, moved_noise, moved_mean = at(theta + _SHIFT * unit)
+        after = there.covariance(functional) @ alpha + moved_noise * alpha
+        of_noise.append((after - before) / _SHIFT)
+        of_mean.append((moved_mean - mean) / _SHIFT)
+    pulls, shifts = (
+        torch.linalg.solve_triangular(L, torch.stack(each, -1), upper=False)
+        for each in (of_noise, of_mean)
+    )
+    information: Tensor = 0.5 * pulls.mT @ pulls + shifts.mT @ shifts
+    return information
 
 
 def mean_scale(mean: AbstractMean, batch: Batch) -> Tensor:

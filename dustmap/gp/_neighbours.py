@@ -30,6 +30,8 @@ _SHARE = 0.1
 _DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
+#: Change of a parameter in central differences.
+_SHIFT = 1e-4
 
 
 def nearest_before(x: Tensor, count: int) -> Tensor:
@@ -310,7 +312,33 @@ class NeighbourEvidence:
     def _parts(self) -> list[slice]:
         return list(chunks(len(self.rows), _DIFFERENTIATED))
 
+    @torch.no_grad()
+    def information(self, parameters: Parameters[GPModel], theta: Tensor) -> Tensor:
+        """Return Σ_n s_n s_nᵀ (P, P) of the scores s_n (P,) of the conditionals in the sum.
+
+        Scores of conditionals are uncorrelated at the true θ, so this is their information; by
+        central differences. It is that of the rows in the sum, not scaled up.
+
+        Reference: Berndt, Hall, Hall & Hausman (1974).
+        """
+        total = torch.zeros(len(theta), len(theta), dtype=theta.dtype)
+        for part in self._parts():
+            scores = []
+            for unit in _SHIFT * torch.eye(len(theta), dtype=theta.dtype):
+                high, low = (
+                    self._terms(parameters.build(theta + sign * unit), part) for sign in (1, -1)
+                )
+                scores.append((high - low).cpu() / (2.0 * _SHIFT))
+            slopes = torch.stack(scores)
+            total += slopes @ slopes.mT
+        return total
+
     def _part(self, model: GPModel, part: slice) -> Tensor:
+        """The sum over some rows, scaled up to all data."""
+        return len(self.data) / len(self.rows) * self._terms(model, part).sum()
+
+    def _terms(self, model: GPModel, part: slice) -> Tensor:
+        """ln N of the conditionals (R,) of some rows."""
         rows, before = self.rows[part], self.before[part]
         real = before >= 0
         everything = torch.cat([rows[:, None], before.clamp_min(0)], -1)
@@ -322,8 +350,7 @@ class NeighbourEvidence:
         r = (seen.y.double() - model.mean.values(seen.functional)).reshape(shape)
         d, expected = conditional(model.kernel, x, noise, r, real)
         z = (r[:, 0] - expected).square() / d
-        scale = len(self.data) / len(self.rows)
-        return -0.5 * scale * (z + d.log() + math.log(2.0 * math.pi)).sum()
+        return -0.5 * (z + d.log() + math.log(2.0 * math.pi))
 
 
 def fit_neighbour_evidence(
@@ -352,4 +379,5 @@ def fit_neighbour_evidence(
         max_steps=max_steps,
         tolerance=tolerance,
     )
-    return HyperparameterFit.of(parameters, maximum, len(data))
+    information = evidence.information(parameters, maximum.theta)
+    return HyperparameterFit.of(parameters, maximum, len(data), information)

@@ -226,6 +226,10 @@ class Parameters(Generic[M]):
         """Whether a logarithm has used up 95 % of its range at bounded coordinates z."""
         return bool((self.is_log & (z.abs() > 1.8 * LOG_RANGE)).any())
 
+    def at_bound(self, theta: Tensor) -> Tensor:
+        """Which logarithms (P,) have used up 94 % of their range at θ (P,)."""
+        return self.is_log & ((theta - self.theta).abs() > 0.94 * LOG_RANGE)
+
     def log_prior(self, theta: Tensor) -> tuple[float, Tensor]:
         """ln N(θ; centre, std²) of the logarithms up to a constant, and its gradient (P,)."""
         if self.prior_std is None:

@@ -98,12 +98,18 @@ from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import site_data as site_data
 from dustmap.inference.evidence._robust import student_t_moments as student_t_moments
+from dustmap.inference.evidence._student_t_noise import LEAST_NU as LEAST_NU
+from dustmap.inference.evidence._student_t_noise import MOST_NU as MOST_NU
 from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
 from dustmap.inference.evidence._student_t_noise import StudentTModel as StudentTModel
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
 from dustmap.inference.evidence._student_t_noise import StudentTWeights as StudentTWeights
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
+from dustmap.inference.evidence._student_t_noise import measured_share as measured_share
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
+from dustmap.inference.evidence._student_t_noise import (
+    student_t_information as student_t_information,
+)
 from dustmap.inference.lognormal._groups import GroupSamples as GroupSamples
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel

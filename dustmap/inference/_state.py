@@ -179,7 +179,7 @@ class StateReader:
     def read(
         self, record: Callable[..., V], like: Mapping[str, Tensor] | None = None, **sizes: Any
     ) -> V:
-        """A dataclass, all of whose fields were stored.
+        """A dataclass, all of whose fields were stored but for those with a default of None.
 
         like: the tensors that `Layout.like` names. sizes: lengths by the names of axes; a tuple is
         several axes.
@@ -218,6 +218,8 @@ class _Reading:
         if not isinstance(stored, Mapping):
             raise self.wrong(path.removesuffix(".") or _FIELDS, stored)
         for name, hint in _stored_hints(record).items():
+            if name not in stored and name in _optional(record):
+                continue
             if name not in stored:
                 raise self.reader.refusal(f"no {path}{name}")
             found[name] = self.value(hint, stored[name], f"{path}{name}")
@@ -321,6 +323,11 @@ def _stored_hints(record: Any) -> dict[str, Any]:
         for each in fields(record)
         if REBUILT not in getattr(hints[each.name], "__metadata__", ())
     }
+
+
+def _optional(record: Any) -> set[str]:
+    """Names of fields that are None where a state does not have them, as those of before."""
+    return {each.name for each in fields(record) if each.default is None}
 
 
 class AbstractCheckpointer(ABC):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, FitStatus, GPModel, Parameters
+from dustmap.gp import Batch, FitStatus, GPModel, ParameterErrors, Parameters
 from dustmap.inference import _state
 from dustmap.inference.evidence._newton_point import (
     AbstractMaker,
@@ -38,6 +38,8 @@ _FINE_ENOUGH = 0.3
 _SMALL = 0.2
 #: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
+#: Distance from a bound within which a parameter is at it.
+_AT_BOUND = 1e-3
 #: The name of the states of the iteration.
 _NEWTON = "learn_evidence"
 
@@ -115,6 +117,7 @@ class LearnedModel(Generic[T]):
     standard_deviations : of each log-parameter given the data, from the average information
     monte_carlo_errors : what the finite number of deviations adds to that
     grid_error : median of Var r / σ² over the data; see `depends_on_grid`
+    errors : covariance of the log-parameters given the data, and which of them are at a bound
     """
 
     gp: Annotated[GPModel, _state.REBUILT]
@@ -125,6 +128,7 @@ class LearnedModel(Generic[T]):
     standard_deviations: tuple[float, ...]
     monte_carlo_errors: tuple[float, ...]
     grid_error: float
+    errors: ParameterErrors | None = None
 
     @property
     def depends_on_grid(self) -> bool:
@@ -250,8 +254,9 @@ class _Newton(Generic[T]):
         """Save and return the best point."""
         point, status, limits = state.best, state.status, self.evaluator.parameters
         assert point is not None
-        down = torch.where(limits.lower > self.floor, point.theta - limits.lower, torch.inf)
-        if bool((torch.minimum(down, limits.upper - point.theta) < 1e-3).any()):
+        high = limits.upper - point.theta < _AT_BOUND
+        low = point.theta - limits.lower < _AT_BOUND
+        if bool((high | (low & (limits.lower > self.floor))).any()):
             status = FitStatus.AT_BOUND
         learned = LearnedModel(
             self.evaluator.gp_at(point.theta, point.solution),
@@ -262,6 +267,7 @@ class _Newton(Generic[T]):
             tuple(point.standard_deviations.tolist()),
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
+            ParameterErrors.of_information(limits.names, point.information, high | low),
         )
         stored = _Result(self.evaluator.snapshot(point.solved), self.evaluator.maker.snapshot())
         self.checkpointer.finish(_state.state_of(_NEWTON, learned, stored, finished=True))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch
+from dustmap.gp import Batch, ParameterErrors
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._groups import GroupSamples
@@ -88,6 +88,7 @@ class MGVISolution:
     ----------
     model, posterior : at the learned values; samples of the density
     coefficients : (P,), β of the mean, posterior means where they are learned; float64
+    coefficient_covariance : (P, P), of the samples; None where they are not learned
     xi, deviations : (n,), (S, n)
         In pairs +δ_0, −δ_0, +δ_1, ..: an even number of the first is as good as a fit of so many.
     history, status
@@ -98,12 +99,20 @@ class MGVISolution:
     model: LogNormalModel
     posterior: LogNormalPosterior
     coefficients: Tensor
+    coefficient_covariance: Tensor | None
     xi: Tensor
     deviations: Tensor
     history: tuple[MGVIRound, ...]
     status: MGVIStatus
     start: MGVIStart
     weights: StudentTWeights | None = None
+
+    @property
+    def errors(self) -> ParameterErrors | None:
+        """Of what is learned of kernel and noise: the inverse of the average information of the
+        evidence and of the priors, where the last step started; None where nothing is learned."""
+        steps = [entry.errors for entry in self.history if entry.errors is not None]
+        return steps[-1] if steps else None
 
     @property
     def rejected_steps(self) -> int:
@@ -242,6 +251,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         problem.model,
         LogNormalPosterior(problem.model.interpolation, log_density, fields, share, groups),
         problem.model.coefficients(centre),
+        _coefficient_covariance(problem, deviations),
         centre,
         deviations,
         state.history,
@@ -249,6 +259,16 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         state.end(),
         state.weights,
     )
+
+
+def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Tensor | None:
+    """Of β (P, P) over deviations of ξ (S, n); None where the mean is not learned."""
+    scales, first = problem.model.scales(), problem.root.n_white
+    if len(scales) == 0:
+        return None
+    beta = deviations[:, first : first + len(scales)].to(scales) * scales
+    covariance: Tensor = beta.mT @ beta / len(beta)
+    return covariance
 
 
 def _status(state: FitState) -> MGVIStatus:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import Parameters
+from dustmap.gp import ParameterErrors, Parameters
 from dustmap.inference.evidence._evidence import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
@@ -61,7 +61,7 @@ class EvidenceStep:
     (Q, Q) of both, and the step Δθ (Q,) that follows.
 
     widths: distance of the optimum in posterior standard deviations; unbounded (Q,): the step
-    without a bound; radius: the bound.
+    without a bound; radius: the bound; errors: of θ, by the information.
     """
 
     gradient: Tensor
@@ -72,6 +72,7 @@ class EvidenceStep:
     unbounded: Tensor
     radius: float
     solve: linalg.SolveResult
+    errors: ParameterErrors
 
     def rests(self, tolerance: float) -> bool:
         """Whether θ is within so many posterior standard deviations of the optimum, or within the
@@ -134,6 +135,7 @@ def evidence_step(
         unbounded,
         radius,
         solve,
+        ParameterErrors.of_information(prior.names, information),
     )
 
 

@@ -432,6 +432,7 @@ class Fit:
             () if step is None else tuple(step.gradient.tolist()),
             () if step is None else tuple(step.error.tolist()),
             cg_steps,
+            None if step is None else step.errors,
         )
         if self.rounds is not None:
             self.rounds(entry)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
+from dustmap.gp import MOST_INFLATION, GridPrior, ParameterErrors, Parameters, torus_for
 from dustmap.inference import _state
 from dustmap.inference.evidence._student_t_noise import (
     RobustSettings,
@@ -103,6 +103,7 @@ class MGVIRound:
     parameters : θ (log)
     gradient, gradient_error : of ln p(y | θ), with its Monte Carlo error (evidence only)
     cg_steps : of the solves
+    errors : of θ given the data, where the step started (evidence only)
     """
 
     stage: str
@@ -113,6 +114,7 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
+    errors: ParameterErrors | None = None
 
 
 def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:

@@ -141,17 +141,29 @@ def evidence_of(model: HIPGPRegressor) -> dict[str, float]:
 def sections_of(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
     """Return the estimator's report, flat enough for a table."""
     report = dict(model.report_)
-    learned = dict(report.pop("hyperparameters"))
-    term, *second = learned.pop("kernel")  # a configuration names one kernel, or a sum of two
-    for other in second:
-        term = term | {f"second_{name}": value for name, value in other.items()}
+    learned, errors = (
+        _flat(report.pop(name, {})) for name in ("hyperparameters", "hyperparameter_errors")
+    )
     nested = {name: report.pop(name) for name in list(report) if isinstance(report[name], dict)}
     nested["seconds_of_the_fit"] = nested.pop("seconds")
     return {
-        "hyperparameters": term | learned,
+        "hyperparameters": learned,
+        **({"hyperparameter_errors": errors} if errors else {}),
         "fit": report | evidence_of(model),
         **{name: section for name, section in nested.items() if section},
     }
+
+
+def _flat(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Name the numbers of the one or two terms of a kernel beside the others."""
+    if not hyperparameters:
+        return {}
+    learned = dict(hyperparameters)
+    term, *second = learned.pop("kernel")  # a configuration names one kernel, or a sum of two
+    flat: dict[str, Any] = dict(term)
+    for other in second:
+        flat |= {f"second_{name}": value for name, value in other.items()}
+    return flat | learned
 
 
 def refit_section(model: HIPGPRegressor) -> dict[str, Any]:

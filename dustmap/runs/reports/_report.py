@@ -109,13 +109,27 @@ class Report:
         units = self.sections.get("units", {})
         for name, section in self.sections.items():
             if name == "hyperparameters" and units:
-                rows = [{"of": k, "value": v, "unit": units[k]} for k, v in section.items()]
+                errors = self.sections.get("hyperparameter_errors", {})
+                rows = _rows_of(section, units, errors)
                 blocks += [f"## {_words(name)}", _table_of_rows(rows)]
-            elif section and name != "units":
+            elif section and name != "units" and not (units and name == "hyperparameter_errors"):
                 blocks += [f"## {_words(name)}", *_tables(section)]
         blocks += ["## Versions", *_tables(versions())]
         blocks.append(f"Configuration: `config.toml`, sha256 `{self.config_sha256}`.")
         return "\n\n".join(blocks) + "\n"
+
+
+def _rows_of(
+    values: Mapping[str, Any], units: Mapping[str, Any], errors: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A row for every hyperparameter, with its error if any has one."""
+    rows = []
+    for name, value in values.items():
+        row: dict[str, Any] = {"of": name, "value": value}
+        if errors:
+            row["error"] = "held" if name in errors.get("held", ()) else errors.get(name, "")
+        rows.append(row | {"unit": units[name]})
+    return rows
 
 
 def _check_line(check: Check) -> str:

@@ -142,6 +142,7 @@ class _FitState:
     learning: Learning | None
     arrays: Mapping[str, Tensor]
     start: Mapping[str, Tensor]
+    errors: Mapping[str, float | None] | None = None
 
     @staticmethod
     def of(fit: StarFit) -> "_FitState":
@@ -150,7 +151,8 @@ class _FitState:
             {name: torch.from_numpy(array) for name, array in arrays.items()}
             for arrays in (fit.arrays, fit.start)
         )
-        return _FitState(fit.hyperparameters, fit.summary, fit.learning, arrays, start)
+        plain = fit.hyperparameters, fit.summary, fit.learning, arrays, start
+        return _FitState(*plain, fit.errors)
 
     def fit(self, config: Config, data: Batch) -> StarFit:
         """Return the fit of these data: the same bits."""
@@ -159,7 +161,8 @@ class _FitState:
             for tensors in (self.arrays, self.start)
         )
         fit, summary = load_stars(config, data, self.hyperparameters, arrays), dict(self.summary)
-        return replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
+        fit = replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
+        return replace(fit, errors=self.errors or {})
 
 
 @final

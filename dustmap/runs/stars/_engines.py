@@ -113,7 +113,8 @@ class StarFit:
     beside hyperparameters and data; empty where it is quickly computed again. start: where a fit of
     the same stars and others after them may start.
     at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
-    a posterior that draws rays by the thousand, of engines whose own does not.
+    a posterior that draws rays by the thousand, of engines whose own does not. errors: standard
+    deviations of the hyperparameters that were learned, None of those that were held at a bound.
     """
 
     posterior: AbstractPosterior
@@ -124,6 +125,7 @@ class StarFit:
     start: engines.Arrays = field(default_factory=dict)
     at_nodes: Callable[[], Prediction] | None = None
     on_grid: Callable[[], AbstractPosterior] | None = None
+    errors: Mapping[str, float | None] = field(default_factory=dict)
 
     def for_many_rays(self) -> AbstractPosterior:
         """Return the posterior, or its draws on a grid where every ray is a solve."""
@@ -172,10 +174,12 @@ def fit_stars(
     """Learn what model.learn names, and condition on all data; start, field: of an earlier fit."""
     renamed = replace(watch, on_step=lambda step: watch.on_step(_star_step(step)))
     fit = engine_of(config).fit(problem_of(config, data, start, field), renamed)
-    at = _model.hyperparameters_of(config, fit.model)
-    if fit.noise is not None:
-        at = at.with_student_t(fit.noise)
-    return _star_fit(config, fit, at, _star_learning(fit.learning))
+    at = _model.hyperparameters_of(config, fit.model, fit.noise)
+    errors = engines.quantity_errors(
+        fit, lambda *values: _model.hyperparameters_of(config, *values).numbers()
+    )
+    made = _star_fit(config, fit, at, _star_learning(fit.learning))
+    return replace(made, errors=errors)
 
 
 def refit_stars(
@@ -230,6 +234,16 @@ def learning_section(fit: StarFit) -> dict[str, Any]:
         "learning_stars": learning.n_data,
         **learning.summary,
     }
+
+
+def errors_section(fit: StarFit) -> dict[str, Any]:
+    """Errors of learned hyperparameters, for the report: `held` names those that have none because
+    they are at a bound."""
+    if not fit.errors:
+        return {}
+    known = {name: error for name, error in fit.errors.items() if error is not None}
+    held = [name for name, error in fit.errors.items() if error is None]
+    return known | ({"held": held} if held else {})
 
 
 def _exact_report(fit: engines.EngineFit) -> dict[str, Any]:

@@ -159,6 +159,10 @@ class Hyperparameters:
             nu=noise.nu,
         )
 
+    def numbers(self) -> dict[str, float]:
+        """Return those that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @staticmethod
     def from_dict(values: Any) -> "Hyperparameters":
         """Read the values of `as_dict` in a file; other content is a UserError."""
@@ -289,8 +293,10 @@ def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
 
 
 @torch.no_grad()
-def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
-    """The present values of a model."""
+def hyperparameters_of(
+    config: Config, model: gp.GPModel, robust: inference.StudentTNoise | None = None
+) -> Hyperparameters:
+    """The present values of a model, and of Student-t noise on top of its likelihood."""
     (term, *others), noise, mean = model.kernel.terms(), model.noise, model.mean
     coefficients, disc = mean.coefficients().detach(), {}
     sums = {}
@@ -300,7 +306,7 @@ def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
         sums |= {"second_std": float(second.variance.sqrt())}
     if isinstance(mean, gp.LogDiscMean):
         disc = dict(zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True))
-    return Hyperparameters(
+    at = Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(model.kernel.variance().sqrt()),
         mean=float(coefficients[0].exp() if is_lognormal(config) else coefficients[0]),
@@ -311,6 +317,7 @@ def hyperparameters_of(config: Config, model: gp.GPModel) -> Hyperparameters:
         **disc,
         **sums,
     )
+    return at if robust is None else at.with_student_t(robust)
 
 
 def held(config: Config) -> Config:

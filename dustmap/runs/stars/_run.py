@@ -251,6 +251,8 @@ class StarRun(AbstractRun):
         work.sections |= _zero_points.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
+        if errors := _engines.errors_section(fit):
+            work.sections["hyperparameter_errors"] = errors
         if unresolved:
             work.sections["unresolved"] = unresolved
         if result.rounds:

@@ -1,0 +1,52 @@
+"""Errors of log-normal hyperparameters against dense information matrices."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch
+from dustmap.inference import MGVISettings, MGVISolution, fit_mgvi
+from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
+
+PRIOR_STD = 1.5
+
+
+def fitted(dim: int, nodes: int, rays: int, seed: int) -> tuple[Batch, MGVISolution]:
+    truth = model_of(box(dim, nodes), length=0.3)
+    data = observe(truth, draw_truth(truth, seed), positions(rays, dim, seed), 0.1, seed)
+    settings = MGVISettings(samples=4, refinements=1, tolerance=0.02, residual=0.005)
+    return data, fit_mgvi(truth, data, settings)
+
+
+def dense_information(data: Batch, solution: MGVISolution) -> Tensor:
+    """½ (A_p z)ᵀ A⁻¹ (A_q z) + 1/1.5² of the model linearised at the mode, by dense matrices."""
+    model, mode = solution.model, solution.start.mode
+    rho = (model.log_mean() + model.latent_root().matmul(mode)).exp()
+    L = model.interpolation(data.functional).to_dense()
+    J = L * rho
+    columns = model.latent_root().columns
+
+    def covariance(theta: Tensor) -> Tensor:
+        at = model.learned().build(theta)
+        K = at.prior.covariance().to_dense() + columns @ columns.mT
+        return J @ K @ J.mT + torch.diag(at.likelihood.noise_variance(data)).detach()
+
+    theta = model.learned().theta
+    A = covariance(theta)
+    field = model.latent_root().matmul(mode)
+    z = torch.linalg.solve(A, data.y - L @ rho + J @ field)
+    units = 1e-4 * torch.eye(len(theta)).double()
+    pulls = torch.stack([(covariance(theta + u) - covariance(theta - u)) @ z for u in units]) / 2e-4
+    own = 0.5 * pulls @ torch.linalg.solve(A, pulls.mT)
+    return own + torch.eye(len(theta)).double() / PRIOR_STD**2
+
+
+@pytest.mark.parametrize(("dim", "nodes", "rays"), [(1, 24, 30), (2, 9, 60)])
+def test_errors_are_those_of_the_dense_average_information(dim: int, nodes: int, rays: int) -> None:
+    data, solution = fitted(dim, nodes, rays, seed=1)
+    errors = solution.errors
+    assert errors is not None and errors.names == solution.model.learned().names
+    got = torch.tensor(errors.covariance).double().diagonal().sqrt()
+    expected = torch.linalg.inv(dense_information(data, solution)).diagonal().sqrt()
+    # The last step started within 0.02 standard deviations or a short averaged step from here.
+    assert bool(((got / expected).log().abs() < 0.05).all()), got / expected
