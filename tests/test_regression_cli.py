@@ -84,7 +84,12 @@ def test_the_report_has_the_choice_of_the_kernel(curve: Path) -> None:
     choice = report(curve)["kernel_choice"]
     assert [c["name"] for c in choice["candidates"]] == ["matern12", "matern32", "matern52"]
     assert report(curve)["hyperparameters"]["profile"] == choice["name"]
+    errors = report(curve)["hyperparameter_errors"]
+    assert len(errors["length"]) == len(report(curve)["hyperparameters"]["length"])
+    assert errors["std"] > 0
+    assert errors["noise_std"] > 0
     shown = (curve / "run" / "report.md").read_text()
+    assert "## Hyperparameter errors" in shown
     assert "| Name | Score | Difference | Standard error | Seconds |" in shown
     assert 'kernel = "auto"' in (curve / "run" / "config.toml").read_text()
 

@@ -30,6 +30,8 @@ def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -
         np.testing.assert_allclose(ours, theirs, rtol=1e-8)
     assert again.get_params() == model.get_params()
     assert again.report_ == model.report_
+    assert again.hyperparameter_errors_ == model.hyperparameter_errors_
+    assert (model.hyperparameter_errors_ is None) == (engine in ("svgp", "sgpr"))
     assert {path.suffix for path in (tmp_path / "model").iterdir()} == {".json", ".npz"}
     again.save(tmp_path / "again")
     third = HIPGPRegressor.load(tmp_path / "again")

@@ -135,7 +135,26 @@ def errors_of_student_t(
 
 
 def quantity_errors(fit: EngineFit, quantities: Quantities) -> dict[str, float | None]:
-    """Standard deviations of quantities of model and noise, by name; see `ParameterErrors.of`."""
+    """Standard deviations of quantities of model and noise, by name; see `ParameterErrors.of`.
+
+    Examples
+    --------
+    >>> from dustmap.engines import EvidenceSettings, ExactEngine, ExactSettings, Problem, Watch
+    >>> from dustmap.gp import ConstantMean
+    >>> from dustmap.gp.functionals import PointValues
+    >>> from dustmap.gp.kernels import Matern32
+    >>> from dustmap.gp.likelihoods import GaussianLikelihood
+    >>> x = torch.linspace(0.0, 30.0, 100, dtype=torch.float64)[:, None]
+    >>> data = Batch(PointValues(x), torch.sin(x[:, 0]), torch.full((100,), 0.01).double())
+    >>> model = GPModel(Matern32(1.0, dim=1), ConstantMean(0.0, learn=False), GaussianLikelihood())
+    >>> engine = ExactEngine(ExactSettings(EvidenceSettings(rows=100), max_memory=2**30))
+    >>> fit = engine.fit(Problem(model, data), Watch())
+    >>> errors = quantity_errors(
+    ...     fit, lambda at, noise: {"length": float(at.kernel.terms()[0].lengthscale)}
+    ... )
+    >>> bool(errors["length"] > 0.0)
+    True
+    """
     if fit.errors is None:
         return {}
     values = LearnedValues(fit.model, fit.noise, fit.errors.names)

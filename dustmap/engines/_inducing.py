@@ -94,7 +94,10 @@ class InducingEngine(AbstractEngine):
             refuse_negligible_noise(learned.model, problem.data)
         with watch.conditioning():
             fit = self.condition(replace(problem, model=learned.model), watch)
-        fit = replace(fit, report={**fit.report, **report}, learning=learned.learning)
+        learning = learned.learning
+        if report and learning is not None and learning.errors is not None:
+            learning = replace(learning, errors=learning.errors.holding("length"))
+        fit = replace(fit, report={**fit.report, **report}, learning=learning)
         return with_errors(fit, problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:

@@ -57,6 +57,16 @@ class ParameterErrors:
         rows = tuple(tuple(row) for row in covariance.tolist())
         return ParameterErrors(names, rows, tuple((~free).tolist()))
 
+    def holding(self, name: str) -> "ParameterErrors":
+        """Hold the parameters of a name, whose rows become zero."""
+        free = [each != name for each in self.names]
+        rows = tuple(
+            tuple(value if a and b else 0.0 for value, b in zip(row, free, strict=True))
+            for row, a in zip(self.covariance, free, strict=True)
+        )
+        held = tuple(h or not f for h, f in zip(self.held, free, strict=True))
+        return ParameterErrors(self.names, rows, held)
+
     def without(self, *names: str) -> "ParameterErrors":
         """Leave out the parameters of these names."""
         kept = [i for i, each in enumerate(self.names) if each not in names]

@@ -70,7 +70,8 @@ def test_errors_are_those_of_the_dense_average_information(dim: int) -> None:
     information = 0.5 * pulls @ torch.linalg.solve(A, pulls.mT)
     of_mean = parameters.names.index("mean")
     information[of_mean, of_mean] = torch.linalg.solve(A, torch.ones_like(data.y)).sum()
-    assert fit.errors is not None and fit.errors.names == parameters.names
+    assert fit.errors is not None
+    assert fit.errors.names == parameters.names
     got = torch.tensor(fit.errors.covariance).double()
     expected = torch.linalg.inv(information)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.max()))
@@ -175,3 +176,5 @@ def test_what_depends_on_a_held_parameter_has_no_error() -> None:
 
     found = errors.of(torch.ones(3).double(), quantities)
     assert found == {"a": pytest.approx(0.5), "b": None, "c": None}
+    found = errors.holding("a").of(torch.ones(3).double(), quantities)
+    assert found == {"a": None, "b": None, "c": None}

@@ -38,14 +38,16 @@ def dense_information(data: Batch, solution: MGVISolution) -> Tensor:
     units = 1e-4 * torch.eye(len(theta)).double()
     pulls = torch.stack([(covariance(theta + u) - covariance(theta - u)) @ z for u in units]) / 2e-4
     own = 0.5 * pulls @ torch.linalg.solve(A, pulls.mT)
-    return own + torch.eye(len(theta)).double() / PRIOR_STD**2
+    whole: Tensor = own + torch.eye(len(theta)).double() / PRIOR_STD**2
+    return whole
 
 
 @pytest.mark.parametrize(("dim", "nodes", "rays"), [(1, 24, 30), (2, 9, 60)])
 def test_errors_are_those_of_the_dense_average_information(dim: int, nodes: int, rays: int) -> None:
     data, solution = fitted(dim, nodes, rays, seed=1)
     errors = solution.errors
-    assert errors is not None and errors.names == solution.model.learned().names
+    assert errors is not None
+    assert errors.names == solution.model.learned().names
     got = torch.tensor(errors.covariance).double().diagonal().sqrt()
     expected = torch.linalg.inv(dense_information(data, solution)).diagonal().sqrt()
     # The last step started within 0.02 standard deviations or a short averaged step from here.

@@ -101,6 +101,18 @@ def test_a_state_comes_back_to_the_bit() -> None:
     assert type(again.steps[0].parameters) is tuple
 
 
+def test_states_of_before_a_field_have_none_of_it() -> None:
+    state = stored(whole()).state
+    values = json.loads(json.dumps(state.values))
+    del values["fields"]["limit"], values["fields"]["inner"]["step"]
+    fields = StateReader.of(State(values, state.arrays), "whole").fields(Whole, LIKE, N=N)
+    assert "limit" not in fields
+    assert fields["inner"].step is None
+    del values["fields"]["count"]
+    with pytest.raises(ValueError, match="the state of whole has no count"):
+        StateReader.of(State(values, state.arrays), "whole").fields(Whole, LIKE, N=N)
+
+
 def test_several_records_share_a_state() -> None:
     step, inner = Step(0.5, False), Inner(torch.ones(N))
     reader = StateReader.of(state_of("both", step, inner), "both")

@@ -14,4 +14,6 @@ def test_the_whole_runs_reduced() -> None:
     assert row["sky"] == FINER
     assert 0.0 < number(row, "projection") < 1.0
     assert 15.0 < number(row, "length") < 240.0
+    assert 0.0 < number(row, "length_error") < number(row, "length")
+    assert abs(number(row, "z")) < 5.0
     assert not outcome.goals  # they are for 2,000 stars

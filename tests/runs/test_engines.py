@@ -70,6 +70,11 @@ def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
     assert first.learning is not None
     assert again.learning is not None
     assert len(again.learning.trace) <= len(first.learning.trace) + (engine == "lognormal")
+    learned = {"noise", "mean"} | (set() if engine == "global" else {"length", "std"})
+    assert learned <= first.errors.keys() <= learned | {"projection"}
+    for name, error in first.errors.items():
+        assert error is not None, name
+        assert 0.0 < error < 20.0 * getattr(first.hyperparameters, name), name
     # The evidence of a log-normal density is climbed to within a fraction of a nat.
     apart = 0.2 if engine == "lognormal" else 0.03
     for name, value in first.hyperparameters.as_dict().items():
@@ -79,7 +84,9 @@ def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
 def test_nothing_learned_stays_where_it_starts() -> None:
     at = Hyperparameters(25.0, 0.003, 0.002, 1.3, scatter=0.004)
     for engine in ("exact", "global", "hip"):
-        found = fitted((*ENGINES[engine], "model.learn=[]"), sky(40), at).hyperparameters
+        fit = fitted((*ENGINES[engine], "model.learn=[]"), sky(40), at)
+        found = fit.hyperparameters
+        assert not fit.errors
         for name, value in at.as_dict().items():
             assert found.as_dict()[name] == pytest.approx(value), (engine, name)
     found = fitted((*ENGINES["lognormal"], "model.learn=[]"), sky(40), at).hyperparameters
@@ -190,6 +197,7 @@ def test_scatter_beside_outliers() -> None:
     # Of stars without errors of their own, the central 68 %.
     alone = fit.hyperparameters.noise_variance(torch.zeros(1, dtype=torch.float64)).sqrt()
     assert float(alone) == pytest.approx(scatter, rel=0.25)
+    assert {"nu", "scatter", "length"} <= fit.errors.keys()
 
 
 def test_a_disc_is_the_mean_of_every_engine() -> None:

@@ -158,7 +158,12 @@ def test_what_nodes_hold_is_learned_with_the_length_and_kept(tmp_path: Path) -> 
     report = run(tmp_path, 5.0, *settings, learn, stars=200)
     found = report["hyperparameters"]["projection"]
     assert 0.0 < found < 1.0
-    assert found != 0.5  # where it starts
+    assert found != 0.9  # where it starts
+    errors = report["hyperparameter_errors"]
+    assert errors.keys() == {"length", "std", "mean", "noise", "projection"}
+    shown = (tmp_path / "run" / "report.md").read_text()
+    assert "| Of | Value | Error | Unit |" in shown
+    assert f"| {errors['length']:.5g} | pc |" in shown
     kept = json.loads((tmp_path / "run" / "checkpoint" / "refit.json").read_text())
     assert kept["projection"] == pytest.approx(found, abs=1e-9)
 

@@ -236,6 +236,19 @@ def learning_section(fit: StarFit) -> dict[str, Any]:
     }
 
 
+def learned_in_words(fit: StarFit, units: Mapping[str, str]) -> str:
+    """The learned hyperparameters with their errors, for the log; empty where nothing is learned.
+
+    units: by name; what has a longer one than a word goes without.
+    """
+    parts = []
+    for name, error in fit.errors.items():
+        value, unit = getattr(fit.hyperparameters, name), units.get(name, "").partition(" (")[0]
+        text = f"{value:.3g} (held)" if error is None else f"{value:.3g} ± {error:.2g}"
+        parts.append(f"{name} {text}" + (f" {unit}" if unit and " " not in unit else ""))
+    return ", ".join(parts)
+
+
 def errors_section(fit: StarFit) -> dict[str, Any]:
     """Errors of learned hyperparameters, for the report: `held` names those that have none because
     they are at a bound."""

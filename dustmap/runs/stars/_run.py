@@ -253,6 +253,7 @@ class StarRun(AbstractRun):
         )
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
+            log.info("learned: %s", _engines.learned_in_words(fit, units))
         if unresolved:
             work.sections["unresolved"] = unresolved
         if result.rounds:
