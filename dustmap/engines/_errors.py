@@ -5,7 +5,7 @@ evidence. Coefficients of the mean have those of the posterior at the learned ke
 Student-t noise those of its own information.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias, final
@@ -15,13 +15,25 @@ from torch import Tensor
 
 from dustmap import inference
 from dustmap.engines._engine import EngineFit
-from dustmap.gp import Batch, ExactPosterior, GPModel, ParameterErrors, Parameters
+from dustmap.gp import (
+    Batch,
+    ExactPosterior,
+    GPModel,
+    ParameterErrors,
+    Parameters,
+    own_batch,
+)
+from dustmap.gp.functionals import world_of
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import StudentTNoise
+from dustmap.linalg import chunks
 
 #: Names of the numbers of Student-t noise beside those of the likelihood.
 _NU, _SCALE = "nu", "scale"
 #: Of the likelihood, in forward differences.
 _SHIFT = 1e-4
+#: Data that are predicted at once.
+_TOGETHER = 2**16
 #: Share of a bound of ν within which it is at it.
 _AT_BOUND = 1e-3
 #: Numbers by name that follow from a model and Student-t noise, if any.
@@ -77,7 +89,7 @@ def with_errors(
     if (of_mean := _errors_of_mean(fit)) is not None:
         errors = errors.without("mean").joined(of_mean)
     if fit.noise is not None and robust is not None:
-        errors = errors.joined(errors_of_student_t(fit, data, robust))
+        errors = errors.joined(errors_of_student_t(fit, data, robust, errors.names))
     return replace(fit, errors=errors) if errors.names else fit
 
 
@@ -102,36 +114,52 @@ def errors_of_coefficients(covariance: Tensor) -> ParameterErrors:
 
 @torch.no_grad()
 def errors_of_student_t(
-    fit: EngineFit, data: Batch, robust: inference.RobustSettings
+    fit: EngineFit, data: Batch, robust: inference.RobustSettings, known: Sequence[str] = ()
 ) -> ParameterErrors:
-    """Of ln ν, ln s and what is learned of the likelihood, by their Fisher information.
+    """Of ln ν, ln s and what is learned of the likelihood, by their Fisher information; known:
+    names of what has been learned by the evidence.
 
     A datum counts by (1 − h_n)², h_n its leverage: what the field takes up of it says nothing of
     the noise; and by the share of σ_n² that is of its measurement.
     """
     assert fit.noise is not None
-    likelihood, nu = fit.model.noise, fit.noise.nu
-    variance = likelihood.noise_variance(data).double()
-    seen = fit.posterior.predict(data.functional).variance.double()
-    precision = (nu + 1.0) / ((nu + 3.0) * fit.noise.scale**2 * variance)
-    counted = (1.0 - (seen * precision).clamp(0.0, 1.0)).square()
-    if (share := inference.measured_share(data)) is not None:
-        counted = counted * share
-    names, slopes = list[str](), list[Tensor]()
-    if robust.learn_scale:
-        names, slopes = [_SCALE], [torch.ones_like(variance)]
-    learned = Parameters.of(likelihood)
-    for unit, name in zip(torch.eye(len(learned)).double(), learned.names, strict=True):
-        moved = learned.build(learned.theta + _SHIFT * unit).noise_variance(data).double()
-        slopes.append(0.5 * (moved / variance).log() / _SHIFT)
-        names.append(name)
-    information = inference.student_t_information(nu, slopes, counted)
+    nu, own = fit.noise.nu, own_batch(data)
+    learned = Parameters.of(fit.model.noise.holding(*known))
+    names = ([_SCALE] if robust.learn_scale else []) + list(learned.names)
+    information = torch.zeros(1 + len(names), 1 + len(names), dtype=torch.float64)
+    for part in chunks(len(own), _TOGETHER):
+        counted, slopes = _counted(fit, own[part], learned)
+        slopes = slopes if robust.learn_scale else slopes[1:]
+        information += inference.student_t_information(nu, slopes, counted)
+    information = world_of(data.functional).total(information)
     if not robust.learn_nu:
         return ParameterErrors.of_information(tuple(names), information[1:, 1:])
     held = torch.zeros(len(information), dtype=torch.bool)
     least, most = inference.LEAST_NU * (1.0 + _AT_BOUND), inference.MOST_NU * (1.0 - _AT_BOUND)
     held[0] = not least < nu < most
     return ParameterErrors.of_information((_NU, *names), information, held)
+
+
+def _counted(
+    fit: EngineFit, data: Batch, learned: Parameters[GaussianLikelihood]
+) -> tuple[Tensor, list[Tensor]]:
+    """How much of each datum counts (N,), and the slopes (N,) of its log width in ln s and in what
+    is learned of the likelihood."""
+    assert fit.noise is not None
+    likelihood, nu = fit.model.noise, fit.noise.nu
+    predicted = fit.posterior.predict(data.functional)
+    if likelihood.log_relative is not None:
+        data = replace(data, response=predicted.mean.to(data.y))
+    variance, seen = likelihood.noise_variance(data).double(), predicted.variance.double()
+    precision = (nu + 1.0) / ((nu + 3.0) * fit.noise.scale**2 * variance)
+    counted = (1.0 - (seen * precision).clamp(0.0, 1.0)).square()
+    if (share := inference.measured_share(data)) is not None:
+        counted = counted * share
+    slopes = [torch.ones_like(variance)]
+    for unit in torch.eye(len(learned)).double():
+        moved = learned.build(learned.theta + _SHIFT * unit).noise_variance(data).double()
+        slopes.append(0.5 * (moved / variance).log() / _SHIFT)
+    return counted, slopes
 
 
 def quantity_errors(fit: EngineFit, quantities: Quantities) -> dict[str, float | None]:
