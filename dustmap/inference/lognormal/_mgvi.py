@@ -267,7 +267,8 @@ def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Te
     if len(scales) == 0:
         return None
     beta = deviations[:, first : first + len(scales)].to(scales) * scales
-    covariance: Tensor = beta.mT @ beta / len(beta)
+    centred = beta - beta.mean(0)
+    covariance: Tensor = centred.mT @ centred / (len(beta) - 1)
     return covariance
 
 
