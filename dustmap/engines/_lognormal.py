@@ -6,7 +6,7 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
 import torch
@@ -16,9 +16,10 @@ from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._errors import errors_of_coefficients, with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import GridPrior, ParameterErrors, Parameters, features
-from dustmap.gp.functionals import LineIntegrals, world_of
+from dustmap.gp import GridPrior, ParameterErrors, Parameters, features, whole_batch
+from dustmap.gp.functionals import LineIntegrals, Sharded, world_of
 from dustmap.inference import MGVIRound, MGVISolution
+from dustmap.linalg import AbstractWorld, Alone
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +98,11 @@ class LogNormalEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """Bytes of samples, draws and the solver."""
-        rays, s = problem.data.functional, self.sizes(problem)
-        assert isinstance(rays, LineIntegrals)
-        field, rank = s.nodes * s.itemsize, min(_RANK, s.data // 8)
-        needed, allotted = self.row_bytes(problem)(rays), self.allotment(problem).rows
-        rows, how = _memory.row_component(needed, allotted, len(rays))
-        making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field
+        s, division = self.sizes(problem), self.division(problem)
+        field_bytes, rank = s.nodes * s.itemsize, min(_RANK, s.data // 8)
+        allotted = division.allotment.rows
+        rows, how = _memory.row_component(division.row_bytes, allotted, division.count)
+        making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field_bytes
         solving = (_memory.FIELD_VECTORS * s.samples + 3 * rank) * s.data * s.itemsize
         samples = f"{s.samples} densities at {s.nodes:,} nodes"
         draws = f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each"
@@ -110,25 +110,30 @@ class LogNormalEngine(AbstractEngine):
         products = f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples"
         vectors = f"vectors over {s.data:,} stars and a preconditioner of rank {rank}"
         parts = (
-            Component("samples", 3 * s.samples * field, During.WHOLE, samples),
+            Component("samples", 3 * s.samples * field_bytes, During.WHOLE, samples),
             _memory.spectra_component(s),
             Component("draws", drawing_bytes(s), During.DRAWING, draws),
-            Component("fields", _DRAWN_FIELDS * s.samples * field, During.DRAWING, fields),
+            Component("fields", _DRAWN_FIELDS * s.samples * field_bytes, During.DRAWING, fields),
             Component("making the preconditioner", making, During.PREPARING, products),
             Component("solver", solving, During.FIT, vectors),
             rows,
+            *division.components,
             _memory.WORKING_COMPONENT,
         )
-        return MemoryPlan(parts, {"rows of the stars": how})
+        return MemoryPlan(parts, {"rows of the stars": how, **division.in_words})
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Mode, hyperparameters and samples; priors are centred on the problem's origin."""
-        settings, data = self.settings, problem.data
+        settings, division = self.settings, self.division(problem)
+        # Ranks that divide draws need the rays of all.
+        data = whole_batch(problem.data) if division.draws.size > 1 else problem.data
+        for what, which in division.in_words.items():
+            log.info("%s: %s", what, which)
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
         names = problem.model.log_names
         solution = inference.fit_mgvi(
-            self._model(problem),
+            self._model(problem, division),
             data,
             inference.MGVISettings(
                 samples=settings.drawn,
@@ -139,6 +144,7 @@ class LogNormalEngine(AbstractEngine):
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             start=_start_of(problem),
+            world=division.draws,
             checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
@@ -185,7 +191,7 @@ class LogNormalEngine(AbstractEngine):
         )
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
-    def _model(self, problem: Problem) -> inference.LogNormalModel:
+    def _model(self, problem: Problem, division: "RankDivision") -> inference.LogNormalModel:
         """Prior, mean and noise, and rows of the fit through shared beams where there are any."""
         model, settings = problem.model, self.settings
         prior = GridPrior.padded(
@@ -194,9 +200,10 @@ class LogNormalEngine(AbstractEngine):
             nugget=inference.nugget_for(model.kernel, settings.dtype),
             dtype=settings.dtype,
             memory=settings.memory,
-            world=world_of(problem.data.functional),
+            world=division.rows,
+            makers=world_of(problem.data.functional),
         )
-        rows = functools.partial(self._rows(problem), memory=self.allotment(problem).rows)
+        rows = functools.partial(self._rows(problem), memory=division.allotment.rows)
         if settings.beams is not None:
             beamed = features.beamed_interpolation
             rows = functools.partial(beamed, beams=settings.beams, **rows.keywords)
@@ -215,11 +222,21 @@ class LogNormalEngine(AbstractEngine):
         """Sizes of the solve on the map's grid."""
         return problem.sizes(self.settings.drawn, self.settings.dtype.itemsize)
 
-    def allotment(self, problem: Problem) -> _memory.Allotment:
-        """Bytes for stored rows, and for vectors that are solved for together."""
-        sizes, rays = self.sizes(problem), problem.data.functional
-        held, memory = drawing_bytes(sizes), self.settings.memory
-        return _memory.Allotment.of(memory, sizes, held, rays, self.row_bytes(problem))
+    def division(self, problem: Problem) -> "RankDivision":
+        """Divide draws among the ranks where each of them can store all rows, or else the rows."""
+        sizes, functional = self.sizes(problem), problem.data.functional
+        world, held = world_of(functional), drawing_bytes(sizes)
+        rays = functional.local if isinstance(functional, Sharded) else functional
+        assert isinstance(rays, LineIntegrals)
+        own = self.row_bytes(problem)(rays) if len(rays) else 0
+        allot = functools.partial(_memory.Allotment.of_rows, self.settings.memory, sizes)
+        if world.size == 1:
+            return RankDivision(own, len(rays), allot(held, own))
+        rows, geometry = world.total(torch.tensor([own, rays.bytes])).tolist()
+        allotment = allot(held + geometry, rows)
+        if allotment.rows > 0:
+            return RankDivision(rows, len(functional), allotment, draws=world, geometry=geometry)
+        return RankDivision(own, len(rays), allot(held, own), rows=world)
 
     def row_bytes(self, problem: Problem) -> _memory.RowBytes:
         """Bytes of rows with their transpose, those of shared beams included."""
@@ -233,6 +250,37 @@ class LogNormalEngine(AbstractEngine):
             return table.planned_bytes(rays)
 
         return shared
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RankDivision:
+    """What a rank has, and what the ranks divide.
+
+    row_bytes, count: of the rows of a rank; allotment: of its memory; draws, rows: the ranks that
+    divide one or the other; geometry: bytes of the rays of all that it gathers.
+    """
+
+    row_bytes: int
+    count: int
+    allotment: _memory.Allotment
+    draws: AbstractWorld = field(default_factory=Alone)
+    rows: AbstractWorld = field(default_factory=Alone)
+    geometry: int = 0
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What ranks need beside what one process does."""
+        if self.draws.size == 1:
+            return ()
+        return (Component("rays", self.geometry, During.FIT, f"of all {self.count:,} stars"),)
+
+    @property
+    def in_words(self) -> dict[str, str]:
+        """For a plan; nothing of one process."""
+        if self.draws.size > 1:
+            return {"the ranks divide": f"draws; each has the rows of all {self.count:,} stars"}
+        return {"the ranks divide": "rows"} if self.rows.size > 1 else {}
 
 
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:

@@ -193,8 +193,12 @@ class Allotment:
         """
         if not isinstance(data, LineIntegrals):
             return Allotment(budget // 2, budget // 2)
+        return Allotment.of_rows(budget, sizes, held, row_bytes(data))
+
+    @staticmethod
+    def of_rows(budget: int, sizes: GriddedSizes, held: int, rows: int) -> "Allotment":
+        """The same for so many bytes of rows."""
         left = max(0, budget - held - SPECTRA * sizes.torus - WORKING)
-        rows = row_bytes(data)
         kept = rows if rows + 2 * sizes.column <= left else 0
         # A preconditioner that is kept takes a seventh of what making it may take.
         vectors = (left - kept) * RANK_VECTORS // (RANK_VECTORS + 1)

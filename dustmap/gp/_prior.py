@@ -78,7 +78,8 @@ class GridPrior(AbstractParametric):
     Build it with `GridPrior.padded` (the default of all engines) or `GridPrior.minimal` (the
     embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
     indefinite, but then it has no root). The ranks of `world` divide the columns of products with
-    K, R and powers of C among them; all of them have to ask for the same.
+    K, R and powers of C among them, those of `makers` the lags at which the kernel is evaluated;
+    all of them have to ask for the same.
 
     Examples
     --------
@@ -100,6 +101,7 @@ class GridPrior(AbstractParametric):
     memory: int
     report: PriorReport
     world: linalg.AbstractWorld = field(default_factory=linalg.Alone)
+    makers: linalg.AbstractWorld = field(default_factory=linalg.Alone)
 
     @staticmethod
     def padded(
@@ -112,12 +114,13 @@ class GridPrior(AbstractParametric):
         torus_shape: Sequence[int] | None = None,
         memory: int = 2**33,
         world: linalg.AbstractWorld | None = None,
+        makers: linalg.AbstractWorld | None = None,
     ) -> "GridPrior":
         """Return the wrapped kernel on box + `padding` length scales per axis, or on `torus_shape`,
         which keeps M_w fixed while the kernel is learned.
 
         nugget: white variance relative to λ_max, applied alike to K, C and R; memory: bytes beyond
-        which building is refused.
+        which building is refused; world, makers: ranks, see above.
         """
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
@@ -125,7 +128,8 @@ class GridPrior(AbstractParametric):
             raise UserError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
         _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
-        values = wrapped_lags(kernel, grid.spacing, shape)
+        makers = makers or linalg.Alone()
+        values = wrapped_lags(kernel, grid.spacing, shape, world=makers)
         table, spectrum, variance = _of_nodes(kernel, values, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
@@ -136,7 +140,7 @@ class GridPrior(AbstractParametric):
         lags = _lags(table, grid, variance)
         wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
-            kernel, grid, wrapping, spectrum, lags, nugget, dtype, memory, report, world
+            kernel, grid, wrapping, spectrum, lags, nugget, dtype, memory, report, world, makers
         )
 
     @staticmethod
@@ -184,6 +188,7 @@ class GridPrior(AbstractParametric):
             torus_shape=torus_shape,
             memory=self.memory,
             world=self.world,
+            makers=self.makers,
         )
 
     @property

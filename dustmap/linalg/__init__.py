@@ -16,7 +16,7 @@ Both report on every column in a `SolveResult`.
 any operator: differentiable in what it is made of and in b. `RootMethod` says how;
 `shifted_minres` solves for all the shifts of the quadrature in one Krylov space.
 
-`ShardedRows` and `DividedColumns` share the work of operators among the ranks of an
+`ShardedRows`, `DividedColumns` and `DividedRows` share the work of operators among the ranks of an
 `AbstractWorld`; to a solver they are like any other.
 
 `KeyedNormal` makes normal numbers that depend on nothing but their address.
@@ -45,6 +45,9 @@ from dustmap.linalg._ciq import square_root as square_root
 from dustmap.linalg._contour import RootQuadrature as RootQuadrature
 from dustmap.linalg._contour import SpectrumBounds as SpectrumBounds
 from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
+from dustmap.linalg._divided import DividedColumns as DividedColumns
+from dustmap.linalg._divided import DividedRows as DividedRows
+from dustmap.linalg._divided import divided as divided
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -76,6 +79,4 @@ from dustmap.linalg._toeplitz import fast_length as fast_length
 from dustmap.linalg._toeplitz import quadratic_forms as quadratic_forms
 from dustmap.linalg._world import AbstractWorld as AbstractWorld
 from dustmap.linalg._world import Alone as Alone
-from dustmap.linalg._world import DividedColumns as DividedColumns
 from dustmap.linalg._world import ShardedRows as ShardedRows
-from dustmap.linalg._world import divided as divided

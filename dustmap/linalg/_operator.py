@@ -330,15 +330,17 @@ class SparseOperator(AbstractAdjointPair):
         )
 
     def _product(self, x: Tensor) -> Tensor:
-        return _product(self.matrix, x)
+        return sparse_product(self.matrix, x)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        return _product(self.transposed, y)
+        return sparse_product(self.transposed, y)
 
 
-def _product(matrix: Tensor, x: Tensor) -> Tensor:
+def sparse_product(matrix: Tensor, x: Tensor) -> Tensor:
     """Products (k, m) with vectors x (k, n), laid out with neighbouring vectors side by side, as
     the next product wants them."""
+    if 0 in (len(x), len(matrix)):
+        return x.new_empty(len(x), len(matrix))
     if len(x) == 1:
         return (matrix @ x[0])[None]
     count = -(-len(x) // _TOGETHER)
@@ -348,6 +350,14 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
     for out, part in zip(columns.tensor_split(count, 1), x.tensor_split(count), strict=True):
         out.copy_(matrix @ part.mT)
     return columns.mT
+
+
+def row_slice(matrix: Tensor, first: int, last: int) -> Tensor:
+    """Rows first … last − 1 of a CSR tensor, in the memory of its entries."""
+    starts = matrix.crow_indices()[first : last + 1]
+    part, shape = slice(int(starts[0]), int(starts[-1])), (last - first, matrix.shape[1])
+    cols, values = matrix.col_indices()[part], matrix.values()[part]
+    return _csr_from_parts(starts - starts[0], cols, values, shape, check_invariants=False)
 
 
 def _starts(counts: Tensor) -> Tensor:

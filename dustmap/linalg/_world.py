@@ -55,6 +55,10 @@ class AbstractWorld(ABC):
         ends = (self._ends(n, rank) for rank in range(self.size))
         return tuple(stop - start for start, stop in ends)
 
+    def stacked(self, part: Tensor, n: int) -> Tensor:
+        """Return the n rows or columns (n, ...) of which every rank has its share (n_r, ...)."""
+        return self.gathered(part.movedim(0, -1), self.shares(n)).movedim(-1, 0)
+
     def texts(self, text: str) -> list[str]:
         """Gather a text of each rank."""
         spoken = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
@@ -191,42 +195,3 @@ class ShardedRows(AbstractComposite):
         if own.shape[-1] == 0:
             return self._world.total(y.new_zeros(*y.shape[:-1], self.shape[1]))
         return self._world.total(self._local.rmatmul(own))
-
-
-@final
-class DividedColumns(AbstractComposite):
-    """An operator that every rank holds, applied by each to its share of a batch of vectors.
-
-    Arguments and results are the same on all ranks, and whoever applies it does so on all of them.
-    A single vector, or a gradient, is computed by every rank.
-    """
-
-    def __init__(self, operator: AbstractOperator, world: AbstractWorld) -> None:
-        self._operator, self._world = operator, world
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._operator.shape
-
-    def _made_of(self) -> AbstractOperator:
-        return self._operator
-
-    def matmul(self, x: Tensor) -> Tensor:
-        return self._divided(x, self._operator, self.shape[0])
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self._divided(y, self._operator.transpose(), self.shape[1])
-
-    def _divided(self, x: Tensor, operator: AbstractOperator, width: int) -> Tensor:
-        columns = x.shape[:-1].numel()
-        if columns <= 1 or (torch.is_grad_enabled() and x.requires_grad):
-            return operator.matmul(x)
-        mine = x.reshape(columns, -1)[self._world.share(columns)]
-        own = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
-        gathered = self._world.gathered(own.mT, self._world.shares(columns)).mT
-        return gathered.reshape(*x.shape[:-1], width)
-
-
-def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperator:
-    """Return the operator with its columns divided, where there are ranks to divide them among."""
-    return operator if world.size == 1 else DividedColumns(operator, world)

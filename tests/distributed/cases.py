@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.distributed import check_agreement
+from dustmap.engines import LogNormalEngine, LogNormalSettings
 from dustmap.gp import (
     Batch,
     ConstantMean,
@@ -25,7 +27,15 @@ from dustmap.gp import (
     whole_batch,
 )
 from dustmap.gp.families import BlockFamily
-from dustmap.gp.features import HIPFeatures, LocalFeatures, _stencil, interpolation
+from dustmap.gp.features import (
+    HIPFeatures,
+    LocalFeatures,
+    ProductOperator,
+    _stencil,
+    divided_rows,
+    interpolation,
+    rows_made_together,
+)
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded, whole
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -53,12 +63,15 @@ from dustmap.linalg import (
     Alone,
     CirculantOperator,
     DenseOperator,
+    DiagonalOperator,
     DividedColumns,
     NystromPreconditioner,
+    SparseOperator,
     TilePartition,
     nystrom,
     pcg,
 )
+from tests.engines import peaks
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -111,11 +124,25 @@ def operators(world: AbstractWorld) -> Arrays:
     spectrum = 1.0 + draw(4, 8, 8, 5)
     circulant = DividedColumns(CirculantOperator(spectrum, (8, 8, 8)), world)
     x, y, z = draw(5, 5, GRID.size), draw(6, 5, COUNT), draw(7, 3, 512)
+    build = partial(interpolation, grid=GRID, dtype=torch.float64)
+    stored = divided_rows(rows_made_together(build, whole(shared), world), world)
+    scaled = ProductOperator(build(whole(shared)), DiagonalOperator(draw(16, GRID.size)))
+    anew_whole = rows_made_together(partial(build, memory=0), whole(shared), world)
+    one, place = torch.ones(1).double(), torch.ones(1, dtype=torch.int64)
+    few = SparseOperator.from_coo(place, place, one, (2, 3))
     features = LocalFeatures(GridPrior.padded(Matern32(0.6, dim=3), GRID, world=world))
     phi = features.operator(shared)
     with torch.no_grad():
         eps = draw(8, 4, features.n_features)
         return numpy(
+            stored=stored.matmul(x),
+            stored_adjoint=stored.rmatmul(y.reshape(5, 1, COUNT)),
+            stored_single=stored.matmul(x[0]),
+            stored_adjoint_single=stored.rmatmul(y[0]),
+            scaled=divided_rows(scaled, world).matmul(x),
+            scaled_adjoint=divided_rows(scaled, world).rmatmul(y),
+            recomputed_whole=anew_whole.matmul(x),
+            stored_few=divided_rows(few, world).matmul(draw(9, 3)),
             product=rows.matmul(x),
             adjoint=rows.rmatmul(y),
             single=rows.matmul(x[0]),
@@ -128,8 +155,16 @@ def operators(world: AbstractWorld) -> Arrays:
             phi_adjoint=phi.rmatmul(y),
             left=features.residual_variance(shared),
             bytes=float(features.plan_bytes(whole(shared))),
+            shares=world.stacked(x[world.share(5)], 5),
             total=world.total(torch.full((3,), 1.0 / world.size)),
         )
+
+
+def spectra(world: AbstractWorld) -> Arrays:
+    """Lags of a kernel that are tabulated together, on a torus and on the same again."""
+    made = GridPrior.padded(Matern32(0.6, dim=3).fixed(), GRID, makers=world)
+    again = made.with_kernel(Matern32([0.5, 0.6, 0.9]).fixed())
+    return numpy(lags=made.lags, spectrum=made.spectrum, again=again.spectrum)
 
 
 def picked(world: AbstractWorld) -> Arrays:
@@ -208,12 +243,15 @@ def lognormal(
     robust: bool = False,
     residual: float = 1e-5,
     rounds: int = 2,
+    curved: bool | None = None,
+    rows: bool = False,
 ) -> Arrays:
-    """The default engine: hyperparameters, centre and samples."""
+    """The default engine: hyperparameters, centre and samples; ranks divide the draws, or rows."""
+    sharing = world if rows else Alone()
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
     likelihood = likelihood.fixed() if robust else likelihood
     model = LogNormalModel(
-        GridPrior.padded(kernel, GRID, padding=2.0, world=world),
+        GridPrior.padded(kernel, GRID, padding=2.0, world=sharing, makers=world),
         ConstantMean(math.log(0.8)),
         likelihood,
         partial(interpolation, grid=GRID, dtype=torch.float64),
@@ -229,8 +267,10 @@ def lognormal(
         residual=residual,
         cg_steps=1000,
         robust=RobustSettings(max_rounds=6) if robust else None,
+        curved=curved,
     )
-    found = fit_mgvi(model, data(world, uneven=uneven), settings)
+    batch = data(sharing, uneven=uneven)
+    found = fit_mgvi(model, batch, settings, world=None if rows else world)
     learned = {} if found.weights is None else {"weights": found.weights.tau}
     return numpy(
         theta=found.model.learned().theta,
@@ -294,6 +334,20 @@ def hip(world: AbstractWorld, memory: int = 2**31) -> Arrays:
     )
 
 
+def peak(world: AbstractWorld) -> Arrays:
+    """What this rank's plan of a fit says, draws divided, and what it took."""
+    problem = peaks.rays(3000, 10.0, positive=True)
+    noise, rays = problem.data.noise_variance, problem.data.functional
+    assert isinstance(rays, LineIntegrals)
+    share = Sharded.of(rays[world.share(len(rays))], world)
+    problem = replace(problem, data=Batch(share, problem.data.y, noise))
+    del rays
+    engine = LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32))
+    assert engine.plan(problem).chunks["the ranks divide"].startswith("draws")
+    planned, measured = peaks.planned_and_measured(engine, problem)
+    return numpy(planned=float(planned), measured=float(measured))
+
+
 def dying(world: AbstractWorld) -> Arrays:
     """Rank 1 is killed while the others wait for it."""
     if world.rank == 1:
@@ -325,20 +379,25 @@ def differing(world: AbstractWorld) -> Arrays:
 
 CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "operators": operators,
+    "spectra": spectra,
     "picked": picked,
     "preconditioner": preconditioner,
     "preconditioner-uneven": partial(preconditioner, uneven=True),
     "lognormal": lognormal,
     "lognormal-brief": partial(lognormal, residual=1e-2, rounds=1),
     "lognormal-again": partial(lognormal, residual=1e-2, rounds=1),
-    "lognormal-uneven": partial(lognormal, uneven=True),
+    "lognormal-curved": partial(lognormal, curved=True, rounds=0),
+    "lognormal-rows": partial(lognormal, rows=True),
+    "lognormal-uneven": partial(lognormal, uneven=True, rows=True),
     "lognormal-loose": partial(lognormal, residual=1e-3),
     "lognormal-tight": partial(lognormal, residual=1e-7),
     "lognormal-robust": partial(lognormal, robust=True),
+    "lognormal-robust-rows": partial(lognormal, robust=True, rows=True),
     "gaussian": gaussian,
     "gaussian-robust": partial(gaussian, robust=True),
     "hip": hip,
     "hip-streamed": partial(hip, memory=0),
+    "peak": peak,
     "dying": dying,
     "failing": failing,
     "late": late,

@@ -216,6 +216,24 @@ def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(2, 3), (2, 1)])
+def test_other_ranks_go_on_with_a_run(sky: Path, tmp_path: Path, first: int, then: int) -> None:
+    config, through, stopped = f"{sky}/lognormal.toml", tmp_path / "through", tmp_path / "stopped"
+    assert main(["run", config, "--output", str(through)]) in (DONE, CHECK_FAILED)
+    ranks = ranks_of_run(first, "run", config, "--output", str(stopped))
+    kept = stopped / "checkpoint" / "kept"
+    while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
+        time.sleep(0.05)
+    ranks.send_signal(signal.SIGTERM)
+    _, errors = ranks.communicate(timeout=100)
+    assert ranks.returncode == PREEMPTED, errors[-3000:]
+    goes_on = ranks_of_run(then, "run", config, "--output", str(stopped), "--resume")
+    _, errors = goes_on.communicate(timeout=500)
+    assert goes_on.returncode in (DONE, CHECK_FAILED), errors[-3000:]
+    same_map(through, stopped, 1.0)
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job(sky: Path, tmp_path: Path) -> None:
     ranks = ranks_of_run(3, "run", f"{sky}/lognormal.toml", "--output", str(tmp_path / "run"))
     kept = tmp_path / "run" / "checkpoint" / "kept"

@@ -121,9 +121,8 @@ def _bytes(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def planned_and_measured(case: str) -> tuple[int, int]:
+def planned_and_measured(engine: AbstractEngine, problem: Problem) -> tuple[int, int]:
     """Bytes of the plan's fullest moment, and what the process held more at its own."""
-    engine, problem = CASES[case]()
     planned = engine.plan(problem).peak
     # Libraries take their own memory at the first use.
     torch.linalg.cholesky(torch.eye(50, dtype=torch.float64))
@@ -136,5 +135,5 @@ def planned_and_measured(case: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    plan, peak = planned_and_measured(sys.argv[1])
+    plan, peak = planned_and_measured(*CASES[sys.argv[1]]())
     print(f"{plan / MIB:.1f} {peak / MIB:.1f} {peak / plan:.3f}")

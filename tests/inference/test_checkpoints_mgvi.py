@@ -20,7 +20,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.lognormal import _mgvi_draws, _mgvi_phases
+from dustmap.inference.lognormal import _mgvi_draws, _mgvi_phases, _mgvi_samples, _mgvi_shares
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
@@ -136,7 +136,7 @@ def test_samples_that_stray_go_back_to_the_mode(monkeypatch: pytest.MonkeyPatch)
     """Samples that count as strayed start again from the mode, which the checkpointer must know."""
     monkeypatch.setattr(_mgvi_phases, "_STRAY", 0.0)
     monkeypatch.setattr(_mgvi_draws, "_CURVED_TOGETHER", 1)
-    monkeypatch.setattr(_mgvi_phases, "bends", lambda *arguments: False)
+    monkeypatch.setattr(_mgvi_samples, "bends", lambda *arguments: False)
     case = Case(1, settings=replace(SETTINGS, rounds=1))
     whole = case(NO_CHECKPOINTS)
     assert keeps(case) > keeps(replace(case, settings=replace(case.settings, curved=False)))
@@ -148,7 +148,7 @@ def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> 
     whole = case(checkpointer)
     assert checkpointer.pages.finished == ["whole"]
     monkeypatch.setattr(_mgvi_phases, "descend", None)
-    monkeypatch.setattr(_mgvi_phases, "metric_draws", None)
+    monkeypatch.setattr(_mgvi_shares, "metric_draws", None)
     same_bits(case(checkpointer), whole)
 
 

@@ -21,13 +21,8 @@ from dustmap.inference import (
     typical_log_density,
 )
 from dustmap.inference.evidence._trust_region import TrustRegion
-from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    EnergyTarget,
-    Iterate,
-    LogNormalProblem,
-    descend,
-)
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
     Perturbations,

@@ -11,7 +11,8 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, fit_mgvi, typical_log_density
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 pytestmark = pytest.mark.slow

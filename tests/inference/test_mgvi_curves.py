@@ -13,13 +13,8 @@ from dustmap.gp import Batch, ConstantMean, ZeroPoints
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
-from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    EnergyTarget,
-    Iterate,
-    LogNormalProblem,
-    descend,
-)
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
@@ -155,7 +150,9 @@ def test_the_preconditioner_follows_density_and_noise(changed: str) -> None:
     """A factor along all rays and another noise change G to D G D, which it knows exactly."""
     mean = at_the_mode(2)
     problem, density = mean.problem, mean.log_density.exp()
-    made = GramPreconditioner.of(mean.tangent, len(problem.y), Alone(), unwatched)
+    made = GramPreconditioner.of(
+        mean.tangent.gram(), mean.tangent.size, len(problem.y), Alone(), unwatched
+    )
     if changed == "density":
         density = 3.0 * density
     else:

@@ -30,11 +30,8 @@ from dustmap.inference import (
     solve_global,
 )
 from dustmap.inference.evidence._evidence import Moments, gradient_values
-from dustmap.inference.lognormal._lognormal_energy import (
-    EnergyTarget,
-    Iterate,
-    LogNormalProblem,
-)
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 
 STD = 0.3
 NODES = {1: (12,), 2: (6, 5), 3: (4, 4, 3)}

@@ -17,12 +17,13 @@ from dustmap.errors import UserError
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
-from dustmap.linalg import chunks
+from dustmap.linalg import AbstractWorld, chunks
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
 BLOCK_ELEMENTS = 1 << 17  # a block and its temporaries stay in the cache
 POINTS_PER_BLOCK = 8  # bounds the memory of the backward pass
+_ALL = slice(None)
 
 
 #: A part of a result: result[index] += evaluate(terms).
@@ -274,16 +275,22 @@ def wrapped_lags(
     spacing: Sequence[float],
     torus_shape: Sequence[int],
     tolerance: float = 1e-12,
+    world: AbstractWorld | None = None,
 ) -> Tensor:
     """Return c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
 
     Its FFT is the spectrum of the prior. Evaluated on 0 <= i_d <= L_d / 2 and mirrored; images
-    below `tolerance` · k(0) are left out.
+    below `tolerance` · k(0) are left out. world: ranks that all ask for it and evaluate it
+    together, but for a kernel with a graph.
     """
     periods = tuple(length * h for length, h in zip(torus_shape, spacing, strict=True))
     half = [length // 2 + 1 for length in torus_shape]
-    table = _lag_table(kernel, spacing, half, Wrapping(periods, tolerance))
-    return mirrored(table, torus_shape)
+    wrapping = Wrapping(periods, tolerance)
+    if world is not None and 1 < world.size <= half[0]:
+        own = _lag_table(kernel, spacing, half, wrapping, world.share(half[0]))
+        if not own.requires_grad:
+            return mirrored(world.stacked(own, half[0]), torus_shape)
+    return mirrored(_lag_table(kernel, spacing, half, wrapping), torus_shape)
 
 
 def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
@@ -307,8 +314,9 @@ def _lag_table(
     spacing: Sequence[float],
     shape: Sequence[int],
     wrapping: Wrapping | None,
+    first: slice = _ALL,
 ) -> Tensor:
-    """Tabulate the kernel at multiples of the spacing."""
+    """Tabulate the kernel at multiples of the spacing; first: a part of the first axis."""
     if not len(spacing) == len(shape) == kernel.dim:
         raise UserError(
             f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "
@@ -319,8 +327,9 @@ def _lag_table(
         h * torch.arange(m, dtype=torch.float64, device=device)
         for h, m in zip(spacing, shape, strict=True)
     ]
+    axes[0] = axes[0][first]
     origin = torch.zeros(1, 1, kernel.dim, dtype=torch.float64, device=device)
     at_origin = PointMeasure(origin, torch.ones_like(origin[..., 0]))
     wrapped = WrappedKernel.of(kernel, wrapping)
     row = measure_cross(wrapped, at_origin, Nodes.of_axes(axes), torch.float64)
-    return row.reshape(tuple(shape))
+    return row.reshape(-1, *shape[1:])

@@ -48,6 +48,8 @@ from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
 from dustmap.gp.features._operators import CrossCovariance as CrossCovariance
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
+from dustmap.gp.features._operators import divided_rows as divided_rows
+from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
 from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
 from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance

@@ -41,6 +41,40 @@ class ProductOperator(linalg.AbstractComposite):
         return self._right.rmatmul(between).to(self._left.dtype)
 
 
+def rows_made_together(
+    build: Callable[[AbstractFunctional], linalg.AbstractOperator],
+    functional: AbstractFunctional,
+    world: linalg.AbstractWorld,
+) -> linalg.AbstractOperator:
+    """build(functional) (N, n), of which each rank makes its share of rows where they are stored
+    and do not depend on one another; every rank has all functionals, and gets all rows."""
+    n = len(functional)
+    first = functional[slice(0, 1)]
+    if not 1 < world.size <= n or not isinstance(build(first), linalg.SparseOperator):
+        return build(functional)
+    own = build(functional[world.share(n)])
+    stored = own.matrix if isinstance(own, linalg.SparseOperator) else None
+    if int(world.total(torch.tensor(int(stored is None)))) > 0 or stored is None:
+        return build(functional)
+    starts, cols, values = stored.crow_indices(), stored.col_indices(), stored.values()
+    counts = world.stacked(starts.diff().long(), n)
+    entries = world.gathered(torch.tensor([len(values)])).tolist()
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    cols, values = world.gathered(cols, entries), world.gathered(values, entries)
+    return linalg.SparseOperator.from_csr(starts, cols, values, (n, own.shape[1]))
+
+
+def divided_rows(
+    operator: linalg.AbstractOperator, world: linalg.AbstractWorld
+) -> linalg.AbstractOperator:
+    """Rows that every rank holds, with products divided among the ranks where they are stored."""
+    if world.size > 1 and isinstance(operator, linalg.SparseOperator):
+        return linalg.DividedRows(operator, world)
+    if world.size > 1 and isinstance(operator, ProductOperator):
+        return ProductOperator(divided_rows(operator._left, world), operator._right)
+    return operator
+
+
 @final
 class ArrangedOperator(linalg.AbstractComposite):
     """Rows of several operators with n columns each, row i the order_i-th of their concatenation:

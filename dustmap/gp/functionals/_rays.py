@@ -6,7 +6,7 @@ Where rays enter and leave the box, and what to do with those that leave.
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import final
 
 import torch
@@ -135,6 +135,12 @@ class LineIntegrals(_functional.AbstractRows):
                 f"responses must be ({len(self.origin)},), one per ray, got "
                 f"{tuple(responses.shape)}."
             )
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     @classmethod
     def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":

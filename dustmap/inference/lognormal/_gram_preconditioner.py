@@ -1,13 +1,21 @@
 """Preconditioners of the data's Gram matrix, made once and carried to other densities and noise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._tangent import Tangent, TangentStack
-from dustmap.linalg import AbstractWorld, NystromPreconditioner, NystromStack, Progress, nystrom
+from dustmap.linalg import (
+    AbstractOperator,
+    AbstractWorld,
+    Alone,
+    NystromPreconditioner,
+    NystromStack,
+    Progress,
+    nystrom,
+)
 
 
 @final
@@ -29,15 +37,23 @@ class GramPreconditioner:
 
     @staticmethod
     def of(
-        tangent: Tangent, rank: int, world: AbstractWorld, progress: Progress
+        gram: AbstractOperator, size: Tensor, rank: int, world: AbstractWorld, progress: Progress
     ) -> "GramPreconditioner":
-        """Made of `rank` products with the Gram matrix of a tangent."""
-        made = nystrom(tangent.gram(), rank, seed=0, world=world, progress=progress)
-        return GramPreconditioner(made, tangent.size)
+        """Made of `rank` products with a Gram matrix I + G; size: W^½ L ρ there (N,)."""
+        made = nystrom(gram, rank, seed=0, world=world, progress=progress)
+        return GramPreconditioner(made, size)
 
-    def refreshed(self, tangent: Tangent, progress: Progress) -> "GramPreconditioner":
-        """Made anew at another tangent, from the eigenvectors so far, by as many products."""
-        return GramPreconditioner(self.nystrom.refreshed(tangent.gram(), progress), tangent.size)
+    def refreshed(
+        self, gram: AbstractOperator, size: Tensor, progress: Progress
+    ) -> "GramPreconditioner":
+        """Made anew of another Gram matrix, from the eigenvectors so far, by as many products."""
+        return GramPreconditioner(self.nystrom.refreshed(gram, progress), size)
+
+    def apart_from(self, world: AbstractWorld) -> "GramPreconditioner":
+        """For products that each of these ranks makes alone; the same where there are no others."""
+        if world.size == 1:
+            return self
+        return replace(self, nystrom=replace(self.nystrom, world=Alone()))
 
     def at(self, tangent: Tangent) -> NystromPreconditioner:
         """For the Gram matrix of a tangent."""

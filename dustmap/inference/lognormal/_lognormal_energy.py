@@ -5,26 +5,16 @@ Every step solves its linear system from the side of the data.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.errors import UserError
-from dustmap.gp import Batch, GridPrior
-from dustmap.gp.features import ProductOperator
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
-from dustmap.inference.lognormal._groups import GroupTerms
-from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
-from dustmap.inference.lognormal._tangent import Tangent, TangentStack
-from dustmap.linalg import (
-    AbstractOperator,
-    DiagonalOperator,
-    Progress,
-    SolveResult,
-    pcg,
-    unwatched,
-)
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
 FAR, ROUGH = 2.0, 0.1
@@ -37,130 +27,6 @@ HALVINGS = 8
 _REACH = 2.0
 #: What is counted while a fit descends.
 _NEWTON = "Newton steps"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class LogNormalProblem:
-    """A model with its data at the present hyperparameters, ready for products.
-
-    rows L (N, M); root T (M, n), n = M_w + P + G; groups: terms of zero points and scales, None
-    for none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
-    noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
-    graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
-    """
-
-    model: LogNormalModel
-    data: Batch
-    rows: AbstractOperator
-    root: LatentRoot
-    log_mean: Tensor
-    covariance: AbstractOperator
-    y: Tensor
-    noise: Tensor
-    weights: Tensor
-    groups: GroupTerms | None = None
-
-    @staticmethod
-    @torch.no_grad()
-    def of(model: LogNormalModel, data: Batch) -> "LogNormalProblem":
-        """Everything computed once: L, T, H β₀."""
-        rows = model.interpolation(data.functional)
-        expected = (len(data), model.prior.grid.size)
-        if rows.shape != expected:
-            raise UserError(
-                f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
-                f"of prior.grid, got {rows.shape}"
-            )
-        dtype, points = model.prior.dtype, model.zero_points
-        log_mean = model.log_mean()
-        if model.likelihood.log_relative is not None:
-            data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
-        return LogNormalProblem(
-            model,
-            data,
-            rows,
-            model.latent_root(),
-            log_mean,
-            model.prior.covariance(),
-            data.y.to(dtype),
-            model.likelihood.noise_variance(data).to(dtype),
-            torch.ones_like(data.y, dtype=dtype),
-            None if points is None else GroupTerms.of(points, data.functional, log_mean),
-        )
-
-    @torch.no_grad()
-    def on(self, prior: GridPrior) -> "LogNormalProblem":
-        """With another prior, or another torus, on the same grid."""
-        model = replace(self.model, prior=prior)
-        root = replace(self.root, root=prior.root())
-        return replace(self, model=model, root=root, covariance=prior.covariance())
-
-    @property
-    def theta(self) -> Tensor:
-        """θ (Q,): what is learned of kernel and noise."""
-        return self.model.learned().theta
-
-    @torch.no_grad()
-    def at(self, theta: Tensor) -> "LogNormalProblem":
-        """At other θ (Q,), on the same torus; the mean and the response as they are here."""
-        model = self.model.learned().build(theta)
-        return replace(self, model=model).on(model.prior).with_present_noise()
-
-    @torch.no_grad()
-    def with_present_noise(self) -> "LogNormalProblem":
-        """With the noise of the likelihood under present weights and response."""
-        noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
-        return replace(self, noise=noise / self.weights)
-
-    def with_response(self, response: Tensor) -> "LogNormalProblem":
-        """With noise that grows with the response taken at another one (N,)."""
-        data = replace(self.data, response=response.to(self.data.y))
-        return replace(self, data=data).with_present_noise()
-
-    def weighted(self, weights: Tensor) -> "LogNormalProblem":
-        """With the noise variances divided by weights (N,)."""
-        return replace(self, weights=weights.to(self.y.dtype)).with_present_noise()
-
-    @property
-    def n_latent(self) -> int:
-        """n, the length of ξ."""
-        return self.root.shape[1]
-
-    def tangent(self, density: Tensor, c: Tensor) -> Tangent:
-        """The response linearised at ρ (M,) and at variables (c, c') (G,) of groups."""
-        rows, groups, columns = self.rows, self.groups, None
-        if groups is not None:
-            columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
-        if groups is not None and groups.has_scales:
-            rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
-        return Tangent(rows, density, self.root, columns, self.covariance, self.noise)
-
-    def tangents(self, densities: Tensor, seen: Tensor, c: Tensor) -> TangentStack:
-        """The response linearised at several ρ_s (S, M), L ρ_s (S, N) and (c, c')_s (S, G)."""
-        here = self.covariance, self.root.columns, self.noise.rsqrt()
-        return TangentStack(self.rows, densities, *here, self.groups, seen, c)
-
-    def response(self, density: Tensor, xi: Tensor) -> Tensor:
-        """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
-        return self.measured(self.rows.matmul(density), xi[..., self.root.n_field :])
-
-    def measured(self, seen: Tensor, c: Tensor) -> Tensor:
-        """(1 + κ c'_g) L ρ + τ c_g (..., N) of L ρ (..., N) and (c, c') (..., G)."""
-        return seen if self.groups is None else self.groups.measured(seen, c)
-
-    @property
-    def has_scales(self) -> bool:
-        """Whether groups multiply what the data see of the density."""
-        return self.groups is not None and self.groups.has_scales
-
-    def pulled(self, on_density: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """Tᵀ of a pull (M,) on the log-density, with the mean pull on (c, c') of v_s (S, N) at
-        L ρ_s (S, N), as one (n,)."""
-        pull = self.root.rmatmul(on_density)
-        if self.groups is not None:
-            pull[self.root.n_field :] = self.groups.pulled(v, seen).mean(0)
-        return pull
 
 
 @final
@@ -189,7 +55,8 @@ class Iterate:
 
     xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; spread T δ_s (S, M), or 0
     (1, 1); log_density H β₀ + T ξ (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); seen L ρ_s
-    and responses f_s (S, N); energy E(ξ), infinite where a density overflows.
+    and responses f_s (S, N); energy E(ξ), infinite where a density overflows. Of spread and
+    densities ranks that divide draws have those of their share of the samples.
     """
 
     problem: LogNormalProblem
@@ -215,7 +82,13 @@ class Iterate:
         if deviations is None:
             alone = torch.zeros_like(xi)[None]
             return _iterate(problem, target, xi, alone, problem.log_mean.new_zeros(1, 1))
-        return _iterate(problem, target, xi, deviations, problem.root.matmul(deviations))
+        own = deviations[problem.world.share(len(deviations))]
+        return _iterate(problem, target, xi, deviations, problem.root.matmul(own))
+
+    def apart(self) -> "Iterate":
+        """The same for this rank alone, of ξ alone."""
+        assert len(self.deviations) == 1
+        return replace(self, problem=self.problem.apart())
 
     def moved(self, xi: Tensor) -> "Iterate":
         """At another ξ (n,), with the same deviations."""
@@ -239,10 +112,10 @@ class Iterate:
         """t − f_s (S, N)."""
         return self.target.data - self.responses
 
-    @property
+    @cached_property
     def density(self) -> Tensor:
         """mean_s ρ_s (M,): J = L diag(mean_s ρ_s) T is the derivative of the mean response."""
-        return self.densities.mean(0)
+        return self._mean(self.densities)
 
     @property
     def tangent(self) -> Tangent:
@@ -262,30 +135,35 @@ class Iterate:
     def gradient(self) -> Tensor:
         """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − f_s)."""
         weighted = self.residuals / self.problem.noise
-        pull = (self.densities * self._forces(weighted)).mean(0)
+        pull = self._mean(self.densities * self._forces(weighted))
         pulled = self.problem.pulled(pull, weighted, self.seen)
         return self.xi - self.target.anchor - pulled
 
     def covariance_pull(self) -> Tensor:
         """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
         the mean response does not see."""
-        if len(self.densities) == 1:
+        if len(self.deviations) == 1:
             return torch.zeros_like(self.xi)
         problem, weighted = self.problem, self.residuals / self.problem.noise
         forces = self._forces(weighted)
         if problem.has_scales:
-            whole = problem.pulled((self.densities * forces).mean(0), weighted, self.seen)
+            whole = problem.pulled(self._mean(self.densities * forces), weighted, self.seen)
             return whole - self.tangent.rmatmul(weighted.mean(0))
-        pull = (self.densities * forces).mean(0) - self.density * forces.mean(0)
+        pull = self._mean(self.densities * forces) - self.density * self._mean(forces)
         return problem.root.rmatmul(pull)
 
+    def _mean(self, own: Tensor) -> Tensor:
+        """Mean over all samples of what this rank has of its own (S_r, ...)."""
+        count = len(self.deviations)
+        return (self.problem.world.total(own.sum(0)) if count > 1 else own.sum(0)) / count
+
     def _forces(self, weighted: Tensor) -> Tensor:
-        """Lᵀ diag(g_s) v_s (S, M) of v_s (S, N), g_s the gains of scales."""
-        groups = self.problem.groups
+        """Lᵀ diag(g_s) v_s (S_r, M) of v_s (S, N), g_s the gains of scales, of its own samples."""
+        groups, own = self.problem.groups, self.problem.own_samples(len(weighted))
         if groups is not None and groups.has_scales:
-            c = self.c + self.deviations[:, self.problem.root.n_field :]
-            weighted = groups.gains(c) * weighted
-        return self.problem.rows.rmatmul(weighted)
+            c = self.c + self.deviations[own, self.problem.root.n_field :]
+            return self.problem.own_rows.rmatmul(groups.gains(c) * weighted[own])
+        return self.problem.own_rows.rmatmul(weighted[own])
 
 
 @torch.no_grad()
@@ -295,11 +173,14 @@ def _iterate(
     """The iterate at ξ of deviations (S, n) whose fields are spread (S, M), or 0 (1, 1)."""
     log_density = problem.log_mean + problem.root.matmul(xi)
     densities = (log_density + spread).exp_()
-    seen = problem.rows.matmul(densities)
+    seen = problem.seen(densities, len(deviations))
     n = problem.root.n_field
     responses = problem.measured(seen, xi[n:] + deviations[:, n:])
     energy = _energy(problem, target, xi, responses)
-    if not (math.isfinite(energy) and bool(densities.isfinite().all())):
+    overflows = (~densities.isfinite()).sum()
+    if len(deviations) > 1:
+        overflows = problem.world.total(overflows)
+    if not math.isfinite(energy) or int(overflows) > 0:
         energy = math.inf
     here = problem, target, xi, deviations, spread, log_density
     return Iterate(*here, densities, seen, responses, energy)
@@ -408,8 +289,13 @@ def solve_multipliers(
 
 def relative(wanted: float, target: Tensor) -> float:
     """The relative residual that leaves `wanted` per datum, for right-hand sides (..., N)."""
-    size = float(target.norm(dim=-1).min()) if target.ndim > 1 else float(target.norm())
-    return min(0.5, wanted * math.sqrt(target.shape[-1]) / max(size, 1e-30))
+    return relative_to(wanted, target.norm(dim=-1), target.shape[-1])
+
+
+def relative_to(wanted: float, sizes: Tensor, n: int) -> float:
+    """The relative residual that leaves `wanted` per datum, of right-hand sides (..., n) of these
+    norms (...), some at least."""
+    return min(0.5, wanted * math.sqrt(n) / max(float(sizes.min()), 1e-30))
 
 
 def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:

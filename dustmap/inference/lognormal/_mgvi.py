@@ -13,13 +13,10 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._groups import GroupSamples
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
-from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import (
-    curved_at_once,
-    draws_at_once,
-    explained_share,
-)
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
+from dustmap.inference.lognormal._mgvi_samples import Sampler
+from dustmap.inference.lognormal._mgvi_shares import explained_share, fields_of
 from dustmap.inference.lognormal._mgvi_state import (
     MGVI,
     FitState,
@@ -28,12 +25,10 @@ from dustmap.inference.lognormal._mgvi_state import (
     MGVIStart,
     Phase,
 )
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import AbstractWorld, Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
 _LARGEST_MISFIT = 3.0
-#: Samples that are turned into fields at once.
-_FIELDS = 8
 
 
 @final
@@ -137,6 +132,7 @@ def fit_mgvi(
     *,
     origin: Tensor | None = None,
     start: MGVIStart | None = None,
+    world: AbstractWorld | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> MGVISolution:
@@ -175,6 +171,11 @@ def fit_mgvi(
         near, too. Samples are drawn at ξ̄ as far from the new mode as it was, ξ̄ follows them, and
         they stay. Where the fit ends is the same within its own convergence; a start of other
         variables or another number of samples is not used.
+    world
+        Ranks that all call this with the same arguments and divide the draws among them, and the
+        rows in products with one vector. Every rank has all data, and returns the same solution;
+        states are those of one process. None where each rank has some of the data only, or for a
+        rank alone.
     checkpointer : saves a state after every round, and between curved samples
     progress : is called with draws and steps of solvers
 
@@ -211,7 +212,7 @@ def fit_mgvi(
             "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
             'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )
-    problem = LogNormalProblem.of(model, data)
+    problem = LogNormalProblem.of(model, data, world)
     if start is not None and not start.fits(problem, settings):
         start = None
     reader = load_reader(checkpointer, MGVI)
@@ -220,9 +221,8 @@ def fit_mgvi(
     else:
         state = FitState.restored(problem, settings, reader)
     if reader is None or not reader.finished:
-        most = max(settings.samples // 2, settings.draws)
-        at_once = draws_at_once(most), curved_at_once(settings.samples, problem.y.device)
-        states = Fit(settings, rounds, progress, *at_once, start).states(state)
+        sampler = Sampler.of(settings, problem.y.device, progress, start)
+        states = Fit(settings, rounds, progress, sampler, start).states(state)
         while state.phase is not Phase.DONE:
             del state  # The next turn frees what it replaces.
             state = next(states)
@@ -238,9 +238,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     # every +δ_s followed by its −δ_s, so that the first samples are pairs too
     deviations = torch.stack(state.deviations.chunk(2), dim=1).flatten(0, 1)
     problem, centre = state.centre.problem, state.centre.xi
-    with torch.no_grad():
-        parts = (centre + part for part in torch.split(deviations, _FIELDS))
-        fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
+    fields = fields_of(problem, centre, deviations)
     log_density = state.centre.log_density
     points, first = problem.model.zero_points, problem.root.n_field
     groups = (

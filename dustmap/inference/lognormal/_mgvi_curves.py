@@ -17,8 +17,8 @@ from dustmap.inference.lognormal._lognormal_energy import (
     TIGHTEST,
     Accuracy,
     Iterate,
-    LogNormalProblem,
 )
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._tangent import TangentStack
 from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 

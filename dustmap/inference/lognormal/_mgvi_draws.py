@@ -1,21 +1,19 @@
 """Deviations of posterior samples: Gaussian by the metric, or following the field's curvature."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
-from dustmap.inference.lognormal._lognormal_energy import (
-    Iterate,
-    LogNormalProblem,
-    relative,
-)
+from dustmap.inference.lognormal._lognormal_energy import Iterate, relative_to
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.linalg import (
+    AbstractWorld,
     AdaptiveBatch,
+    Alone,
     KeyedNormal,
     Progress,
     SolveResult,
@@ -25,8 +23,6 @@ from dustmap.linalg import (
 
 #: Streams of the random numbers: the prior's draw and the noise.
 _WHITE, _NOISE = 101, 102
-#: Straight deviations that spread the responses by this much more than the linear model are curved.
-_LARGEST_EXCESS = 0.03
 #: Curved samples at once on a CPU: a sparse product with 8 vectors takes as long as with one.
 _CURVED_TOGETHER = 8
 #: What helps where even few samples are too many.
@@ -74,38 +70,19 @@ class Perturbations:
         return Perturbations(white, noise)
 
 
-@torch.no_grad()
-def explained_share(
-    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
-) -> Tensor:
-    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
-
-    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
-    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
-    and their variances add up to the prior's. Deviations are pairs, one after the other.
-    """
-    root, own = problem.model.prior.root(), problem.root.n_white
-    taken, left = torch.zeros_like(centre), torch.zeros_like(centre)
-    for s in range(len(deviations) // 2):
-        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
-        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
-            taken += root.matmul(sign * white - deviations[row, :own]).square()
-            left += (fields[row] - centre).square()
-    share: Tensor = taken / (taken + left)
-    return share
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class DrawSolver:
     """Solves for samples: residual (see `Accuracy`) and steps of CG at most; at_once: samples that
-    are solved for together."""
+    are solved for together; world: ranks that solve for others at the same time, to one relative
+    residual."""
 
     residual: float
     max_steps: int
     at_once: AdaptiveBatch
     preconditioner: GramPreconditioner | None = None
     progress: Progress = unwatched
+    world: AbstractWorld = field(default_factory=Alone)
 
     @torch.no_grad()
     def __call__(
@@ -120,8 +97,9 @@ class DrawSolver:
             return noise[part] - root_weights * tangent.matmul(white[part])
 
         near = self.preconditioner and self.preconditioner.at(tangent)
-        target = torch.cat(_in_groups(count, self.at_once, seen))
-        rtol = relative(self.residual, target)
+        target = torch.cat(in_groups(count, self.at_once, seen))
+        sizes = self.world.gathered(target.norm(dim=-1))
+        rtol = relative_to(self.residual, sizes, target.shape[-1])
 
         def solved(part: slice) -> SolveResult:
             self.progress(_DRAWS, part.start, count)
@@ -135,7 +113,7 @@ class DrawSolver:
                 progress=self.progress,
             )
 
-        ends = _in_groups(count, self.at_once, solved)
+        ends = in_groups(count, self.at_once, solved)
         self.progress(_DRAWS, count, count)
         columns = zip(*((end.x, end.status, end.steps, end.residuals) for end in ends), strict=True)
         x, status, steps, residuals = (torch.cat(column) for column in columns)
@@ -162,7 +140,7 @@ def metric_draws(
         # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
         delta[part].add_(tangent.rmatmul(pulls[part]))
 
-    _in_groups(len(delta), solver.at_once, move)
+    in_groups(len(delta), solver.at_once, move)
     return delta, solve
 
 
@@ -182,43 +160,12 @@ def monte_carlo_error(mean: Iterate) -> float:
     return float(variance.sqrt())
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Probe:
-    """Draws z_s ~ N(0, A⁻¹) (K, N), A = I + W^½ J Jᵀ W^½, the variance (N,) of the mean response
-    that follows, and the most CG steps of one."""
-
-    z: Tensor
-    spread: Tensor
-    cg_steps: int
-
-
-@torch.no_grad()
-def probed(
-    mean: Iterate, seed: int, count: int, group: int, solver: DrawSolver, start: Tensor | None
-) -> Probe:
-    """The K = count draws behind a gradient of the evidence, perturbed `group` at a time.
-
-    W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s gives the spread. start (≤ K, N): those of a
-    centre nearby.
-    """
-    draws, squares, steps = list[Tensor](), torch.zeros_like(mean.problem.y), 0
-    for first in range(0, count, group):
-        part = range(first, min(first + group, count))
-        known = None if start is None or len(start) < part.stop else start[first : part.stop]
-        perturbations = Perturbations.of(mean.problem, seed, part)
-        solve = solver(mean, perturbations, known)
-        squares += (perturbations.noise - solve.x).square().sum(0)
-        steps = max(steps, int(solve.steps.max()))
-        draws.append(solve.x)
-    return Probe(torch.cat(draws), squares / count * mean.problem.noise, steps)
-
-
-def _in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
-    """step of one group of samples after the other, in their order."""
+def in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
+    """step of one group of samples after the other, in their order; of an empty one where there
+    are none."""
     found = list[T]()
     first = 0
-    while first < count:
+    while first < count or not found:
 
         def attempt(size: int, first: int = first) -> tuple[int, T]:
             part = slice(first, min(first + size, count))
@@ -227,35 +174,3 @@ def _in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -
         first, made = at_once.attempt(attempt)
         found.append(made)
     return found
-
-
-def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
-    """Whether straight deviations leave the data at second order."""
-    # Of responses that overflow the excess is no number.
-    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
-
-
-@torch.no_grad()
-def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
-    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
-
-        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
-
-    The metric is that of the linear model: what second order adds is not in the posterior.
-    """
-    problem, tangent = mean.problem, mean.problem.tangent(mean.log_density.exp(), mean.c)
-    at_once = draws_at_once(len(straight)) if at_once is None else at_once
-
-    def response(part: slice, sign: int) -> Tensor:
-        moved = torch.add(mean.xi, straight[part], alpha=sign)
-        density = (problem.log_mean + problem.root.matmul(moved)).exp()
-        return problem.response(density, moved)
-
-    sides = [_in_groups(len(straight), at_once, partial(response, sign=s)) for s in (1, -1)]
-    bent = torch.cat([*sides[0], *sides[1]])
-    linear = torch.cat(
-        _in_groups(len(straight), at_once, lambda part: tangent.matmul(straight[part]))
-    )
-    squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
-    spread, expected = ((square / problem.noise).mean() for square in squares)
-    return float((spread / expected).sqrt()) - 1.0

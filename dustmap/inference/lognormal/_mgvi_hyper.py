@@ -17,13 +17,9 @@ from dustmap.inference.evidence._evidence import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    EnergyTarget,
-    Iterate,
-    LogNormalProblem,
-    relative,
-)
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._mgvi_shares import shared_solve
 from dustmap.inference.lognormal._tangent import Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
@@ -106,20 +102,28 @@ def evidence_step(
     Reference: Gilmour, Thompson & Cullis (1995) on average information.
     """
     theta, tangent = iterate.problem.theta, iterate.tangent
-    slopes = _Slopes.of(iterate.problem, tangent)
+    slopes, world = _Slopes.of(iterate.problem, tangent), iterate.problem.world
     own = slopes.quadratic(z[None])[:, 0]
-    drawn = torch.cat([slopes.quadratic(part) for part in torch.split(draws, _AT_ONCE)], 1)
+    alone = iterate.apart().tangent
+    parts = torch.split(draws[world.share(len(draws))], _AT_ONCE)
+    forms = torch.cat([replace(slopes, tangent=alone).quadratic(part) for part in parts], 1)
+    drawn = world.gathered(forms, world.shares(len(draws)))
     _, pull = prior.log_prior(theta)
     gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
-    v = slopes.products(z)
-    solve = linalg.pcg(
-        tangent.gram(),
-        v,
-        preconditioner=preconditioner and preconditioner.at(tangent),
-        rtol=_INFORMATION,
-        max_steps=accuracy.cg_steps,
-        progress=progress,
+    v, gram = slopes.products(z), alone.gram()
+    near = preconditioner and preconditioner.apart_from(world).at(alone)
+    solve = shared_solve(
+        world,
+        len(v),
+        lambda own: linalg.pcg(
+            gram,
+            v[own],
+            preconditioner=near,
+            rtol=_INFORMATION,
+            max_steps=accuracy.cg_steps,
+            progress=progress,
+        ),
     )
     products = v.double() @ solve.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()

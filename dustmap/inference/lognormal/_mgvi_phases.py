@@ -12,18 +12,10 @@ from dustmap.inference.evidence._student_t_noise import StudentTWeights, measure
 from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
-from dustmap.inference.lognormal._mgvi_curves import curved_draws
-from dustmap.inference.lognormal._mgvi_draws import (
-    DrawSolver,
-    Perturbations,
-    Probe,
-    bends,
-    first_rows,
-    metric_draws,
-    monte_carlo_error,
-    probed,
-)
+from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
+from dustmap.inference.lognormal._mgvi_samples import Sampler
+from dustmap.inference.lognormal._mgvi_shares import Probe, probed
 from dustmap.inference.lognormal._mgvi_state import (
     QUICK,
     FitState,
@@ -34,7 +26,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
-from dustmap.linalg import AT_MOST, AdaptiveBatch, Progress
+from dustmap.linalg import AT_MOST, Progress, divided
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +34,8 @@ _log = logging.getLogger(__name__)
 _STRIDE = 3
 #: Turns of the mode at most.
 _TURNS = 10
-#: Of a curved sample, its decrease per datum, and decrease of the energy at which ξ̄ rests. Where
-#: they are ten times looser, rounding decides where descents end: a change of the data by 1e-7
-#: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
-_CURVED = Accuracy(residual=0.1, decrease=2e-3, steps=5)
+#: Decrease of the energy at which ξ̄ rests.
 _MEAN_DECREASE = 0.05
-#: Share of new data up to which one step, with such a residual of CG, does for curved samples of an
-#: earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them
-#: from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where steps end.
-#: Multipliers of that fit would not help: where J has changed, A z is far longer than the
-#: right-hand side.
-_FEW, _SHORT_RESIDUAL = 0.25, 0.2
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
@@ -73,8 +56,8 @@ _RESTLESS = 1.0
 #: Move of ξ̄, in Monte Carlo errors of the mean, below which it rests: every turn moves it about a
 #: third as far as the turn before, so that all to come would move it by less than that error.
 _RESTING = 2.0
-#: What is counted while samples follow the curvature, and while hyperparameters are learned.
-_CURVING, _LEARNING = "curved draws", f"steps of learning{AT_MOST}"
+#: What is counted while hyperparameters are learned.
+_LEARNING = f"steps of learning{AT_MOST}"
 
 
 Rounds = Callable[[MGVIRound], None]
@@ -83,14 +66,13 @@ Rounds = Callable[[MGVIRound], None]
 @final
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Leads from one state of a fit to the next; at_once, curved_at_once: samples that are drawn
-    together, and curved ones; start: the earlier fit that it started from, if any."""
+    """Leads from one state of a fit to the next; start: the earlier fit that it started from, if
+    any."""
 
     settings: MGVISettings
     rounds: Rounds | None
     progress: Progress
-    at_once: AdaptiveBatch
-    curved_at_once: AdaptiveBatch
+    sampler: Sampler
     start: MGVIStart | None = None
 
     def states(self, state: FitState) -> Iterator[FitState]:
@@ -116,9 +98,9 @@ class Fit:
                         state = self._preconditioned(state)
                     state = self._refined(state)
                 if not self._is_drawn(state):
-                    state = self._drawn(self._preconditioned(state))
+                    state = self.sampler.drawn(self._preconditioned(state))
             while state.is_drawing:
-                state = self._curved(state)
+                state = self.sampler.curved(state)
                 if state.is_drawing:
                     yield state
             state = self._sampled(state)
@@ -218,7 +200,7 @@ class Fit:
     def _probed(self, state: FitState) -> tuple[FitState, Probe]:
         """The gradient's draws at the centre, from the same random numbers every time."""
         counts, seed = (state.evidence_count, self.settings.draws), self.settings.seed
-        solver = self._solver(state, self.settings.residual)
+        solver = self.sampler.solver(state, self.settings.residual)
         probe = probed(state.centre, seed, *counts, solver, state.evidence_draws)
         slowest = max(state.slowest, probe.cg_steps)
         return replace(state, evidence_draws=probe.z, slowest=slowest), probe
@@ -287,80 +269,6 @@ class Fit:
         _log.info("samples on straight lines miss the data: they are drawn along curves")
         return self._recorded(replace(state, curved=True, centre=mode, z=z), "mode", mode, 0)
 
-    def _drawn(self, state: FitState) -> FitState:
-        """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
-        settings, pairs = self.settings, self.settings.samples // 2
-        if state.mode is None:
-            state = replace(state, mode=(state.centre, state.z))
-        # Straight draws that are to be curved come first, where none are curved yet.
-        are_curved = state.curve_draws is not None or state.sample_draws is None
-        if state.curved and are_curved and state.deviations is not None:
-            return replace(state, is_drawing=True)
-        both = state.centre.xi.new_empty(2 * pairs, len(state.centre.xi))
-        perturbations = Perturbations.of(state.problem, settings.seed, range(pairs), both[:pairs])
-        mode = _bare_centre(state)
-        known = state.sample_draws
-        if known is None and state.evidence_draws is not None:
-            known = first_rows(state.evidence_draws, pairs)
-        # Samples need half the accuracy of gradients.
-        solver = self._solver(state, 2.0 * settings.residual)
-        straight, solve = metric_draws(mode, perturbations, solver, known)
-        torch.neg(straight, out=both[pairs:])
-        curved = state.curved
-        if settings.curved is None and not curved:
-            curved = bends(mode, straight, self.at_once)
-        return replace(
-            state,
-            deviations=both,
-            sample_draws=solve.x,
-            slowest=max(state.slowest, int(solve.steps.max())),
-            unsolved=state.unsolved or not solve.converged,
-            curved=curved,
-            is_drawing=curved,
-        )
-
-    def _curved(self, state: FitState) -> FitState:
-        """More of the same δ_s along the curvature of ρ; after the last of them, all."""
-        start, first, pairs = state.deviations, len(state.drawn), self.settings.samples // 2
-        assert start is not None
-        self.progress(_CURVING, first, len(start))
-        state = self.curved_at_once.attempt(lambda size: self._more_curved(state, start, size))
-        if len(state.drawn) < 2 * pairs:
-            return state
-        self.progress(_CURVING, len(start), len(start))
-        deviations = torch.stack([xi for xi, _ in state.drawn]).sub_(state.centre.xi)
-        curve_draws = torch.stack([z for _, z in state.drawn])
-        return replace(
-            state, deviations=deviations, curve_draws=curve_draws, drawn=(), is_drawing=False
-        )
-
-    def _more_curved(self, state: FitState, start: Tensor, size: int) -> FitState:
-        """The next `size` curved draws, from deviations `start` (S, n) of all."""
-        settings, pairs, first = self.settings, self.settings.samples // 2, len(state.drawn)
-        which = range(first, min(first + size, len(start)))
-        pair = [s % pairs for s in which]
-        own = Perturbations.of(state.problem, settings.seed, pair)
-        sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
-        decrease = _CURVED.decrease * len(state.z)
-        accuracy = replace(_CURVED, decrease=decrease, cg_steps=settings.cg_steps)
-        if state.curve_draws is not None:
-            z = state.curve_draws[which.start : which.stop]
-        elif state.sample_draws is not None:
-            z = sign * state.sample_draws[pair]
-        else:
-            z = torch.zeros_like(own.noise)
-            if self._is_near(state):
-                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
-        how = accuracy, state.preconditioner, self.progress
-        mode, white, noise = _bare_centre(state), sign * own.white, sign * own.noise
-        draws = curved_draws(mode, white, noise, start[which.start : which.stop], z, *how)
-        return replace(state, drawn=(*state.drawn, *zip(draws.xi, draws.z, strict=True)))
-
-    def _is_near(self, state: FitState) -> bool:
-        """Whether the samples of the earlier fit are, with few new data and nothing learned."""
-        assert self.start is not None
-        return len(state.prior) == 0 and len(self.start.pull) >= (1.0 - _FEW) * len(state.z)
-
     def _sampled(self, state: FitState) -> FitState:
         """The next turn, or the end."""
         last, once = self.settings.refinements, self._earlier(state) is not None
@@ -393,11 +301,14 @@ class Fit:
         rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
-        tangent, world = state.centre.tangent, state.problem.model.prior.world
+        centre, problem = state.centre, state.problem
+        # Ranks divide the vectors that the Gram matrix is multiplied with.
+        alone = problem.apart().tangent(centre.density, centre.c)
+        gram, size = divided(alone.gram(), problem.world), centre.tangent.size
         made = (
-            GramPreconditioner.of(tangent, rank, world, self.progress)
+            GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
             if old is None
-            else old.refreshed(tangent, self.progress)
+            else old.refreshed(gram, size, self.progress)
         )
         return replace(state, preconditioner=made, slowest=0)
 
@@ -408,10 +319,6 @@ class Fit:
     @property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
-
-    def _solver(self, state: FitState, residual: float) -> DrawSolver:
-        how = self.settings.cg_steps, self.at_once, state.preconditioner, self.progress
-        return DrawSolver(residual, *how)
 
     def _recorded(
         self,
@@ -437,11 +344,6 @@ class Fit:
         if self.rounds is not None:
             self.rounds(entry)
         return replace(state, history=(*state.history, entry))
-
-
-def _bare_centre(state: FitState) -> Iterate:
-    """The centre without deviations."""
-    return Iterate.at(state.problem, state.centre.target, state.centre.xi)
 
 
 def _ratios(state: FitState, spread: Tensor | None) -> tuple[Tensor, Tensor]:

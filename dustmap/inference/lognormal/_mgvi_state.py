@@ -20,7 +20,8 @@ from dustmap.inference.evidence._student_t_noise import (
 from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
 from dustmap.linalg import AbstractWorld
 
@@ -138,6 +139,7 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
         dtype=prior.dtype,
         memory=prior.memory,
         world=prior.world,
+        makers=prior.makers,
     )
     now, before = (" × ".join(map(str, each.torus_shape)) for each in (other, prior))
     _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
@@ -392,7 +394,7 @@ class FitState:
             mode = there.with_own_response(), place.mode_z
         sizes = {"N": len(y), "n": len(place.xi), "P": len(theta)}
         samples = {"S": settings.samples, "pairs": settings.samples // 2}
-        world, made = problem.model.prior.world, place.made
+        world, made = problem.together, place.made
         return FitState(
             prior=prior,
             centre=centre,

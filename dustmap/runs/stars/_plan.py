@@ -18,7 +18,7 @@ from dustmap.config import Config
 from dustmap.engines import Component, During
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.functionals import LineIntegrals, world_of
 from dustmap.inference import Unresolved
 from dustmap.linalg import AbstractOperator
 from dustmap.runs import _machine
@@ -76,8 +76,14 @@ def plan_stars(
     observed: Observations,
     train: torch.Tensor,
 ) -> Plan:
-    """Plan the run on stars `train`, which have been read; nothing else has been allocated."""
-    data = own_batch(observed.batch[train])
+    """Plan the run on stars `train`, which have been read; nothing else has been allocated.
+
+    The plan is that of this rank. All ranks have to ask, for what would fit has to fit all of them.
+    """
+    data = observed.batch[train]
+    world = world_of(data.functional)
+    if config.engine != "lognormal":
+        data = own_batch(data)
 
     def memory_of(changed: Config) -> engines.MemoryPlan:
         own = star_components(stars, observed)
@@ -86,11 +92,15 @@ def plan_stars(
         parts = (*own, *_choice_components(changed, len(data)), *fit.components, *rest)
         return engines.MemoryPlan(parts, {**chunks, **fit.chunks})
 
-    def fits(changed: Config) -> bool:
-        return memory_of(changed).peak <= config.compute.memory_bytes
+    def fits_all(memory: engines.MemoryPlan) -> bool:
+        too_much = memory.peak > config.compute.memory_bytes
+        return int(world.total(torch.tensor(int(too_much)))) == 0
 
-    memory, remedies = memory_of(config), []
-    if memory.peak > config.compute.memory_bytes:
+    def fits(changed: Config) -> bool:
+        return fits_all(memory_of(changed))
+
+    memory, remedies = memory_of(config), list[str]()
+    if not fits_all(memory):
         samples, spacing = _most_samples(config, fits), _finest(config, fits)
         remedies += [f"fit.samples <= {samples}"] if samples else []
         remedies += [f"grid.spacing >= {spacing:g}"] if spacing else []

@@ -1,0 +1,168 @@
+"""A log-normal model with its data, ready for products, on one rank or on several."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.errors import UserError
+from dustmap.gp import Batch, GridPrior
+from dustmap.gp.features import ProductOperator, divided_rows, rows_made_together
+from dustmap.inference.lognormal._groups import GroupTerms
+from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
+from dustmap.inference.lognormal._tangent import Tangent, TangentStack
+from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, DiagonalOperator
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LogNormalProblem:
+    """A model with its data at the present hyperparameters, ready for products.
+
+    rows L (N, M); root T (M, n), n = M_w + P + G; groups: terms of zero points and scales, None
+    for none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
+    noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
+    graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
+
+    world: ranks that divide draws. Each has the rows of all data: `own_rows` are L as one rank
+    applies it alone, `rows` as all do together.
+    """
+
+    model: LogNormalModel
+    data: Batch
+    rows: AbstractOperator
+    own_rows: AbstractOperator
+    root: LatentRoot
+    log_mean: Tensor
+    covariance: AbstractOperator
+    y: Tensor
+    noise: Tensor
+    weights: Tensor
+    groups: GroupTerms | None
+    world: AbstractWorld
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        model: LogNormalModel, data: Batch, world: AbstractWorld | None = None
+    ) -> "LogNormalProblem":
+        """Everything computed once: L, T, H β₀."""
+        world = world or Alone()
+        rows = rows_made_together(model.interpolation, data.functional, world)
+        expected = (len(data), model.prior.grid.size)
+        if rows.shape != expected:
+            raise UserError(
+                f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
+                f"of prior.grid, got {rows.shape}"
+            )
+        dtype, points = model.prior.dtype, model.zero_points
+        log_mean = model.log_mean()
+        if model.likelihood.log_relative is not None:
+            data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
+        return LogNormalProblem(
+            model,
+            data,
+            divided_rows(rows, world),
+            rows,
+            model.latent_root(),
+            log_mean,
+            model.prior.covariance(),
+            data.y.to(dtype),
+            model.likelihood.noise_variance(data).to(dtype),
+            torch.ones_like(data.y, dtype=dtype),
+            None if points is None else GroupTerms.of(points, data.functional, log_mean),
+            world,
+        )
+
+    def apart(self) -> "LogNormalProblem":
+        """The same for this rank alone, whatever the others do."""
+        return replace(self, rows=self.own_rows, world=Alone())
+
+    @property
+    def together(self) -> AbstractWorld:
+        """The ranks that make the products with one vector: those that divide draws, or rows."""
+        return self.world if self.world.size > 1 else self.model.prior.world
+
+    @torch.no_grad()
+    def on(self, prior: GridPrior) -> "LogNormalProblem":
+        """With another prior, or another torus, on the same grid."""
+        model = replace(self.model, prior=prior)
+        root = replace(self.root, root=prior.root())
+        return replace(self, model=model, root=root, covariance=prior.covariance())
+
+    @property
+    def theta(self) -> Tensor:
+        """θ (Q,): what is learned of kernel and noise."""
+        return self.model.learned().theta
+
+    @torch.no_grad()
+    def at(self, theta: Tensor) -> "LogNormalProblem":
+        """At other θ (Q,), on the same torus; the mean and the response as they are here."""
+        model = self.model.learned().build(theta)
+        return replace(self, model=model).on(model.prior).with_present_noise()
+
+    @torch.no_grad()
+    def with_present_noise(self) -> "LogNormalProblem":
+        """With the noise of the likelihood under present weights and response."""
+        noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
+        return replace(self, noise=noise / self.weights)
+
+    def with_response(self, response: Tensor) -> "LogNormalProblem":
+        """With noise that grows with the response taken at another one (N,)."""
+        data = replace(self.data, response=response.to(self.data.y))
+        return replace(self, data=data).with_present_noise()
+
+    def weighted(self, weights: Tensor) -> "LogNormalProblem":
+        """With the noise variances divided by weights (N,)."""
+        return replace(self, weights=weights.to(self.y.dtype)).with_present_noise()
+
+    @property
+    def n_latent(self) -> int:
+        """n, the length of ξ."""
+        return self.root.shape[1]
+
+    def tangent(self, density: Tensor, c: Tensor) -> Tangent:
+        """The response linearised at ρ (M,) and at variables (c, c') (G,) of groups."""
+        rows, groups, columns = self.rows, self.groups, None
+        if groups is not None:
+            columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
+        if groups is not None and groups.has_scales:
+            rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
+        return Tangent(rows, density, self.root, columns, self.covariance, self.noise)
+
+    def tangents(self, densities: Tensor, seen: Tensor, c: Tensor) -> TangentStack:
+        """The response linearised at several ρ_s (S, M), L ρ_s (S, N) and (c, c')_s (S, G)."""
+        here = self.covariance, self.root.columns, self.noise.rsqrt()
+        return TangentStack(self.rows, densities, *here, self.groups, seen, c)
+
+    def response(self, density: Tensor, xi: Tensor) -> Tensor:
+        """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
+        return self.measured(self.rows.matmul(density), xi[..., self.root.n_field :])
+
+    def own_samples(self, count: int) -> slice:
+        """The share of `count` samples whose densities this rank has; all of a single one."""
+        return self.world.share(count) if count > 1 else slice(None)
+
+    def seen(self, densities: Tensor, count: int) -> Tensor:
+        """L ρ_s (S, N) of all `count` samples, for the densities (S_r, M) that this rank has."""
+        if count == 1 or self.world.size == 1:
+            return self.rows.matmul(densities)
+        return self.world.stacked(self.own_rows.matmul(densities), count)
+
+    def measured(self, seen: Tensor, c: Tensor) -> Tensor:
+        """(1 + κ c'_g) L ρ + τ c_g (..., N) of L ρ (..., N) and (c, c') (..., G)."""
+        return seen if self.groups is None else self.groups.measured(seen, c)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether groups multiply what the data see of the density."""
+        return self.groups is not None and self.groups.has_scales
+
+    def pulled(self, on_density: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        """Tᵀ of a pull (M,) on the log-density, with the mean pull on (c, c') of v_s (S, N) at
+        L ρ_s (S, N), as one (n,)."""
+        pull = self.root.rmatmul(on_density)
+        if self.groups is not None:
+            pull[self.root.n_field :] = self.groups.pulled(v, seen).mean(0)
+        return pull
