@@ -20,8 +20,13 @@ from dustmap import engines
 from dustmap.engines import EngineFit, Problem, Watch
 from dustmap.errors import UserError
 from dustmap.estimators._arguments import noise_std_of, one_of
-from dustmap.estimators._numbers import core_of, hyperparameter_errors, noise_numbers
-from dustmap.estimators._standardisation import Array, Standardisation
+from dustmap.estimators._standardisation import (
+    Array,
+    Standardisation,
+    core_of,
+    hyperparameter_errors,
+    noise_numbers,
+)
 from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel

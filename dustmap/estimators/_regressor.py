@@ -22,8 +22,7 @@ from dustmap.estimators._engines import (
     fit_regression,
     student_t_engine_name,
 )
-from dustmap.estimators._numbers import kernel_numbers
-from dustmap.estimators._standardisation import Array, Standardisation, spread
+from dustmap.estimators._standardisation import Array, Standardisation, kernel_numbers, spread
 from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
 

@@ -45,9 +45,6 @@ from dustmap.linalg._ciq import square_root as square_root
 from dustmap.linalg._contour import RootQuadrature as RootQuadrature
 from dustmap.linalg._contour import SpectrumBounds as SpectrumBounds
 from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
-from dustmap.linalg._divided import DividedColumns as DividedColumns
-from dustmap.linalg._divided import DividedRows as DividedRows
-from dustmap.linalg._divided import divided as divided
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -79,4 +76,7 @@ from dustmap.linalg._toeplitz import fast_length as fast_length
 from dustmap.linalg._toeplitz import quadratic_forms as quadratic_forms
 from dustmap.linalg._world import AbstractWorld as AbstractWorld
 from dustmap.linalg._world import Alone as Alone
+from dustmap.linalg._world import DividedColumns as DividedColumns
+from dustmap.linalg._world import DividedRows as DividedRows
 from dustmap.linalg._world import ShardedRows as ShardedRows
+from dustmap.linalg._world import divided as divided

@@ -12,7 +12,6 @@ from torch import Tensor
 from dustmap.gp import Batch, ConstantMean, ZeroPoints
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
@@ -22,6 +21,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
     draws_at_once,
     metric_draws,
 )
+from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import Alone, unwatched
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 

@@ -11,9 +11,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
 from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.

@@ -8,7 +8,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import (
     FAR,
     HALVINGS,
@@ -19,7 +18,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Iterate,
 )
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._tangent import TangentStack
+from dustmap.inference.lognormal._tangent import GramPreconditioner, TangentStack
 from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
 #: Parts of the first deviation that a sample may start from.

@@ -7,9 +7,9 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Iterate, relative_to
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import (
     AbstractWorld,
     AdaptiveBatch,

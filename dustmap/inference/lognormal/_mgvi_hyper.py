@@ -15,12 +15,11 @@ from dustmap.errors import UserError
 from dustmap.gp import ParameterErrors, Parameters
 from dustmap.inference.evidence._evidence import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_shares import shared_solve
-from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5

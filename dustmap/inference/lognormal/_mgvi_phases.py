@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
 from dustmap.inference.evidence._trust_region import TrustRegion
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
 from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
@@ -26,6 +25,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
+from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AT_MOST, Progress, divided
 
 _log = logging.getLogger(__name__)

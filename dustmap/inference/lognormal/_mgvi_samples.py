@@ -6,7 +6,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
@@ -19,6 +18,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
 )
 from dustmap.inference.lognormal._mgvi_shares import bends, straight_pairs
 from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVIStart
+from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AdaptiveBatch, Progress
 
 #: Of a curved sample, its decrease per datum. Where that is ten times looser, rounding decides

@@ -18,11 +18,11 @@ from dustmap.inference.evidence._student_t_noise import (
     StudentTWeights,
 )
 from dustmap.inference.evidence._trust_region import TrustRegion
-from dustmap.inference.lognormal._gram_preconditioner import GramPreconditioner
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
+from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AbstractWorld
 
 _log = logging.getLogger(__name__)

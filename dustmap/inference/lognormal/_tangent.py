@@ -1,4 +1,5 @@
-"""The response of a log-normal field linearised at a place, and its metric from the data's side."""
+"""The response of a log-normal field linearised at a place, its metric from the data's side, and
+preconditioners of that: made once, and carried to other densities and noise."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,14 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.inference.lognormal._groups import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot
-from dustmap.linalg import AbstractOperator, AbstractStack, AbstractSymmetric
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GramOperator(AbstractSymmetric):
+class GramOperator(linalg.AbstractSymmetric):
     """I + W^½ J Jᵀ W^½ (N, N) for J = (L diag(ρ) T, C), T Tᵀ = K + (H B)(H B)ᵀ.
 
     The metric Λ = I + Jᵀ W J of the whitened field seen from the data: the same eigenvalues, and
@@ -25,12 +26,12 @@ class GramOperator(AbstractSymmetric):
     groups C (N, G) of zero points and scales, None for none.
     """
 
-    rows: AbstractOperator
+    rows: linalg.AbstractOperator
     density: Tensor
-    covariance: AbstractOperator
+    covariance: linalg.AbstractOperator
     columns: Tensor
     root_weights: Tensor
-    groups: AbstractOperator | None = None
+    groups: linalg.AbstractOperator | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,7 +51,7 @@ class GramOperator(AbstractSymmetric):
 
 @final
 @dataclass(frozen=True, eq=False)
-class TangentStack(AbstractStack):
+class TangentStack(linalg.AbstractStack):
     """I + W^½ J_s J_sᵀ W^½ of S tangents J_s = (diag(g_s) L diag(ρ_s) T, C_s): a Gram matrix (N, N)
     for every vector; products share the rows L.
 
@@ -59,9 +60,9 @@ class TangentStack(AbstractStack):
     (c, c')_s of groups (S, V).
     """
 
-    rows: AbstractOperator
+    rows: linalg.AbstractOperator
     densities: Tensor
-    covariance: AbstractOperator
+    covariance: linalg.AbstractOperator
     columns: Tensor
     root_weights: Tensor
     groups: GroupTerms | None
@@ -126,11 +127,11 @@ class Tangent:
     root T; groups C = (τ G, κ diag(L ρ) G), None without zero points; covariance K; noise (N,).
     """
 
-    rows: AbstractOperator
+    rows: linalg.AbstractOperator
     density: Tensor
     root: LatentRoot
-    groups: AbstractOperator | None
-    covariance: AbstractOperator
+    groups: linalg.AbstractOperator | None
+    covariance: linalg.AbstractOperator
     noise: Tensor
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -162,6 +163,62 @@ class Tangent:
         return self.noise.rsqrt() * self.rows.matmul(self.density)
 
 
-def _covaried(covariance: AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
+def _covaried(covariance: linalg.AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
     """T Tᵀ v (..., M) = (K + (H B)(H B)ᵀ) v for v (..., M)."""
     return covariance.matmul(v) + (v @ columns) @ columns.mT
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GramPreconditioner:
+    """Nyström preconditioner of I + G, G = W^½ J Jᵀ W^½, for other densities and noise, too.
+
+        G' ≈ D G D,   D = diag(W'^½ L ρ') / diag(W^½ L ρ)
+
+    which is exact for another noise, and for a density that changes by one factor along every ray.
+    Samples differ from their centre by less than that, and yet take 24 steps of CG in place of 57
+    (the embedded example, to a residual of 0.1).
+
+    nystrom: of G at the tangent where it was made; size: W^½ L ρ there (N,).
+    """
+
+    nystrom: linalg.NystromPreconditioner
+    size: Tensor
+
+    @staticmethod
+    def of(
+        gram: linalg.AbstractOperator,
+        size: Tensor,
+        rank: int,
+        world: linalg.AbstractWorld,
+        progress: linalg.Progress,
+    ) -> "GramPreconditioner":
+        """Made of `rank` products with a Gram matrix I + G; size: W^½ L ρ there (N,)."""
+        made = linalg.nystrom(gram, rank, seed=0, world=world, progress=progress)
+        return GramPreconditioner(made, size)
+
+    def refreshed(
+        self, gram: linalg.AbstractOperator, size: Tensor, progress: linalg.Progress
+    ) -> "GramPreconditioner":
+        """Made anew of another Gram matrix, from the eigenvectors so far, by as many products."""
+        return GramPreconditioner(self.nystrom.refreshed(gram, progress), size)
+
+    def apart_from(self, world: linalg.AbstractWorld) -> "GramPreconditioner":
+        """For products that each of these ranks makes alone; the same where there are no others."""
+        if world.size == 1:
+            return self
+        return replace(self, nystrom=replace(self.nystrom, world=linalg.Alone()))
+
+    def at(self, tangent: Tangent) -> linalg.NystromPreconditioner:
+        """For the Gram matrix of a tangent."""
+        scales = self._scales(tangent.size)
+        return self.nystrom if bool((scales == 1.0).all()) else self.nystrom.scaled(scales)
+
+    def stacked(self, tangents: TangentStack) -> linalg.NystromStack:
+        """For the Gram matrices of several."""
+        return self.nystrom.stacked(self._scales(tangents.size))
+
+    def _scales(self, size: Tensor) -> Tensor:
+        """D (..., N); a datum that sees nothing, or overflows, stays as it is."""
+        scales = size / self.size
+        return torch.where(scales.isfinite() & (scales > 0.0), scales, 1.0)
