@@ -251,6 +251,15 @@ class Parameters(Generic[M]):
         low = self._by_name(floors, -math.inf).minimum(self.theta)
         return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))
 
+    def held(self, theta: Tensor, gradient: Tensor) -> Tensor:
+        """Which parameters (P,) are at a bound that the gradient (P,) leads across at θ (P,)."""
+        above = (theta >= self.upper) & (gradient > 0)
+        return above | ((theta <= self.lower) & (gradient < 0))
+
+    def inside(self, theta: Tensor) -> Tensor:
+        """θ (P,) within its bounds."""
+        return theta.clamp(self.lower, self.upper)
+
     def _by_name(self, limits: Mapping[str, float], otherwise: float) -> Tensor:
         bounds = [limits.get(n, limits.get(n.partition("[")[0], otherwise)) for n in self.names]
         return torch.tensor(bounds, dtype=self.theta.dtype)

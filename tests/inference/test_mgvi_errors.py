@@ -52,3 +52,22 @@ def test_errors_are_those_of_the_dense_average_information(dim: int, nodes: int,
     expected = torch.linalg.inv(dense_information(data, solution)).diagonal().sqrt()
     # The last step started within 0.02 standard deviations or a short averaged step from here.
     assert bool(((got / expected).log().abs() < 0.05).all()), got / expected
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_lengths_stay_between_the_spacing_and_the_box(dim: int) -> None:
+    """Of a field that is white at the nodes, and of a uniform one: held there, without an error."""
+    nodes, rays = (30, 60) if dim == 1 else (9, 200)
+    grid = box(dim, nodes)
+    for length, bound in ((0.3 * grid.spacing[0], grid.spacing[0]), (100.0, 1.0)):
+        truth = model_of(grid, length=length)
+        data = observe(truth, draw_truth(truth, 1), positions(rays, dim, 1), 0.02, 1)
+        start = model_of(grid, length=0.3)
+        solution = fit_mgvi(start, data, MGVISettings(samples=4, refinements=0, prior_std=10.0))
+        learned = dict(
+            zip(solution.model.learned().names, solution.model.learned().theta, strict=True)
+        )
+        assert float(learned["length"].exp()) == pytest.approx(bound)
+        errors = solution.errors
+        assert errors is not None
+        assert errors.held[errors.names.index("length")]

@@ -221,15 +221,10 @@ class _Newton(Generic[T]):
         best = state.best
         if state.is_over or best is None:
             return state
-        step = bounded_step(best.gradient, best.information, state.radius, self._held(best))
         limits = self.evaluator.parameters
-        return replace(state, theta=(best.theta + step).clamp(limits.lower, limits.upper))
-
-    def _held(self, point: Point[T]) -> Tensor:
-        """Which parameters (P,) are at a limit that the gradient leads across."""
-        limits = self.evaluator.parameters
-        above = (point.theta >= limits.upper) & (point.gradient > 0)
-        return above | ((point.theta <= limits.lower) & (point.gradient < 0))
+        held = limits.held(best.theta, best.gradient)
+        step = bounded_step(best.gradient, best.information, state.radius, held)
+        return replace(state, theta=limits.inside(best.theta + step))
 
     def _radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
         """Radius of the trust region after an accepted step."""
@@ -239,7 +234,8 @@ class _Newton(Generic[T]):
 
     def _judged(self, state: _State[T], point: Point[T]) -> _State[T]:
         """Stop at the optimum, or double the samples where these are too few to tell."""
-        held, settings = self._held(point), self.settings
+        settings, limits = self.settings, self.evaluator.parameters
+        held = limits.held(point.theta, point.gradient)
         step = bounded_step(point.gradient, point.information, settings.largest_step, held)
         errors = point.monte_carlo_errors
         allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)

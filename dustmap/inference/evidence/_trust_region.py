@@ -70,15 +70,17 @@ class TrustRegion:
             return min(2.0 * self.radius, self.largest)
         return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
 
-    def next_step(self, gradient: Tensor, information: Tensor) -> tuple[Tensor, float]:
-        """The Newton step (P,) within the radius, and that radius.
+    def next_step(
+        self, gradient: Tensor, information: Tensor, held: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """The Newton step (P,) within the radius, and that radius; held (P,): what stays.
 
         Where the objective itself moves with θ, a step back is cut to half of the last one, lest θ
         goes round in circles.
         """
         radius = self.radius_at(gradient)
-        delta = bounded_step(gradient, information, radius)
+        delta = bounded_step(gradient, information, radius, held)
         if self.step is None or not float(delta @ self.step) < 0.0:
             return delta, radius
         radius = min(radius, 0.5 * float(self.step.abs().max()))
-        return bounded_step(gradient, information, radius), radius
+        return bounded_step(gradient, information, radius, held), radius

@@ -14,7 +14,7 @@ from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import ParameterErrors, Parameters
 from dustmap.inference.evidence._evidence import shifted
-from dustmap.inference.evidence._trust_region import TrustRegion
+from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
@@ -37,8 +37,16 @@ _AT_ONCE = 8
 def learned_from(
     model: LogNormalModel, origin: Tensor | None, std: float
 ) -> Parameters[LogNormalModel]:
-    """Learned parameters, with log-normal priors of width std at `origin` (Q,) or the present θ."""
-    learned = replace(model.learned(), prior_std=std)
+    """Learned parameters, with log-normal priors of width std at `origin` (Q,) or the present θ.
+
+    Lengths stay between the spacing of the nodes and the longest side of their box, the start
+    within: to nodes that are further apart all fields are white, and what is smoother than the box
+    looks the same in it.
+    """
+    grid = model.prior.grid
+    longest = max(h * (count - 1) for h, count in zip(grid.spacing, grid.shape, strict=True))
+    bounds = {"length": math.log(longest)}, {"length": math.log(max(grid.spacing))}
+    learned = replace(model.learned(), prior_std=std).limited(*bounds)
     if origin is None:
         return learned
     if origin.shape != learned.theta.shape:
@@ -56,7 +64,8 @@ class EvidenceStep:
     (Q, Q) of both, and the step Δθ (Q,) that follows.
 
     widths: distance of the optimum in posterior standard deviations; unbounded (Q,): the step
-    without a bound; radius: the bound; errors: of θ, by the information.
+    without a bound of its length; radius: that bound; errors: of θ, by the information. What is at
+    a limit that the gradient leads across is held.
     """
 
     gradient: Tensor
@@ -126,19 +135,20 @@ def evidence_step(
     )
     products = v.double() @ solve.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
-    unbounded = torch.linalg.solve(information, gradient)
+    held = prior.held(theta.cpu(), gradient)
+    unbounded = bounded_step(gradient, information, math.inf, held)
     # The linearisation and the weights of the data move with θ.
-    delta, radius = trust.next_step(gradient, information)
+    delta, radius = trust.next_step(gradient, information, held)
     return EvidenceStep(
         gradient,
         error,
         information,
-        delta,
+        prior.inside(theta.cpu() + delta) - theta.cpu(),
         math.sqrt(max(0.0, float(gradient @ unbounded))),
         unbounded,
         radius,
         solve,
-        ParameterErrors.of_information(prior.names, information),
+        ParameterErrors.of_information(prior.names, information, held),
     )
 
 
