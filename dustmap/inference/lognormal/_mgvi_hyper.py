@@ -28,7 +28,7 @@ _NEGLIGIBLE_STEP = 1e-3
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
 #: error is of the order of 1e-2.
 _STEP = 1e-4
-#: Relative residual of A⁻¹ A_q z. With 0.1 one in eight fits rests too early.
+#: Relative residual of A⁻¹ A_q z, at most. With 0.1 one in eight fits rests too early.
 _INFORMATION = 0.03
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
@@ -128,7 +128,7 @@ def evidence_step(
             gram,
             v[own],
             preconditioner=near,
-            rtol=_INFORMATION,
+            rtol=min(_INFORMATION, accuracy.residual),
             max_steps=accuracy.cg_steps,
             progress=progress,
         ),
