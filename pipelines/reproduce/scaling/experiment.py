@@ -50,8 +50,8 @@ class Scale:
 
 
 FULL = Scale(
-    Sky(100_000, spacing=20.0, seed=2),
-    (1, 2, 3, 4),
+    Sky(50_000, spacing=20.0, seed=2),
+    (1, 2),
     50_000,
     (
         *(Case(n, 20.0) for n in (20_000, 60_000, 200_000)),
