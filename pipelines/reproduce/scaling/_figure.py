@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from pipelines.reproduce import _figures as style
 from pipelines.reproduce._experiment import Row, number
@@ -14,9 +15,13 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Seconds of fits against ranks; seconds of products against entries; projections."""
     figure, (over, times, beyond) = style.panels(1, 3)
     style.label(over, "Fit over ranks of one thread", "ranks", "seconds of the fit")
-    for kind, marker, colour in (("strong", "o", style.BLUE), ("weak", "s", style.ORANGE)):
+    kinds = ("strong", "o", style.BLUE), ("weak", "s", style.ORANGE), ("learned", "^", style.PINK)
+    for kind, marker, colour in kinds:
         mine = [row for row in rows if row.get("kind") == kind]
         _points(over, mine, "ranks", "fit_s", marker, colour, _name(kind, mine))
+    over.set_xticks(sorted({number(row, "ranks") for row in rows if "ranks" in row}))
+    over.margins(x=0.3)
+    over.set_ylim(bottom=0.0)
     style.label(times, "One product of the metric", "entries of L", "seconds, one core")
     style.label(beyond, "Projections (not measured)", "nodes M", "core hours of a fit")
     products = [row for row in rows if row["part"] == "products"]
@@ -29,6 +34,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     for axes in (times, beyond):
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     projected = [row for row in rows if row["part"] == "projection"]
     _points(beyond, projected, "M", "core_hours", "D", style.PINK, "54 million stars")
     for axes in (over, times, beyond):
@@ -41,7 +47,7 @@ def _name(kind: str, rows: Sequence[Row]) -> str:
     if not rows:
         return kind
     stars = number(rows[0], "N")
-    return f"strong: {stars:,.0f} stars" if kind == "strong" else f"weak: {stars:,.0f} a rank"
+    return f"weak: {stars:,.0f} a rank" if kind == "weak" else f"{kind}: {stars:,.0f} stars"
 
 
 def _points(

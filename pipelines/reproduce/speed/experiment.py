@@ -95,7 +95,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         bars = [number(runs[i], f"cpu_s_{name}") for i in which]
         axes.bar_label(axes.bar(places[which] + shift, bars, 0.38, label=label), fmt="%.0f")
     axes.set_xticks(places, [str(row["part"]) for row in runs])
-    axes.set_yscale("log")
+    axes.margins(y=0.1)
     axes.set_ylabel("CPU seconds of a run")
     axes.legend()
     return figure
