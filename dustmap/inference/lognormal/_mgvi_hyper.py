@@ -4,7 +4,9 @@ A trust radius limits the steps and says when they rest.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -119,21 +121,10 @@ def evidence_step(
     _, pull = prior.log_prior(theta)
     gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
-    v, gram = slopes.products(z), alone.gram()
     near = preconditioner and preconditioner.apart_from(world).at(alone)
-    solve = shared_solve(
-        world,
-        len(v),
-        lambda own: linalg.pcg(
-            gram,
-            v[own],
-            preconditioner=near,
-            rtol=min(_INFORMATION, accuracy.residual),
-            max_steps=accuracy.cg_steps,
-            progress=progress,
-        ),
-    )
-    products = v.double() @ solve.x.double().mT
+    v, solve = slopes.products(z), _solver_of(alone, accuracy, near, progress)
+    solved = shared_solve(world, len(v), lambda own: solve(v[own]))
+    products = v.double() @ solved.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
     held = prior.held(theta.cpu(), gradient)
     unbounded = bounded_step(gradient, information, math.inf, held)
@@ -147,8 +138,25 @@ def evidence_step(
         math.sqrt(max(0.0, float(gradient @ unbounded))),
         unbounded,
         radius,
-        solve,
+        solved,
         ParameterErrors.of_information(prior.names, information, held),
+    )
+
+
+def _solver_of(
+    tangent: Tangent,
+    accuracy: Accuracy,
+    preconditioner: linalg.AbstractOperator | None,
+    progress: linalg.Progress,
+) -> Callable[[Tensor], linalg.SolveResult]:
+    """A⁻¹ of right-hand sides (Q, N), as exact as the information of an evidence step needs."""
+    return partial(
+        linalg.pcg,
+        tangent.gram(),
+        preconditioner=preconditioner,
+        rtol=min(_INFORMATION, accuracy.residual),
+        max_steps=accuracy.cg_steps,
+        progress=progress,
     )
 
 
