@@ -21,16 +21,16 @@ from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVI
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AdaptiveBatch, Progress
 
-#: Of a curved sample, its decrease per datum. Where that is ten times looser, rounding decides
-#: where descents end: a change of the data by 1e-7 then moves the map by 0.07 posterior standard
-#: deviations (rms) instead of 0.02.
-_CURVED = Accuracy(residual=0.1, decrease=2e-3, steps=5)
-#: Share of new data up to which one step, with such a residual of CG, does for curved samples of an
-#: earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them
-#: from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where steps end.
-#: Multipliers of that fit would not help: where J has changed, A z is far longer than the
-#: right-hand side.
-_FEW, _SHORT_RESIDUAL = 0.25, 0.2
+#: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
+#: Where that is ten times looser, rounding decides where descents end: a change of the data by 1e-7
+#: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
+_CURVED = Accuracy(residual=4.0, decrease=2e-3, steps=5)
+#: Share of new data up to which one step, with this residual of CG (same units), does for curved
+#: samples of an earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it
+#: takes them from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where
+#: steps end. Multipliers of that fit would not help: where J has changed, A z is far longer than
+#: the right-hand side.
+_FEW, _SHORT_RESIDUAL = 0.25, 8.0
 #: What is counted while samples follow the curvature.
 _CURVING = "curved draws"
 
@@ -129,8 +129,7 @@ class Sampler:
         pair = [s % pairs for s in which]
         own = Perturbations.of(state.problem, settings.seed, pair)
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
-        decrease = _CURVED.decrease * len(state.z)
-        accuracy = replace(_CURVED, decrease=decrease, cg_steps=settings.cg_steps)
+        steps, residual = _CURVED.steps, _CURVED.residual
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
@@ -138,7 +137,13 @@ class Sampler:
         else:
             z = torch.zeros_like(own.noise)
             if self._is_near(state):
-                accuracy = replace(accuracy, residual=_SHORT_RESIDUAL, steps=1)
+                steps, residual = 1, _SHORT_RESIDUAL
+        accuracy = Accuracy(
+            residual * settings.residual,
+            _CURVED.decrease * len(state.z),
+            steps,
+            settings.cg_steps,
+        )
         how = accuracy, _apart(state), self.progress
         white, noise = sign * own.white, sign * own.noise
         return curved_draws(mode, white, noise, start[which.start : which.stop], z, *how)

@@ -57,7 +57,8 @@ class MGVISettings:
         Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
         they rest.
     prior_std : width of the log-normal priors of hyperparameters around their start
-    residual : of CG per datum, in units of the noise; straight samples take twice as much
+    residual : of CG per datum, in units of the noise; straight samples take twice as much, curved
+        ones four times
     cg_steps : most steps of a solve
     padding : of a torus that replaces the prior's own, in length scales
     seed : of the draws
