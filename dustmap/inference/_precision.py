@@ -201,20 +201,7 @@ def coefficient_spread(
     seed, count : of the draws of coefficients
     preconditioner, max_steps, progress : of the solves
     """
-
-    def correction(one: Tensor, tolerance: float) -> Tensor:
-        # A column at a time: no more memory than one right-hand side takes.
-        norm = float(one.norm())
-        rtol = min(1.0, tolerance / norm) if norm > 0 else 1.0
-        return linalg.pcg(
-            precision,
-            one,
-            preconditioner=preconditioner,
-            rtol=max(rtol, 4.0 * torch.finfo(one.dtype).eps),
-            max_steps=max_steps,
-            progress=progress,
-        ).x
-
+    how = precision, preconditioner, max_steps, progress
     W = torch.zeros(U.shape[1], phi.shape[1], dtype=phi.dtype, device=phi.device)
     best, gram, error = W, torch.eye(len(W), dtype=U.dtype, device=U.device), float("inf")
     for _ in range(_CORRECTIONS):
@@ -228,9 +215,31 @@ def coefficient_spread(
         if error <= _ERROR:
             break
         least = float(torch.linalg.eigvalsh(tried).min().clamp_min(0.0)) ** 0.5
-        W = W + torch.stack([correction(one, 0.5 * _ERROR * least) for one in r])
+        # A column at a time: no more memory than one right-hand side takes.
+        W = W + torch.stack([_solved(one, 0.5 * _ERROR * least, *how) for one in r])
     spread = CoefficientSpread.of_gram(gram, directions, best, seed, count)
     return replace(spread, error=error)
+
+
+def _solved(
+    b: Tensor,
+    tolerance: float,
+    precision: linalg.AbstractOperator,
+    preconditioner: linalg.AbstractOperator | None,
+    max_steps: int,
+    progress: linalg.Progress,
+) -> Tensor:
+    """Return Λ⁻¹ b (M_w,), with a residual of norm `tolerance` or of rounding."""
+    norm, eps = float(b.norm()), torch.finfo(b.dtype).eps
+    rtol = max(min(1.0, tolerance / norm) if norm > 0 else 1.0, 4.0 * eps)
+    return linalg.pcg(
+        precision,
+        b,
+        preconditioner=preconditioner,
+        rtol=rtol,
+        max_steps=max_steps,
+        progress=progress,
+    ).x
 
 
 def inverse_root(gram: Tensor) -> Tensor:

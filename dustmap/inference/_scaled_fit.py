@@ -100,12 +100,16 @@ def fit_with_scales(
         if shifts[-1] < _RESTS or len(shifts) == _MOST:
             fit = replace(_with_common_scale(fit), stencils=stencils)
             return replace(fit, scale_shifts=tuple(shifts))
-        robust = settings.robust
-        if robust is not None and fit.robust is not None:
-            robust = replace(robust, nu=fit.robust.noise.nu)
-        order = fit.features.order
-        model, settings = fit.gp, replace(settings, start_rows=0, order=order, robust=robust)
+        model, settings = fit.gp, _settings_after(fit, settings)
         del fit  # The next one takes its room.
+
+
+def _settings_after(fit: GlobalFit, settings: GlobalSettings) -> GlobalSettings:
+    """Return the settings of the fit that starts where this one ended."""
+    robust = settings.robust
+    if robust is not None and fit.robust is not None:
+        robust = replace(robust, nu=fit.robust.noise.nu)
+    return replace(settings, start_rows=0, order=fit.features.order, robust=robust)
 
 
 @torch.no_grad()

@@ -38,7 +38,6 @@ from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._chunks import unwatched as unwatched
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
-from dustmap.linalg._ciq import RootOperator as RootOperator
 from dustmap.linalg._ciq import RootResult as RootResult
 from dustmap.linalg._ciq import inverse_root as inverse_root
 from dustmap.linalg._ciq import square_root as square_root

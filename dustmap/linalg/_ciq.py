@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -259,17 +259,17 @@ def _refuse_indefinite(result: RootResult) -> None:
         )
 
 
-class _AbstractRootOperator(_operator.AbstractComposite):
-    """A root of K (n, n) or its inverse; warns the first time that a solve falls short."""
-
-    _name: str
+@final
+class InverseRootOperator(_operator.AbstractComposite):
+    """R⁻¹ (n, n) with R Rᵀ = K: `inverse_root` as an operator; warns the first time that a solve
+    falls short."""
 
     def __init__(self, K: _operator.AbstractOperator, method: RootMethod) -> None:
         self._K, self._method, self._warned = K, method, False
 
     def _checked(self, y: Tensor, result: RootResult) -> Tensor:
         if not (result.converged or self._warned):
-            text = f"product with {self._name}: {result.message}"
+            text = f"product with an inverse root: {result.message}"
             warnings.warn(text, UnconvergedWarning, stacklevel=3)
         self._warned |= not result.converged
         return y
@@ -280,13 +280,6 @@ class _AbstractRootOperator(_operator.AbstractComposite):
 
     def _made_of(self) -> _operator.AbstractOperator:
         return self._K
-
-
-@final
-class InverseRootOperator(_AbstractRootOperator):
-    """R⁻¹ (n, n) with R Rᵀ = K: `inverse_root` as an operator; warns once if a solve fails."""
-
-    _name = "an inverse root"
 
     def matmul(self, x: Tensor) -> Tensor:
         _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -300,24 +293,3 @@ class InverseRootOperator(_AbstractRootOperator):
             return self.matmul(y)
         A = PreconditionedOperator(self._K, P)
         return P.inverse.rmatmul(self._checked(*_inverse_root(lambda: A, (), y, self._method)))
-
-
-@final
-class RootOperator(_AbstractRootOperator):
-    """R (n, n) with R Rᵀ = K: `square_root` as an operator; warns once if a solve fails."""
-
-    _name = "a root"
-
-    def matmul(self, x: Tensor) -> Tensor:
-        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return self._checked(*square_root(lambda: self._K, (), x, self._method))
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        """Return Rᵀ y = A^{1/2} Lᵀ y."""
-        _operator.check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        P = self._method.preconditioner
-        if P is None:
-            return self.matmul(y)
-        A = PreconditionedOperator(self._K, P)
-        plain = replace(self._method, preconditioner=None)
-        return self._checked(*square_root(lambda: A, (), P.root.rmatmul(y), plain))

@@ -112,6 +112,32 @@ class ShiftedSolve:
     rtol: float
     lowest_ritz: float
 
+    @staticmethod
+    def unsolved(b: Tensor, t: Tensor, count: int, rtol: float) -> "ShiftedSolve":
+        """Return room for `count` combinations of right-hand sides b (k, n) and shifts t (Q,)."""
+        k, n = b.shape
+        return ShiftedSolve(
+            b.new_zeros(count, k, n),
+            torch.zeros(k, dtype=torch.int8, device=b.device),
+            torch.zeros(k, dtype=torch.int64, device=b.device),
+            t.new_zeros(len(t), k),
+            t.new_zeros(k),
+            rtol,
+            math.inf,
+        )
+
+    def batched(self, batch: torch.Size, lowest_ritz: float) -> "ShiftedSolve":
+        """Return the same of right-hand sides (*batch, n), with a smallest Ritz value."""
+        return ShiftedSolve(
+            self.x.reshape(len(self.x), *batch, self.x.shape[-1]),
+            self.status.reshape(batch),
+            self.steps.reshape(batch),
+            self.residuals.reshape(len(self.residuals), *batch),
+            self.true_residuals.reshape(batch),
+            self.rtol,
+            lowest_ritz,
+        )
+
     @property
     def worst(self) -> _iteration.SolveStatus:
         """Worst status of any right-hand side."""
@@ -171,40 +197,28 @@ def shifted_minres(
     iterative methods"; Pleiss et al. (2020), msMINRES.
     """
     system = _iteration.System.of(A, b, None, None, _iteration.StepRule(rtol, max_steps, 1))
+    t = _checked(shifts).to(b.device, torch.float64)
+    wanted = torch.eye(len(t)).to(t) if mix is None else mix.to(t)
+    k, n = system.b.shape
+    size = max(1, memory // ((BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, n) * b.dtype.itemsize))
+    flat = ShiftedSolve.unsolved(system.b, t, len(wanted), rtol)
+    with torch.no_grad():
+        lowest = [
+            _Columns(system.rows(rows), rows.start, t, wanted, rtol, max_steps).solve_into(flat)
+            for rows in chunks(k, size)
+        ]
+    return flat.batched(b.shape[:-1], min(lowest, default=math.inf))
+
+
+def _checked(shifts: Tensor) -> Tensor:
+    """Refuse shifts that are no ascending numbers (Q,) ≥ 0."""
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
         raise UserError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
         )
     if bool((shifts.diff() < 0).any()):
         raise UserError("shifts: expected ascending ones; sort them")
-    t = shifts.to(b.device, torch.float64)
-    wanted = torch.eye(len(t)).to(t) if mix is None else mix.to(t)
-    k, n = system.b.shape
-    size = max(1, memory // ((BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, n) * b.dtype.itemsize))
-    flat = ShiftedSolve(
-        b.new_zeros(len(wanted), k, n),
-        torch.zeros(k, dtype=torch.int8, device=b.device),
-        torch.zeros(k, dtype=torch.int64, device=b.device),
-        t.new_zeros(len(t), k),
-        t.new_zeros(k),
-        rtol,
-        math.inf,
-    )
-    with torch.no_grad():
-        lowest = [
-            _Columns(system.rows(rows), rows.start, t, wanted, rtol, max_steps).solve_into(flat)
-            for rows in chunks(k, size)
-        ]
-    batch = b.shape[:-1]
-    return ShiftedSolve(
-        flat.x.reshape(len(wanted), *b.shape),
-        flat.status.reshape(batch),
-        flat.steps.reshape(batch),
-        flat.residuals.reshape(len(t), *batch),
-        flat.true_residuals.reshape(batch),
-        rtol,
-        min(lowest, default=math.inf),
-    )
+    return shifts
 
 
 @final

@@ -15,7 +15,6 @@ from dustmap.linalg import (
     DiagonalOperator,
     InverseRootOperator,
     RootMethod,
-    RootOperator,
     RootPreconditioner,
     RootQuadrature,
     SpectrumBounds,
@@ -141,13 +140,12 @@ class TestPreconditioned:
         T = ToeplitzOperator(lags)
         K, one = T.to_dense(), torch.eye(lags.numel(), dtype=torch.float64)
         method = RootMethod.of(T, rtol=1e-10, preconditioner=_preconditioners(lags)[name])
-        R = RootOperator(T, method).to_dense()
+        R = square_root(lambda: T, (), one, method)[0].mT
         torch.testing.assert_close(R @ R.mT, K, rtol=0, atol=1e-8)
         assert float((R - R.mT).abs().max()) > 1e-4  # not the symmetric root
         inverse = InverseRootOperator(T, method)
         torch.testing.assert_close(inverse.to_dense() @ R, one, rtol=0, atol=1e-7)
         torch.testing.assert_close(inverse.rmatmul(one), inverse.to_dense(), rtol=0, atol=1e-7)
-        torch.testing.assert_close(RootOperator(T, method).rmatmul(one), R, rtol=0, atol=1e-7)
         rest = RootMethod.of(T, rtol=1e-10)
         fast = inverse_root(lambda: T, (), one, method)[1].steps
         plain = inverse_root(lambda: T, (), one, rest)[1].steps
@@ -250,7 +248,7 @@ def test_operators_hold_their_contract() -> None:
     operators: list[AbstractOperator] = []
     for P in (None, RootPreconditioner.circulant(T.lags)):
         method = RootMethod.of(T, rtol=1e-12, preconditioner=P)
-        operators += [RootOperator(T, method), InverseRootOperator(T, method)]
+        operators.append(InverseRootOperator(T, method))
     for operator in operators:
         assert operator.shape == (12, 12)
         assert operator.dtype == torch.float64

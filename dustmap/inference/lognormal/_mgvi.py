@@ -205,13 +205,7 @@ def fit_mgvi(
     if len(data) == 0:
         raise UserError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
-    twice = settings.robust is not None and settings.robust.learn_scale
-    noise = model.likelihood.parameters()
-    if twice and any(p.is_learned and p.name == "noise" for p in noise):
-        raise UserError(
-            "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
-            'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
-        )
+    _refuse_two_scales(model, settings)
     problem = LogNormalProblem.of(model, data, world)
     if start is not None and not start.fits(problem, settings):
         start = None
@@ -230,6 +224,17 @@ def fit_mgvi(
                 checkpointer.save_if_due(state.snapshot)
         checkpointer.finish(state.snapshot())
     return _solution_of(state, settings.seed)
+
+
+def _refuse_two_scales(model: LogNormalModel, settings: MGVISettings) -> None:
+    """Refuse a scale of the noise that is learned both with ν and by the evidence."""
+    twice = settings.robust is not None and settings.robust.learn_scale
+    noise = model.likelihood.parameters()
+    if twice and any(p.is_learned and p.name == "noise" for p in noise):
+        raise UserError(
+            "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
+            'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
+        )
 
 
 def _solution_of(state: FitState, seed: int) -> MGVISolution:

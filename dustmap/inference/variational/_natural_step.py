@@ -144,10 +144,6 @@ class SVISettings:
         """Adam's rate in an epoch counted from 1."""
         return self.learning_rate * self.decay((epoch - 1) / self.epochs)
 
-    def steps_per_epoch(self, n: int) -> int:
-        """Minibatches in one pass over n data."""
-        return -(-n // self.batch_size)
-
 
 @final
 @dataclass(frozen=True, eq=False)
