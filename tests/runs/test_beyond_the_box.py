@@ -83,10 +83,17 @@ def inwards(found: StarMap) -> NDArray[np.float64]:
     return np.asarray(np.minimum(places - grid.lower, grid.upper - places).min(1))
 
 
-@pytest.mark.parametrize("error", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float) -> None:
+@pytest.mark.parametrize(
+    ("error", "kernel"),
+    [
+        pytest.param(0.0, "auto", marks=pytest.mark.slow),
+        pytest.param(0.1, "auto", marks=pytest.mark.slow),
+        (0.1, "matern32"),
+    ],
+)
+def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float, kernel: str) -> None:
     uniform(tmp_path, 500, error)
-    found, report = finished(tmp_path)
+    found, report = finished(tmp_path, f'model.kernel="{kernel}"')
     assert report.sections["counts"]["rays_that_leave_the_box"] > 300
     assert report.sections["hyperparameters"]["beyond"] == pytest.approx(1.0, abs=0.25)
     rho, depth = draws(found), inwards(found)

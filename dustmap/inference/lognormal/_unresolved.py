@@ -77,14 +77,18 @@ class Unresolved:
         ends = math.log10(_LEAST / longest), math.log10(_LARGEST / min(grid.spacing))
         length = torch.logspace(*ends, _LENGTHS, dtype=torch.float64)
         omega = length[:, None, None] * u
-        power, hat = _powers(kernel, omega, spacing)
+        power = kernel.spectral_density(omega.to(kernel.device)).cpu()
+        hat = _hats(omega * spacing).prod(-1)
         gram = ((2.0 + (omega * spacing).cos()) / 3.0).prod(-1)
         base = torch.remainder(omega * spacing + math.pi, 2.0 * math.pi) - math.pi
+        # Of every axis apart: the hats of an alias are their product.
+        turns = [base + 2.0 * math.pi * k for k in range(-_ALIASES, _ALIASES + 1)]
+        squares = [_hats(turned).square() for turned in turns]
         folded = torch.zeros_like(power)
-        for k in itertools.product(range(-_ALIASES, _ALIASES + 1), repeat=grid.dim):
-            alias = (base + 2.0 * math.pi * torch.tensor(k)) / spacing
-            aliased, its_hat = _powers(kernel, alias, spacing)
-            folded += aliased * its_hat.square()
+        for k in itertools.product(range(len(turns)), repeat=grid.dim):
+            alias = torch.stack([turns[a][..., i] for i, a in enumerate(k)], -1) / spacing
+            aliased = kernel.spectral_density(alias.to(kernel.device)).cpu()
+            folded += math.prod((squares[a][..., i] for i, a in enumerate(k)), start=aliased)
         held = hat.square() / gram
         others = (folded - power * hat.square()).clamp_min(0.0)
         left = power * (1.0 - held).square() + others * held / gram
@@ -156,7 +160,6 @@ class Unresolved:
         return min(self.scale, 1.0) * c.clamp_min(0.0)
 
 
-def _powers(kernel: AbstractKernel, omega: Tensor, spacing: Tensor) -> tuple[Tensor, Tensor]:
-    """S and φ (...) at ω (..., D)."""
-    power = kernel.spectral_density(omega.to(kernel.device)).cpu()
-    return power, torch.sinc(omega * spacing / (2.0 * math.pi)).square().prod(-1)
+def _hats(turned: Tensor) -> Tensor:
+    """sinc²(θ_i / 2) (..., D) of every axis at θ = ω h (..., D)."""
+    return torch.sinc(turned / (2.0 * math.pi)).square()

@@ -216,7 +216,9 @@ def with_unresolved(config: Config, fit: StarFit, scale: float) -> StarFit:
     if not isinstance(posterior, LogNormalPosterior):
         return fit
     lacking = None
-    if scale > 0.0:
+    if scale > 0.0 and posterior.unresolved is not None:
+        lacking = posterior.unresolved.scaled(scale)
+    elif scale > 0.0:
         kernel = _model.kernel_of(config.model, at)
         lacking = Unresolved.of(kernel, _model.grid_of(config.grid), scale)
     posterior = replace(posterior, unresolved=lacking)

@@ -120,7 +120,7 @@ def judged(
         std,
         stars,
     )
-    fit = _engines.with_unresolved(config, fit, factor)
+    fit = _engines.with_unresolved(config, whole, factor)
     return fit, section | {
         "factor": factor,
         "factor_std": std,
