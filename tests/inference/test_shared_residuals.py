@@ -92,11 +92,20 @@ def posterior(shared: bool) -> PathwisePosterior:
     return solve_global(model, data, settings).posterior
 
 
+@cache
+def rows() -> tuple[Tensor, Tensor]:
+    """Φ (N, M_w) of the data and of the stars unseen, from the side that has fewer."""
+    model, data, at = problem()
+    operators = (model.features.operator(f) for f in (data.functional, at))
+    phi, seen = (o.rmatmul(torch.eye(o.shape[0], dtype=torch.float64)) for o in operators)
+    return phi, seen
+
+
 def variance_of_errors(cross: Tensor, between: Tensor) -> Tensor:
     """E (U,) = Var (f − aᵀy) for the mean's weights a; cross (N, U), between (N, N): covariances of
     residuals of the data with those of unseen stars, and with each other."""
     model, data, at = problem()
-    phi, seen = (model.features.operator(f).to_dense() for f in (data.functional, at))
+    phi, seen = rows()
     V, v = (model.features.residual_variance(f) for f in (data.functional, at))
     assert data.noise_variance is not None
     a = torch.linalg.solve(phi @ phi.mT + (V + data.noise_variance).diag(), phi @ seen.mT)
@@ -128,7 +137,7 @@ def test_predicted_variances_are_those_of_errors_under_the_exact_prior() -> None
     stars = data.functional
     cross, between = exact.between(stars, at), exact.between(stars, stars)
     between.diagonal().copy_(exact.variance(stars))
-    phi, seen = (model.features.operator(f).to_dense() for f in (stars, at))
+    phi, seen = rows()
     E = variance_of_errors(cross - phi @ seen.mT, between - phi @ phi.mT)
     E = E + exact.variance(at) - seen.square().sum(1) - model.features.residual_variance(at)
     honest, wide = ((E / posterior(s).predict(at).variance).mean() for s in (True, False))
