@@ -53,6 +53,12 @@ def run(sky: Path, name: str, **fit: object) -> Path:
     return sky / name
 
 
+@pytest.fixture(scope="module")
+def automatic(sky: Path) -> Path:
+    """The same sky by the engine's own choice of a family."""
+    return run(sky, "automatic")
+
+
 @pytest.mark.parametrize("whitening", ["cholesky", "ciq"])
 def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: str) -> None:
     found = DustMap.open(run(sky, f"full-{whitening}", family="full", whitening=whitening))
@@ -70,7 +76,6 @@ def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: s
         ("mean-field", "hip", "monte-carlo"),
         ("low-rank", "torus", "table"),
         ("block", "torus", "table"),
-        ("auto", "auto", "table"),
     ],
 )
 def test_structured_families_agree_in_the_mean_and_are_wider(
@@ -82,31 +87,41 @@ def test_structured_families_agree_in_the_mean_and_are_wider(
         config, fit=replace(config.fit, engine="hip", family=family, whitening=whitening)
     )
     name = f"{family}-{whitening}"
-    report = execute_run(prepare(changed), sky / name, changed, overwrite=False)
-    assert report.sections["fit"]["rows_unconverged"] == 0
-    found, exact = DustMap.open(sky / name), DustMap.open(sky / "exact")
+    execute_run(prepare(changed), sky / name, changed, overwrite=False)
+    check_wider(sky, sky / name)
+
+
+def test_the_chosen_family_agrees_in_the_mean_and_is_not_narrower(
+    sky: Path, automatic: Path
+) -> None:
+    check_wider(sky, automatic)
+
+
+def check_wider(sky: Path, path: Path) -> None:
+    report = json.loads((path / "report.json").read_text())
+    assert report["fit"]["rows_unconverged"] == 0
+    found, exact = DustMap.open(path), DustMap.open(sky / "exact")
     assert found.std is not None
     assert exact.std is not None
     assert float(np.abs(found.mean - exact.mean).max()) < float(exact.std.max())
     assert float(np.median(found.std / exact.std)) > 0.95
 
 
-def test_a_finished_run_comes_back_with_its_engine(sky: Path) -> None:
-    path = run(sky, "again")
-    report = json.loads((path / "report.json").read_text())
+def test_a_finished_run_comes_back_with_its_engine(sky: Path, automatic: Path) -> None:
+    report = json.loads((automatic / "report.json").read_text())
     assert report["compute"]["dtype"] == "float64"
     assert report["fit"]["cg_residual"] < 1e-5
-    stars = open_run(path)
+    stars = open_run(automatic)
     catalog = sky / "sky.fits"
     assert stars.evaluate(catalog)["n"] > 50
 
 
 def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None:
     closed = json.loads((run(sky, "closed", family="block") / "report.json").read_text())
-    path = run(sky, "epochs", family="block", epochs=30, batch=20)
+    path = run(sky, "epochs", family="block", epochs=15, batch=20)
     stepped = json.loads((path / "report.json").read_text())
-    assert stepped["fit"]["epochs"] == 30
-    assert stepped["fit"]["steps"] == 30 * 4
+    assert stepped["fit"]["epochs"] == 15
+    assert stepped["fit"]["steps"] == 15 * 4
     assert stepped["fit"]["elbo"] <= closed["fit"]["elbo"]
     assert stepped["fit"]["elbo"] == pytest.approx(closed["fit"]["elbo"], abs=5.0)
 
