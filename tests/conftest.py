@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import CHECK_FAILED, DONE, main
+from dustmap.engines import _automatic
 from dustmap.gp.features import _stencil
 from tests.distributed.cases import SMALL_TABLES
+from tests.regression_cases import FEW
 from tests.skies import plain_sky, write_plain_sky
 
 
@@ -26,6 +28,12 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of residual covariances at few places, which are quick, where all results that a test
     compares come from the same tables: their accuracy is asserted in tests/gp/test_residuals.py."""
     monkeypatch.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
+
+
+@pytest.fixture
+def few_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The automatic engine asks the kernel from `FEW` rows on, in place of 2,000."""
+    monkeypatch.setattr(_automatic, "_QUICK", FEW)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dustmap import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32, Matern52
-from tests.regression_cases import ENGINES, wave, wave_kernel
+from tests.regression_cases import ENGINES, FEW, wave, wave_kernel
 
 
 @pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
@@ -267,14 +267,15 @@ def test_engine_is_chosen_by_size_and_columns() -> None:
     assert given.grid_.shape == (40,)
 
 
+@pytest.mark.usefixtures("few_are_quick")
 def test_one_row_more_changes_nothing_where_the_engine_may() -> None:
     """Detail that no grid of few points resolves: what follows the exact engine is as good."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(size=(2_401, 3))
+    X = rng.uniform(size=(FEW + 401, 3))
     f = np.sin(11.0 * X[:, 0]) * np.cos(9.0 * X[:, 1]) * np.cos(8.0 * X[:, 2])
-    y, new = f + 0.02 * rng.standard_normal(2_401), slice(2_001, None)
+    y, new = f + 0.02 * rng.standard_normal(FEW + 401), slice(FEW + 1, None)
     errors, densities = [], []
-    for n in (2_000, 2_001):
+    for n in (FEW, FEW + 1):
         model = HIPGPRegressor("matern32", n_learn=400, max_steps=30).fit(X[:n], y[:n])
         mean, std = model.predict(X[new], return_std=True, include_noise=True)
         errors.append(np.sqrt(np.mean((mean - f[new]) ** 2)))

@@ -21,6 +21,7 @@ from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
+from tests.regression_cases import FEW
 
 SCRIBBLE = 2.0**-9  # a length scale far below the distance of the data
 
@@ -87,12 +88,13 @@ def test_what_is_learned_of_noise_alone_fits(dim: int, engine: str) -> None:
     assert np.isfinite(model.predict(X[:5])).all()
 
 
+@pytest.mark.usefixtures("few_are_quick")
 @pytest.mark.parametrize(
     ("dim", "kernel"), [(1, "auto"), (2, "matern32"), (3, "matern32"), (4, "matern32")]
 )
 def test_noise_alone_is_fitted_by_default(dim: int, kernel: str) -> None:
     rng = np.random.default_rng(dim)
-    X, y = rng.uniform(size=(2_001, dim)), rng.standard_normal(2_001)
+    X, y = rng.uniform(size=(FEW + 1, dim)), rng.standard_normal(FEW + 1)
     model = HIPGPRegressor(kernel, n_learn=150, max_steps=30).fit(X, y)
     assert model.report_.get("bytes_needed", 0) <= model.max_memory
     new = rng.uniform(size=(200, dim))
