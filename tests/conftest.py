@@ -4,6 +4,7 @@ A test that changes a run works on a copy (`shutil.copytree`).
 """
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of residual covariances at few places, which are quick, where all results that a test
     compares come from the same tables: their accuracy is asserted in tests/gp/test_residuals.py."""
     monkeypatch.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
+
+
+@pytest.fixture(scope="module")
+def small_tables_throughout() -> Iterator[None]:
+    """The same for all tests of a module and the runs that they share: what they assert is far
+    coarser than these tables."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
+        yield
 
 
 @pytest.fixture

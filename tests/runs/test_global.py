@@ -18,6 +18,8 @@ from dustmap.sky.simulation import SimulatedSky, write_sky
 from dustmap.sky.stars import ExactDistances
 from tests.skies import plain_sky, write_plain_sky
 
+pytestmark = pytest.mark.usefixtures("small_tables_throughout")
+
 CONFIG = """
 [data]
 catalog = "sky.fits"
@@ -190,7 +192,6 @@ def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> Non
     assert np.mean(np.abs(figures.pit - 0.5) < 0.475) == pytest.approx(own["coverage95"])
 
 
-@pytest.mark.usefixtures("small_tables")
 def test_the_same_seed_gives_the_same_map(sky: Path) -> None:
     small = ("model.density=gaussian", "grid.spacing=20", "fit.samples=8", NO_REFIT)
     first, again = (DustMap.open(run(sky, name, *small)) for name in ("first", "again"))
