@@ -1,6 +1,6 @@
 """Files that ranks write together, small: each case writes to FOLDER/NAME-SIZE.
 
-python -m tests.distributed.exports FOLDER NAME:SIZE ...
+python -m tests.distributed.exports FOLDER NAME:SIZE ... (see tests.distributed.ranks)
 """
 
 import os
@@ -114,5 +114,4 @@ for format in FORMS:
     }
 
 if __name__ == "__main__":
-    for job in sys.argv[2:]:
-        ranks._start(FOLDER, job.split(":")[0], int(job.split(":")[1]), 60.0)
+    ranks.run_jobs(FOLDER, sys.argv[2:], 60.0)

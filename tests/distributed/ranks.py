@@ -2,6 +2,8 @@
 
     python -m tests.distributed.ranks FOLDER TIMEOUT NAME:SIZE ...
 
+A job with an & after it goes on beside those that follow.
+
 Every rank writes what its case found to FOLDER/NAME-SIZE-RANK.npz, and an error it ends with to
 FOLDER/NAME-SIZE-RANK.txt.
 """
@@ -41,6 +43,22 @@ def found_by(folder: Path, name: str, size: int) -> list[Found]:
         with np.load(folder / f"{name}-{size}-{rank}.npz") as stored:
             found.append({key: stored[key] for key in stored.files})
     return found
+
+
+def run_jobs(folder: Path, jobs: list[str], timeout: float) -> None:
+    """Run NAME:SIZE or NAME:SIZE& in this process's forks; the latter wait for time, not for it."""
+    beside = []
+    for job in jobs:
+        name, size = job.removesuffix("&").split(":")
+        child = os.fork() if job.endswith("&") else 0
+        if child:
+            beside.append(child)
+            continue
+        _start(folder, name, int(size), timeout)
+        if job.endswith("&"):
+            os._exit(0)
+    for child in beside:
+        os.waitpid(child, 0)
 
 
 def _start(folder: Path, name: str, size: int, timeout: float) -> None:
@@ -88,5 +106,4 @@ if __name__ == "__main__":
 
     import tests.distributed.cases  # noqa: F401
 
-    for job in sys.argv[3:]:
-        _start(Path(sys.argv[1]), job.split(":")[0], int(job.split(":")[1]), float(sys.argv[2]))
+    run_jobs(Path(sys.argv[1]), sys.argv[3:], float(sys.argv[2]))

@@ -50,7 +50,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By one process and by three ranks; and by three of which one is killed."""
     folder = tmp_path_factory.mktemp("exports")
     short = [f"short-{kind}:{size}" for kind in KINDS for size in (1, 3)]
-    run_exports(folder, ["maps:1", "maps:3", *short, "killed-1-zarr:3"])
+    run_exports(folder, ["killed-1-zarr:3&", "maps:1", "maps:3", *short])
     return folder
 
 
