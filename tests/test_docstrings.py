@@ -57,7 +57,7 @@ WITHOUT = {
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
         coefficient_spread CoefficientSpread collapsed_gradient explained_share field_at_nodes
         fit_mean fit_student_t FITC fitted_around keyed_prior_draws learn_evidence mean_spread
-        natural_step NoCheckpoints power_stability residual_ratio site_data Sites
+        natural_step NoCheckpoints residual_ratio site_data Sites
         solve_in_data_space StudentTModel StudentTWeights svi""",
 }
 

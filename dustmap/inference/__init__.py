@@ -71,7 +71,6 @@ from dustmap.inference._precision import CoefficientSpread as CoefficientSpread
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import coefficient_spread as coefficient_spread
-from dustmap.inference._precision import power_stability as power_stability
 from dustmap.inference._scaled_fit import fit_with_scales as fit_with_scales
 from dustmap.inference._state import NO_CHECKPOINTS as NO_CHECKPOINTS
 from dustmap.inference._state import AbstractCheckpointer as AbstractCheckpointer

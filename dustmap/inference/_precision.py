@@ -86,23 +86,6 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     return 1.0 + float(torch.linalg.eigvalsh(whitened.double())[-1])
 
 
-def power_stability(
-    state: AbstractGaussian,
-    precision: PrecisionOperator,
-    generator: torch.Generator,
-    steps: int = 30,
-) -> float:
-    """λ_max(S Λ) by power iteration on the similar symmetric S^{1/2} Λ S^{1/2} (all data).
-
-    Converges from below; the factor 1.05 covers what 30 steps leave.
-    """
-    v = linalg.standard_normal(precision.shape[:1], generator, state.mean)
-    for _ in range(steps):
-        v = v / v.norm()
-        v = state.apply_covariance(precision.matmul(v))
-    return 1.05 * float(v.norm())
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class CoefficientSpread:

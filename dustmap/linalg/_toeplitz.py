@@ -353,10 +353,6 @@ class ToeplitzOperator(AbstractComposite):
     def rmatmul(self, y: Tensor) -> Tensor:
         return self.circulant.rmatmul(y)
 
-    def bilinear_derivative(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return ∂(Σ_k a_kᵀ K b_k)/∂lags, shape (M1, …, MD); see `toeplitz_bilinear_derivative`."""
-        return toeplitz_bilinear_derivative(a, b, tuple(self.lags.shape)).to(self.lags.dtype)
-
 
 def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return ∂(Σ_k a_kᵀ K b_k)/∂lags for K Toeplitz in `lags` of the given shape (M1, …, MD).

@@ -11,7 +11,6 @@ that inference never asks which one it has:
 
 `family.precision_statistics` sums what data say about S (additive over batches and processes),
 `family.posterior` turns the sum into a state, `family.natural_step` moves a state towards it.
-The maps between natural, moment and expectation parameters are the pure functions below.
 """
 
 from dustmap.gp.families._family import AbstractDivergence as AbstractDivergence
@@ -19,18 +18,6 @@ from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
 from dustmap.gp.families._family import AbstractRootedGaussian as AbstractRootedGaussian
 from dustmap.gp.families._family import KnownDivergence as KnownDivergence
-from dustmap.gp.families._family import dense_expectation_to_moment as dense_expectation_to_moment
-from dustmap.gp.families._family import dense_moment_to_expectation as dense_moment_to_expectation
-from dustmap.gp.families._family import dense_moment_to_natural as dense_moment_to_natural
-from dustmap.gp.families._family import dense_natural_to_moment as dense_natural_to_moment
-from dustmap.gp.families._family import (
-    diagonal_expectation_to_moment as diagonal_expectation_to_moment,
-)
-from dustmap.gp.families._family import (
-    diagonal_moment_to_expectation as diagonal_moment_to_expectation,
-)
-from dustmap.gp.families._family import diagonal_moment_to_natural as diagonal_moment_to_natural
-from dustmap.gp.families._family import diagonal_natural_to_moment as diagonal_natural_to_moment
 from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
 from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
 from dustmap.gp.families._full_rank import KrylovFullRankFamily as KrylovFullRankFamily
