@@ -241,7 +241,7 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model(name: str)
         return value
 
     draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), solver_of(600))[1].x
-    learned, trust = learned_from(model, None, 10.0), TrustRegion.of(1.0)
+    learned, trust = learned_from(model, None, 10.0, 3.0), TrustRegion.of(1.0)
     step = evidence_step(iterate, mode.z, draws, learned, Accuracy(), None, trust)
     assert len(theta) == 6 + 2 * name.count("+")
     for place in range(len(theta)):

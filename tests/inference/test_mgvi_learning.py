@@ -1,15 +1,16 @@
 """Log-normal hyperparameters against the optimum of a dense Laplace evidence, in one dimension."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean
+from dustmap.gp import Batch, ConstantMean, RegularGrid
 from dustmap.inference import MGVISettings, MGVIStatus, fit_mgvi, typical_log_density
+from dustmap.inference.lognormal._mgvi_hyper import longest_length
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 NODES, RAYS, NOISE, LENGTH = 24, 30, 0.1, 0.3
@@ -114,3 +115,50 @@ def test_learning_ends_at_the_optimum_of_the_evidence() -> None:
 @pytest.mark.parametrize("start", [0.08, 0.3, 0.9, 2.0])
 def test_learning_ends_at_the_optimum_from_anywhere(start: float) -> None:
     check([fitted(seed, start) for seed in range(12)])
+
+
+@pytest.mark.parametrize(
+    ("noise", "seed"), [(0.1, 2), pytest.param(0.02, 3, marks=pytest.mark.slow)]
+)
+def test_learning_ends_where_tight_solves_end(noise: float, seed: int) -> None:
+    """A sky of densities that vary by factors of a hundred, where gradients at a mode that is not
+    at rest lead along the ridge of length and variance to lengths of the box."""
+    truth = model_of(box(3, 12), variance=4.0, name="matern12")
+    data = observe(truth, draw_truth(truth, seed), positions(600, 3, seed), noise, seed)
+    mean = ConstantMean(typical_log_density(data, 1.0))
+    model = model_of(box(3, 12), length=0.15, mean=mean, name="matern12")
+    settings = MGVISettings(samples=4, refinements=0, draws=32)
+    loose, tight = (
+        fit_mgvi(model, data, replace(settings, residual=residual)) for residual in (0.025, 1e-3)
+    )
+    assert loose.status is MGVIStatus.CONVERGED
+    assert tight.errors is not None
+    change = loose.model.learned().theta - tight.model.learned().theta
+    information = torch.linalg.inv(torch.tensor(tight.errors.covariance, dtype=torch.float64))
+    # In posterior standard deviations. The same random numbers are behind both, and either rests
+    # within 0.3 of its optimum.
+    assert float(change @ information @ change) < 0.7**2
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing", "longest"),
+    [
+        # 3 ℓ / h = 15 M on a line would be five times the box.
+        ((11,), (2.0,), 20.0),
+        # (M + 3 ℓ / h)³ = 16 M³.
+        ((11, 11, 11), (2.0,) * 3, 11.0 * 2.0 * (16.0 ** (1.0 / 3.0) - 1.0) / 3.0),
+    ],
+)
+def test_lengths_stay_where_a_padded_torus_is_no_burden(
+    shape: tuple[int, ...], spacing: tuple[float, ...], longest: float
+) -> None:
+    grid = RegularGrid((0.0,) * len(shape), spacing, shape)
+    assert longest_length(grid, 3.0) == pytest.approx(longest, rel=1e-5)
+
+
+def test_on_a_flat_box_the_torus_has_sixteen_times_the_nodes() -> None:
+    grid = RegularGrid((0.0,) * 3, (20.0, 20.0, 20.0), (61, 61, 13))
+    length = longest_length(grid, 3.0)
+    assert length < 1200.0
+    torus = math.prod(m + 3.0 * length / 20.0 for m in grid.shape)
+    assert torus == pytest.approx(16.0 * grid.size, rel=1e-4)

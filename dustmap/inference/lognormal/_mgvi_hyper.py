@@ -10,11 +10,12 @@ from functools import partial
 from typing import final
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import ParameterErrors, Parameters
+from dustmap.gp import ParameterErrors, Parameters, RegularGrid
 from dustmap.inference.evidence._evidence import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
@@ -34,19 +35,21 @@ _STEP = 1e-4
 _INFORMATION = 0.03
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
+#: Nodes of a torus per node of the grid, at most, for lengths that are learned.
+_MOST_POINTS = 16
 
 
 def learned_from(
-    model: LogNormalModel, origin: Tensor | None, std: float
+    model: LogNormalModel, origin: Tensor | None, std: float, padding: float
 ) -> Parameters[LogNormalModel]:
     """Learned parameters, with log-normal priors of width std at `origin` (Q,) or the present θ.
 
-    Lengths stay between the spacing of the nodes and the longest side of their box, the start
-    within: to nodes that are further apart all fields are white, and what is smoother than the box
-    looks the same in it.
+    Lengths stay between the spacing of the nodes and `longest_length`, the start within: to nodes
+    that are further apart all fields are white, and what is smoother than the box looks the same
+    in it. padding: of the torus, in length scales.
     """
     grid = model.prior.grid
-    longest = max(h * (count - 1) for h, count in zip(grid.spacing, grid.shape, strict=True))
+    longest = longest_length(grid, padding)
     bounds = {"length": math.log(longest)}, {"length": math.log(max(grid.spacing))}
     learned = replace(model.learned(), prior_std=std).limited(*bounds)
     if origin is None:
@@ -57,6 +60,22 @@ def learned_from(
             f"that is learned, got {tuple(origin.shape)}"
         )
     return replace(learned, centre=origin.to(learned.theta))
+
+
+def longest_length(grid: RegularGrid, padding: float) -> float:
+    """The length ℓ up to the longest side of the box at which padding makes a torus
+
+        Π_d (M_d + padding · ℓ / h_d) ≤ `_MOST_POINTS` · M
+
+    that is no burden; padding: in length scales.
+    """
+    sides = list(zip(grid.shape, grid.spacing, strict=True))
+    longest = max(h * (count - 1) for count, h in sides)
+
+    def excess(length: float) -> float:
+        return math.prod(m + padding * length / h for m, h in sides) - _MOST_POINTS * grid.size
+
+    return longest if excess(longest) <= 0.0 else float(brentq(excess, 0.0, longest, rtol=1e-6))
 
 
 @final

@@ -36,6 +36,11 @@ _STRIDE = 3
 _TURNS = 10
 #: Decrease of the energy at which ξ̄ rests.
 _MEAN_DECREASE = 0.05
+#: Of the mode that a gradient of the evidence is taken at: residual of CG in `settings.residual`,
+#: decrease of the energy in nats, and Gauss-Newton steps at most. Two nats from rest, gradients of
+#: skies that vary by factors of a hundred are off by several posterior standard deviations of θ:
+#: lengths come out too long, or run along the ridge of length and variance to the size of the box.
+_LEVEL, _LEVEL_DECREASE, _LEVEL_STEPS = 0.4, 0.01, 20
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
@@ -147,8 +152,9 @@ class Fit:
         self.progress(_LEARNING, state.turn, self.settings.rounds)
         if state.turn == self.settings.rounds:
             return replace(state, moved=True).at(Phase.SAMPLE)
-        state, descent = self._descended(self._preconditioned(state), self._accuracy)
-        at_rest = descent.decrease < self._accuracy.decrease
+        accuracy = self._accuracy_of_learning
+        state, descent = self._descended(self._preconditioned(state), accuracy)
+        at_rest = descent.decrease < accuracy.decrease
         state, is_last = self._evidence_round(state, at_rest)
         if not is_last:
             return state.at(Phase.LEARN, state.turn + 1)
@@ -319,6 +325,12 @@ class Fit:
     @property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
+
+    @property
+    def _accuracy_of_learning(self) -> Accuracy:
+        """Of the mode that a gradient of the evidence is taken at."""
+        residual = _LEVEL * self.settings.residual
+        return Accuracy(residual, _LEVEL_DECREASE, _LEVEL_STEPS, self.settings.cg_steps)
 
     def _recorded(
         self,

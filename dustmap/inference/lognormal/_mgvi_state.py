@@ -292,7 +292,7 @@ class FitState:
         start: MGVIStart | None = None,
     ) -> "FitState":
         """At ξ = 0, or at the mode of an earlier fit with its weights and multipliers."""
-        prior = learned_from(problem.model, origin, settings.prior_std)
+        prior = learned_from(problem.model, origin, settings.prior_std, settings.padding)
         phase = Phase.MODE if settings.robust is None else Phase.WEIGHTS
         if start is None:
             xi = torch.zeros(problem.n_latent).to(problem.y)
@@ -380,7 +380,7 @@ class FitState:
         place = reader.read(_Place, like, N=len(y), d=len(y), P=len(theta))
         reader.refuse_other("data", place.data, len(y))
         reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
-        prior = learned_from(problem.model, place.origin, settings.prior_std)
+        prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
         problem = _on_torus(problem.at(place.theta), place.torus)
         weights = _weights(place, settings, reader)
         if weights is not None:
