@@ -19,7 +19,8 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
-from dustmap.inference.solve._global_solve import SolveSettings, solve_global
+from dustmap.inference.solve._dense_solve import solve_gridded
+from dustmap.inference.solve._global_solve import SolveSettings
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
@@ -32,6 +33,8 @@ from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
 _LEARNING = f"steps of learning{AT_MOST}"
+#: One of so many data finds the start, at most.
+_START_PART = 4
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
@@ -48,7 +51,7 @@ class GlobalSettings:
     ----------
     samples : draws S; standard deviations have a relative error of 1/√(2S)
     rtol, max_steps, seed, rank : see `SolveSettings`
-    start_rows : where more data learn, so many find the start in cheap steps; 0 leaves that out
+    start_rows : so many data, or a quarter, find the start in cheap steps; 0 leaves that out
     learn_rows : at most so many random data take part in learning
     order, padding, dtype, memory, rows_memory : see `GridSettings`
     solve_memory : bytes of a solve's vectors; None for half
@@ -266,7 +269,8 @@ class _Stages:
                 state = self._weighed(self._turned(state), robust)
                 yield state
         elif learns:
-            if 0 < few < min(len(self.data), self.settings.learn_rows):
+            few = min(few, min(len(self.data), self.settings.learn_rows) // _START_PART)
+            if few > 0:
                 started = self._learned("start", state, few)
                 state = replace(state, gp=started.gp, started=started)
                 self.maker.choose_order(state.gp, self.data)
@@ -352,7 +356,7 @@ class _Stages:
         if robust is not None:
             noise = robust.sites.precision.reciprocal()
             sigma = noise + model.features.residual_variance(self.data.functional).to(noise)
-        solution = solve_global(
+        solution = solve_gridded(
             model,
             state.site_data(self.data),
             self.settings.solve(self.settings.samples, self.fit_mean),
@@ -377,7 +381,7 @@ class _Stages:
 @final
 @dataclass(frozen=True, eq=False)
 class GlobalSolver(AbstractSolver[GlobalSolution]):
-    """`solve_global` of some data. fit_mean: whether the mean's coefficients are learned."""
+    """`solve_gridded` of some data. fit_mean: whether the mean's coefficients are learned."""
 
     data: Batch
     settings: GlobalSettings
@@ -394,7 +398,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
     ) -> GlobalSolution:
         settings = self.settings.solve(samples, self.fit_mean)
         settings = replace(settings, spread=False, shared_residuals=False)
-        return solve_global(
+        return solve_gridded(
             model,
             self.data,
             settings,

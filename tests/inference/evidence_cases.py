@@ -28,6 +28,7 @@ from dustmap.inference import (
     State,
 )
 from dustmap.inference._state import REBUILT, Layout, StateReader, state_of
+from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.
@@ -153,6 +154,7 @@ class Dense:
     mean_coefficients: Annotated[Tensor, Layout("dense", "P")]
     reused: int
     preconditioner: Annotated[AbstractOperator | None, REBUILT] = None
+    covariance: Annotated[DenseCovariance | None, REBUILT] = None
     block_steps: int = 0
 
 

@@ -6,21 +6,25 @@ A `Recolouring` holds the field fixed, which takes the derivatives of λ out of 
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractParametric, Batch, GridPrior, Parameters
+from dustmap.gp import Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
+from dustmap.inference.evidence._moved_models import (
+    moved_models,
+    noise_variance,
+    total_variance,
+)
 from dustmap.inference.solve._grid_model import GridModel, prior_of
 from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
-M = TypeVar("M", bound=AbstractParametric)
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
 #: Accuracy of the solves behind the information, whose error enters it squared, and their steps.
@@ -173,9 +177,14 @@ class Derivatives:
         the data inform little and Newton steps would overshoot; near the maximum this adds nothing.
         """
         information = self.average_information(preconditioner)
-        share = (1.0 - self.leverage).clamp_min(0.0).square()
-        expected = 0.5 * (self.of_log_sigma.square() @ share)
-        return information + torch.diag((expected - information.diagonal()).clamp_min(0.0))
+        return information + noise_floor(information, self.of_log_sigma, self.leverage)
+
+
+def noise_floor(information: Tensor, of_log_sigma: Tensor, leverage: Tensor) -> Tensor:
+    """The diagonal (P, P) that a metric lacks of the information expected of the noise."""
+    share = (1.0 - leverage).clamp_min(0.0).square()
+    expected = 0.5 * (of_log_sigma.square() @ share)
+    return torch.diag((expected - information.diagonal()).clamp_min(0.0))
 
 
 @torch.no_grad()
@@ -206,20 +215,12 @@ def differentiate(
     step = _SHIFT[phi.dtype]
     changes: list[_Applied] = []
     rates: list[Tensor] = []
-    for i, moved in enumerate(_shifted(model, without, step)):
-        moved_phi, rate = phi, torch.zeros_like(here_r)
-        if moved.features is not model.features:
-            moved_phi = moved.features.operator(data.functional)
-            if residual_rates is None:
-                there_r = moved.features.residual_variance(data.functional).double()
-                both = (here_r > 0) & (there_r > 0)
-                rate = torch.where(both, (there_r / here_r).log(), 0.0) / step
-            else:
-                rate = residual_rates[i]
-        moved_sigma = noise_variance(moved, data, weights) + here_r * (step * rate).exp()
-        there = probe.applied(moved.features, moved_phi, moved_sigma)
-        changes.append(there.since(here, step))
-        rates.append(rate)
+    for moved in moved_models(model, data, weights, here_r, residual_rates, without, step):
+        features, moved_phi = moved.model.features, phi
+        if features is not model.features:
+            moved_phi = features.operator(data.functional)
+        changes.append(probe.applied(features, moved_phi, moved.sigma).since(here, step))
+        rates.append(moved.rate)
     return Derivatives(
         torch.stack([change.covariance for change in changes]),
         torch.stack([change.terms for change in changes], -1),
@@ -292,32 +293,6 @@ class _Probe:
         ratio = seen[1:].square() / sigma
         terms = centring - 0.5 * ratio.sum(-1)
         return _Applied(seen[0] + sigma * self.alpha, terms, guess, sigma.log(), ratio.mean(0))
-
-
-def noise_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
-    """σ_n²/τ_n (N,), float64, differentiable; weights (N,) = τ."""
-    noise = model.likelihood.noise_variance(data).double()
-    return noise if weights is None else noise / weights.double()
-
-
-def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
-    """Diagonal of Σ (N,) = σ_n²/τ_n + Var r, float64, differentiable."""
-    residual_variance = model.features.residual_variance(data.functional)
-    return noise_variance(model, data, weights) + residual_variance.double()
-
-
-def _shifted(model: GridModel, without: Sequence[str], step: float) -> Iterator[GridModel]:
-    """The model with each learned number moved by `step` in turn; the same features where these
-    do not depend on it."""
-    for part in ("features", "mean", "likelihood"):
-        for moved in shifted(Parameters.of(getattr(model, part), without=without), step):
-            yield replace(model, **{part: moved})
-
-
-def shifted(parameters: Parameters[M], step: float) -> Iterator[M]:
-    """The value with each of its learned numbers moved by `step` in turn."""
-    for unit in torch.eye(len(parameters), dtype=parameters.theta.dtype):
-        yield parameters.build(parameters.theta + step * unit)
 
 
 @final

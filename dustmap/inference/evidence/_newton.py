@@ -36,6 +36,8 @@ from dustmap.linalg import KeyedNormal
 _FINE_ENOUGH = 0.3
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
+#: Steps of fewer standard deviations are not taken: they gain 1e-3 nats.
+_AT_REST = 0.05
 #: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
 #: Distance from a bound within which a parameter is at it.
@@ -57,7 +59,8 @@ class LearnSettings:
         fitted with the same seed share it.
     tolerance : float
         Stop when the next step in every log-parameter is below it, or below half of the parameter's
-        Monte Carlo error if that is small.
+        Monte Carlo error if that is small; of exact gradients, below a twentieth of its standard
+        deviation.
     largest_step : of a log-parameter
     prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
     """
@@ -212,6 +215,7 @@ class _Newton(Generic[T]):
         state = replace(state, evaluated=evaluated, history=history)
         if accepted:
             radius = state.radius if base is None else self._radius(state.radius, base, point)
+            point = point if base is None else point.after(base)
             state = self._judged(replace(state, best=point, radius=radius, rejected=0), point)
         elif base is not None:
             radius = fraction * float((state.theta - base.theta).abs().max())
@@ -223,22 +227,24 @@ class _Newton(Generic[T]):
             return state
         limits = self.evaluator.parameters
         held = limits.held(best.theta, best.gradient)
-        step = bounded_step(best.gradient, best.information, state.radius, held)
+        step = bounded_step(best.gradient, best.metric, state.radius, held)
         return replace(state, theta=limits.inside(best.theta + step))
 
     def _radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
         """Radius of the trust region after an accepted step."""
         region = TrustRegion(self.settings.largest_step, radius)
-        taken = region.after(point.theta - base.theta, base.gradient, base.information)
+        taken = region.after(point.theta - base.theta, base.gradient, base.metric)
         return taken.radius_at(point.gradient)
 
     def _judged(self, state: _State[T], point: Point[T]) -> _State[T]:
         """Stop at the optimum, or double the samples where these are too few to tell."""
         settings, limits = self.settings, self.evaluator.parameters
         held = limits.held(point.theta, point.gradient)
-        step = bounded_step(point.gradient, point.information, settings.largest_step, held)
+        step = bounded_step(point.gradient, point.metric, settings.largest_step, held)
         errors = point.monte_carlo_errors
         allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)
+        if not bool(errors.any()):
+            allowed = allowed.maximum(_AT_REST * point.standard_deviations)
         if bool((step.abs() > allowed).any()):
             return state
         coarse = ~held & (errors > settings.accuracy * point.standard_deviations)

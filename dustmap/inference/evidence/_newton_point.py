@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Generic, Protocol, TypeVar, final
 
 import torch
@@ -10,7 +10,10 @@ from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
 from dustmap.inference import _state
-from dustmap.inference.evidence import _evidence
+from dustmap.inference.evidence import _dense_evidence, _evidence
+from dustmap.inference.evidence._moved_models import moved_models, noise_variance
+from dustmap.inference.evidence._trust_region import secant_metric
+from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -24,7 +27,8 @@ class PosteriorMoments(Protocol):
     """The part of a solution that Newton's method needs; `GlobalSolution` has it.
 
     eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
-    holds; preconditioner of Λ or None; block_steps: of the solver.
+    holds; preconditioner of Λ or None; covariance of the data where the solver has its matrix;
+    block_steps: of the solver.
     """
 
     @property
@@ -35,6 +39,8 @@ class PosteriorMoments(Protocol):
     def mean_coefficients(self) -> Tensor: ...
     @property
     def preconditioner(self) -> AbstractOperator | None: ...
+    @property
+    def covariance(self) -> DenseCovariance | None: ...
     @property
     def block_steps(self) -> int: ...
 
@@ -131,7 +137,8 @@ class Solved(Generic[T]):
 class Point(Generic[T]):
     """θ (P,), with gradient (P,), information (P, P) and the gradient's error (P, P) there.
 
-    grid_error: median of Var r / σ² over the data.
+    grid_error: median of Var r / σ² over the data. curvature (P, P): of the log evidence, where an
+    exact gradient nearby tells more of it than the information.
     """
 
     solved: Annotated[Solved[T], _state.REBUILT]
@@ -139,6 +146,19 @@ class Point(Generic[T]):
     information: Annotated[Tensor, _state.Layout("theta", "P P")]
     error: Annotated[Tensor, _state.Layout("theta", "P P")]
     grid_error: float
+    curvature: Annotated[Tensor | None, _state.Layout("theta", "P P")] = None
+
+    @property
+    def metric(self) -> Tensor:
+        """The curvature (P, P) that steps go by."""
+        return self.information if self.curvature is None else self.curvature
+
+    def after(self, before: "Point[T]") -> "Point[T]":
+        """The point with the curvature that two exact gradients have along the step between."""
+        if bool(self.error.any()) or bool(before.error.any()):
+            return self
+        step, change = self.theta - before.theta, before.gradient - self.gradient
+        return replace(self, curvature=secant_metric(self.information, step, change))
 
     @property
     def theta(self) -> Tensor:
@@ -173,6 +193,18 @@ class Evaluated(Generic[T]):
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Slopes:
+    """Gradient (P,) and information (P, P) of the log evidence, the gradient's error (P, P), and
+    ∂ ln Var r (P, N)."""
+
+    gradient: Tensor
+    information: Tensor
+    error: Tensor
+    of_log_residual: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Evaluator(Generic[T]):
     """Solves and differentiates at one value of the parameters after the other."""
 
@@ -196,7 +228,7 @@ class Evaluator(Generic[T]):
         model = self.maker.build(self.parameters.build(leaf))
         one_pass = len(data) <= _evidence.data_per_pass(model)
         with torch.set_grad_enabled(one_pass):
-            noise = _evidence.noise_variance(model, data, weights)
+            noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
         start = None if before.latest is None else before.latest.solution
@@ -205,33 +237,88 @@ class Evaluator(Generic[T]):
         made = self.maker.snapshot()
         solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
-        draws = None if self.prior_draws is None else self.prior_draws(solution.deviations)
-        moments = _evidence.Moments(solution.eps_mean, solution.deviations, draws)
-        shared = sigma if one_pass else None
-        gradient = _evidence.gradient_values(model, leaf, data, moments, weights, shared)
         rates = before.rates
         if rates is not None and float((rates.theta - theta).abs().max()) > _NEARBY:
             rates = None
+        known = None if rates is None else rates.values
+        differentiate = self._by_draws if solution.covariance is None else self._by_matrices
+        slopes = differentiate(model, leaf, sigma, residual.detach(), solution, known)
+        _, pull = self.parameters.log_prior(theta)
+        information = _regular(slopes.information.cpu())
+        solved = Solved(theta, made, model, solution)
+        point = Point(
+            solved,
+            slopes.gradient + pull,
+            information + self.parameters.prior_precision(),
+            slopes.error.cpu(),
+            float((residual.detach() / noise.detach()).median()),
+        )
+        return point, Evaluated(solved, rates or ResidualRates(theta, slopes.of_log_residual))
+
+    def _by_draws(
+        self,
+        model: GridModel,
+        leaf: Tensor,
+        sigma: Tensor,
+        residual: Tensor,
+        solution: T,
+        rates: Tensor | None,
+    ) -> _Slopes:
+        """Slopes as averages over the deviations."""
+        data, weights = self.data, self.weights
+        draws = None if self.prior_draws is None else self.prior_draws(solution.deviations)
+        moments = _evidence.Moments(solution.eps_mean, solution.deviations, draws)
+        shared = sigma if sigma.requires_grad else None
+        gradient = _evidence.gradient_values(model, leaf, data, moments, weights, shared)
         derivatives = _evidence.differentiate(
             model,
             data,
             moments,
             weights,
-            residual_variance=residual.detach(),
-            residual_rates=None if rates is None else rates.values,
+            residual_variance=residual,
+            residual_rates=rates,
             without=self.parameters.without,
         )
-        _, pull = self.parameters.log_prior(theta)
-        information = _regular(derivatives.metric(solution.preconditioner).cpu())
-        solved = Solved(theta, made, model, solution)
-        point = Point(
-            solved,
-            gradient + pull,
-            information + self.parameters.prior_precision(),
-            derivatives.monte_carlo_covariance.cpu(),
-            float((residual.detach() / noise.detach()).median()),
+        return _Slopes(
+            gradient,
+            derivatives.metric(solution.preconditioner),
+            derivatives.monte_carlo_covariance,
+            derivatives.of_log_residual,
         )
-        return point, Evaluated(solved, rates or ResidualRates(theta, derivatives.of_log_residual))
+
+    def _by_matrices(
+        self,
+        model: GridModel,
+        leaf: Tensor,
+        sigma: Tensor,
+        residual: Tensor,
+        solution: T,
+        rates: Tensor | None,
+    ) -> _Slopes:
+        """Slopes by the covariance of the data that the solution has."""
+        assert solution.covariance is not None
+
+        def of_sigma(weights: Tensor) -> Tensor:
+            if not sigma.requires_grad:
+                return torch.zeros_like(leaf)
+            with torch.enable_grad():
+                total = (weights * sigma).sum()
+                (slope,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+            return slope
+
+        without, step = self.parameters.without, _dense_evidence.DENSE_SHIFT
+        with torch.no_grad():
+            derivatives = _dense_evidence.differentiate_dense(
+                model,
+                self.data,
+                solution.covariance,
+                sigma.detach(),
+                of_sigma,
+                moved_models(model, self.data, self.weights, residual, rates, without, step),
+            )
+            information = derivatives.metric()
+        exact = torch.zeros_like(information)
+        return _Slopes(derivatives.gradient, information, exact, derivatives.of_log_residual)
 
     def gp_at(self, theta: Tensor, solution: T) -> GPModel:
         """The model at theta, its mean with the coefficients of a solution where it is learned."""

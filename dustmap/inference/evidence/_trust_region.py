@@ -9,6 +9,9 @@ from torch import Tensor
 
 from dustmap.inference import _state
 
+#: Curvatures along a step that differ by more are of places too different.
+_SECANT = 10.0
+
 
 def bounded_step(
     gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
@@ -29,6 +32,28 @@ def bounded_step(
         step[worst] = math.copysign(radius, float(step[worst]))
         free[worst] = False
     return step
+
+
+def secant_metric(information: Tensor, step: Tensor, change: Tensor) -> Tensor:
+    """The information I (P, P), changed along a step s (P,) to the curvature seen there.
+
+        B = I − (I s)(I s)ᵀ / sᵀI s + d dᵀ / dᵀs,   B s = d
+
+    d = change (P,): the gradient before the step less that after it. I stays where the curvature
+    along s is none, or differs from it by more than a factor of 10.
+
+    Examples
+    --------
+    >>> secant_metric(torch.eye(2), torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+    tensor([[2., 0.],
+            [0., 1.]])
+    """
+    flat = information @ step
+    expected, seen = float(step @ flat), float(step @ change)
+    if not 0.0 < expected <= _SECANT * seen or not seen <= _SECANT * expected:
+        return information
+    rest = information - torch.outer(flat, flat) / expected
+    return rest + torch.outer(change, change) / seen
 
 
 @final

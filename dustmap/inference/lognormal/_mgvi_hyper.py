@@ -16,7 +16,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import ParameterErrors, Parameters, RegularGrid
-from dustmap.inference.evidence._evidence import shifted
+from dustmap.inference.evidence._moved_models import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative

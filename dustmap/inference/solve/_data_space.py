@@ -10,6 +10,7 @@ from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._precision import CoefficientSpread
+from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import DATA_STREAM, GRID_STREAM, GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
@@ -47,6 +48,11 @@ class DataSpaceSolution(AbstractSolution):
     @property
     def preconditioner(self) -> AbstractOperator | None:
         """None: A is preconditioned here, not Λ."""
+        return None
+
+    @property
+    def covariance(self) -> DenseCovariance | None:
+        """None: A has no matrix here."""
         return None
 
     @property

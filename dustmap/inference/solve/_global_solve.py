@@ -116,7 +116,7 @@ def solve_global(
     checkpointer : saves a state after the first approach to the mean and after every block
     progress : is called with draws and steps of CG
     """
-    reader, cells = load_reader(checkpointer, _solution.SOLVE), _cells(model, settings)
+    reader, cells = load_reader(checkpointer, _solution.SOLVE), residual_cells(model, settings)
     if reader is not None and reader.finished:
         return _solution.restored_solution(model, data, reader, cells)
     sigma = checked(model, data, sigma)
@@ -148,7 +148,7 @@ def solve_global(
     return solution
 
 
-def _cells(model: GridModel, settings: SolveSettings) -> CellResiduals | None:
+def residual_cells(model: GridModel, settings: SolveSettings) -> CellResiduals | None:
     """Return the residuals that the draws are to share."""
     if not settings.shared_residuals:
         return None

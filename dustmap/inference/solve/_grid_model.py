@@ -263,15 +263,21 @@ class Draws:
 
     def right_hand_sides(self, first: int, last: int) -> Tensor:
         """b_s for s from first to last − 1, (k, M_w)."""
-        noise = torch.stack([self._noise(s, DATA_STREAM) for s in range(first, last)])
-        if self.residuals is None:
-            seen = noise * self.sigma.rsqrt().to(self.phi.dtype)
-        else:
-            seen = self.residuals.errors(noise, self.sigma, slice(first, last))
-        b = self.phi.rmatmul(seen)
+        b = self.phi.rmatmul(self.weighted_errors(first, last))
         for row, s in enumerate(range(first, last)):
             b[row] += self._noise(s, GRID_STREAM)
         return b
+
+    def prior(self, first: int, last: int) -> Tensor:
+        """ε₀ (k, M_w) of the same draws."""
+        return torch.stack([self._noise(s, GRID_STREAM) for s in range(first, last)])
+
+    def weighted_errors(self, first: int, last: int) -> Tensor:
+        """Σ^{-1/2}ξ (k, N), or Σ⁻¹(e − r_s), of the same draws."""
+        noise = torch.stack([self._noise(s, DATA_STREAM) for s in range(first, last)])
+        if self.residuals is None:
+            return noise * self.sigma.rsqrt().to(self.phi.dtype)
+        return self.residuals.errors(noise, self.sigma, slice(first, last))
 
     @cached_property
     def length(self) -> float:

@@ -12,6 +12,7 @@ from dustmap.gp import Batch
 from dustmap.gp.features import CellResiduals
 from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
+from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, AdaptiveBatch, Progress, SolveResult, block_pcg
@@ -23,7 +24,7 @@ _FIELD_VECTORS, _DATA_VECTORS = 12, 3
 #: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
 _WIDEST = 64
 #: What is counted while they are solved for.
-_DRAWS = "draws"
+DRAWS = "draws"
 #: What helps where even few columns are too many.
 _ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 #: Rounding errors above this part of the tolerance can keep a solve from it.
@@ -186,7 +187,7 @@ def blocks(
     most = min(count, system.together(memory))
     at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
     while state.filled < count:
-        progress(_DRAWS, state.filled, count)
+        progress(DRAWS, state.filled, count)
         part, first = at_once.attempt(block), state.filled
         filled = first + len(part.x)
         state.x[first:filled] = part.x
@@ -194,7 +195,7 @@ def blocks(
         state = replace(state, filled=filled, ends=ends)
         del part
         yield state
-    progress(_DRAWS, count, count)
+    progress(DRAWS, count, count)
 
 
 class AbstractSolution(ABC):
@@ -252,6 +253,7 @@ class GlobalSolution(AbstractSolution):
     quadratic_form : (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ)
     scale : the length √tr Λ of a draw's right-hand side
     rounding : relative residual that the precision of the features leaves, about
+    covariance : of the data, where it was factorised; not with the solution of a checkpoint
     """
 
     posterior: Annotated[PathwisePosterior, _state.REBUILT]
@@ -261,6 +263,7 @@ class GlobalSolution(AbstractSolution):
     quadratic_form: float
     scale: float
     rounding: float
+    covariance: Annotated[DenseCovariance | None, _state.REBUILT] = None
 
     @property
     def mean_error(self) -> float:
