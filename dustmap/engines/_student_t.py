@@ -277,6 +277,9 @@ class _Solver(inference.AbstractSolver[_Solution]):
         normal = replace(self.model, likelihood=GaussianLikelihood())
         return _pathwise_points.fit_points(normal, data, plan).solution
 
+    def takes_matrix(self, model: inference.GridModel) -> bool:
+        return False
+
     def snapshot(self, solution: _Solution) -> inference.State:
         return inference.State({}, {})
 

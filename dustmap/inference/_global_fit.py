@@ -19,6 +19,7 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
+from dustmap.inference.solve._dense_covariance import takes_matrix
 from dustmap.inference.solve._dense_solve import solve_gridded
 from dustmap.inference.solve._global_solve import SolveSettings
 from dustmap.inference.solve._grid_model import GridModel
@@ -407,6 +408,10 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
             checkpointer=checkpointer,
             progress=self.progress,
         )
+
+    def takes_matrix(self, model: GridModel) -> bool:
+        memory = self.settings.solve(1, self.fit_mean).memory
+        return takes_matrix(model.features, self.data.functional, memory)
 
     def snapshot(self, solution: GlobalSolution) -> State:
         return solution_state(solution)

@@ -190,6 +190,9 @@ class DenseSolver(AbstractSolver[Dense]):
         reused = 0 if start is None else start.reused + 1
         return Dense(mean, deviations, beta, reused)
 
+    def takes_matrix(self, model: GridModel) -> bool:
+        return False
+
     def snapshot(self, solution: Dense) -> State:
         return state_of("dense", solution)
 

@@ -1,5 +1,7 @@
 """ΦΦᵀ of few data as a matrix: local kriging weights around the prior covariance of their nodes."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -11,8 +13,10 @@ from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, PointValues
 from dustmap.linalg import SparseOperator, ToeplitzOperator, chunks
 
-#: Columns of the matrix that are made together.
-_COLUMNS = 128
+#: Columns of matrices that are made together.
+_COLUMNS = 256
+#: Bytes of W K, and entries of a row of W, beyond which K is applied by transforms.
+_TABLE, _ENTRIES = 2**28, 128
 #: Bytes that rows of W may take: those of all data for which the matrix is worth its room.
 _ROWS = 2**31
 
@@ -30,6 +34,8 @@ def in_float64(features: AbstractFeatureMap) -> AbstractFeatureMap:
         assert isinstance(inner, LocalFeatures)
         return replace(features, inner=inner)
     assert isinstance(features, LocalFeatures)
+    if features.dtype == torch.float64 and features.memory >= _ROWS:
+        return features
     prior = replace(features.prior, dtype=torch.float64)
     return replace(features, prior=prior, memory=max(features.memory, _ROWS))
 
@@ -38,8 +44,8 @@ def in_float64(features: AbstractFeatureMap) -> AbstractFeatureMap:
 def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctional) -> Tensor:
     """ΦΦᵀ (N, N), float64, of the field alone: W K Wᵀ with K of the nodes that W sees.
 
-    Chunks of columns are brought to the box of these nodes, multiplied with the Toeplitz matrix K
-    by transforms, and seen by W again: N pairs of transforms of twice the box, whatever the torus.
+    K is Toeplitz on the box of these nodes. Where the box is small its columns are looked up in the
+    lags, which takes half the time of N pairs of transforms of twice the box.
 
     Parameters
     ----------
@@ -63,12 +69,50 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     box = tuple(min(L, m + 2 * margin) for L, m in zip(torus, local.prior.grid.shape, strict=True))
     W = _on_box(local.weights(functional), torus, box, margin)
     lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus)
-    K = ToeplitzOperator(lags[tuple(slice(0, m) for m in box)].contiguous())
+    lags = lags[tuple(slice(0, m) for m in box)].contiguous()
     n = len(functional)
     covariance: Tensor = lags.new_empty(n, n)
-    for part in chunks(n, _COLUMNS):
-        covariance[part] = W.matmul(K.matmul(_dense_rows(W.matrix, part)))
+    for part, rows in _looked_up(W, lags) if _is_small(W) else _transformed(W, lags):
+        covariance[part] = W.matmul(rows)
     return covariance
+
+
+def _is_small(W: SparseOperator) -> bool:
+    """Whether W K of a matrix K takes less time than transforms, and little room."""
+    entries = W.matrix.values()
+    few = len(entries) <= _ENTRIES * W.shape[0]
+    return few and math.prod(W.shape) * entries.itemsize <= _TABLE
+
+
+def _transformed(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows (k, M) of W K, some at a time, by transforms."""
+    K = ToeplitzOperator(lags)
+    for part in chunks(W.shape[0], _COLUMNS):
+        yield part, K.matmul(_dense_rows(W.matrix, part))
+
+
+def _looked_up(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows (k, M) of W K, some at a time, all of W K made before by columns of K."""
+    table = lags.new_empty(W.shape)
+    for part in chunks(W.shape[1], _COLUMNS):
+        table[:, part] = W.matrix @ _columns(lags, part)
+    for part in chunks(W.shape[0], _COLUMNS):
+        yield part, table[part]
+
+
+def _columns(lags: Tensor, part: slice) -> Tensor:
+    """Columns (M, k) of the Toeplitz matrix of lags (m_1, .., m_D)."""
+    column, place = torch.arange(part.start, part.stop, device=lags.device), None
+    stride = 1
+    for axis, m in reversed(list(enumerate(lags.shape))):
+        apart = (torch.arange(m, device=lags.device)[:, None] - column.remainder(m)).abs()
+        shape = [1] * lags.ndim
+        shape[axis] = m
+        apart = (stride * apart).reshape(*shape, -1)
+        place = apart if place is None else place + apart
+        column, stride = column // m, stride * m
+    assert place is not None
+    return lags.flatten()[place.reshape(-1, part.stop - part.start)]
 
 
 def _dense_rows(W: Tensor, part: slice) -> Tensor:

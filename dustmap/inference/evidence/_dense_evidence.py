@@ -1,7 +1,7 @@
 """Gradient and curvature of the evidence with the covariance of the data as a matrix: no draws."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, dense_covariance, field_features
+from dustmap.gp.features import dense_covariance, in_float64
 from dustmap.inference.evidence._evidence import noise_floor
 from dustmap.inference.evidence._moved_models import MovedModel
 from dustmap.inference.solve._dense_covariance import DenseCovariance
@@ -17,8 +17,6 @@ from dustmap.inference.solve._grid_model import GridModel
 
 #: Change of a parameter in the forward differences.
 DENSE_SHIFT = 1e-4
-#: Spectra that differ by this part of the largest eigenvalue are multiples of one another.
-_PROPORTIONAL = 1e-12
 
 
 @final
@@ -52,17 +50,15 @@ def differentiate_dense(
     data: Batch,
     covariance: DenseCovariance,
     sigma: Tensor,
-    of_sigma: Callable[[Tensor], Tensor],
     moved: Iterable[MovedModel],
 ) -> DenseDerivatives:
-    """Exact traces: of Σ by its graph, of the field by another covariance for every number of the
-    kernel but those that only multiply it.
+    """Forward differences of A: one more matrix for every number of the kernel but those that only
+    multiply it, none for those of the noise.
 
     Parameters
     ----------
     model, data
     covariance, sigma : A and Σ (N,) at θ
-    of_sigma : w (N,) ↦ Σ_n w_n ∂_iΣ_n (P,)
     moved : the model with every number moved by `DENSE_SHIFT`
     """
     residual = data.y.double() - model.mean.values(data.functional)
@@ -70,22 +66,17 @@ def differentiate_dense(
     G = covariance.inverse()
     leverage = 1.0 - sigma * G.diagonal()
     G = G.neg_().addr_(alpha, alpha).mul_(0.5)
-    of_groups = covariance.groups @ (covariance.groups.mT @ alpha)
-    here = _FieldProducts(
-        residual - sigma * alpha - of_groups,
-        0.5 * float(alpha @ residual - len(alpha))
-        - float(G.diagonal() @ sigma)
-        - float((G @ covariance.groups * covariance.groups).sum()),
-    )
-    gradient, seen, log_sigma, rates = of_sigma(G.diagonal()), [], [], []
-    for i, there in enumerate(moved):
-        change = here.change(model.features, there.model.features, data, G, alpha)
-        gradient[i] += change.trace
-        seen.append(change.seen + (there.sigma - sigma) / DENSE_SHIFT * alpha)
+    here = _FieldProducts.of(covariance, sigma, residual, alpha, G)
+    traces, seen, log_sigma, rates = [], [], [], []
+    for there in moved:
+        change = here.change(there, data, G, alpha)
         log_sigma.append((there.sigma / sigma).log() / DENSE_SHIFT)
+        of_sigma = sigma * log_sigma[-1]
+        traces.append(change.trace + float(G.diagonal() @ of_sigma))
+        seen.append(change.seen + of_sigma * alpha)
         rates.append(there.rate)
     return DenseDerivatives(
-        gradient,
+        torch.tensor(traces, dtype=torch.float64),
         torch.stack(seen),
         torch.stack(log_sigma),
         torch.stack(rates),
@@ -102,33 +93,22 @@ class _FieldProducts:
     seen: Tensor
     trace: float
 
-    def change(
-        self,
-        here: AbstractFeatureMap,
-        there: AbstractFeatureMap,
-        data: Batch,
-        G: Tensor,
-        alpha: Tensor,
+    @staticmethod
+    def of(
+        covariance: DenseCovariance, sigma: Tensor, residual: Tensor, alpha: Tensor, G: Tensor
     ) -> "_FieldProducts":
-        """Derivatives by the features `DENSE_SHIFT` away from these."""
-        if there is here:
-            return _FieldProducts(torch.zeros_like(self.seen), 0.0)
-        factor = _factor(here, there)
-        if factor is not None:
-            rate = math.log(factor) / DENSE_SHIFT
+        """By K = A − Σ − C Cᵀ, C the columns of groups, and A α = residual (N,)."""
+        C = covariance.groups
+        trace = 0.5 * float(alpha @ residual - len(alpha))  # tr(G A)
+        trace -= float(G.diagonal() @ sigma) + float((G @ C * C).sum())
+        return _FieldProducts(residual - sigma * alpha - C @ (C.mT @ alpha), trace)
+
+    def change(self, there: MovedModel, data: Batch, G: Tensor, alpha: Tensor) -> "_FieldProducts":
+        """Derivatives by the model `DENSE_SHIFT` away."""
+        if there.factor is not None:
+            rate = math.log(there.factor) / DENSE_SHIFT
             return _FieldProducts(rate * self.seen, rate * self.trace)
-        K = dense_covariance(there, data.functional)
+        K = dense_covariance(in_float64(there.model.features), data.functional)
         seen = (K @ alpha - self.seen) / DENSE_SHIFT
         trace = float(torch.dot(K.flatten(), G.flatten()))
         return _FieldProducts(seen, (trace - self.trace) / DENSE_SHIFT)
-
-
-def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None:
-    """The number by which one prior's covariance is that of the other; None where it is not."""
-    first, second = field_features(here), field_features(there)
-    assert isinstance(first, LocalFeatures)
-    assert isinstance(second, LocalFeatures)
-    before, after = first.prior.spectrum, second.prior.spectrum
-    factor = float(after.sum() / before.sum())
-    apart = float((after - factor * before).abs().max())
-    return factor if apart <= _PROPORTIONAL * float(after.max()) else None

@@ -1,5 +1,6 @@
 """Σ of a gridded model, and the model with one of its learned numbers after the other moved."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import AbstractParametric, Batch, Parameters
+from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, field_features
 from dustmap.inference.solve._grid_model import GridModel
 
 M = TypeVar("M", bound=AbstractParametric)
+#: Spectra that differ by this part of the largest eigenvalue are multiples of one another.
+_PROPORTIONAL = 1e-12
 
 
 def noise_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
@@ -42,11 +46,15 @@ def shifted(parameters: Parameters[M], step: float) -> Iterator[M]:
 @final
 @dataclass(frozen=True, eq=False)
 class MovedModel:
-    """The model with one number moved: Σ (N,) there, and ∂ ln Var r (N,)."""
+    """The model with one number moved: Σ (N,) there, and ∂ ln Var r (N,).
+
+    factor: by which the field's covariance is multiplied, where that is all; None where it is not.
+    """
 
     model: GridModel
     sigma: Tensor
     rate: Tensor
+    factor: float | None
 
 
 def moved_models(
@@ -63,13 +71,28 @@ def moved_models(
     residual_variance (N,): Var r at the model; residual_rates (P, N): ∂_i ln Var r, where known.
     """
     for i, moved in enumerate(_shifted(model, without, step)):
-        rate = torch.zeros_like(residual_variance)
+        rate, factor = torch.zeros_like(residual_variance), _factor(model.features, moved.features)
         if moved.features is not model.features:
-            if residual_rates is None:
+            if factor is not None:
+                rate = torch.full_like(rate, math.log(factor) / step)
+            elif residual_rates is None:
                 there = moved.features.residual_variance(data.functional).double()
                 both = (residual_variance > 0) & (there > 0)
                 rate = torch.where(both, (there / residual_variance).log(), 0.0) / step
             else:
                 rate = residual_rates[i]
         residual = residual_variance * (step * rate).exp()
-        yield MovedModel(moved, noise_variance(moved, data, weights) + residual, rate)
+        yield MovedModel(moved, noise_variance(moved, data, weights) + residual, rate, factor)
+
+
+def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None:
+    """The number by which one covariance of the field is the other, where local weights say so."""
+    if here is there:
+        return 1.0
+    first, second = field_features(here), field_features(there)
+    if not (isinstance(first, LocalFeatures) and isinstance(second, LocalFeatures)):
+        return None
+    before, after = first.prior.spectrum, second.prior.spectrum
+    factor = float(after.sum() / before.sum())
+    apart = float((after - factor * before).abs().max())
+    return factor if apart <= _PROPORTIONAL * float(after.max()) else None

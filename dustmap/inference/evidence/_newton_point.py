@@ -19,6 +19,8 @@ from dustmap.linalg import AbstractOperator
 
 #: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
 PriorDraws = Callable[[Tensor], Tensor]
+#: Draws of a solution whose derivatives need none.
+_NO_DRAWS = 2
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5
 
@@ -65,6 +67,10 @@ class AbstractSolver(ABC, Generic[T]):
         start: an earlier one on the same torus. Each call must use the same random numbers, and
         fit the mean's coefficients where the mean is learned.
         """
+
+    @abstractmethod
+    def takes_matrix(self, model: GridModel) -> bool:
+        """Whether solutions have the covariance of the data as a matrix, unless it is singular."""
 
     @abstractmethod
     def snapshot(self, solution: T) -> _state.State:
@@ -227,7 +233,8 @@ class Evaluator(Generic[T]):
         data, weights = self.data, self.weights
         model = self.maker.build(self.parameters.build(leaf))
         one_pass = len(data) <= _evidence.data_per_pass(model)
-        with torch.set_grad_enabled(one_pass):
+        by_matrix = self.solve.takes_matrix(model)
+        with torch.set_grad_enabled(one_pass and not by_matrix):
             noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
@@ -235,14 +242,19 @@ class Evaluator(Generic[T]):
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
         made = self.maker.snapshot()
-        solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
+        few = _NO_DRAWS if by_matrix else samples
+        solution = self.solve(model, sigma.detach(), few, start, checkpointer)
+        if by_matrix and solution.covariance is None:
+            solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
         rates = before.rates
         if rates is not None and float((rates.theta - theta).abs().max()) > _NEARBY:
             rates = None
         known = None if rates is None else rates.values
-        differentiate = self._by_draws if solution.covariance is None else self._by_matrices
-        slopes = differentiate(model, leaf, sigma, residual.detach(), solution, known)
+        if solution.covariance is None:
+            slopes = self._by_draws(model, leaf, sigma, residual.detach(), solution, known)
+        else:
+            slopes = self._by_matrix(model, sigma, residual, solution.covariance)
         _, pull = self.parameters.log_prior(theta)
         information = _regular(slopes.information.cpu())
         solved = Solved(theta, made, model, solution)
@@ -286,39 +298,30 @@ class Evaluator(Generic[T]):
             derivatives.of_log_residual,
         )
 
-    def _by_matrices(
-        self,
-        model: GridModel,
-        leaf: Tensor,
-        sigma: Tensor,
-        residual: Tensor,
-        solution: T,
-        rates: Tensor | None,
+    @torch.no_grad()
+    def _by_matrix(
+        self, model: GridModel, sigma: Tensor, residual: Tensor, covariance: DenseCovariance
     ) -> _Slopes:
-        """Slopes by the covariance of the data that the solution has."""
-        assert solution.covariance is not None
-
-        def of_sigma(weights: Tensor) -> Tensor:
-            if not sigma.requires_grad:
-                return torch.zeros_like(leaf)
-            with torch.enable_grad():
-                total = (weights * sigma).sum()
-                (slope,) = torch.autograd.grad(total, leaf, materialize_grads=True)
-            return slope
-
-        without, step = self.parameters.without, _dense_evidence.DENSE_SHIFT
-        with torch.no_grad():
-            derivatives = _dense_evidence.differentiate_dense(
+        """Slopes without draws."""
+        derivatives = _dense_evidence.differentiate_dense(
+            model,
+            self.data,
+            covariance,
+            sigma,
+            moved_models(
                 model,
                 self.data,
-                solution.covariance,
-                sigma.detach(),
-                of_sigma,
-                moved_models(model, self.data, self.weights, residual, rates, without, step),
-            )
-            information = derivatives.metric()
+                self.weights,
+                residual,
+                None,
+                self.parameters.without,
+                _dense_evidence.DENSE_SHIFT,
+            ),
+        )
+        information = derivatives.metric()
         exact = torch.zeros_like(information)
-        return _Slopes(derivatives.gradient, information, exact, derivatives.of_log_residual)
+        gradient = derivatives.gradient.to(self.parameters.theta)
+        return _Slopes(gradient, information, exact, derivatives.of_log_residual)
 
     def gp_at(self, theta: Tensor, solution: T) -> GPModel:
         """The model at theta, its mean with the coefficients of a solution where it is learned."""

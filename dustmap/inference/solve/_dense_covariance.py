@@ -8,14 +8,15 @@ from torch import Tensor
 
 from dustmap.gp.features import (
     AbstractFeatureMap,
-    GroupedFeatures,
     LocalFeatures,
     SideBySide,
     dense_covariance,
     field_features,
     has_dense_covariance,
+    in_float64,
 )
 from dustmap.gp.functionals import AbstractFunctional
+from dustmap.linalg import AbstractOperator
 
 #: Data at most, and N³ per node of the grid. A factor, an inverse and two matrices take 1e-10 N³
 #: seconds of a thread, iterations and their preconditioner some 1e-3 per node in three dimensions.
@@ -42,15 +43,24 @@ def dense_bytes(n: int) -> int:
     return 8 * _MATRICES * n**2
 
 
+def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
+    """Whether a solve of these data is by a matrix: `suits_dense`, local weights, a single rank."""
+    field = field_features(features)
+    if not (isinstance(field, LocalFeatures) and has_dense_covariance(features, functional)):
+        return False
+    return suits_dense(len(functional), field.prior.grid.size, memory)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class DenseCovariance:
     """A = ΦΦᵀ + Σ = L Lᵀ (N, N), float64.
 
-    factor: L; groups (N, G): columns of Φ beside the field's, G = 0 where there are none.
+    factor: L; phi (N, M_w): Φ; groups (N, G): its columns beside the field's, G = 0 for none.
     """
 
     factor: Tensor
+    phi: AbstractOperator
     groups: Tensor
 
     @staticmethod
@@ -59,12 +69,13 @@ class DenseCovariance:
         features: AbstractFeatureMap, functional: AbstractFunctional, sigma: Tensor
     ) -> "DenseCovariance | None":
         """Factorise at Σ = diag(sigma) (N,); None where A is singular to float64."""
-        A = dense_covariance(features, functional)
-        groups = _groups(features, functional).to(A)
+        features = in_float64(features)
+        A, phi = dense_covariance(features, functional), features.operator(functional)
+        groups = phi.right.to_dense() if isinstance(phi, SideBySide) else A.new_empty(len(A), 0)
         A.addmm_(groups, groups.mT)
         A.diagonal().add_(sigma.to(A))
         factor, info = torch.linalg.cholesky_ex(A)
-        return None if int(info) != 0 else DenseCovariance(factor, groups)
+        return None if int(info) != 0 else DenseCovariance(factor, phi, groups)
 
     def solve(self, v: Tensor) -> Tensor:
         """A⁻¹ v for rows v (k, N), float64."""
@@ -79,24 +90,3 @@ class DenseCovariance:
     def inverse(self) -> Tensor:
         """A⁻¹ (N, N)."""
         return torch.cholesky_inverse(self.factor)
-
-
-def _groups(features: AbstractFeatureMap, functional: AbstractFunctional) -> Tensor:
-    """Columns (N, G) of zero points and scales."""
-    if not isinstance(features, GroupedFeatures):
-        return torch.zeros(len(functional), 0, dtype=torch.float64, device=functional.device)
-    operator = features.operator(functional)
-    assert isinstance(operator, SideBySide)
-    return operator.right.to_dense()
-
-
-def covariance_of(
-    features: AbstractFeatureMap, functional: AbstractFunctional, sigma: Tensor, memory: int
-) -> DenseCovariance | None:
-    """The factor at Σ = diag(sigma) (N,) where `suits_dense` says so and there is one."""
-    field = field_features(features)
-    if not (isinstance(field, LocalFeatures) and has_dense_covariance(features, functional)):
-        return None
-    if not suits_dense(len(functional), field.prior.grid.size, memory):
-        return None
-    return DenseCovariance.of(features, functional, sigma)

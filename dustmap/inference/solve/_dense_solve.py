@@ -1,17 +1,16 @@
 """The global solve by a Cholesky factor of the covariance of the data, where these are few."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.features import in_float64
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve import _solution
-from dustmap.inference.solve._dense_covariance import DenseCovariance, covariance_of
+from dustmap.inference.solve._dense_covariance import DenseCovariance, takes_matrix
 from dustmap.inference.solve._global_solve import (
     SolveSettings,
     checked,
@@ -20,7 +19,7 @@ from dustmap.inference.solve._global_solve import (
 )
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanProfile, SharedResiduals
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, chunks, unwatched
+from dustmap.linalg import Progress, SolveResult, SolveStatus, chunks, unwatched
 
 #: Vectors of the torus in float64 that a draw takes while it is made, and draws made together.
 DRAW_VECTORS, DRAWS_TOGETHER = 6, 8
@@ -52,22 +51,18 @@ def solve_dense(
     progress : is called with draws
     """
     sigma, cells = checked(model, data, sigma), residual_cells(model, settings)
-    phi = in_float64(model.features).operator(data.functional)
+    phi = covariance.phi
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
-    mean = _Mean.of(profile, covariance, settings)
-    rounded = model.features.operator(data.functional)
+    mean = _Mean.of(profile, covariance, settings, model.features.dtype)
     shared = SharedResiduals.of(model.features, cells, data.functional)
-    draws = Draws(rounded, sigma, settings.seed, settings.samples, shared)
-    x = torch.empty(1 + draws.count, phi.shape[1], dtype=rounded.dtype, device=phi.device)
+    if shared is not None:
+        shared = replace(shared, variance=shared.variance.to(phi.dtype))
+    draws = Draws(phi, sigma, settings.seed, settings.samples, shared)
+    x = torch.empty(1 + draws.count, phi.shape[1], dtype=model.features.dtype, device=phi.device)
     x[0] = phi.rmatmul(mean.alpha)
-    residuals = x.new_zeros(len(x), dtype=torch.float64)
-    residuals[0] = mean.residual
     together = max(1, min(DRAWS_TOGETHER, settings.memory // (8 * DRAW_VECTORS * phi.shape[1])))
-    for part in chunks(draws.count, together):
-        progress(_solution.DRAWS, part.start, draws.count)
-        rows = slice(1 + part.start, 1 + part.stop)
-        x[rows], residuals[rows] = _deviations(phi, covariance, draws, part)
-    progress(_solution.DRAWS, draws.count, draws.count)
+    residuals = _deviations(x[1:], covariance, draws, together, progress)
+    residuals = torch.cat([residuals.new_full((1,), mean.residual), residuals])
     return _solution.GlobalSolution(
         posterior=PathwisePosterior(
             model, mean.coefficients, x[0], x[1:], spread=mean.spread, residuals=cells
@@ -90,14 +85,22 @@ def _direct(x: Tensor, residuals: Tensor, rtol: float) -> SolveResult:
 
 
 def _deviations(
-    phi: AbstractOperator, covariance: DenseCovariance, draws: Draws, part: slice
-) -> tuple[Tensor, Tensor]:
-    """δ_s (k, M_w) and residuals (k,) of some draws."""
-    eps = draws.prior(part.start, part.stop).to(phi.dtype)
-    noise = draws.weighted_errors(part.start, part.stop).to(phi.dtype)
-    seen = phi.matmul(eps).sub_(draws.sigma.to(phi.dtype) * noise)
+    out: Tensor, covariance: DenseCovariance, draws: Draws, together: int, progress: Progress
+) -> Tensor:
+    """Write δ_s to out (S, M_w), some at a time but for one solve of all; residuals (S,)."""
+    phi, parts = covariance.phi, list(chunks(draws.count, together))
+    seen = torch.empty(draws.count, phi.shape[0], dtype=phi.dtype, device=phi.device)
+    for part in parts:
+        progress(_solution.DRAWS, part.start // 2, draws.count)
+        eps, errors = draws.prior(part), draws.weighted_errors(part)
+        seen[part] = phi.matmul(eps) - draws.sigma.to(phi.dtype) * errors
+        out[part] = eps
     z = covariance.solve(seen)
-    return eps.sub_(phi.rmatmul(z)), covariance.residuals(z, seen)
+    for part in parts:
+        progress(_solution.DRAWS, (draws.count + part.start) // 2, draws.count)
+        out[part] = out[part].to(phi.dtype) - phi.rmatmul(z[part])
+    progress(_solution.DRAWS, draws.count, draws.count)
+    return covariance.residuals(z, seen)
 
 
 @final
@@ -112,7 +115,12 @@ class _Mean:
     residual: float
 
     @staticmethod
-    def of(profile: MeanProfile, covariance: DenseCovariance, settings: SolveSettings) -> "_Mean":
+    def of(
+        profile: MeanProfile,
+        covariance: DenseCovariance,
+        settings: SolveSettings,
+        dtype: torch.dtype,
+    ) -> "_Mean":
         """Generalised least squares along the directions of H that the data determine."""
         target, basis = profile.target / profile.D, (profile.U / profile.D[:, None]).mT
         right = torch.cat([target[None], basis])
@@ -123,7 +131,7 @@ class _Mean:
         alpha, left = solved[0] - change @ X, target - change @ basis
         spread = None
         if profile.is_fitted and settings.spread:
-            fields = profile.phi.rmatmul(X)
+            fields = profile.phi.rmatmul(X).to(dtype)
             spread = CoefficientSpread.of_gram(
                 gram, profile.directions, fields, settings.seed, settings.samples
             )
@@ -149,9 +157,11 @@ def solve_gridded(
     model, data, settings, sigma, start, checkpointer, progress : see `solve_global`; a solve by
         the factor takes seconds and saves its end alone
     """
-    if load_reader(checkpointer, _solution.SOLVE) is None:
+    features, functional = model.features, data.functional
+    by_matrix = takes_matrix(features, functional, settings.memory)
+    if by_matrix and load_reader(checkpointer, _solution.SOLVE) is None:
         sigma = checked(model, data, sigma)
-        covariance = covariance_of(model.features, data.functional, sigma, settings.memory)
+        covariance = DenseCovariance.of(features, functional, sigma)
         if covariance is not None:
             solution = solve_dense(
                 model, data, covariance, settings, sigma=sigma, progress=progress

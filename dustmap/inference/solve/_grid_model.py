@@ -263,21 +263,22 @@ class Draws:
 
     def right_hand_sides(self, first: int, last: int) -> Tensor:
         """b_s for s from first to last − 1, (k, M_w)."""
-        b = self.phi.rmatmul(self.weighted_errors(first, last))
+        b = self.phi.rmatmul(self.weighted_errors(slice(first, last)))
         for row, s in enumerate(range(first, last)):
             b[row] += self._noise(s, GRID_STREAM)
         return b
 
-    def prior(self, first: int, last: int) -> Tensor:
-        """ε₀ (k, M_w) of the same draws."""
-        return torch.stack([self._noise(s, GRID_STREAM) for s in range(first, last)])
+    def prior(self, some: slice) -> Tensor:
+        """ε₀ (k, M_w) of draws."""
+        return torch.stack([self._noise(s, GRID_STREAM) for s in range(some.start, some.stop)])
 
-    def weighted_errors(self, first: int, last: int) -> Tensor:
-        """Σ^{-1/2}ξ (k, N), or Σ⁻¹(e − r_s), of the same draws."""
-        noise = torch.stack([self._noise(s, DATA_STREAM) for s in range(first, last)])
+    def weighted_errors(self, some: slice) -> Tensor:
+        """Σ^{-1/2}ξ (k, N), or Σ⁻¹(e − r_s), of draws."""
+        own = [self._noise(s, DATA_STREAM) for s in range(some.start, some.stop)]
+        noise = torch.stack(own)
         if self.residuals is None:
             return noise * self.sigma.rsqrt().to(self.phi.dtype)
-        return self.residuals.errors(noise, self.sigma, slice(first, last))
+        return self.residuals.errors(noise, self.sigma, some)
 
     @cached_property
     def length(self) -> float:
