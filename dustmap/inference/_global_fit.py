@@ -340,12 +340,21 @@ class _Stages:
             prior_draws=_newton.keyed_prior_draws(self.settings.seed),
             weights=weights,
             ceilings=self.maker.ceilings(state.gp.kernel),
+            bend=None if state.started is None else state.started.bend,
             floors=scatter_floor(state.gp.noise, some),
             progress=watched,
             checkpointer=self.checkpointer.child(name),
         )
         self.progress(_LEARNING, most, most)
         return learned
+
+    def _factorised(self, state: _State) -> GlobalSolution | None:
+        """The solution that learning ended with, where it has the matrix of the same data."""
+        if state.learned is None or state.robust is not None:
+            return None
+        solution = state.learned.solution
+        whole = len(solution.sigma) == len(self.data)
+        return solution if whole and solution.covariance is not None else None
 
     def _solver(self, data: Batch) -> "GlobalSolver":
         return GlobalSolver(data, self.settings, self.fit_mean, self.progress)
@@ -362,6 +371,7 @@ class _Stages:
             state.site_data(self.data),
             self.settings.solve(self.settings.samples, self.fit_mean),
             sigma=sigma,
+            start=self._factorised(state),
             checkpointer=self.checkpointer.child("solve"),
             progress=self.progress,
         )

@@ -110,5 +110,5 @@ class _FieldProducts:
             return _FieldProducts(rate * self.seen, rate * self.trace)
         K = dense_covariance(in_float64(there.model.features), data.functional)
         seen = (K @ alpha - self.seen) / DENSE_SHIFT
-        trace = float(torch.dot(K.flatten(), G.flatten()))
+        trace = float(torch.dot(K.view(-1), G.view(-1)))
         return _FieldProducts(seen, (trace - self.trace) / DENSE_SHIFT)

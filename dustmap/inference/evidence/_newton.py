@@ -36,8 +36,8 @@ from dustmap.linalg import KeyedNormal
 _FINE_ENOUGH = 0.3
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
-#: Steps of fewer standard deviations are not taken: they gain 1e-3 nats.
-_AT_REST = 0.05
+#: Steps of fewer standard deviations are not taken: they gain 0.005 nats.
+_AT_REST = 0.1
 #: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
 #: Distance from a bound within which a parameter is at it.
@@ -59,7 +59,7 @@ class LearnSettings:
         fitted with the same seed share it.
     tolerance : float
         Stop when the next step in every log-parameter is below it, or below half of the parameter's
-        Monte Carlo error if that is small; of exact gradients, below a twentieth of its standard
+        Monte Carlo error if that is small; of exact gradients, below a tenth of its standard
         deviation.
     largest_step : of a log-parameter
     prior_std : width of a normal prior of every log-parameter around its start; None for a flat one
@@ -121,6 +121,8 @@ class LearnedModel(Generic[T]):
     monte_carlo_errors : what the finite number of deviations adds to that
     grid_error : median of Var r / σ² over the data; see `depends_on_grid`
     errors : covariance of the log-parameters given the data, and which of them are at a bound
+    bend : (P, P) or None
+        C of the curvature L C Lᵀ of the log evidence, L Lᵀ being the average information.
     """
 
     gp: Annotated[GPModel, _state.REBUILT]
@@ -132,6 +134,7 @@ class LearnedModel(Generic[T]):
     monte_carlo_errors: tuple[float, ...]
     grid_error: float
     errors: ParameterErrors | None = None
+    bend: Annotated[Tensor | None, _state.Layout("theta", "P P")] = None
 
     @property
     def depends_on_grid(self) -> bool:
@@ -184,12 +187,16 @@ class _Result:
 @final
 @dataclass(frozen=True, eq=False)
 class _Newton(Generic[T]):
-    """Newton's method on one evidence. floor (P,): lower limits that are no fault to end at."""
+    """Newton's method on one evidence.
+
+    floor (P,): lower limits that are no fault to end at. bend (P, P): of the first point.
+    """
 
     evaluator: Evaluator[T]
     settings: LearnSettings
     floor: Tensor
     checkpointer: _state.AbstractCheckpointer
+    bend: Tensor | None
 
     def first(self) -> _State[T]:
         """Start at the parameters of the model."""
@@ -215,7 +222,7 @@ class _Newton(Generic[T]):
         state = replace(state, evaluated=evaluated, history=history)
         if accepted:
             radius = state.radius if base is None else self._radius(state.radius, base, point)
-            point = point if base is None else point.after(base)
+            point = point.bent(self.bend) if base is None else point.after(base)
             state = self._judged(replace(state, best=point, radius=radius, rejected=0), point)
         elif base is not None:
             radius = fraction * float((state.theta - base.theta).abs().max())
@@ -270,6 +277,7 @@ class _Newton(Generic[T]):
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
             ParameterErrors.of_information(limits.names, point.information, high | low),
+            point.bend,
         )
         stored = _Result(self.evaluator.snapshot(point.solved), self.evaluator.maker.snapshot())
         self.checkpointer.finish(_state.state_of(_NEWTON, learned, stored, finished=True))
@@ -281,7 +289,7 @@ class _Newton(Generic[T]):
         best = self.evaluator.restored(stored.solved)
         self.evaluator.maker.restore(stored.maker)
         gp = self.evaluator.gp_at(best.theta, best.solution)
-        fields = reader.fields(LearnedModel)
+        fields = reader.fields(LearnedModel, self.evaluator.like, **self.evaluator.sizes)
         return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
 
     def snapshot(self, state: _State[T]) -> _state.State:
@@ -339,6 +347,7 @@ def learn_evidence(
     weights: Tensor | None = None,
     ceilings: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
+    bend: Tensor | None = None,
     progress: Callable[[LearnStep], None] | None = None,
     checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> LearnedModel[T]:
@@ -354,6 +363,7 @@ def learn_evidence(
     prior_draws : those of the solves, without which the gradient in the length is far noisier
     weights : (N,), which the noise variances are divided by
     ceilings, floors : largest and least log-parameters by name; an end at a ceiling is reported
+    bend : (P, P), of a `LearnedModel` of like data; with exact gradients the steps start by it
     progress : is called with new steps
     checkpointer : saves a state after every step, and inside the solves
     """
@@ -363,7 +373,7 @@ def learn_evidence(
     unbounded = replace(learned, lower=torch.full_like(learned.theta, -torch.inf))
     floor = unbounded.limited({}, floors or {}).lower
     evaluator = Evaluator(maker, limited, data, solve, prior_draws, weights)
-    newton = _Newton(evaluator, settings, floor, checkpointer)
+    newton = _Newton(evaluator, settings, floor, checkpointer, bend)
     reader = _state.load_reader(checkpointer, _NEWTON)
     if reader is not None and reader.finished:
         return newton.restored_result(reader)

@@ -143,8 +143,8 @@ class Solved(Generic[T]):
 class Point(Generic[T]):
     """θ (P,), with gradient (P,), information (P, P) and the gradient's error (P, P) there.
 
-    grid_error: median of Var r / σ² over the data. curvature (P, P): of the log evidence, where an
-    exact gradient nearby tells more of it than the information.
+    grid_error: median of Var r / σ² over the data. bend (P, P): C of the curvature L C Lᵀ, by
+    exact gradients nearby, with L Lᵀ the information; None for the information itself.
     """
 
     solved: Annotated[Solved[T], _state.REBUILT]
@@ -152,19 +152,30 @@ class Point(Generic[T]):
     information: Annotated[Tensor, _state.Layout("theta", "P P")]
     error: Annotated[Tensor, _state.Layout("theta", "P P")]
     grid_error: float
-    curvature: Annotated[Tensor | None, _state.Layout("theta", "P P")] = None
+    bend: Annotated[Tensor | None, _state.Layout("theta", "P P")] = None
 
     @property
     def metric(self) -> Tensor:
         """The curvature (P, P) that steps go by."""
-        return self.information if self.curvature is None else self.curvature
+        if self.bend is None:
+            return self.information
+        root = torch.linalg.cholesky(self.information)
+        metric: Tensor = root @ self.bend @ root.mT
+        return metric
+
+    def bent(self, bend: Tensor | None) -> "Point[T]":
+        """The point with the bend of another; unchanged where the gradient is not exact."""
+        return self if bool(self.error.any()) else replace(self, bend=bend)
 
     def after(self, before: "Point[T]") -> "Point[T]":
         """The point with the curvature that two exact gradients have along the step between."""
         if bool(self.error.any()) or bool(before.error.any()):
             return self
         step, change = self.theta - before.theta, before.gradient - self.gradient
-        return replace(self, curvature=secant_metric(self.information, step, change))
+        metric = secant_metric(self.bent(before.bend).metric, step, change)
+        root = torch.linalg.cholesky(self.information)
+        half = torch.linalg.solve_triangular(root, metric, upper=False)
+        return self.bent(torch.linalg.solve_triangular(root, half.mT, upper=False))
 
     @property
     def theta(self) -> Tensor:

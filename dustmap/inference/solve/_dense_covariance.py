@@ -18,29 +18,36 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import AbstractOperator
 
-#: Data at most, and N³ per node of the grid. A factor, an inverse and two matrices take 1e-10 N³
-#: seconds of a thread, iterations and their preconditioner some 1e-3 per node in three dimensions.
+#: Data at most, and N³ per node of the grid: matrices take 2e-10 N³ seconds of a thread at every
+#: step of learning, iterations with their preconditioner some 1e-3 per node in three dimensions.
 _MOST, _CUBE_PER_NODE = 5000, 1e7
-#: Matrices (N, N) in float64 that learning holds at most: factor, inverse, weights and derivative.
-_MATRICES = 5
+#: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
+#: with the copy that LAPACK takes. Bytes of one of data and nodes.
+_MATRICES, _TABLE = 6, 2**28
 
 
 def suits_dense(n: int, nodes: int, memory: int) -> bool:
-    """Whether matrices of N = n data take less time than iterations on a grid of so many nodes.
+    """Whether matrices of N = n data take less time than iterations on a grid of M = `nodes`.
 
-    N ≤ 5000, N³ ≤ 10⁷ M, and five matrices in `memory` bytes.
+    N ≤ 5000, N³ ≤ 10⁷ M, and `dense_bytes` within `memory`.
 
     Examples
     --------
     >>> suits_dense(3600, 5103, 2**31), suits_dense(3600, 1000, 2**31)
     (True, False)
     """
-    return n <= _MOST and n**3 <= _CUBE_PER_NODE * nodes and dense_bytes(n) <= memory
+    return n <= _MOST and n**3 <= _CUBE_PER_NODE * nodes and dense_bytes(n, nodes) <= memory
 
 
-def dense_bytes(n: int) -> int:
-    """Bytes of the matrices of N = n data."""
-    return 8 * _MATRICES * n**2
+def dense_bytes(n: int, nodes: int) -> int:
+    """Bytes of the matrices of N = n data and M = `nodes` while hyperparameters are learned.
+
+    Examples
+    --------
+    >>> dense_bytes(3600, 5103) // 2**20
+    733
+    """
+    return 8 * _MATRICES * n**2 + min(_TABLE, 8 * n * nodes)
 
 
 def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
@@ -79,7 +86,9 @@ class DenseCovariance:
 
     def solve(self, v: Tensor) -> Tensor:
         """A⁻¹ v for rows v (k, N), float64."""
-        return torch.cholesky_solve(v.mT, self.factor).mT
+        half = torch.linalg.solve_triangular(self.factor, v.mT, upper=False)
+        solved: Tensor = torch.linalg.solve_triangular(self.factor.mT, half, upper=True).mT
+        return solved
 
     def residuals(self, z: Tensor, v: Tensor) -> Tensor:
         """‖v − A z‖ / ‖v‖ (k,) of z, v (k, N); 0 of v = 0."""
@@ -89,4 +98,5 @@ class DenseCovariance:
 
     def inverse(self) -> Tensor:
         """A⁻¹ (N, N)."""
-        return torch.cholesky_inverse(self.factor)
+        inverse = torch.cholesky_inverse(self.factor)
+        return inverse if inverse.is_contiguous() else inverse.mT

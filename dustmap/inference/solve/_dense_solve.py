@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, field_features
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve import _solution
@@ -150,18 +151,21 @@ def solve_gridded(
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> _solution.GlobalSolution:
-    """`solve_dense` where `suits_dense` says so, else `solve_global`, whose states it goes on from.
+    """`solve_dense` where `takes_matrix` says so, else `solve_global`, and on from its states.
 
     Parameters
     ----------
     model, data, settings, sigma, start, checkpointer, progress : see `solve_global`; a solve by
-        the factor takes seconds and saves its end alone
+        a matrix takes its factor from `start`, of the same data, where the model is the same, and
+        saves its end alone
     """
     features, functional = model.features, data.functional
     by_matrix = takes_matrix(features, functional, settings.memory)
     if by_matrix and load_reader(checkpointer, _solution.SOLVE) is None:
         sigma = checked(model, data, sigma)
-        covariance = DenseCovariance.of(features, functional, sigma)
+        covariance = _known(start, features, sigma) or DenseCovariance.of(
+            features, functional, sigma
+        )
         if covariance is not None:
             solution = solve_dense(
                 model, data, covariance, settings, sigma=sigma, progress=progress
@@ -177,3 +181,18 @@ def solve_gridded(
         checkpointer=checkpointer,
         progress=progress,
     )
+
+
+def _known(
+    start: _solution.GlobalSolution | None, features: AbstractFeatureMap, sigma: Tensor
+) -> DenseCovariance | None:
+    """The factor of an earlier solution of the same data, if it is that of these features and Σ."""
+    if start is None or start.covariance is None or not torch.equal(start.sigma, sigma):
+        return None
+    before, here = (field_features(f) for f in (start.posterior.model.features, features))
+    assert isinstance(before, LocalFeatures)
+    assert isinstance(here, LocalFeatures)
+    if before.order != here.order or before.prior.torus_shape != here.prior.torus_shape:
+        return None
+    same = torch.equal(before.prior.spectrum, here.prior.spectrum)
+    return start.covariance if same else None
