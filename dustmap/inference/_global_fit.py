@@ -34,8 +34,8 @@ from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
 _LEARNING = f"steps of learning{AT_MOST}"
-#: One of so many data finds the start, at most.
-_START_PART = 4
+#: One of so many data finds the start, at most; fewer than so many would not find it.
+_START_PART, _LEAST_START = 4, 250
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
@@ -52,13 +52,15 @@ class GlobalSettings:
     ----------
     samples : draws S; standard deviations have a relative error of 1/√(2S)
     rtol, max_steps, seed, rank : see `SolveSettings`
-    start_rows : so many data, or a quarter, find the start in cheap steps; 0 leaves that out
+    start_rows : so many data find the start in cheap steps, see `start_rows`; 0 leaves that out
     learn_rows : at most so many random data take part in learning
     order, padding, dtype, memory, rows_memory : see `GridSettings`
     solve_memory : bytes of a solve's vectors; None for half
     learn : Newton's method on the evidence
     robust : Student-t noise; None for Gaussian
     shared_residuals : whether rays in one beam share residuals in the draws, see `SolveSettings`
+    by_matrix : whether few data are solved for by their covariance as a matrix, see `suits_dense`;
+        the gradient of the evidence then has no Monte Carlo error
     """
 
     samples: int = 32
@@ -77,6 +79,7 @@ class GlobalSettings:
     learn: _newton.LearnSettings = field(default_factory=_newton.LearnSettings)
     robust: RobustSettings | None = None
     shared_residuals: bool = True
+    by_matrix: bool = True
 
     @property
     def grid(self) -> GridSettings:
@@ -94,6 +97,7 @@ class GlobalSettings:
             memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
             fit_mean=fit_mean,
             shared_residuals=self.shared_residuals,
+            by_matrix=self.by_matrix,
         )
 
 
@@ -219,6 +223,18 @@ def fit_global(
     return stages.result(deque(stages.states(_State(model)), maxlen=1).pop())
 
 
+def start_rows(asked: int, n: int) -> int:
+    """Data that find the start of learning from n: those asked for, a quarter at most, or none.
+
+    Examples
+    --------
+    >>> start_rows(3000, 100_000), start_rows(3000, 4000), start_rows(3000, 800)
+    (3000, 1000, 0)
+    """
+    few = min(asked, n // _START_PART)
+    return few if few >= min(asked, _LEAST_START) else 0
+
+
 @torch.no_grad()
 def residual_ratio(model: GridModel, data: Batch) -> float:
     """Median of Var r / σ² over some of the data."""
@@ -270,7 +286,7 @@ class _Stages:
                 state = self._weighed(self._turned(state), robust)
                 yield state
         elif learns:
-            few = min(few, min(len(self.data), self.settings.learn_rows) // _START_PART)
+            few = start_rows(few, min(len(self.data), self.settings.learn_rows))
             if few > 0:
                 started = self._learned("start", state, few)
                 state = replace(state, gp=started.gp, started=started)
@@ -376,12 +392,18 @@ class _Stages:
             progress=self.progress,
         )
         fitted = model.with_fitted_mean(solution.mean_coefficients)
+        started, learned = (
+            None if part is None else replace(part, solution=part.solution.without_matrix())
+            for part in (state.started, state.learned)
+        )
+        if robust is not None:
+            robust = replace(robust, solution=robust.solution.without_matrix())
         return GlobalFit(
             replace(state.gp, mean=fitted.mean),
             fitted,
-            solution,
-            state.started,
-            state.learned,
+            solution.without_matrix(),
+            started,
+            learned,
             robust,
             None if robust is None else state.turns.nats,
             residual_ratio(model, self.data),
@@ -421,7 +443,8 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
 
     def takes_matrix(self, model: GridModel) -> bool:
         memory = self.settings.solve(1, self.fit_mean).memory
-        return takes_matrix(model.features, self.data.functional, memory)
+        by_matrix = takes_matrix(model.features, self.data.functional, memory)
+        return self.settings.by_matrix and by_matrix
 
     def snapshot(self, solution: GlobalSolution) -> State:
         return solution_state(solution)

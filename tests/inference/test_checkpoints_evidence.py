@@ -22,12 +22,13 @@ from dustmap.inference import (
     LearnSettings,
     RobustFit,
     RobustSettings,
+    _global_fit,
     fit_global,
     fit_student_t,
     learn_evidence,
 )
-from dustmap.inference.solve import _solution
-from dustmap.linalg import SolveResult, block_pcg
+from dustmap.inference.solve._dense_solve import solve_gridded
+from dustmap.inference.solve._solution import GlobalSolution
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
@@ -161,6 +162,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     robust: bool = False
     linear: bool = False
+    by_matrix: bool = True
 
     def __call__(self, checkpointer: AbstractCheckpointer) -> GlobalFit:
         nodes = {1: (17,), 2: (7, 7), 3: (5, 5, 5)}[self.dim]
@@ -175,9 +177,10 @@ class Case:
             memory=2**22,
             learn=LearnSettings(samples=4, max_samples=8, max_steps=3),
             robust=RobustSettings(samples=4, max_rounds=2) if self.robust else None,
+            by_matrix=self.by_matrix,
         )
         noise = GaussianLikelihood(scale=1.2)
-        data = rays(36, self.dim, self.robust)
+        data = rays(80, self.dim, self.robust)
         return fit_global(
             GPModel(kernel, mean, noise), data, grid, settings, checkpointer=checkpointer
         )
@@ -198,12 +201,14 @@ def same_fit(one: GlobalFit, other: GlobalFit) -> None:
     assert one.report == other.report
 
 
-CASES = [Case(1)]
+CASES = [Case(1), Case(1, by_matrix=False)]
 SLOW = [
     Case(1, torch.float32, robust=True),
+    Case(1, torch.float32, robust=True, by_matrix=False),
     Case(2, torch.float32, linear=True),
+    Case(2, torch.float32, linear=True, by_matrix=False),
     Case(3),
-    Case(3, torch.float32, robust=True),
+    Case(3, torch.float32, robust=True, by_matrix=False),
 ]
 
 
@@ -222,18 +227,19 @@ def test_whole_fits_go_on_from_every_state(case: Case) -> None:
         same_fit(interrupted(case, k), whole)
 
 
-def test_a_fit_that_has_ended_solves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_fit_that_has_ended_solves_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(*args: object, **options: object) -> SolveResult:
+    def counted(*args: object, **options: object) -> GlobalSolution:
         calls.append(1)
-        return block_pcg(*args, **options)  # type: ignore[arg-type]
+        return solve_gridded(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_solution, "block_pcg", counted)
-    checkpointer, case = MemoryCheckpointer(), Case(1)
+    monkeypatch.setattr(_global_fit, "solve_gridded", counted)
+    checkpointer = MemoryCheckpointer()
     whole = case(checkpointer)
     assert checkpointer.pages.finished == ["whole/start", "whole/newton", "whole/solve"]
     count = len(calls)
     assert count > 5
     same_fit(case(checkpointer), whole)
-    assert len(calls) == count
+    assert len(calls) == count + 1  # that of the end, which is read

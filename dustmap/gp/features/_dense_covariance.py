@@ -59,8 +59,8 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     >>> features = LocalFeatures(GridPrior.padded(Matern32(1.0, 2.0, dim=1), grid))
     >>> nodes = PointValues(torch.tensor([[0.5], [1.5]], dtype=torch.float64))
     >>> dense_covariance(features, nodes)
-    tensor([[2.0000, 0.9667],
-            [0.9667, 2.0000]], dtype=torch.float64)
+    tensor([[2.0001, 0.9670],
+            [0.9670, 2.0001]], dtype=torch.float64)
     """
     local = in_float64(field_features(features))
     assert isinstance(local, LocalFeatures)

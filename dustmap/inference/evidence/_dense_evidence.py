@@ -37,10 +37,14 @@ class DenseDerivatives:
     leverage: Tensor
     covariance: DenseCovariance
 
-    def metric(self) -> Tensor:
-        """½ (∂_iA α)ᵀ A⁻¹ (∂_jA α) (P, P) with the diagonal of `Derivatives.metric`."""
+    def average_information(self) -> Tensor:
+        """½ (∂_iA α)ᵀ A⁻¹ (∂_jA α) (P, P), see `Derivatives.average_information`."""
         information = 0.5 * self.of_covariance @ self.covariance.solve(self.of_covariance).mT
-        information = 0.5 * (information + information.mT)
+        return 0.5 * (information + information.mT)
+
+    def metric(self) -> Tensor:
+        """The average information with the diagonal of `Derivatives.metric`."""
+        information = self.average_information()
         return information + noise_floor(information, self.of_log_sigma, self.leverage)
 
 

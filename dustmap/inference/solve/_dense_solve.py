@@ -160,7 +160,7 @@ def solve_gridded(
         saves its end alone
     """
     features, functional = model.features, data.functional
-    by_matrix = takes_matrix(features, functional, settings.memory)
+    by_matrix = settings.by_matrix and takes_matrix(features, functional, settings.memory)
     if by_matrix and load_reader(checkpointer, _solution.SOLVE) is None:
         sigma = checked(model, data, sigma)
         covariance = _known(start, features, sigma) or DenseCovariance.of(

@@ -53,6 +53,7 @@ class SolveSettings:
         Whether rays in one beam share their residuals in the draws, as they do (`CellResiduals`);
         the mean and Σ take them as independent all the same. Learning is of the model where they
         are.
+    by_matrix : whether `solve_gridded` may take the covariance of few data as a matrix
     """
 
     rtol: float = 1e-3
@@ -64,6 +65,7 @@ class SolveSettings:
     fit_mean: bool = False
     spread: bool = True
     shared_residuals: bool = False
+    by_matrix: bool = True
 
     def __post_init__(self) -> None:
         if self.samples < 1:

@@ -253,7 +253,7 @@ class GlobalSolution(AbstractSolution):
     quadratic_form : (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ)
     scale : the length √tr Λ of a draw's right-hand side
     rounding : relative residual that the precision of the features leaves, about
-    covariance : of the data, where it was factorised; not with the solution of a checkpoint
+    covariance : of the data, where it was factorised; not of a checkpoint or a fit
     """
 
     posterior: Annotated[PathwisePosterior, _state.REBUILT]
@@ -279,7 +279,13 @@ class GlobalSolution(AbstractSolution):
         """Steps of the longest block; the mean's own are in `solve.steps[0]`."""
         return int(self.solve.steps[1:].max())
 
+    def without_matrix(self) -> "GlobalSolution":
+        """The solution without the covariance, which takes N² numbers."""
+        return replace(self, covariance=None)
+
     def message(self) -> str:
+        if not bool(self.solve.steps.any()) and self.converged:
+            return f"solved by the covariance of {len(self.sigma):,} data as a matrix"
         if self.converged or self.rounding < _ROUNDING_SHARE * self.solve.rtol:
             return self.solve.message()
         return (
