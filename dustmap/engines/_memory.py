@@ -12,6 +12,7 @@ from typing import Any, Self, final
 
 import torch
 
+from dustmap import inference
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
@@ -239,6 +240,28 @@ def solver_components(
         Component("solver", columns * column, During.SOLVING, solving),
     )
     return parts, columns
+
+
+def matrices_component(n: int, nodes: int) -> Component:
+    """Matrices of so many data that learn, on a grid of so many nodes."""
+    what = f"covariances of {n:,} data, factors and derivatives"
+    needed = inference.dense_bytes(n, nodes) if n > 0 else 0
+    return Component("matrices", needed, During.LEARNING, what)
+
+
+def matrix_components(sizes: GriddedSizes) -> tuple[tuple[Component, ...], str]:
+    """A solve for mean and draws by the covariance of the data, and its columns."""
+    at_once = min(inference.DRAWS_TOGETHER, sizes.samples)
+    vectors = inference.DRAW_VECTORS * 8 * sizes.torus
+    making = f"{at_once} of {inference.DRAW_VECTORS} vectors each, float64"
+    factor = inference.factor_bytes(sizes.data, sizes.nodes)
+    what = f"covariance of {sizes.data:,} data and its factor"
+    parts = (
+        Component("matrix", factor, During.PREPARING, what),
+        Component("factor", 8 * sizes.data**2, During.SOLVING, f"of {sizes.data:,} data"),
+        Component("draws that are made", at_once * vectors, During.SOLVING, making),
+    )
+    return parts, f"{1 + sizes.samples}, by a matrix"
 
 
 #: Chunks of the working space, whatever the sizes.

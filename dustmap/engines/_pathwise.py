@@ -43,8 +43,8 @@ LEARN_ROWS = 100_000
 _PRIOR_OF_SUMS = 2.0
 #: Bytes of the place of a weight.
 _INDEX = 8
-#: Bytes of residual variances with their derivatives, where a kernel is learned.
-_RESIDUALS = 400 * _memory.MIB
+#: Bytes of residual variances where a kernel is learned, with their derivatives and without.
+_RESIDUALS, _PLAIN_RESIDUALS = 400 * _memory.MIB, 200 * _memory.MIB
 
 
 @final
@@ -84,9 +84,14 @@ class PathwiseEngine(AbstractEngine):
         rays = problem.data.functional
         assert isinstance(rays, LineIntegrals)
         s, allotment = self.sizes(problem), self.allotment(problem)
-        solver, columns = _memory.solver_components(
-            s.vector, s.column, allotment.vectors, s.samples
-        )
+        by_matrix, learned = self._by_matrix(problem)
+        if by_matrix:
+            solver, together = _memory.matrix_components(s)
+        else:
+            solver, columns = _memory.solver_components(
+                s.vector, s.column, allotment.vectors, s.samples
+            )
+            together = f"{columns} of {1 + s.samples}"
         rows, how = _memory.row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
         what = f"mean and {s.samples} draws of {s.torus:,} variables, and their solution"
         parts = [
@@ -98,11 +103,24 @@ class PathwiseEngine(AbstractEngine):
         ]
         if problem.model.kernel.is_learned:
             what = "tables of residual variances and their derivatives, in chunks"
-            parts.insert(-1, Component("learning", _RESIDUALS, During.LEARNING, what))
-        solved = f"{columns} of {1 + s.samples}"
+            tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
+            parts.insert(-1, Component("learning", tables, During.LEARNING, what))
+            parts.insert(-1, _memory.matrices_component(learned, s.nodes))
         return MemoryPlan(
-            tuple(parts), {"rows of the stars": how, "columns solved together": solved}
+            tuple(parts), {"rows of the stars": how, "columns solved together": together}
         )
+
+    def _by_matrix(self, problem: Problem) -> tuple[bool, int]:
+        """Whether the solve is by a matrix of all data, and how many data learn by one."""
+        s, settings = self.sizes(problem), self._global_settings(problem)
+        memory = self.allotment(problem).vectors
+
+        def suits(n: int) -> bool:
+            return inference.suits_dense(n, s.nodes, memory)
+
+        learn = min(s.data, settings.learn_rows)
+        numbers = [learn, inference.start_rows(settings.start_rows, learn)]
+        return suits(s.data), max((n for n in numbers if suits(n)), default=0)
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn, then solve for all data."""

@@ -11,7 +11,8 @@ features. All give a state that `VariationalPosterior` predicts with.
 
 With products of Φ, for Gaussian noise and any number of data: `solve_global` finds the
 posterior mean and exact pathwise draws of a `GridModel` in one block solve; `PathwisePosterior`
-predicts any functional from them.
+predicts any functional from them. Few data are solved for by their covariance as a matrix, which
+also gives the evidence's gradient without draws (`suits_dense`).
 
 For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian samples of a
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
@@ -64,6 +65,7 @@ from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
+from dustmap.inference._global_fit import start_rows as start_rows
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for
@@ -123,6 +125,11 @@ from dustmap.inference.lognormal._mgvi_state import MGVIStart as MGVIStart
 from dustmap.inference.lognormal._unresolved import Unresolved as Unresolved
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
+from dustmap.inference.solve._dense_covariance import dense_bytes as dense_bytes
+from dustmap.inference.solve._dense_covariance import factor_bytes as factor_bytes
+from dustmap.inference.solve._dense_covariance import suits_dense as suits_dense
+from dustmap.inference.solve._dense_solve import DRAW_VECTORS as DRAW_VECTORS
+from dustmap.inference.solve._dense_solve import DRAWS_TOGETHER as DRAWS_TOGETHER
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel

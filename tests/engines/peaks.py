@@ -100,6 +100,14 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
     "svgp": lambda: (_free(False), points(5000, 0.2, learn=True)),
     "sgpr": lambda: (_free(True), points(5000, 0.2, learn=True)),
     "global": lambda: (PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)), rays(20_000, 10.0)),
+    "global-few": lambda: (
+        PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)),
+        rays(3000, 20.0, learn=True),
+    ),
+    "global-few-solved": lambda: (
+        PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)),
+        rays(3000, 20.0),
+    ),
     "global-points": lambda: (
         PathwiseEngine(
             PathwiseSettings(

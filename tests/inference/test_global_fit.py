@@ -55,7 +55,7 @@ def test_learns_what_the_dense_evidence_does_and_predicts_the_same() -> None:
     kernel, mean = parts(0.15, 2.0)
     likelihood = GaussianLikelihood(scale=2.0)
     # The noise of the coarser grid is less by 4 %: its residuals are alike along a beam.
-    fine = RegularGrid.from_bounds((-1.0, -1.0), (1.0, 1.0), (41, 41))
+    fine = RegularGrid.from_bounds((-1.0, -1.0), (1.0, 1.0), (31, 31))
     fit = fit_global(GPModel(kernel, mean, likelihood), data, fine, SETTINGS)
     assert fit.learned is not None
     assert fit.learned.status.value == "converged", fit.learned.message()

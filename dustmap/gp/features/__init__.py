@@ -22,6 +22,7 @@ from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._cell_residuals import CellResiduals as CellResiduals
 from dustmap.gp.features._cell_residuals import has_cells as has_cells
+from dustmap.gp.features._dense_covariance import DENSE_TABLE as DENSE_TABLE
 from dustmap.gp.features._dense_covariance import dense_covariance as dense_covariance
 from dustmap.gp.features._dense_covariance import has_dense_covariance as has_dense_covariance
 from dustmap.gp.features._dense_covariance import in_float64 as in_float64

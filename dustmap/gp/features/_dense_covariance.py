@@ -15,8 +15,10 @@ from dustmap.linalg import SparseOperator, ToeplitzOperator, chunks
 
 #: Columns of matrices that are made together.
 _COLUMNS = 256
+#: Bytes of rows of W that are transformed together.
+_CHUNK = 2**24
 #: Bytes of W K, and entries of a row of W, beyond which K is applied by transforms.
-_TABLE, _ENTRIES = 2**28, 128
+DENSE_TABLE, _ENTRIES = 2**28, 128
 #: Bytes that rows of W may take: those of all data for which the matrix is worth its room.
 _ROWS = 2**31
 
@@ -81,13 +83,13 @@ def _is_small(W: SparseOperator) -> bool:
     """Whether W K of a matrix K takes less time than transforms, and little room."""
     entries = W.matrix.values()
     few = len(entries) <= _ENTRIES * W.shape[0]
-    return few and math.prod(W.shape) * entries.itemsize <= _TABLE
+    return few and math.prod(W.shape) * entries.itemsize <= DENSE_TABLE
 
 
 def _transformed(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows (k, M) of W K, some at a time, by transforms."""
     K = ToeplitzOperator(lags)
-    for part in chunks(W.shape[0], _COLUMNS):
+    for part in chunks(W.shape[0], max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
         yield part, K.matmul(_dense_rows(W.matrix, part))
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.features import (
+    DENSE_TABLE,
     AbstractFeatureMap,
     LocalFeatures,
     SideBySide,
@@ -22,8 +23,8 @@ from dustmap.linalg import AbstractOperator
 #: step of learning, iterations with their preconditioner some 1e-3 per node in three dimensions.
 _MOST, _CUBE_PER_NODE = 5000, 1e7
 #: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
-#: with the copy that LAPACK takes. Bytes of one of data and nodes.
-_MATRICES, _TABLE = 6, 2**28
+#: with the copy that LAPACK takes.
+_MATRICES = 6
 
 
 def suits_dense(n: int, nodes: int, memory: int) -> bool:
@@ -47,7 +48,13 @@ def dense_bytes(n: int, nodes: int) -> int:
     >>> dense_bytes(3600, 5103) // 2**20
     733
     """
-    return 8 * _MATRICES * n**2 + min(_TABLE, 8 * n * nodes)
+    return 8 * (_MATRICES - 2) * n**2 + factor_bytes(n, nodes)
+
+
+def factor_bytes(n: int, nodes: int) -> int:
+    """Bytes of a covariance while it is made and factorised."""
+    table = 8 * n * nodes
+    return 8 * 2 * n**2 + (table if table <= DENSE_TABLE else 0)
 
 
 def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
