@@ -14,14 +14,14 @@ from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder, field_features
 from dustmap.gp.functionals import world_of
-from dustmap.inference._model_maker import GridSettings, ModelMaker
+from dustmap.inference._global_settings import GlobalSettings, start_rows
+from dustmap.inference._model_maker import ModelMaker
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
 from dustmap.inference.solve._dense_covariance import takes_matrix
 from dustmap.inference.solve._dense_solve import solve_gridded
-from dustmap.inference.solve._global_solve import SolveSettings
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
@@ -34,71 +34,11 @@ from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
 _LEARNING = f"steps of learning{AT_MOST}"
-#: One of so many data finds the start, at most; fewer than so many would not find it.
-_START_PART, _LEAST_START = 4, 250
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
 Steps = Callable[[_newton.LearnStep], None]
 Learned: TypeAlias = _newton.LearnedModel[GlobalSolution]
-
-
-@final
-@dataclass(frozen=True)
-class GlobalSettings:
-    """Settings of `fit_global`.
-
-    Attributes
-    ----------
-    samples : draws S; standard deviations have a relative error of 1/√(2S)
-    rtol, max_steps, seed, rank : see `SolveSettings`
-    start_rows : so many data find the start in cheap steps, see `start_rows`; 0 leaves that out
-    learn_rows : at most so many random data take part in learning
-    order, padding, dtype, memory, rows_memory : see `GridSettings`
-    solve_memory : bytes of a solve's vectors; None for half
-    learn : Newton's method on the evidence
-    robust : Student-t noise; None for Gaussian
-    shared_residuals : whether rays in one beam share residuals in the draws, see `SolveSettings`
-    by_matrix : whether few data are solved for by their covariance as a matrix, see `suits_dense`;
-        the gradient of the evidence then has no Monte Carlo error
-    """
-
-    samples: int = 32
-    rtol: float = 1e-3
-    max_steps: int = 500
-    seed: int = 0
-    rank: int | None = None
-    start_rows: int = 3000
-    learn_rows: int = 100_000
-    order: int | None = None
-    padding: float = 4.0
-    dtype: torch.dtype = torch.float32
-    memory: int = 2**33
-    rows_memory: int | None = None
-    solve_memory: int | None = None
-    learn: _newton.LearnSettings = field(default_factory=_newton.LearnSettings)
-    robust: RobustSettings | None = None
-    shared_residuals: bool = True
-    by_matrix: bool = True
-
-    @property
-    def grid(self) -> GridSettings:
-        """How the grid carries the field."""
-        return GridSettings(self.padding, self.order, self.dtype, self.memory, self.rows_memory)
-
-    def solve(self, samples: int, fit_mean: bool) -> SolveSettings:
-        """The settings of a solve for so many draws."""
-        return SolveSettings(
-            rtol=self.rtol,
-            max_steps=self.max_steps,
-            samples=samples,
-            seed=self.seed,
-            rank=self.rank,
-            memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
-            fit_mean=fit_mean,
-            shared_residuals=self.shared_residuals,
-            by_matrix=self.by_matrix,
-        )
 
 
 @final
@@ -221,18 +161,6 @@ def fit_global(
     maker = ModelMaker(grid, settings.grid, using, world)
     stages = _Stages(maker, data, settings, model.mean.is_learned, steps, progress, checkpointer)
     return stages.result(deque(stages.states(_State(model)), maxlen=1).pop())
-
-
-def start_rows(asked: int, n: int) -> int:
-    """Data that find the start of learning from n: those asked for, a quarter at most, or none.
-
-    Examples
-    --------
-    >>> start_rows(3000, 100_000), start_rows(3000, 4000), start_rows(3000, 800)
-    (3000, 1000, 0)
-    """
-    few = min(asked, n // _START_PART)
-    return few if few >= min(asked, _LEAST_START) else 0
 
 
 @torch.no_grad()

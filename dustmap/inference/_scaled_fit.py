@@ -22,7 +22,8 @@ from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import GroupedFeatures
 from dustmap.gp.functionals import groups_of, with_responses, without_groups
-from dustmap.inference._global_fit import GlobalFit, GlobalSettings, Steps, fit_global
+from dustmap.inference._global_fit import GlobalFit, Steps, fit_global
+from dustmap.inference._global_settings import GlobalSettings
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.linalg import Progress, unwatched
