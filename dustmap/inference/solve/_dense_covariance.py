@@ -52,7 +52,13 @@ def dense_bytes(n: int, nodes: int) -> int:
 
 
 def factor_bytes(n: int, nodes: int) -> int:
-    """Bytes of a covariance while it is made and factorised."""
+    """Bytes of a covariance of N = n data while it is made and factorised.
+
+    Examples
+    --------
+    >>> factor_bytes(3600, 5103) // 2**20
+    337
+    """
     table = 8 * n * nodes
     return 8 * 2 * n**2 + (table if table <= DENSE_TABLE else 0)
 

@@ -216,6 +216,9 @@ class Solver(AbstractSolver[DataSpaceSolution]):
     ) -> DataSpaceSolution:
         return solve_in_data_space(model, self.data, _settings(samples), sigma=sigma, start=start)
 
+    def takes_matrix(self, model: GridModel) -> bool:
+        return False
+
     def snapshot(self, solution: DataSpaceSolution) -> State:
         return State()
 
