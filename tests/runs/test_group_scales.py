@@ -105,7 +105,7 @@ def test_a_killed_fit_with_scales_goes_on_to_the_same_bits(
     def go() -> None:
         run(sky, path, *settings)
 
-    assert interrupted(monkeypatch, 4, go, Killed())
+    assert interrupted(monkeypatch, 2, go, Killed())
     go()
     assert differences(tmp_path / "whole", path) == []
 
