@@ -65,6 +65,16 @@ def test_of_a_torus_hardly_wider_than_the_box(order: int) -> None:
     torch.testing.assert_close(dense_covariance(features, data), phi @ phi.mT)
 
 
+@pytest.mark.parametrize("order", [2, 4])
+def test_of_data_at_the_corners_of_the_box(order: int) -> None:
+    corners = torch.cartesian_prod(*2 * [torch.tensor([0.0, 1.0], dtype=torch.float64)])
+    middle = torch.full((2,), 0.5, dtype=torch.float64)
+    for data in (PointValues(corners), LineIntegrals.from_observer(corners, observer=middle)):
+        features = LocalFeatures(prior((6, 5)), order=order)
+        phi = features.operator(data).to_dense()
+        torch.testing.assert_close(dense_covariance(features, data), phi @ phi.mT)
+
+
 def test_features_in_float32_have_the_matrix_of_float64() -> None:
     data = functional("rays", 2)
     few = LocalFeatures(prior((6, 5), torch.float32), memory=0)

@@ -67,8 +67,8 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     local = in_float64(field_features(features))
     assert isinstance(local, LocalFeatures)
     torus = local.prior.torus_shape
-    margin = local.order // 2 - 1
-    box = tuple(min(L, m + 2 * margin) for L, m in zip(torus, local.prior.grid.shape, strict=True))
+    margin, more = local.order // 2 - 1, local.order - 1  # The last node has a cell of its own.
+    box = tuple(min(L, m + more) for L, m in zip(torus, local.prior.grid.shape, strict=True))
     W = _on_box(local.weights(functional), torus, box, margin)
     lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus)
     lags = lags[tuple(slice(0, m) for m in box)].contiguous()
