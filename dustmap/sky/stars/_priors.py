@@ -78,7 +78,8 @@ class SurveyRatio:
         rows = np.searchsorted(self.bounds, error)
         cell = np.minimum(place.astype(np.int64), len(self.values[0]) - 2)
         u = place - cell
-        c3, c2, c1, c0 = splines.c[:, cell, rows]
+        each = cell * len(self.values) + rows
+        c3, c2, c1, c0 = (part.ravel().take(each) for part in splines.c)
         value = c0 + u * (c1 + u * (c2 + u * c3))
         slope = (c1 + u * (2.0 * c2 + u * 3.0 * c3)) / self.step
         return value, np.where((place > 0.0) & (place < len(self.values[0]) - 1.0), slope, 0.0)
@@ -310,18 +311,18 @@ class _Table:
         """Return P(ln D > t) at t (n, P)."""
         place = np.clip((t - self.left) / self.step, 0.0, NODES - 1)
         cell = np.minimum(place.astype(np.int64), NODES - 2)
-        value, _ = self._cubic(cell, place - cell)
+        value, _ = _Cubics.of(self, cell).at(place - cell)
         return np.clip(1.0 - value, 0.0, 1.0)
 
     def quantile(self, p: Array) -> Array:
         """Return t (n, P) with P(ln D ≤ t) = p (P,)."""
         cell = self._cell(p)
-        first = np.take_along_axis(self.below, cell, 1)
-        within = np.take_along_axis(self.below, cell + 1, 1) - first
+        cubics = _Cubics.of(self, cell)
+        first, within = cubics.first, cubics.rise
         low, high = np.zeros_like(first), np.ones_like(first)
         u = np.clip((p - first) / np.where(within > 0.0, within, 1.0), 0.0, 1.0)
         for _ in range(12):  # Newton's steps, and halving where they leave the bracket
-            value, slope = self._cubic(cell, u)
+            value, slope = cubics.at(u)
             low, high = np.where(value <= p, u, low), np.where(value > p, u, high)
             newton = u - (value - p) / np.where(slope > 0.0, slope, 1.0)
             u = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
@@ -335,14 +336,33 @@ class _Table:
         cell = place.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
         return np.asarray(np.clip(cell, 0, count - 2), np.int64)
 
-    def _cubic(self, cell: NDArray[np.int64], u: Array) -> tuple[Array, Array]:
-        """Evaluate cubics by values and slopes at the ends of cells at u in [0, 1]; and slopes."""
-        p0, p1 = (np.take_along_axis(self.below, cell + k, 1) for k in (0, 1))
-        m0, m1 = (np.take_along_axis(self.slope, cell + k, 1) for k in (0, 1))
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Cubics:
+    """Cubics on cells by values and slopes at their ends, (n, P) each: value p₀ and slope m₀ at the
+    first, rise p₁ − p₀, and the coefficients of u² and u³ for u in [0, 1]."""
+
+    first: Array
+    slope: Array
+    rise: Array
+    square: Array
+    cube: Array
+
+    @staticmethod
+    def of(table: _Table, cell: NDArray[np.int64]) -> "_Cubics":
+        """Gather those of the cells (n, P) of a table."""
+        place = cell + table.below.shape[1] * np.arange(len(cell))[:, None]
+        p0, p1 = (table.below.ravel().take(place + k) for k in (0, 1))
+        m0, m1 = (table.slope.ravel().take(place + k) for k in (0, 1))
         rise = p1 - p0
-        c2, c3 = 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise
-        value = p0 + u * (m0 + u * (c2 + u * c3))
-        return value, m0 + u * (2.0 * c2 + u * 3.0 * c3)
+        return _Cubics(p0, m0, rise, 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise)
+
+    def at(self, u: Array) -> tuple[Array, Array]:
+        """Return values and slopes at u (n, P)."""
+        c2, c3 = self.square, self.cube
+        value = self.first + u * (self.slope + u * (c2 + u * c3))
+        return value, self.slope + u * (2.0 * c2 + u * 3.0 * c3)
 
 
 @final

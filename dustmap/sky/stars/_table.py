@@ -8,6 +8,7 @@ p(d | ϖ) ∝ prior(d) N(ϖ; 1/d, σ²), with a declared prior.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, final
 
@@ -70,9 +71,9 @@ class AbstractDistances(ABC):
         """Unit of every column."""
         return {name: name.rsplit("_", 1)[1] for name in self.fields}
 
-    @property
+    @cached_property
     def median(self) -> Array:
-        """Median distance (N,)."""
+        """Median distance (N,), computed once."""
         return self.quantile(np.array([0.5]))[:, 0]
 
     @property
