@@ -9,6 +9,8 @@ circulant given by its spectrum: covariances, roots and preconditioners on a tor
 `pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
 Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
 Both report on every column in a `SolveResult`.
+`covariance_cg` solves (I + B K) v = b for information B and covariance K, in vectors that are
+shorter than the data where B is a `SparseGram` of many rows.
 `nystrom` makes a preconditioner for shift · I + G of a few products with it.
 `toeplitz_solve` is `pcg` for a Toeplitz matrix, differentiable in its lags and in b.
 
@@ -44,6 +46,10 @@ from dustmap.linalg._ciq import square_root as square_root
 from dustmap.linalg._contour import RootQuadrature as RootQuadrature
 from dustmap.linalg._contour import SpectrumBounds as SpectrumBounds
 from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
+from dustmap.linalg._covariance_cg import AbstractInformation as AbstractInformation
+from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom
+from dustmap.linalg._covariance_cg import CovarianceSolve as CovarianceSolve
+from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -69,6 +75,9 @@ from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._random import counter_uniform as counter_uniform
 from dustmap.linalg._random import keyed_normal as keyed_normal
 from dustmap.linalg._random import standard_normal as standard_normal
+from dustmap.linalg._sparse_gram import SparseGram as SparseGram
+from dustmap.linalg._sparse_gram import entered_columns as entered_columns
+from dustmap.linalg._sparse_gram import estimated_entries as estimated_entries
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length

@@ -265,7 +265,7 @@ class SparseOperator(AbstractAdjointPair):
             )
         matrix = _with_narrow_indices(self.matrix.detach())
         object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "transposed", _transposed_csr(matrix))
+        object.__setattr__(self, "transposed", transposed_csr(matrix))
 
     @staticmethod
     def from_csr(
@@ -282,7 +282,7 @@ class SparseOperator(AbstractAdjointPair):
                 f"values, got starts {tuple(starts.shape)}, cols {tuple(cols.shape)}, values "
                 f"{tuple(values.shape)}"
             )
-        return SparseOperator(_csr_from_parts(starts, cols, values.detach(), shape))
+        return SparseOperator(csr_from_parts(starts, cols, values.detach(), shape))
 
     @staticmethod
     def from_coo(
@@ -357,7 +357,7 @@ def row_slice(matrix: Tensor, first: int, last: int) -> Tensor:
     starts = matrix.crow_indices()[first : last + 1]
     part, shape = slice(int(starts[0]), int(starts[-1])), (last - first, matrix.shape[1])
     cols, values = matrix.col_indices()[part], matrix.values()[part]
-    return _csr_from_parts(starts - starts[0], cols, values, shape, check_invariants=False)
+    return csr_from_parts(starts - starts[0], cols, values, shape, check_invariants=False)
 
 
 def _starts(counts: Tensor) -> Tensor:
@@ -370,7 +370,7 @@ def _index_dtype(shape: tuple[int, int], count: int) -> torch.dtype:
     return torch.int32 if max(*shape, count) < 2**31 else torch.int64
 
 
-def _csr_from_parts(
+def csr_from_parts(
     starts: Tensor,
     cols: Tensor,
     values: Tensor,
@@ -394,10 +394,10 @@ def _with_narrow_indices(matrix: Tensor) -> Tensor:
     starts, cols, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
     if cols.dtype == _index_dtype((m, n), len(values)):
         return matrix
-    return _csr_from_parts(starts, cols, values, (m, n))
+    return csr_from_parts(starts, cols, values, (m, n))
 
 
-def _transposed_csr(matrix: Tensor) -> Tensor:
+def transposed_csr(matrix: Tensor) -> Tensor:
     """Counting sort by column, over groups of rows that are sorted in cache: each entry goes to
     the next free place of its column. Nothing as long as the entries is made but the result."""
     m, n = matrix.shape
@@ -416,7 +416,7 @@ def _transposed_csr(matrix: Tensor) -> Tensor:
         new_cols[place] = row.repeat_interleave(counts)[order]
         new_values[place] = values[part][order]
         free += per_column
-    return _csr_from_parts(column_starts, new_cols, new_values, (n, m), check_invariants=False)
+    return csr_from_parts(column_starts, new_cols, new_values, (n, m), check_invariants=False)
 
 
 def _row_groups(starts: Tensor, entries: int) -> list[range]:

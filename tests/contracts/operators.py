@@ -17,8 +17,10 @@ from dustmap.linalg import (
     CirculantOperator,
     DenseOperator,
     DiagonalOperator,
+    SparseGram,
     SparseOperator,
     ToeplitzOperator,
+    entered_columns,
 )
 from tests.references import (
     circulant_matrix,
@@ -217,6 +219,18 @@ def sparse_case() -> OperatorCase:
     )
 
 
+def sparse_gram_case() -> OperatorCase:
+    """Weighted rows that leave a column empty."""
+    L, weights = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]).double(), torch.tensor([1.0, 0.5])
+    row, col = L.nonzero(as_tuple=True)
+
+    def make(dtype: torch.dtype) -> SparseGram:
+        rows = SparseOperator.from_coo(row, col, L[row, col].to(dtype), (2, 3))
+        return SparseGram.of(rows, weights, entered_columns(rows))
+
+    return OperatorCase("sparse gram", make, torch.tensor([[5.5, 2.0], [2.0, 4.0]]).double())
+
+
 def circulant_case(
     torus: tuple[int, ...],
     rows: tuple[int, ...] | None = None,
@@ -259,6 +273,7 @@ OPERATOR_CASES: tuple[OperatorCase, ...] = (
     transposed_case(),
     diagonal_case(),
     sparse_case(),
+    sparse_gram_case(),
     circulant_case((8,)),
     circulant_case((7,), rows=(4,), columns=(5,)),
     circulant_case((4, 6), rows=(3, 2)),
