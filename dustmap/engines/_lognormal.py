@@ -32,6 +32,11 @@ STEP_VECTORS = 15
 #: Rank of the preconditioner; arrays over the nodes for each sample of two iterates, and for each
 #: of the products that the preconditioner takes together.
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
+#: Bytes of an entry of sums of sparse products, float64, while they are made.
+_SUMMED = 48
+#: Data a node from which on rays of one observer are surely solved for among the nodes, whose
+#: preconditioner is the shorter.
+_MANY = 4
 
 #: The parts of a fit, in words.
 _STAGES = {
@@ -103,7 +108,9 @@ class LogNormalEngine(AbstractEngine):
         allotted = division.allotment.rows
         rows, how = _memory.row_component(division.row_bytes, allotted, division.count)
         making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field_bytes
-        solving = (_memory.FIELD_VECTORS * s.samples + 3 * rank) * s.data * s.itemsize
+        information = self._information(problem, division)
+        length = s.nodes if information and s.data >= _MANY * s.nodes else s.data
+        solving = (_memory.FIELD_VECTORS * s.samples * s.data + 3 * rank * length) * s.itemsize
         samples = f"{s.samples} densities at {s.nodes:,} nodes"
         draws = f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each"
         fields = f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each"
@@ -117,10 +124,27 @@ class LogNormalEngine(AbstractEngine):
             Component("making the preconditioner", making, During.PREPARING, products),
             Component("solver", solving, During.FIT, vectors),
             rows,
+            *information,
             *division.components,
             _memory.WORKING_COMPONENT,
         )
         return MemoryPlan(parts, {"rows of the stars": how, **division.in_words})
+
+    def _information(self, problem: Problem, division: "RankDivision") -> tuple[Component, ...]:
+        """What solves among the nodes take where fits may choose them (`SeenNodes.of`), at most."""
+        s, model, rows = self.sizes(problem), problem.model, division.row_bytes
+        alone = division.draws.size == 1 and division.rows.size == 1
+        stored = 0 < rows <= division.allotment.rows and self.settings.beams is None
+        known = len(Parameters.of(model, without=("mean",)).theta) == 0
+        if not (alone and stored and known and model.zero_points is None and s.nodes <= s.data):
+            return ()
+        entry = 4 + s.itemsize
+        most = inference.most_information(rows // (2 * entry), s.nodes)
+        what = f"of the data among nodes, at most {most:,} entries"
+        return (
+            Component("information", entry * most, During.FIT, what),
+            Component("making it", _SUMMED * most, During.PREPARING, "sums of sparse products"),
+        )
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Mode, hyperparameters and samples; priors are centred on the problem's origin."""
@@ -212,11 +236,10 @@ class LogNormalEngine(AbstractEngine):
         )
 
     def _rows(self, problem: Problem) -> "functools.partial[Any]":
-        """Rows of any functional by multilinear interpolation."""
-        memory, dtype = self.settings.memory // 2, self.settings.dtype
-        return functools.partial(
-            features.interpolation, grid=problem.nodes, memory=memory, dtype=dtype
-        )
+        """Rows of any functional by multilinear interpolation, not stored: a posterior multiplies
+        them once."""
+        dtype = self.settings.dtype
+        return functools.partial(features.interpolation, grid=problem.nodes, memory=0, dtype=dtype)
 
     def sizes(self, problem: Problem) -> _memory.GriddedSizes:
         """Sizes of the solve on the map's grid."""

@@ -120,6 +120,10 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         rays(3000, 10.0, positive=True),
     ),
+    "lognormal-nodes": lambda: (
+        LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
+        rays(60_000, 40.0, positive=True),
+    ),
 }
 
 

@@ -160,10 +160,10 @@ def test_the_preconditioner_follows_density_and_noise(changed: str) -> None:
         problem = replace(problem, noise=problem.noise * scale)
     tangent = problem.tangent(density, mean.c)
     A, identity = tangent.gram().to_dense(), torch.eye(len(problem.y), dtype=torch.float64)
-    torch.testing.assert_close(made.at(tangent).to_dense() @ A, identity, rtol=0, atol=1e-6)
+    torch.testing.assert_close(made.near(tangent).to_dense() @ A, identity, rtol=0, atol=1e-6)
     densities = torch.stack([mean.log_density.exp(), density])
     seen = problem.rows.matmul(densities)
-    stack = made.stacked(problem.tangents(densities, seen, mean.c.expand(2, -1)))
+    stack = made.near(problem.tangents(densities, seen, mean.c.expand(2, -1)))
     columns = torch.stack([stack.matmul(torch.stack([e, e]))[1] for e in identity])
     torch.testing.assert_close(columns @ A, identity, rtol=0, atol=1e-6)
 

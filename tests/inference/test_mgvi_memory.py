@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ import torch
 
 from dustmap.inference import NO_CHECKPOINTS
 from dustmap.inference.lognormal import _mgvi_draws
+from dustmap.inference.lognormal._metric_solver import AbstractMetricSolver, metric_solver
 from dustmap.inference.lognormal._tangent import Tangent
-from dustmap.linalg import OutOfMemory, pcg
+from dustmap.linalg import OutOfMemory, SolveResult
 from tests.inference.checkpointers import often_interrupted
 from tests.inference.test_checkpoints_mgvi import SETTINGS, Case
 
@@ -20,14 +21,26 @@ from tests.inference.test_checkpoints_mgvi import SETTINGS, Case
 FIT = Case(1, settings=replace(SETTINGS, samples=8, draws=4, rounds=0, residual=1e-8))
 
 
-def short_of_memory(limit: int, seen: list[int]) -> Callable[..., Any]:
-    """pcg on a machine that holds `limit` right-hand sides."""
+@dataclass(frozen=True)
+class Limited:
+    """A solver on a machine that holds `limit` right-hand sides."""
 
-    def limited(A: Any, b: torch.Tensor, **options: Any) -> Any:
-        seen.append(len(b))
-        if len(b) > limit:
+    whole: AbstractMetricSolver
+    limit: int
+    seen: list[int]
+
+    def solve(self, b: torch.Tensor, **options: Any) -> SolveResult:
+        self.seen.append(len(b))
+        if len(b) > self.limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return pcg(A, b, **options)
+        return self.whole.solve(b, **options)
+
+
+def short_of_memory(limit: int, seen: list[int]) -> Callable[..., Limited]:
+    """metric_solver on such a machine."""
+
+    def limited(*tangent: Any) -> Limited:
+        return Limited(metric_solver(*tangent), limit, seen)
 
     return limited
 
@@ -39,7 +52,7 @@ def test_samples_are_drawn_in_smaller_groups(
     case = replace(FIT, settings=replace(FIT.settings, curved=curved))
     whole = case(NO_CHECKPOINTS)
     seen: list[int] = []
-    monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(2, seen))
+    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(2, seen))
     with caplog.at_level(logging.WARNING, "dustmap"):
         parts = case(NO_CHECKPOINTS)
     assert seen[:3] == [4, 2, 2]
@@ -52,7 +65,7 @@ def test_samples_are_drawn_in_smaller_groups(
 
 
 def test_a_fit_short_of_memory_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(2, []))
+    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(2, []))
     whole = FIT(NO_CHECKPOINTS)
     torch.testing.assert_close(
         often_interrupted(FIT).posterior.log_samples,
@@ -82,6 +95,6 @@ def test_a_product_that_takes_too_much_leaves_the_samples_as_they_were(
 
 
 def test_one_sample_that_takes_too_much_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(0, []))
+    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(0, []))
     with pytest.raises(OutOfMemory, match=r"samples drawn together.*set a smaller fit\.samples"):
         FIT(NO_CHECKPOINTS)

@@ -6,7 +6,7 @@ Their posterior comes from samples of its logarithm at the nodes.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 import torch
@@ -307,7 +307,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
                 f"count must be at most the {self.n_samples} samples that were drawn, got {count}: "
                 "fit with more samples"
             )
-        return self._all_draws(functional)[:count]
+        few = replace(self, log_samples=self.log_samples[:count], groups=self._first_groups(count))
+        return few._all_draws(functional)
 
     def log_moments(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln f (N,) over the samples; −∞ and 0 where f = 0.
@@ -349,6 +350,12 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""
         mean = self.log_samples.mean(0)
         return mean, self.log_samples.std(0, correction=0)
+
+    def _first_groups(self, count: int) -> GroupSamples | None:
+        """Zero points and scales of the first draws."""
+        if self.groups is None:
+            return None
+        return replace(self.groups, white=self.groups.white[:count])
 
     def _draws(self, functional: AbstractFunctional) -> Tensor:
         rows = self.interpolation(functional)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
-from dustmap.linalg import Progress, SolveResult, pcg, unwatched
+from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.linalg import Progress, SolveResult, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
 FAR, ROUGH = 2.0, 0.1
@@ -213,7 +214,7 @@ class Accuracy:
 @final
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """End of a descent: the iterate, the multipliers z (N,) for a warm start, CG steps spent,
+    """End of a descent: the iterate, the multipliers z (Q,) for a warm start, CG steps spent,
     Gauss-Newton steps, and the last decrease of the energy (negative: no step lowered it)."""
 
     iterate: Iterate
@@ -228,7 +229,7 @@ def descend(
     iterate: Iterate,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None = None,
+    preconditioner: Preconditioner | None = None,
     progress: Progress = unwatched,
 ) -> Descent:
     """Lower E by Gauss-Newton steps at fixed hyperparameters.
@@ -236,15 +237,15 @@ def descend(
     ξ ← a + e + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (mean_s r_s + J (ξ − a − e))
 
     with e the pull that the mean response does not see: by Woodbury the Newton step with the
-    metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length. At the optimum without deviations z is
-    the whitened residual, so z of one step starts the next.
+    metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or, where data see few nodes, of theirs
+    (`metric_solver`). At the optimum without deviations z is the whitened residual, so z of one
+    step starts the next.
     """
     spent, taken, decrease, tight = 0, 0, 0.0, 1.0
     while taken < accuracy.steps:
         progress(_NEWTON, taken, accuracy.steps)
         solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
-        root_weights = iterate.problem.noise.rsqrt()
-        full = iterate.tangent.rmatmul(root_weights * solve.x)
+        full = iterate.tangent.step_of(solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
         found = line_search(iterate, anchor + full - iterate.xi)
         if found is None:
@@ -263,7 +264,7 @@ def solve_multipliers(
     iterate: Iterate,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     tight: float = 1.0,
     progress: Progress = unwatched,
 ) -> tuple[SolveResult, Tensor]:
@@ -274,10 +275,8 @@ def solve_multipliers(
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
     wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
-    solve = pcg(
-        tangent.gram(),
+    solve = metric_solver(tangent, preconditioner).solve(
         target,
-        preconditioner=preconditioner and preconditioner.at(tangent),
         x0=z,
         rtol=relative(tight * wanted, target),
         max_steps=accuracy.cg_steps,

@@ -11,6 +11,7 @@ from dustmap.gp import Batch, GridPrior
 from dustmap.gp.features import ProductOperator, divided_rows, rows_made_together
 from dustmap.inference.lognormal._groups import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
+from dustmap.inference.lognormal._seen_nodes import SeenNodes
 from dustmap.inference.lognormal._tangent import Tangent, TangentStack
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, DiagonalOperator
 
@@ -26,7 +27,8 @@ class LogNormalProblem:
     graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
 
     world: ranks that divide draws. Each has the rows of all data: `own_rows` are L as one rank
-    applies it alone, `rows` as all do together.
+    applies it alone, `rows` as all do together. nodes: those that data see, where solves are made
+    among them.
     """
 
     model: LogNormalModel
@@ -41,6 +43,7 @@ class LogNormalProblem:
     weights: Tensor
     groups: GroupTerms | None
     world: AbstractWorld
+    nodes: SeenNodes | None = None
 
     @staticmethod
     @torch.no_grad()
@@ -60,6 +63,10 @@ class LogNormalProblem:
         log_mean = model.log_mean()
         if model.likelihood.log_relative is not None:
             data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
+        noise = model.likelihood.noise_variance(data).to(dtype)
+        # Groups have numbers beside the nodes, and gradients of the evidence take z itself.
+        plain = points is None and len(model.learned().theta) == 0
+        nodes = SeenNodes.of(rows, noise, world) if plain else None
         return LogNormalProblem(
             model,
             data,
@@ -69,10 +76,11 @@ class LogNormalProblem:
             log_mean,
             model.prior.covariance(),
             data.y.to(dtype),
-            model.likelihood.noise_variance(data).to(dtype),
+            noise,
             torch.ones_like(data.y, dtype=dtype),
             None if points is None else GroupTerms.of(points, data.functional, log_mean),
             world,
+            nodes,
         )
 
     def apart(self) -> "LogNormalProblem":
@@ -105,8 +113,9 @@ class LogNormalProblem:
     @torch.no_grad()
     def with_present_noise(self) -> "LogNormalProblem":
         """With the noise of the likelihood under present weights and response."""
-        noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
-        return replace(self, noise=noise / self.weights)
+        noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype) / self.weights
+        nodes = None if self.nodes is None else self.nodes.under(noise)
+        return replace(self, noise=noise, nodes=nodes)
 
     def with_response(self, response: Tensor) -> "LogNormalProblem":
         """With noise that grows with the response taken at another one (N,)."""
@@ -122,6 +131,22 @@ class LogNormalProblem:
         """n, the length of ξ."""
         return self.root.shape[1]
 
+    @property
+    def n_multipliers(self) -> int:
+        """Q, the length of multipliers of solves: N, or that of the nodes that data see."""
+        return len(self.y) if self.nodes is None else len(self.nodes.index)
+
+    def multipliers_of(self, pull: Tensor) -> Tensor:
+        """Those (Q,) of W^½ z (N,): z, or Lᵀ W^½ z at the nodes that data see."""
+        if self.nodes is None:
+            return pull * self.noise.sqrt()
+        return self.nodes.taken(self.rows.rmatmul(pull))
+
+    def multipliers_under(self, other: "LogNormalProblem", z: Tensor) -> Tensor:
+        """Those (Q,) for the same residuals under the noise of another problem; of nodes the same,
+        which are only to start from."""
+        return z * (self.noise / other.noise).sqrt() if self.nodes is None else z
+
     def tangent(self, density: Tensor, c: Tensor) -> Tangent:
         """The response linearised at ρ (M,) and at variables (c, c') (G,) of groups."""
         rows, groups, columns = self.rows, self.groups, None
@@ -129,12 +154,13 @@ class LogNormalProblem:
             columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
         if groups is not None and groups.has_scales:
             rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
-        return Tangent(rows, density, self.root, columns, self.covariance, self.noise)
+        here = self.covariance, self.noise, self.nodes
+        return Tangent(rows, density, self.root, columns, *here)
 
     def tangents(self, densities: Tensor, seen: Tensor, c: Tensor) -> TangentStack:
         """The response linearised at several ρ_s (S, M), L ρ_s (S, N) and (c, c')_s (S, G)."""
         here = self.covariance, self.root.columns, self.noise.rsqrt()
-        return TangentStack(self.rows, densities, *here, self.groups, seen, c)
+        return TangentStack(self.rows, densities, *here, self.groups, seen, c, self.nodes)
 
     def response(self, density: Tensor, xi: Tensor) -> Tensor:
         """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""

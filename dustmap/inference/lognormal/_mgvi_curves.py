@@ -18,8 +18,9 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Iterate,
 )
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._tangent import GramPreconditioner, TangentStack
-from dustmap.linalg import Progress, SolveResult, pcg, unwatched
+from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._tangent import TangentStack
+from dustmap.linalg import Progress, SolveResult, unwatched
 
 #: Parts of the first deviation that a sample may start from.
 _PARTS = (1.0, 0.5, 0.25, 0.0)
@@ -31,7 +32,7 @@ _REACH = 8.0
 @final
 @dataclass(frozen=True, eq=False)
 class CurvedDraws:
-    """Ends of K descents: ξ_s (K, n), multipliers z_s (K, N) for a warm start, and the CG steps and
+    """Ends of K descents: ξ_s (K, n), multipliers z_s (K, Q) for a warm start, and the CG steps and
     Gauss-Newton steps of every sample (K,)."""
 
     xi: Tensor
@@ -48,7 +49,7 @@ def curved_draws(
     start: Tensor,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     progress: Progress = unwatched,
 ) -> CurvedDraws:
     """K deviations that honour the curvature of ρ: the ξ_s that minimise
@@ -70,7 +71,7 @@ def curved_draws(
     and products are T e₁ = T Tᵀ v, ‖e₁‖² = v · T e₁ and e · e₁ = T e · v.
 
     start (K, n): first deviations, of which each sample takes the part with the lowest energy:
-    straight ones overshoot where the density is uncertain by factors; z (K, N): first multipliers.
+    straight ones overshoot where the density is uncertain by factors; z (K, Q): first multipliers.
     """
     problem = mean.problem
     centre = problem.response(mean.log_density.exp(), mean.xi)
@@ -106,7 +107,7 @@ class _Samples:
 
     target t (K, N); anchor H β₀ + T a (K, M); anchor_c (K, G), variables of groups in a; shift T e
     (K, M) and c (K, G), variables of groups in e; pull V (K, M) and share κ (K,), e = κ e₀ + Tᵀ V;
-    strain ‖e‖² (K,), float64; z: multipliers (K, N). They are written in place while samples move.
+    strain ‖e‖² (K,), float64; z: multipliers (K, Q). They are written in place while samples move.
     """
 
     problem: LogNormalProblem
@@ -197,7 +198,7 @@ class _Step:
     def of(samples: _Samples) -> "_Step":
         """e₁ = Jᵀ W^½ z of the samples' multipliers."""
         tangents = samples.tangents
-        pull, c = tangents.pulled(tangents.root_weights * samples.z)
+        pull, c = tangents.pull_of(samples.z)
         shift = tangents.covaried(pull)
         square = _dots(pull, shift) + _dots(c, c)
         return _Step(pull, shift, c, square, _dots(pull, samples.shift) + _dots(c, samples.c))
@@ -220,7 +221,7 @@ class _Step:
 def _descended(
     samples: _Samples,
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     progress: Progress,
 ) -> tuple[Tensor, Tensor]:
     """Lower every E_s, in place, until it falls by less than `accuracy.decrease`: CG steps and
@@ -249,10 +250,10 @@ def _solved(
     samples: _Samples,
     accuracy: Accuracy,
     tight: Tensor,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     progress: Progress,
 ) -> SolveResult:
-    """Multipliers z (K, N) of a Gauss-Newton step:
+    """Multipliers (K, Q) of a Gauss-Newton step:
 
     (I + W^½ J Jᵀ W^½) z = W^½ (t − f(ξ) + J e)
     """
@@ -262,10 +263,8 @@ def _solved(
     wanted = torch.where(misfit > FAR, ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
     size = target.norm(dim=-1).clamp_min(1e-30)
     rtol = (tight * wanted * math.sqrt(target.shape[-1]) / size).clamp_max(0.5)
-    return pcg(
-        tangents,
+    return metric_solver(tangents, preconditioner).solve(
         target,
-        preconditioner=preconditioner and preconditioner.stacked(tangents),
         x0=samples.z,
         rtol=rtol,
         max_steps=accuracy.cg_steps,

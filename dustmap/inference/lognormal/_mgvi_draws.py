@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Iterate, relative_to
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._tangent import GramPreconditioner
+from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
 from dustmap.linalg import (
     AbstractWorld,
     AdaptiveBatch,
@@ -17,7 +17,6 @@ from dustmap.linalg import (
     KeyedNormal,
     Progress,
     SolveResult,
-    pcg,
     unwatched,
 )
 
@@ -80,7 +79,7 @@ class DrawSolver:
     residual: float
     max_steps: int
     at_once: AdaptiveBatch
-    preconditioner: GramPreconditioner | None = None
+    preconditioner: Preconditioner | None = None
     progress: Progress = unwatched
     world: AbstractWorld = field(default_factory=Alone)
 
@@ -88,25 +87,24 @@ class DrawSolver:
     def __call__(
         self, mean: Iterate, perturbations: Perturbations, start: Tensor | None = None
     ) -> SolveResult:
-        """z (K, N) of `metric_draws`, as accurate however many samples are solved together."""
+        """Multipliers (K, Q) of `metric_draws`, as accurate however many samples are solved
+        together."""
         tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
         white, noise = perturbations.white, perturbations.noise
-        root_weights, gram, count = tangent.noise.rsqrt(), tangent.gram(), len(white)
+        root_weights, count = tangent.root_weights, len(white)
 
         def seen(part: slice) -> Tensor:
             return noise[part] - root_weights * tangent.matmul(white[part])
 
-        near = self.preconditioner and self.preconditioner.at(tangent)
+        solver = metric_solver(tangent, self.preconditioner)
         target = torch.cat(in_groups(count, self.at_once, seen))
         sizes = self.world.gathered(target.norm(dim=-1))
         rtol = relative_to(self.residual, sizes, target.shape[-1])
 
         def solved(part: slice) -> SolveResult:
             self.progress(_DRAWS, part.start, count)
-            return pcg(
-                gram,
+            return solver.solve(
                 target[part],
-                preconditioner=near,
                 x0=None if start is None else start[part],
                 rtol=rtol,
                 max_steps=self.max_steps,
@@ -129,23 +127,32 @@ def metric_draws(
         δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
 
     Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
-    start: z (K, N) of the same perturbations at a centre nearby. δ takes the place of ξ₀ in
-    perturbations.white.
+    start: multipliers (K, Q) of the same perturbations at a centre nearby. δ takes the place of ξ₀
+    in perturbations.white.
     """
     tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
     delta, solve = perturbations.white, solver(mean, perturbations, start)
-    pulls = tangent.noise.rsqrt() * solve.x
 
     def move(part: slice) -> None:
         # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
-        delta[part].add_(tangent.rmatmul(pulls[part]))
+        delta[part].add_(tangent.step_of(solve.x[part]))
 
     in_groups(len(delta), solver.at_once, move)
     return delta, solve
 
 
+@torch.no_grad()
+def answered(mean: Iterate, perturbations: Perturbations, multipliers: Tensor) -> Tensor:
+    """W^½ J δ_s (K, N) of the draws of these perturbations: η − z, or by products with J."""
+    tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+    if tangent.nodes is None:
+        return perturbations.noise - multipliers
+    delta = perturbations.white + tangent.step_of(multipliers)
+    return tangent.root_weights * tangent.matmul(delta)
+
+
 def first_rows(draws: Tensor, count: int) -> Tensor:
-    """z (count, N): the first of draws (K, N), and zeros where there are fewer."""
+    """Multipliers (count, Q): the first of draws (K, Q), and zeros where there are fewer."""
     known = draws[:count]
     return torch.nn.functional.pad(known, (0, 0, 0, count - len(known)))
 

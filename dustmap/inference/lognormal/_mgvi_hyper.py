@@ -21,8 +21,13 @@ from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._metric_solver import (
+    AbstractMetricSolver,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.inference.lognormal._mgvi_shares import shared_solve
-from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
+from dustmap.inference.lognormal._tangent import Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
@@ -112,7 +117,7 @@ def evidence_step(
     draws: Tensor,
     prior: Parameters[LogNormalModel],
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     trust: TrustRegion,
     progress: linalg.Progress = linalg.unwatched,
 ) -> EvidenceStep:
@@ -140,8 +145,8 @@ def evidence_step(
     _, pull = prior.log_prior(theta)
     gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
-    near = preconditioner and preconditioner.apart_from(world).at(alone)
-    v, solve = slopes.products(z), _solver_of(alone, accuracy, near, progress)
+    solver = metric_solver(alone, preconditioner and preconditioner.apart_from(world))
+    v, solve = slopes.products(z), _solver_of(solver, accuracy, progress)
     solved = shared_solve(world, len(v), lambda own: solve(v[own]))
     products = v.double() @ solved.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
@@ -163,16 +168,13 @@ def evidence_step(
 
 
 def _solver_of(
-    tangent: Tangent,
+    solver: AbstractMetricSolver,
     accuracy: Accuracy,
-    preconditioner: linalg.AbstractOperator | None,
     progress: linalg.Progress,
 ) -> Callable[[Tensor], linalg.SolveResult]:
     """A⁻¹ of right-hand sides (Q, N), as exact as the information of an evidence step needs."""
     return partial(
-        linalg.pcg,
-        tangent.gram(),
-        preconditioner=preconditioner,
+        solver.solve,
         rtol=min(_INFORMATION, accuracy.residual),
         max_steps=accuracy.cg_steps,
         progress=progress,
@@ -185,7 +187,7 @@ def carry(
     problem: LogNormalProblem,
     z: Tensor,
     accuracy: Accuracy,
-    preconditioner: GramPreconditioner | None,
+    preconditioner: Preconditioner | None,
     progress: linalg.Progress = linalg.unwatched,
 ) -> tuple[Iterate, Tensor]:
     """Move to the optimum of the old linearisation under new hyperparameters."""
@@ -194,10 +196,8 @@ def carry(
     tangent, root_weights = problem.tangent(iterate.density, iterate.c), problem.noise.rsqrt()
     pseudo = iterate.residuals.mean(0) + tangent.of_field(field, iterate.c)
     target = root_weights * pseudo
-    solve = linalg.pcg(
-        tangent.gram(),
+    solve = metric_solver(tangent, preconditioner).solve(
         target,
-        preconditioner=preconditioner and preconditioner.at(tangent),
         x0=z,
         rtol=relative(accuracy.residual, target),
         max_steps=accuracy.cg_steps,

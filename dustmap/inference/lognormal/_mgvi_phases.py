@@ -11,6 +11,7 @@ from torch import Tensor
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
 from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
+from dustmap.inference.lognormal._metric_solver import Preconditioner, node_preconditioner
 from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
 from dustmap.inference.lognormal._mgvi_samples import Sampler
@@ -25,6 +26,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
+from dustmap.inference.lognormal._seen_nodes import NodePreconditioner
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AT_MOST, Progress, divided
 
@@ -303,24 +305,30 @@ class Fit:
     def _preconditioned(self, state: FitState) -> FitState:
         """Nyström of I + W^½ J Jᵀ W^½ at the centre, under the noise of its own response."""
         state = replace(state, centre=state.centre.with_own_response())
-        n, old = len(state.z), state.preconditioner
+        n, old = len(state.problem.y), state.preconditioner
         rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
-        centre, problem = state.centre, state.problem
+        made = self._made(state.centre, rank, old)
+        return replace(state, preconditioner=made, slowest=0)
+
+    def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
+        """A preconditioner of the side that the problem has chosen."""
+        problem, nodes = centre.problem, centre.problem.nodes
+        if nodes is not None:
+            assert not isinstance(old, GramPreconditioner)
+            return node_preconditioner(nodes, centre.tangent, rank, old, self.progress)
+        assert not isinstance(old, NodePreconditioner)
         # Ranks divide the vectors that the Gram matrix is multiplied with.
         alone = problem.apart().tangent(centre.density, centre.c)
         gram, size = divided(alone.gram(), problem.world), centre.tangent.size
-        made = (
-            GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
-            if old is None
-            else old.refreshed(gram, size, self.progress)
-        )
-        return replace(state, preconditioner=made, slowest=0)
+        if old is not None:
+            return old.refreshed(gram, size, self.progress)
+        return GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
 
     def _rough(self, state: FitState) -> Accuracy:
         """On the way to the mode."""
-        return replace(self._accuracy, decrease=0.01 * len(state.z))
+        return replace(self._accuracy, decrease=0.01 * len(state.problem.y))
 
     @property
     def _accuracy(self) -> Accuracy:
@@ -373,6 +381,6 @@ def _weighed(state: FitState, weights: StudentTWeights) -> FitState:
     return replace(
         state,
         weights=weights,
-        z=state.z * (before.problem.noise / problem.noise).sqrt(),
+        z=before.problem.multipliers_under(problem, state.z),
         centre=Iterate.at(problem, before.target, before.xi),
     )

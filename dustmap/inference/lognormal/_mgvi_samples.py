@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate
+from dustmap.inference.lognormal._metric_solver import Preconditioner
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
@@ -18,7 +19,6 @@ from dustmap.inference.lognormal._mgvi_draws import (
 )
 from dustmap.inference.lognormal._mgvi_shares import bends, straight_pairs
 from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVIStart
-from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AdaptiveBatch, Progress
 
 #: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
@@ -135,12 +135,12 @@ class Sampler:
         elif state.sample_draws is not None:
             z = sign * state.sample_draws[pair]
         else:
-            z = torch.zeros_like(own.noise)
+            z = state.z.new_zeros(len(pair), len(state.z))
             if self._is_near(state):
                 steps, residual = 1, _SHORT_RESIDUAL
         accuracy = Accuracy(
             residual * settings.residual,
-            _CURVED.decrease * len(state.z),
+            _CURVED.decrease * len(state.problem.y),
             steps,
             settings.cg_steps,
         )
@@ -151,7 +151,7 @@ class Sampler:
     def _is_near(self, state: FitState) -> bool:
         """Whether the samples of the earlier fit are, with few new data and nothing learned."""
         assert self.start is not None
-        return len(state.prior) == 0 and len(self.start.pull) >= (1.0 - _FEW) * len(state.z)
+        return len(state.prior) == 0 and len(self.start.pull) >= (1.0 - _FEW) * len(state.problem.y)
 
     def solver(self, state: FitState, residual: float) -> DrawSolver:
         """For straight draws at the centre, to such a residual per datum."""
@@ -164,6 +164,6 @@ def bare_centre(state: FitState) -> Iterate:
     return Iterate.at(state.problem, state.centre.target, state.centre.xi)
 
 
-def _apart(state: FitState) -> GramPreconditioner | None:
+def _apart(state: FitState) -> Preconditioner | None:
     """The preconditioner as a rank applies it to draws of its own."""
     return state.preconditioner and state.preconditioner.apart_from(state.problem.world)

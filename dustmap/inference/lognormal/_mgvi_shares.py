@@ -18,6 +18,7 @@ from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
     Perturbations,
+    answered,
     draws_at_once,
     in_groups,
     metric_draws,
@@ -45,9 +46,10 @@ def shared_solve(
 def straight_pairs(
     mean: Iterate, seed: int, both: Tensor, solver: DrawSolver, start: Tensor | None
 ) -> SolveResult:
-    """Write all δ_s of `metric_draws`, then all −δ_s, to `both` (2K, n); z (K, N) of all.
+    """Write all δ_s of `metric_draws`, then all −δ_s, to `both` (2K, n); multipliers (K, Q)
+    of all.
 
-    start (K, N): those of the same samples at a centre nearby.
+    start (K, Q): those of the same samples at a centre nearby.
     """
     world, pairs = mean.problem.world, len(both) // 2
     straight = both[:pairs]
@@ -67,8 +69,8 @@ def straight_pairs(
 @final
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Draws z_s ~ N(0, A⁻¹) (K, N), A = I + W^½ J Jᵀ W^½, the variance (N,) of the mean response
-    that follows, and the most CG steps of one."""
+    """Multipliers (K, Q) of draws z_s ~ N(0, A⁻¹), A = I + W^½ J Jᵀ W^½, the variance (N,) of the
+    mean response that follows, and the most CG steps of one."""
 
     z: Tensor
     spread: Tensor
@@ -93,7 +95,7 @@ def probed(
         def drawn(own: slice, part: range = part, known: Tensor | None = known) -> SolveResult:
             perturbations = Perturbations.of(mean.problem, seed, part[own])
             solve = solver(alone, perturbations, None if known is None else known[own])
-            squares.add_((perturbations.noise - solve.x).square().sum(0))
+            squares.add_(answered(alone, perturbations, solve.x).square().sum(0))
             return solve
 
         solve = shared_solve(world, len(part), drawn)

@@ -21,9 +21,12 @@ from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._metric_solver import Preconditioner
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
-from dustmap.inference.lognormal._tangent import GramPreconditioner
-from dustmap.linalg import AbstractWorld
+from dustmap.inference.lognormal._preconditioner_state import (
+    GramPreconditionerState,
+    NodePreconditionerState,
+)
 
 _log = logging.getLogger(__name__)
 #: Prior correlation of opposite faces beyond which the torus is enlarged.
@@ -32,9 +35,9 @@ _LARGEST_WRAP = 0.15
 _WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
-#: ξ (n,), and multipliers (N,) of the data.
+#: ξ (n,), and multipliers (Q,) of solves.
 _Latent: TypeAlias = Annotated[Tensor, _state.Layout("data", "n")]
-_Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "N")]
+_Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "Q")]
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
 
@@ -171,7 +174,7 @@ class MGVIStart:
     mode, mean : (n,), ξ of the mode and ξ̄ of the samples
     deviations : (S, n), of the samples, all δ_s before all −δ_s
     curved : whether these follow the curvature of ρ
-    pull : (N,), W^½ z of the mode's multipliers z
+    pull : (N,), W^½ z of the mode's multipliers z, whose limit is Σ⁻¹ times its residuals
     """
 
     torus: tuple[int, ...]
@@ -203,28 +206,6 @@ class Phase(enum.Enum):
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Made:
-    """The preconditioner, and W^½ L ρ (N,) where it was made."""
-
-    nystrom: _state.NystromState
-    size: _Multipliers
-
-    @staticmethod
-    def of(preconditioner: GramPreconditioner | None) -> "_Made | None":
-        """Describe a preconditioner; None where there is none."""
-        if preconditioner is None:
-            return None
-        nystrom = _state.NystromState.of(preconditioner.nystrom)
-        assert nystrom is not None
-        return _Made(nystrom, preconditioner.size)
-
-    def preconditioner(self, world: AbstractWorld) -> GramPreconditioner:
-        """For the ranks that apply it."""
-        return GramPreconditioner(self.nystrom.operator(world), self.size)
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
     noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
@@ -242,7 +223,8 @@ class _Place:
     centre_deviations: Annotated[Tensor, _state.Layout("data", "C n")] | None
     mode_xi: _Latent | None
     mode_z: _Multipliers | None
-    made: _Made | None
+    made: GramPreconditionerState | None
+    made_at_nodes: NodePreconditionerState | None = None
 
 
 @final
@@ -250,10 +232,10 @@ class _Place:
 class FitState:
     """State of a fit between two turns of a phase, or between two of its curved draws.
 
-    centre, with multipliers z (N,), at the present hyperparameters; mode: centre and z before the
+    centre, with multipliers z (Q,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
-    deviations (S, n) of the samples; evidence_draws (K, N), sample_draws (S/2, N), curve_draws
-    (S, N): multipliers of the last draws of each kind; drawn: ξ (n,) and z (N,) of the curved
+    deviations (S, n) of the samples; evidence_draws (K, Q), sample_draws (S/2, Q), curve_draws
+    (S, Q): multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved
     draws so far, is_drawing: whether there are more to come in this turn.
     evidence_count: K, draws of the next gradient; near: steps so far that were taken with all of
     them near the optimum; trust: in the next step of θ; slowest: CG steps
@@ -265,11 +247,11 @@ class FitState:
     z: _Multipliers
     phase: Phase
     turn: int = 0
-    preconditioner: Annotated[GramPreconditioner | None, _state.REBUILT] = None
+    preconditioner: Annotated[Preconditioner | None, _state.REBUILT] = None
     deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
-    evidence_draws: Annotated[Tensor, _state.Layout("data", "K N")] | None = None
-    sample_draws: Annotated[Tensor, _state.Layout("data", "pairs N")] | None = None
-    curve_draws: Annotated[Tensor, _state.Layout("data", "S N")] | None = None
+    evidence_draws: Annotated[Tensor, _state.Layout("data", "K Q")] | None = None
+    sample_draws: Annotated[Tensor, _state.Layout("data", "pairs Q")] | None = None
+    curve_draws: Annotated[Tensor, _state.Layout("data", "S Q")] | None = None
     drawn: tuple[tuple[_Latent, _Multipliers], ...] = ()
     is_drawing: bool = False
     mode: Annotated[tuple[Iterate, Tensor] | None, _state.REBUILT] = None
@@ -297,13 +279,13 @@ class FitState:
         if start is None:
             xi = torch.zeros(problem.n_latent).to(problem.y)
             centre, weights = posterior_at(problem, xi), None
-            z = torch.zeros_like(problem.y)
+            z = problem.y.new_zeros(problem.n_multipliers)
         else:
             problem = _on_torus(problem, start.torus).with_present_noise()
             centre, weights = _started(problem, settings, start)
             missing = len(centre.problem.y) - len(start.pull)
             pull = torch.nn.functional.pad(start.pull, (0, missing))
-            z = pull * centre.problem.noise.sqrt()
+            z = centre.problem.multipliers_of(pull)
         return FitState(
             prior,
             centre,
@@ -324,13 +306,14 @@ class FitState:
         assert self.deviations is not None
         assert self.mode is not None
         mode, z = self.mode
+        at_nodes = mode.problem.nodes is not None
         return MGVIStart(
             self.problem.model.prior.torus_shape,
             mode.xi,
             self.centre.xi,
             self.deviations,
             self.curved,
-            mode.problem.noise.rsqrt() * z,
+            mode.residuals[0] / mode.problem.noise if at_nodes else mode.problem.noise.rsqrt() * z,
         )
 
     def at(self, phase: Phase, turn: int = 0) -> "FitState":
@@ -354,7 +337,7 @@ class FitState:
     def _place(self) -> _Place:
         centre, problem, weights = self.centre, self.centre.problem, self.weights
         return _Place(
-            len(self.z),
+            len(problem.y),
             problem.model.prior.grid.size,
             problem.model.prior.torus_shape,
             self.prior.centre,
@@ -367,7 +350,8 @@ class FitState:
             None if len(centre.deviations) == 1 else centre.deviations,
             None if self.mode is None else self.mode[0].xi,
             None if self.mode is None else self.mode[1],
-            _Made.of(self.preconditioner),
+            GramPreconditionerState.of(self.preconditioner),
+            NodePreconditionerState.of(self.preconditioner),
         )
 
     @staticmethod
@@ -377,7 +361,7 @@ class FitState:
         """The state of a fit of this problem."""
         y, theta = problem.y, problem.theta
         like = {"data": y, "theta": theta, "space": y}
-        place = reader.read(_Place, like, N=len(y), d=len(y), P=len(theta))
+        place = reader.read(_Place, like, N=len(y), Q=problem.n_multipliers, P=len(theta))
         reader.refuse_other("data", place.data, len(y))
         reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
@@ -393,13 +377,14 @@ class FitState:
         if place.mode_xi is not None and place.mode_z is not None:
             there = posterior_at(centre.problem, place.mode_xi)
             mode = there.with_own_response(), place.mode_z
-        sizes = {"N": len(y), "n": len(place.xi), "P": len(theta)}
+        sizes = {"Q": problem.n_multipliers, "n": len(place.xi), "P": len(theta)}
         samples = {"S": settings.samples, "pairs": settings.samples // 2}
-        world, made = problem.together, place.made
+        world, made, at_nodes = problem.together, place.made, place.made_at_nodes
+        earlier = None if made is None else made.preconditioner(world)
         return FitState(
             prior=prior,
             centre=centre,
-            preconditioner=None if made is None else made.preconditioner(world),
+            preconditioner=earlier if at_nodes is None else at_nodes.preconditioner(),
             mode=mode,
             weights=weights,
             **reader.fields(FitState, like, **sizes, **samples),

@@ -11,6 +11,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.inference.lognormal._groups import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot
+from dustmap.inference.lognormal._seen_nodes import SeenNodes
 
 
 @final
@@ -57,7 +58,7 @@ class TangentStack(linalg.AbstractStack):
 
     rows L (N, M); densities ρ_s (S, M); covariance K (M, M); columns H B (M, P); root_weights W^½
     (N,); groups: terms of zero points and scales, None for none; seen L ρ_s (S, N); c: variables
-    (c, c')_s of groups (S, V).
+    (c, c')_s of groups (S, V); nodes: where solves are made among the nodes that data see.
     """
 
     rows: linalg.AbstractOperator
@@ -68,6 +69,11 @@ class TangentStack(linalg.AbstractStack):
     groups: GroupTerms | None
     seen: Tensor
     c: Tensor
+    nodes: SeenNodes | None = None
+
+    def gram(self) -> "TangentStack":
+        """The matrices themselves."""
+        return self
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,6 +111,12 @@ class TangentStack(linalg.AbstractStack):
             v = self.gains * v
         return self.densities * self.rows.rmatmul(v), c
 
+    def pull_of(self, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of W^½ z_s for multipliers (S, Q): z_s, or those of nodes."""
+        if self.nodes is None:
+            return self.pulled(self.root_weights * multipliers)
+        return self.densities * self.nodes.spread(multipliers), multipliers[:, :0]
+
     @property
     def size(self) -> Tensor:
         """W^½ g_s L ρ_s (S, N)."""
@@ -124,7 +136,8 @@ class Tangent:
     """J = (diag(g) L diag(ρ) T, C) (N, n), the derivative of the response at a place.
 
     rows diag(g) L (N, M) with the gains g = 1 + s of scales, L without them; density ρ (M,);
-    root T; groups C = (τ G, κ diag(L ρ) G), None without zero points; covariance K; noise (N,).
+    root T; groups C = (τ G, κ diag(L ρ) G), None without zero points; covariance K; noise (N,);
+    nodes: where solves are made among the nodes that data see.
     """
 
     rows: linalg.AbstractOperator
@@ -133,6 +146,22 @@ class Tangent:
     groups: linalg.AbstractOperator | None
     covariance: linalg.AbstractOperator
     noise: Tensor
+    nodes: SeenNodes | None = None
+
+    @property
+    def densities(self) -> Tensor:
+        """ρ (1, M)."""
+        return self.density[None]
+
+    @property
+    def columns(self) -> Tensor:
+        """H B (M, P)."""
+        return self.root.columns
+
+    @property
+    def root_weights(self) -> Tensor:
+        """W^½ (N,)."""
+        return self.noise.rsqrt()
 
     def matmul(self, x: Tensor) -> Tensor:
         """J x (..., N) for x (..., n)."""
@@ -150,17 +179,21 @@ class Tangent:
             pull[..., self.root.n_field :] = self.groups.rmatmul(v)
         return pull
 
+    def step_of(self, multipliers: Tensor) -> Tensor:
+        """Jᵀ W^½ z (..., n) of multipliers (..., Q): z, or those of nodes."""
+        if self.nodes is None:
+            return self.rmatmul(self.root_weights * multipliers)
+        return self.root.rmatmul(self.density * self.nodes.spread(multipliers))
+
     def gram(self) -> GramOperator:
         """I + W^½ J Jᵀ W^½."""
-        root_weights, columns = self.noise.rsqrt(), self.root.columns
-        return GramOperator(
-            self.rows, self.density, self.covariance, columns, root_weights, self.groups
-        )
+        here = self.covariance, self.columns, self.root_weights
+        return GramOperator(self.rows, self.density, *here, self.groups)
 
     @property
     def size(self) -> Tensor:
         """W^½ g L ρ (N,)."""
-        return self.noise.rsqrt() * self.rows.matmul(self.density)
+        return self.root_weights * self.rows.matmul(self.density)
 
 
 def _covaried(covariance: linalg.AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
@@ -209,14 +242,14 @@ class GramPreconditioner:
             return self
         return replace(self, nystrom=replace(self.nystrom, world=linalg.Alone()))
 
-    def at(self, tangent: Tangent) -> linalg.NystromPreconditioner:
-        """For the Gram matrix of a tangent."""
+    def near(
+        self, tangent: Tangent | TangentStack
+    ) -> linalg.NystromPreconditioner | linalg.NystromStack:
+        """For the Gram matrix of a tangent, or for those of several."""
+        if isinstance(tangent, TangentStack):
+            return self.nystrom.stacked(self._scales(tangent.size))
         scales = self._scales(tangent.size)
         return self.nystrom if bool((scales == 1.0).all()) else self.nystrom.scaled(scales)
-
-    def stacked(self, tangents: TangentStack) -> linalg.NystromStack:
-        """For the Gram matrices of several."""
-        return self.nystrom.stacked(self._scales(tangents.size))
 
     def _scales(self, size: Tensor) -> Tensor:
         """D (..., N); a datum that sees nothing, or overflows, stays as it is."""

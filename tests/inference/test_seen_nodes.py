@@ -1,0 +1,180 @@
+"""Solves among the nodes that data see against those from the side of the data, and dense ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean, ZeroPoints
+from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
+    MGVISettings,
+    MGVISolution,
+    RobustSettings,
+    fit_mgvi,
+)
+from dustmap.inference.lognormal import _seen_nodes
+from dustmap.inference.lognormal._lognormal import LogNormalModel
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from dustmap.inference.lognormal._metric_solver import metric_solver, node_preconditioner
+from dustmap.inference.lognormal._mgvi_curves import curved_draws
+from dustmap.inference.lognormal._mgvi_draws import (
+    DrawSolver,
+    Perturbations,
+    answered,
+    draws_at_once,
+    metric_draws,
+)
+from dustmap.linalg import unwatched
+from tests.inference.checkpointers import often_interrupted
+from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
+
+TIGHT = Accuracy(residual=1e-7, decrease=1e-9, steps=40, cg_steps=1000)
+
+
+@pytest.fixture(autouse=True)
+def _many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small grids are seen whole: let G have all entries that it needs."""
+    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 1e9)
+
+
+def case(
+    dim: int, count: int = 200, dtype: torch.dtype = torch.float64, learn: bool = False
+) -> tuple[LogNormalModel, Batch]:
+    """A small box of known hyperparameters and a learned mean, and more data than nodes."""
+    grid = box(dim, {1: 16, 2: 6, 3: 4}[dim])
+    noise = GaussianLikelihood(learn=False)
+    model = model_of(grid, mean=ConstantMean(0.3), likelihood=noise, dtype=dtype, learn=learn)
+    return model, observe(model, draw_truth(model, 1), positions(count, dim, 2), 0.05, 3)
+
+
+def both_sides(model: LogNormalModel, data: Batch) -> tuple[LogNormalProblem, LogNormalProblem]:
+    """The problem among nodes, and from the side of the data."""
+    problem = LogNormalProblem.of(model, data)
+    assert problem.nodes is not None
+    return problem, replace(problem, nodes=None)
+
+
+def densities_of(problem: LogNormalProblem, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    white = torch.randn(count, len(problem.log_mean), generator=generator, dtype=torch.float64)
+    return (problem.log_mean + 0.5 * white.to(problem.y)).exp()
+
+
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("rank", [0, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_steps_are_those_of_the_dense_matrix(
+    dim: int, dtype: torch.dtype, rank: int, robust: bool
+) -> None:
+    """Jᵀ W^½ z of A z = b, under weights of Student-t noise too, at one density and at several."""
+    problem, _ = both_sides(*case(dim, dtype=dtype))
+    if robust:
+        problem = problem.weighted(torch.linspace(0.1, 3.0, len(problem.y)))
+    nodes = problem.nodes
+    assert nodes is not None
+    generator = torch.Generator().manual_seed(5)
+    b = torch.randn(3, len(problem.y), generator=generator, dtype=torch.float64).to(dtype)
+    rtol, near = (1e-9, 1e-7) if dtype == torch.float64 else (1e-3, 2e-2)
+    densities = densities_of(problem, 3)
+    at = problem.tangent(densities[0], b[0, :0])
+    preconditioner = node_preconditioner(nodes, at, rank, None, unwatched) if rank else None
+    stack = problem.tangents(densities, problem.rows.matmul(densities), b[:, :0])
+    together = metric_solver(stack, preconditioner).solve(b, rtol=rtol, max_steps=500)
+    pulls, _ = stack.pull_of(together.x)
+    for s in range(3):
+        tangent = problem.tangent(densities[s], b[s, :0])
+        J = torch.stack([tangent.rmatmul(e) for e in torch.eye(len(b[0])).to(b)]).double()
+        white = tangent.root_weights.double()[:, None] * J
+        A = torch.eye(len(J), dtype=torch.float64) + white @ white.mT
+        expected = white.mT @ torch.linalg.solve(A, b[s].double())
+        solve = metric_solver(tangent, preconditioner).solve(b[s], rtol=rtol, max_steps=500)
+        assert solve.converged
+        atol = near * float(expected.abs().max())
+        for step in (tangent.step_of(solve.x), problem.root.rmatmul(pulls[s])):
+            torch.testing.assert_close(step.double(), expected, rtol=0.0, atol=atol)
+
+
+def test_they_start_from_the_multipliers_of_another_density() -> None:
+    problem, _ = both_sides(*case(2))
+    b, densities = torch.ones(1, len(problem.y)).double(), densities_of(problem, 1)
+    tangent = problem.tangent(densities[0], b[0, :0])
+    cold = metric_solver(tangent, None).solve(b, rtol=1e-6, max_steps=500)
+    near = problem.tangent(1.001 * densities[0], b[0, :0])
+    warm = metric_solver(near, None).solve(b, x0=cold.x, rtol=1e-4, max_steps=500)
+    anew = metric_solver(near, None).solve(b, rtol=1e-4, max_steps=500)
+    assert int(warm.steps) < int(anew.steps)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
+    """Newton steps, straight draws, what these say of the data, and curved draws."""
+    found = []
+    for problem in both_sides(*case(dim)):
+        xi = torch.zeros(problem.n_latent).to(problem.y)
+        start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+        mean = descend(start, problem.y.new_zeros(problem.n_multipliers), TIGHT).iterate
+        numbers = Perturbations.of(problem, 0, range(2))
+        copy = Perturbations(numbers.white.clone(), numbers.noise)
+        delta, solve = metric_draws(mean, copy, DrawSolver(1e-6, 1000, draws_at_once(2)))
+        spread = answered(mean, numbers, solve.x)
+        how = TIGHT, None, unwatched
+        curved = curved_draws(mean, numbers.white, numbers.noise, delta, solve.x, *how)
+        found.append((mean.xi, delta, spread, curved.xi))
+    for ours, theirs, near in zip(*found, (1e-4, 1e-4, 1e-4, 1e-3), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=near)
+
+
+@pytest.mark.parametrize("robust", [None, RobustSettings(max_rounds=3)])
+@pytest.mark.parametrize("curved", [False, True])
+def test_a_fit_ends_where_that_of_the_data_does(
+    curved: bool, robust: RobustSettings | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a tenth of a posterior standard deviation (rms), at which descents of curved samples
+    end, and straight ones within a hundredth."""
+    model, data = case(2)
+    settings = MGVISettings(samples=8, curved=curved, residual=1e-7, robust=robust)
+    ours = fit_mgvi(model, data, settings).posterior.log_samples
+    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 0.0)
+    theirs = fit_mgvi(model, data, settings).posterior.log_samples
+    apart = ((ours - theirs) / theirs.std(0)).square().mean().sqrt()
+    assert float(apart) < (0.1 if curved else 0.01)
+
+
+def test_a_resumed_fit_has_the_same_bits() -> None:
+    model, data = case(2)
+    settings = MGVISettings(samples=8, curved=True)
+
+    def fit(checkpointer: AbstractCheckpointer) -> MGVISolution:
+        return fit_mgvi(model, data, settings, checkpointer=checkpointer)
+
+    whole, resumed = fit(NO_CHECKPOINTS), often_interrupted(fit)
+    assert torch.equal(whole.posterior.log_samples, resumed.posterior.log_samples)
+
+
+def test_where_they_are_not_made() -> None:
+    """With fewer data than nodes, with numbers of groups, and where hyperparameters are learned."""
+    assert LogNormalProblem.of(*case(2, count=30)).nodes is None
+    assert LogNormalProblem.of(*case(2, learn=True)).nodes is None
+    model, data = case(2)
+    assert isinstance(data.functional, LineIntegrals)
+    functional = replace(data.functional, groups=torch.arange(len(data)) % 3)
+    grouped = Batch(functional, data.y, data.noise_variance)
+    model = replace(model, zero_points=ZeroPoints(3, 0.1))
+    assert LogNormalProblem.of(model, grouped).nodes is None
+
+
+def test_sums_of_weights_are_made_when_the_noise_changes_alone() -> None:
+    problem, _ = both_sides(*case(2))
+    nodes = problem.nodes
+    assert nodes is not None
+    assert problem.with_present_noise().nodes is nodes
+    weighted = problem.weighted(torch.full_like(problem.y, 4.0)).nodes
+    assert weighted is not None
+    torch.testing.assert_close(weighted.gram.to_dense(), 4.0 * nodes.gram.to_dense())
