@@ -20,7 +20,7 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
-from dustmap.inference.solve._dense_covariance import takes_matrix
+from dustmap.inference.solve._dense_covariance import suits_dense, takes_matrix
 from dustmap.inference.solve._dense_solve import solve_gridded
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
@@ -301,7 +301,13 @@ class _Stages:
         return solution if whole and solution.covariance is not None else None
 
     def _solver(self, data: Batch) -> "GlobalSolver":
-        return GlobalSolver(data, self.settings, self.fit_mean, self.progress)
+        return GlobalSolver(self._at_hand(data), self.settings, self.fit_mean, self.progress)
+
+    def _at_hand(self, data: Batch) -> Batch:
+        """All of few data on every rank: ranks do not share a matrix, each does the same."""
+        memory = self.settings.solve(1, self.fit_mean).memory
+        few = self.settings.by_matrix and suits_dense(len(data), self.maker.grid.size, memory)
+        return whole_batch(data) if few else data
 
     @torch.no_grad()
     def result(self, state: _State) -> GlobalFit:
@@ -312,7 +318,7 @@ class _Stages:
             sigma = noise + model.features.residual_variance(self.data.functional).to(noise)
         solution = solve_gridded(
             model,
-            state.site_data(self.data),
+            self._at_hand(state.site_data(self.data)),
             self.settings.solve(self.settings.samples, self.fit_mean),
             sigma=sigma,
             start=self._factorised(state),

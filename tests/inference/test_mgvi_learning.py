@@ -145,8 +145,9 @@ def test_learning_ends_where_tight_solves_end(noise: float, seed: int) -> None:
     [
         # 3 ℓ / h = 15 M on a line would be five times the box.
         ((11,), (2.0,), 20.0),
-        # (M + 3 ℓ / h)³ = 16 M³.
-        ((11, 11, 11), (2.0,) * 3, 11.0 * 2.0 * (16.0 ** (1.0 / 3.0) - 1.0) / 3.0),
+        # (M + 3 ℓ / h)³ = 16 M³, but on few nodes.
+        ((31,) * 3, (2.0,) * 3, 31.0 * 2.0 * (16.0 ** (1.0 / 3.0) - 1.0) / 3.0),
+        ((11,) * 3, (2.0,) * 3, 20.0),
     ],
 )
 def test_lengths_stay_where_a_padded_torus_is_no_burden(

@@ -10,7 +10,6 @@ from functools import partial
 from typing import final
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from dustmap import linalg
@@ -40,8 +39,9 @@ _STEP = 1e-4
 _INFORMATION = 0.03
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
-#: Nodes of a torus per node of the grid, at most, for lengths that are learned.
-_MOST_POINTS = 16
+#: Nodes of a torus per node of the grid, at most, for lengths that are learned; nodes that are few
+#: whatever the grid; halvings of the interval of that length.
+_MOST_POINTS, _FEW_POINTS, _HALVINGS = 16, 2**17, 40
 
 
 def learned_from(
@@ -70,17 +70,23 @@ def learned_from(
 def longest_length(grid: RegularGrid, padding: float) -> float:
     """The length ℓ up to the longest side of the box at which padding makes a torus
 
-        Π_d (M_d + padding · ℓ / h_d) ≤ `_MOST_POINTS` · M
+        Π_d (M_d + padding · ℓ / h_d) ≤ max(`_MOST_POINTS` · M, `_FEW_POINTS`)
 
     that is no burden; padding: in length scales.
     """
     sides = list(zip(grid.shape, grid.spacing, strict=True))
-    longest = max(h * (count - 1) for count, h in sides)
+    low, high = 0.0, max(h * (count - 1) for count, h in sides)
+    most = max(_MOST_POINTS * grid.size, _FEW_POINTS)
 
-    def excess(length: float) -> float:
-        return math.prod(m + padding * length / h for m, h in sides) - _MOST_POINTS * grid.size
+    def holds(length: float) -> bool:
+        return math.prod(m + padding * length / h for m, h in sides) <= most
 
-    return longest if excess(longest) <= 0.0 else float(brentq(excess, 0.0, longest, rtol=1e-6))
+    if holds(high):
+        return high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 @final
