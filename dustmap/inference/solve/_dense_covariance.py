@@ -64,7 +64,7 @@ def factor_bytes(n: int, nodes: int) -> int:
 
 
 def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
-    """Whether a solve of these data is by a matrix: `suits_dense`, local weights, data that are not shared."""
+    """Whether a solve of these data is by a matrix: `suits_dense`, local weights, not shared."""
     field = field_features(features)
     if not (isinstance(field, LocalFeatures) and has_dense_covariance(features, functional)):
         return False
