@@ -29,9 +29,10 @@ from dustmap.linalg import AbstractOperator
 #: their fields.
 _PADDING, _AT_ONCE, _NUMBERS = 2.0, 64, 2**20
 #: Matrices (n, n) that are held; vectors over a torus of 8 times the nodes of each ray at work.
-_MATRICES, _TORI = 8, 3 * 8
-#: Half width of the search in ln length, its accuracy, and the widest length over the box.
-_REACH, _CLOSE, _MOST_OF_BOX = 2.5, 0.15, 0.5
+_MATRICES, _TORI = 9, 3 * 8
+#: Half width of the search in ln length, and where another kernel's is known; its accuracy, and the
+#: widest length over the box.
+_REACH, _NEAR, _CLOSE, _MOST_OF_BOX = 2.5, 0.7, 0.15, 0.5
 #: Covariances that the search of a length makes, as measured.
 _EVALUATIONS = 10
 #: Rays of a group whose zero point is fitted.
@@ -230,8 +231,10 @@ def choose_ray_kernel(
         Called with the candidates that are done.
     """
     remarks: list[str] = []
+    start, reach = length, _REACH
     if outliers:
-        wild = _outliers(data, names[-1], length)
+        wild, start = _outliers(data, names[-1], length)
+        reach = _NEAR
         data, tame = data.without(wild), (~wild).cpu()
         patches = [patch[tame[patch]] for patch in patches]
         patches = [patch for patch in patches if len(patch)]
@@ -239,7 +242,8 @@ def choose_ray_kernel(
     trials: dict[str, Trial] = {}
     for number, name in enumerate(reversed(names)):
         progress(_COUNTED, number, len(names))
-        trials = {name: _trial(data, name, length, patches), **trials}
+        trials = {name: _trial(data, name, start, reach, patches), **trials}
+        start, reach = trials[name].learned["length"], _NEAR
         if KernelChoice.of_trials(trials).name != name:
             break
     progress(_COUNTED, len(names), len(names))
@@ -250,13 +254,14 @@ def choose_ray_kernel(
     return KernelChoice.of_trials(trials, **counts, remark="; ".join(remarks))
 
 
-def _outliers(data: RayData, name: str, length: float) -> Tensor:
-    """Which rays (n,) are far off given all others, at the length that all ask for.
+def _outliers(data: RayData, name: str, length: float) -> tuple[Tensor, float]:
+    """Which rays (n,) are far off given all others, at the length that all ask for, and that.
 
     Few of them hide the others behind the factor on the errors that they make, so that this is
     repeated.
     """
-    C = data.covariance(name, _learned(data, name, length)[2])
+    length = _learned(data, name, length, _REACH)[2]
+    C = data.covariance(name, length)
     wild = torch.zeros_like(data.y, dtype=torch.bool)
     for _ in range(_TURNS):
         white = _White.of(data.without(wild), C)
@@ -264,29 +269,45 @@ def _outliers(data: RayData, name: str, length: float) -> Tensor:
         if not bool(more.any()):
             break
         wild |= more
-    return wild
+    return wild, length
 
 
-def _trial(data: RayData, name: str, length: float, patches: Sequence[Tensor]) -> Trial:
+def _trial(
+    data: RayData, name: str, length: float, reach: float, patches: Sequence[Tensor]
+) -> Trial:
     begun = time.perf_counter()
-    white, x, at = _learned(data, name, length)
+    white, x, at = _learned(data, name, length, reach)
     logs = torch.stack([data.errors[patch].log().mean() for patch in patches])
     scores = (white.scores(x, patches) - 0.5 * logs).cpu()
     learned = {"length": at, "std": math.exp(0.5 * x[0])}
     return Trial(scores, time.perf_counter() - begun, learned)
 
 
-def _learned(data: RayData, name: str, length: float) -> tuple[_White, list[float], float]:
-    """The data at the length of the greatest evidence, (ln σ², ln a²) there, and the length."""
+def _learned(
+    data: RayData, name: str, length: float, reach: float
+) -> tuple[_White, list[float], float]:
+    """The data at the length of the greatest evidence, (ln σ², ln a²) there, and the length.
+
+    It is sought within a factor exp(reach) of `length`; farther where it is at the end of these.
+    """
     box = max((n - 1) * h for n, h in zip(data.nodes.shape, data.nodes.spacing, strict=True))
     least, start = math.log(max(data.nodes.spacing)), math.log(length)
     most = max(math.log(_MOST_OF_BOX * box), least + _CLOSE)
-    bounds = max(least, min(start, most) - _REACH), min(start + _REACH, most)
+    bounds = max(least, min(start, most) - reach), max(min(start + reach, most), least + _CLOSE)
+    best: tuple[float, float, _White] | None = None
 
     def cost(log_length: float) -> float:
-        return _White.of(data, data.covariance(name, math.exp(log_length))).best()[0]
+        nonlocal best
+        white = _White.of(data, data.covariance(name, math.exp(log_length)))
+        value = white.best()[0]
+        if best is None or value < best[0]:
+            best = value, log_length, white
+        return value
 
-    end = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _CLOSE})
-    at = math.exp(float(end.x))
-    white = _White.of(data, data.covariance(name, at))
-    return white, white.best()[1], at
+    minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _CLOSE})
+    assert best is not None
+    _, at, white = best
+    ends = [end for end, limit in zip(bounds, (least, most), strict=True) if end != limit]
+    if reach < _REACH and any(abs(at - end) < 2.0 * _CLOSE for end in ends):
+        return _learned(data, name, math.exp(at), _REACH)
+    return white, white.best()[1], math.exp(at)

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from dustmap.engines import RayData, choose_ray_kernel
-from dustmap.engines._ray_kernels import _outliers, _White
+from dustmap.engines._ray_kernels import _learned, _outliers, _White
 from dustmap.gp import Batch, ConstantMean, DiscMean, GPModel, RegularGrid
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.functionals import LineIntegrals
@@ -153,7 +153,8 @@ def test_outliers_have_no_part_in_it() -> None:
     wild = torch.zeros(60, dtype=torch.bool)
     wild[::20] = True
     spoilt = RayData.of(model(), dataclasses.replace(batch, y=batch.y + 40.0 * wild), GRID)
-    found = _outliers(spoilt, "matern32", 20.0)
+    found, length = _outliers(spoilt, "matern32", 20.0)
+    assert 8.0 <= length <= 40.0
     assert bool(found[wild].all())
     assert int(found.sum()) <= 5
     choice = choose_ray_kernel(spoilt, patches(60), NAMES[2:], 20.0, outliers=True)
@@ -161,5 +162,14 @@ def test_outliers_have_no_part_in_it() -> None:
     assert choice.held_out == 60 - int(found.sum())
     rest = [patch[~found[patch]] for patch in patches(60)]
     clean = RayData.of(model(), batch, GRID).without(found)
-    same = choose_ray_kernel(clean, rest, NAMES[2:], 20.0)
+    same = choose_ray_kernel(clean, rest, NAMES[2:], length)
     assert choice.candidates[0].score == pytest.approx(same.candidates[0].score, rel=1e-3)
+
+
+def test_a_search_nearby_goes_on_where_it_ends_at_an_end() -> None:
+    data = RayData.of(model(), measured(), GRID)
+    near, far = (_learned(data, "matern32", length, 0.7)[2] for length in (20.0, 160.0))
+    whole = _learned(data, "matern32", 20.0, 2.5)[2]
+    # Each is within the accuracy of a search, 0.15 in ln length.
+    assert near == pytest.approx(whole, rel=0.3)
+    assert far == pytest.approx(whole, rel=0.3)

@@ -21,7 +21,13 @@ from dustmap.inference import (
     typical_log_density,
 )
 from dustmap.inference.evidence._trust_region import TrustRegion
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    EnergyTarget,
+    Iterate,
+    Steps,
+    descend,
+)
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
@@ -457,3 +463,38 @@ def test_a_datum_says_nothing_of_places_far_away_however_few_the_samples() -> No
     assert sorted(here)[2] > 0.7
     assert sum(naive) / 5 > 0.2
     assert sum(dominated) / 5 < 0.04
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_steps_that_shrink_linearly_are_extrapolated_to_where_they_end(dim: int) -> None:
+    """g = B (x* − x) has D unknown directions, which D + 1 points and their steps tell."""
+    generator = torch.Generator().manual_seed(dim)
+    end, x = torch.randn(2, dim, generator=generator, dtype=torch.float64)
+    B = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
+    B = 0.4 * torch.eye(dim, dtype=torch.float64) + 0.05 * (B @ B.mT)
+    steps = Steps().joined(x, B @ (end - x))
+    assert steps.extrapolated() is None
+    for _ in range(dim):
+        x = x + steps.steps[-1]
+        steps = steps.joined(x, B @ (end - x))
+    further = steps.extrapolated()
+    assert further is not None
+    # The ridge is a millionth of the largest change.
+    torch.testing.assert_close(x + further, end, rtol=0.0, atol=1e-2 * float(steps.steps[0].norm()))
+    assert float((x + further - end).norm()) < 0.1 * float((x + steps.steps[-1] - end).norm())
+
+
+def test_a_descent_extrapolates_to_the_same_mode_in_fewer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = model_of(box(2, 12), variance=4.0, name="matern12")
+    data = observe(truth, draw_truth(truth, 3), positions(120, 2, 3), 0.02, 3)
+    problem = LogNormalProblem.of(truth, data)
+    xi = torch.zeros(problem.n_latent, dtype=torch.float64)
+    start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+    accuracy = Accuracy(residual=1e-6, decrease=1e-6, steps=200, cg_steps=1000)
+    found = descend(start, torch.zeros_like(problem.y), accuracy)
+    monkeypatch.setattr(Steps, "extrapolated", lambda self: None)
+    plain = descend(start, torch.zeros_like(problem.y), accuracy)
+    assert found.steps < 0.8 * plain.steps
+    assert found.iterate.energy == pytest.approx(plain.iterate.energy, abs=1e-4)

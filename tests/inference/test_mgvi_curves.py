@@ -160,12 +160,14 @@ def test_the_preconditioner_follows_density_and_noise(changed: str) -> None:
         problem = replace(problem, noise=problem.noise * scale)
     tangent = problem.tangent(density, mean.c)
     A, identity = tangent.gram().to_dense(), torch.eye(len(problem.y), dtype=torch.float64)
-    torch.testing.assert_close(made.near(tangent).to_dense() @ A, identity, rtol=0, atol=1e-6)
+    # Eigenvalues of A reach 7e5; rounding of the factor leaves 5e-7 to 7e-6, as densities change
+    # by 1e-7.
+    torch.testing.assert_close(made.near(tangent).to_dense() @ A, identity, rtol=0, atol=2e-5)
     densities = torch.stack([mean.log_density.exp(), density])
     seen = problem.rows.matmul(densities)
     stack = made.near(problem.tangents(densities, seen, mean.c.expand(2, -1)))
     columns = torch.stack([stack.matmul(torch.stack([e, e]))[1] for e in identity])
-    torch.testing.assert_close(columns @ A, identity, rtol=0, atol=1e-6)
+    torch.testing.assert_close(columns @ A, identity, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -3,6 +3,7 @@
 Every step solves its linear system from the side of the data.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ HALVINGS = 8
 #: Largest change of the log-density that a step may ask for: the linearised exponential holds
 #: no further.
 _REACH = 2.0
+#: Steps of a descent that are extrapolated from, and the ridge of their Gram matrix.
+_MIXED, _RIDGE = 5, 1e-6
 #: What is counted while a fit descends.
 _NEWTON = "Newton steps"
 
@@ -224,6 +227,38 @@ class Descent:
     decrease: float
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The last few points ξ_k of a descent and the whole Gauss-Newton steps g_k from them (n,)."""
+
+    points: tuple[Tensor, ...] = ()
+    steps: tuple[Tensor, ...] = ()
+
+    def joined(self, xi: Tensor, step: Tensor) -> "Steps":
+        """With one more, and no more than are of use."""
+        return Steps((*self.points, xi)[-_MIXED:], (*self.steps, step)[-_MIXED:])
+
+    def extrapolated(self) -> Tensor | None:
+        """The step to where the g_k would vanish if they were linear in ξ; None of a single one.
+
+            g − (ΔX + ΔG) γ,   γ = argmin ‖g − ΔG γ‖
+
+        for differences ΔX, ΔG of successive points and steps (Anderson 1965). Gauss-Newton leaves
+        out the curvature of the response, so that its steps shrink by a constant factor only.
+        """
+        if len(self.points) < 2:
+            return None
+        last = self.steps[-1]
+        changes = torch.stack([b - a for a, b in itertools.pairwise(self.steps)])
+        moves = torch.stack([b - a for a, b in itertools.pairwise(self.points)])
+        gram = (changes @ changes.mT).double()
+        gram.diagonal().add_(_RIDGE * gram.diagonal().max() + torch.finfo(gram.dtype).tiny)
+        gamma = torch.linalg.solve(gram, (changes @ last).double())
+        step: Tensor = last - gamma.to(last) @ (moves + changes)
+        return step
+
+
 @torch.no_grad()
 def descend(
     iterate: Iterate,
@@ -239,15 +274,17 @@ def descend(
     with e the pull that the mean response does not see: by Woodbury the Newton step with the
     metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or, where data see few nodes, of theirs
     (`metric_solver`). At the optimum without deviations z is the whitened residual, so z of one
-    step starts the next.
+    step starts the next. Of this step and of that which the last few steps together suggest, the
+    one that leads to the lower energy is taken.
     """
-    spent, taken, decrease, tight = 0, 0, 0.0, 1.0
+    spent, taken, decrease, tight, steps = 0, 0, 0.0, 1.0, Steps()
     while taken < accuracy.steps:
         progress(_NEWTON, taken, accuracy.steps)
         solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
         full = iterate.tangent.step_of(solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
-        found = line_search(iterate, anchor + full - iterate.xi)
+        steps = steps.joined(iterate.xi, anchor + full - iterate.xi)
+        found = _lower(iterate, steps)
         if found is None:
             decrease, tight = -1.0, tight * TIGHTER
             if tight < TIGHTEST:
@@ -294,6 +331,15 @@ def relative_to(wanted: float, sizes: Tensor, n: int) -> float:
     """The relative residual that leaves `wanted` per datum, of right-hand sides (..., n) of these
     norms (...), some at least."""
     return min(0.5, wanted * math.sqrt(n) / max(float(sizes.min()), 1e-30))
+
+
+def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
+    """The lower end of the last step and of the extrapolated one, if either lowers the energy."""
+    found, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
+    if found is None or further is None:
+        return found
+    trial = iterate.moved(iterate.xi + further)
+    return trial if trial.energy < found.energy else found
 
 
 def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
