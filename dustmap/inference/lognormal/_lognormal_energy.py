@@ -1,6 +1,6 @@
 """The energy of a log-normal field, its derivatives, and Gauss-Newton steps down it.
 
-Every step solves its linear system from the side of the data.
+Every step solves its linear system from the side of the data, or among the nodes that these see.
 """
 
 import itertools
