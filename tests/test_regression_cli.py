@@ -91,6 +91,9 @@ def test_the_report_has_the_choice_of_the_kernel(curve: Path) -> None:
     shown = (curve / "run" / "report.md").read_text()
     assert "## Hyperparameter errors" in shown
     assert "| Name | Score | Difference | Standard error | Seconds |" in shown
+    page = (curve / "run" / "report.html").read_text()
+    assert "<h1>Regression</h1>" in page
+    assert 'src="data:image/png;base64,' in page
     assert 'kernel = "auto"' in (curve / "run" / "config.toml").read_text()
 
 

@@ -188,7 +188,9 @@ def _print_finished(output: Path, options: argparse.Namespace) -> int:
 
 def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
     failed = [check["name"] for check in report["checks"] if not check["passed"]]
-    return {"status": report["status"], "failed": failed, "report": str(output / "report.md")}
+    page = output / "report.html"  # runs of earlier versions have none
+    shown = page if page.exists() else output / "report.md"
+    return {"status": report["status"], "failed": failed, "report": str(shown)}
 
 
 def _starts_ranks(ranks: int | None) -> bool:

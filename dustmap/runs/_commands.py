@@ -18,7 +18,7 @@ from dustmap.runs import checkpoints, regression, stars
 from dustmap.runs._machine import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.reports import LogProgress, Progress, Report, Stage
+from dustmap.runs.reports import LogProgress, Progress, Report, Stage, page
 from dustmap.sky.maps import MapRequest, slab_memory
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 
@@ -108,7 +108,7 @@ def execute_run(
     notice: checkpoints.Notice | None = None,
     world: AbstractWorld = ALONE,
 ) -> Report:
-    """Execute into a new directory and write report.json and report.md last.
+    """Execute into a new directory and write report.json, report.md and report.html last.
 
     What fails, on a full disk or for want of memory, leaves no directory behind, unless a state
     was saved to be resumed from.
@@ -135,6 +135,8 @@ def execute_run(
         world.texts("")
         report = run.execute(directory, until, progress or LogProgress())
         directory.write_text("report.md", report.as_markdown())
+        if directory.rank == 0:
+            directory.write_text("report.html", page(report, directory.path))
         directory.write_json(checkpoints.REPORT, report.as_dict())
         checkpoints.finish(directory, until)
     return report

@@ -105,7 +105,7 @@ def test_two_ranks_make_the_map_of_one_process(
     ranks = torchrun(2, "run", config, "--output", str(shared))
     out, errors = ranks.communicate(timeout=500)
     assert (shared / "report.json").is_file(), errors[-3000:]
-    assert out.count("report.md") == 1
+    assert out.count("report.html") == 1
     same_map(alone, shared, tolerance)
     for key in ("held_out_stars", "hyperparameters"):
         one, two = (report(run)[key] for run in (alone, shared))

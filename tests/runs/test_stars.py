@@ -79,6 +79,7 @@ def test_the_run_directory_is_complete(sky: Path) -> None:
         "metrics.jsonl",
         "report.json",
         "report.md",
+        "report.html",
         "map.zarr",
         "map.fits",
         "plots/slice.png",

@@ -1,4 +1,4 @@
-"""Stages and progress of a run, calibration of its predictions, report.json and report.md."""
+"""Stages and progress of a run, calibration of its predictions, and reports (json, md, html)."""
 
 from dustmap.linalg import Progress as Progress
 from dustmap.runs.reports._calibration import MEASURED as MEASURED
@@ -10,6 +10,7 @@ from dustmap.runs.reports._calibration import comparison_of as comparison_of
 from dustmap.runs.reports._calibration import correlation as correlation
 from dustmap.runs.reports._calibration import labelled as labelled
 from dustmap.runs.reports._calibration import quality_proxies as quality_proxies
+from dustmap.runs.reports._page import page as page
 from dustmap.runs.reports._progress import LogProgress as LogProgress
 from dustmap.runs.reports._progress import Stage as Stage
 from dustmap.runs.reports._progress import Stopwatch as Stopwatch

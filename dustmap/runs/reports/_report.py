@@ -9,6 +9,7 @@ from typing import Any, final
 
 from dustmap import __version__
 from dustmap.inference import Scores
+from dustmap.runs.reports._terms import words_of
 
 PACKAGES = ("torch", "numpy", "scipy", "astropy", "xarray", "zarr")
 
@@ -111,9 +112,9 @@ class Report:
             if name == "hyperparameters" and units:
                 errors = self.sections.get("hyperparameter_errors", {})
                 rows = _rows_of(section, units, errors)
-                blocks += [f"## {_words(name)}", _table_of_rows(rows)]
+                blocks += [f"## {words_of(name)}", _table_of_rows(rows)]
             elif section and name != "units" and not (units and name == "hyperparameter_errors"):
-                blocks += [f"## {_words(name)}", *_tables(section)]
+                blocks += [f"## {words_of(name)}", *_tables(section)]
         blocks += ["## Versions", *_tables(versions())]
         blocks.append(f"Configuration: `config.toml`, sha256 `{self.config_sha256}`.")
         return "\n\n".join(blocks) + "\n"
@@ -136,21 +137,16 @@ def _check_line(check: Check) -> str:
     return f"- {check}" if check.passed else f"- {str(check).replace('failed:', '**failed**:', 1)}"
 
 
-def _words(name: str) -> str:
-    words = name.replace("_", " ")
-    return words[:1].upper() + words[1:]
-
-
 def _tables(section: Mapping[str, Any]) -> list[str]:
     """Make one table of the plain values, and one for each list of rows."""
     plain = {name: value for name, value in section.items() if not _is_rows(value)}
     tables = []
     if plain:
-        rows = [f"| {_words(name)} | {_shown(value)} |" for name, value in plain.items()]
+        rows = [f"| {words_of(name)} | {_shown(value)} |" for name, value in plain.items()]
         tables.append("\n".join(["| | |", "|---|---|", *rows]))
     for name, value in section.items():
         if _is_rows(value):
-            tables += [f"{_words(name)}:"] if len(section) > 1 else []
+            tables += [f"{words_of(name)}:"] if len(section) > 1 else []
             tables.append(_table_of_rows(value))
     return tables
 
@@ -161,7 +157,7 @@ def _is_rows(value: Any) -> bool:
 
 def _table_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_words(name) for name in columns]]
+    cells = [[words_of(name) for name in columns]]
     cells += [[_shown(row.get(name, "")) for name in columns] for row in rows]
     head, *lines = (f"| {' | '.join(line)} |" for line in cells)
     return "\n".join([head, "|" + "---|" * len(columns), *lines])
