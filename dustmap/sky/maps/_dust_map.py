@@ -20,6 +20,8 @@ from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from dustmap.sky.maps._field import AbstractDensityField
 
 _MEMORY = 4 * 2**30
@@ -299,6 +301,57 @@ class DustMap:
         self._answers.require(Quantity.COVERAGE)
         ranges = reliable_range(self._answers.reader, directions_of(coords), least)
         return ranges.reshape(*coords.shape, 2) * u.pc
+
+    def profile(self, coords: SkyCoord, distances: u.Quantity | None = None) -> "xr.Dataset":
+        """Follow one direction: density and extinction A(<d), with their errors.
+
+        Parameters
+        ----------
+        coords : one direction, with or without distance
+        distances : (K,)
+            From the Sun; half a voxel apart to the face of the map if they are left out.
+
+        Returns
+        -------
+        xarray.Dataset
+            density_mean, extinction_mean (distance), and as far as the map has them _std, _p16 and
+            _p84 of both and coverage. NaN where the map does not reach.
+
+        Examples
+        --------
+        >>> from astropy import units as u
+        >>> grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+        >>> one = np.ones((5, 5, 5), np.float32)
+        >>> density = DustMap.from_arrays(grid, {Quantity.MEAN: 0.002 * one}, "A_V")
+        >>> towards = SkyCoord(l=30 * u.deg, b=5 * u.deg, frame="galactic")
+        >>> density.profile(towards, [50, 80] * u.pc).extinction_mean.values.round(3)
+        array([0.1 , 0.16])
+        """
+        from dustmap.sky.maps._datasets import profile_of
+
+        return profile_of(self, coords, distances)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return all cubes, in memory: density_mean and its like (z, y, x), axes in pc.
+
+        Variables have the names of map.zarr; density_samples have one more axis, `sample`.
+        """
+        from dustmap.sky.maps._datasets import cubes_of
+
+        return cubes_of(self)
+
+    def to_healpix(
+        self, nside: int, distances: u.Quantity, integrated: bool = True, nest: bool = False
+    ) -> "xr.Dataset":
+        """Return the sky at distances (K,) from the Sun, in HEALPix pixels of Galactic l, b.
+
+        extinction_mean (distance, pixel), the extinction A(<d) towards pixel centres, or, not
+        `integrated`, density_mean there; their _std if the map has it. NaN where the map does not
+        reach. Pixels are in ring order, or `nest`.
+        """
+        from dustmap.sky.maps._datasets import sky_of
+
+        return sky_of(self, nside, distances, integrated, nest)
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
