@@ -1,0 +1,16 @@
+"""The page that turns, cuts and asks a map in any browser, from one file and without a network.
+
+`view_of` makes a `MapView` of a `DustMap`; it is saved as HTML, or shown by Jupyter. `_quantised`
+packs cubes as bytes, `_volumes` takes them from the map, as fine as a number of bytes allows, and
+`_page` joins them with the files of `page/`: HTML, CSS and JavaScript of this package's own.
+"""
+
+from typing import TYPE_CHECKING
+
+from dustmap._on_use import on_use
+
+if TYPE_CHECKING:
+    from dustmap.sky.view._page import MapView as MapView
+    from dustmap.sky.view._page import view_of as view_of
+else:
+    __getattr__, __dir__ = on_use(__name__)

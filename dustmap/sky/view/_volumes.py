@@ -1,0 +1,210 @@
+"""The cubes that a page shows, taken from a map as finely as a number of bytes allows.
+
+    mean        posterior mean ρ, the mean of the samples where the map has no other
+    spread      its standard deviation, relative to ρ where the density is positive
+    coverage    the share of the prior's variance that the data removed
+    sample k    posterior samples
+
+Coarser voxels are averages over blocks of the map's; every one but the mean may be coarser.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.errors import UserError
+from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._cubes import Cube
+from dustmap.sky.view._quantised import Scale, packed
+
+#: Voxels of a cube that browsers hold, and along one axis.
+MOST_VOXELS, MOST_SIDE = 2**25, 1024
+#: A mean this coarse says nothing.
+_COARSEST = 64
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """A packed cube.
+
+    name: as in the page; shape (x, y, z) of voxels `spacing` pc wide, the first of which begins at
+    the map's lower faces; factor: voxels of the map along an axis of one of these; text: the codes.
+    """
+
+    name: str
+    scale: Scale
+    shape: tuple[int, int, int]
+    spacing: tuple[float, float, float]
+    factor: int
+    text: str
+
+    def about(self) -> dict[str, object]:
+        """Describe it for the page."""
+        return {
+            "name": self.name,
+            "logarithmic": self.scale.logarithmic,
+            "low": self.scale.low,
+            "high": self.scale.high,
+            "shape": self.shape,
+            "spacing": self.spacing,
+            "factor": self.factor,
+            "error": self.scale.error,
+        }
+
+
+@final
+@dataclass(frozen=True)
+class Shown:
+    """Ends of colour scales, and the density above which dust is drawn."""
+
+    density: tuple[float, float]
+    spread: tuple[float, float]
+    threshold: float
+
+
+@final
+class MapVolumes:
+    """The cubes of a map, averaged over blocks, and their packed volumes."""
+
+    def __init__(self, density: DustMap, samples: int) -> None:
+        """samples: how many of the map's, at most."""
+        self._map = density
+        self._drawn = min(samples, density.n_samples)
+        self._packed: dict[tuple[str, int], Volume] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The volumes that the map has, the mean first."""
+        has_spread = Quantity.STD in self._map.available or self._map.n_samples > 1
+        plain = ["mean", *(["spread"] if has_spread else [])]
+        plain += ["coverage"] if Quantity.COVERAGE in self._map.available else []
+        return (*plain, *(f"sample {k + 1}" for k in range(self._drawn)))
+
+    def within(self, most_bytes: int) -> tuple[Volume, ...]:
+        """Pack all volumes in at most so many bytes: the mean as fine as it can be, then the rest.
+
+        UserError where blocks of 64 voxels a side take more.
+        """
+        for factor, of_rest in self._factors():
+            volumes, room = [], most_bytes
+            for name in self.names:
+                volumes.append(self._volume(name, factor if name == "mean" else of_rest))
+                room -= len(volumes[-1].text)
+                if room < 0:
+                    break
+            else:
+                return tuple(volumes)
+        raise UserError(
+            f"the page: expected room for {len(self.names)} cubes, got {most_bytes:,} bytes; allow "
+            "more (--max-size), or fewer samples (--samples)"
+        )
+
+    def _factors(self) -> Iterator[tuple[int, int]]:
+        """Yield side lengths of blocks, of the mean and of the rest, from fine to coarse."""
+        shape = np.array(self._map.grid.shape)
+        for factor in range(1, min(_COARSEST, max(shape)) + 1):
+            blocks = -(-shape // factor)
+            if blocks.max() <= MOST_SIDE and blocks.prod() <= MOST_VOXELS:
+                yield from ((factor, rest) for rest in range(factor, 2 * factor + 2))
+
+    def _volume(self, name: str, factor: int) -> Volume:
+        if (name, factor) not in self._packed:
+            values = self.values(name, factor)
+            logarithmic = self.positive and name != "coverage"
+            scale = Scale(False, 0.0, 1.0) if name == "coverage" else Scale.of(values, logarithmic)
+            z, y, x = values.shape
+            a, b, c = (factor * step for step in self._map.grid.spacing)
+            text = packed(scale.encode(values))
+            self._packed[name, factor] = Volume(name, scale, (x, y, z), (a, b, c), factor, text)
+        return self._packed[name, factor]
+
+    @cached_property
+    def positive(self) -> bool:
+        """Whether the mean is nowhere negative, and scales are logarithmic."""
+        mean = self.values("mean", self.finest)
+        known = mean[np.isfinite(mean)]
+        return bool(known.size and known.min() >= 0.0 and known.max() > 0.0)
+
+    @cached_property
+    def finest(self) -> int:
+        """Side of the smallest blocks that browsers hold."""
+        return next(self._factors())[0]
+
+    def shown(self) -> Shown:
+        """Choose scales from percentiles of the mean and the uncertainty."""
+        mean = self.values("mean", self.finest)
+        known = mean[np.isfinite(mean)]
+        low, threshold, high = np.percentile(known, (0.5, 92.0, 99.9)) if known.size else (0, 0, 1)
+        low = max(low, high / 300.0) if self.positive else min(low, 0.0)
+        if not high > low:
+            low, high = (high / 3.0, 3.0 * high) if self.positive and high > 0 else (0.0, 1.0)
+        ends = (0.0, 1.0)
+        if "spread" in self.names:
+            spread = self.values("spread", self.finest)
+            spread = spread[np.isfinite(spread)]
+            if spread.size and spread.max() > 0:
+                bottom, top = (float(v) for v in np.percentile(spread, (0.5, 99.5)))
+                ends = (max(bottom, top / 100.0) if self.positive else 0.0, top)
+                if not ends[1] > ends[0]:
+                    ends = (0.5 * top, 2.0 * top) if top > 0 else (0.0, 1.0)
+        return Shown((float(low), float(high)), ends, float(np.clip(threshold, low, high)))
+
+    def values(self, name: str, factor: int) -> NDArray[np.float32]:
+        """Average a cube over blocks of `factor` voxels a side: (z, y, x), NaN where none is."""
+        if name == "spread":
+            std = self._std(factor)
+            mean = self.values("mean", factor)
+            if not self.positive:
+                return std
+            return np.divide(std, mean, out=np.full_like(std, np.nan), where=mean > 0)
+        if name == "mean":
+            return self._mean(factor)
+        if name == "coverage":
+            return self._averaged(Cube(Quantity.COVERAGE), factor)
+        return self._averaged(Cube(Quantity.SAMPLES, int(name.split()[1]) - 1), factor)
+
+    def _mean(self, factor: int) -> NDArray[np.float32]:
+        if Quantity.MEAN in self._map.available:
+            return self._averaged(Cube(Quantity.MEAN), factor)
+        total = sum(self._averaged(cube, factor).astype(np.float64) for cube in self._samples)
+        return np.asarray(total / self._map.n_samples, np.float32)
+
+    def _std(self, factor: int) -> NDArray[np.float32]:
+        """Average the map's std; that of averages of the samples where the map has none."""
+        if Quantity.STD in self._map.available:
+            return self._averaged(Cube(Quantity.STD), factor)
+        mean = self._mean(factor).astype(np.float64)
+        squares = sum((self._averaged(cube, factor) - mean) ** 2 for cube in self._samples)
+        return np.sqrt(squares / (self._map.n_samples - 1)).astype(np.float32)
+
+    @property
+    def _samples(self) -> list[Cube]:
+        return [Cube(Quantity.SAMPLES, k) for k in range(self._map.n_samples)]
+
+    def _averaged(self, cube: Cube, factor: int) -> NDArray[np.float32]:
+        """Read a few planes at a time; at the upper faces blocks have fewer voxels."""
+        planes = self._map.layout.shape[0]
+        every = slice(None)
+        parts = [
+            block_means(self._map.cubes.read(cube, (slice(k, k + factor), every, every)), factor)
+            for k in range(0, planes, factor)
+        ]
+        return np.concatenate(parts)
+
+
+def block_means(values: NDArray[np.float32], factor: int) -> NDArray[np.float32]:
+    """Average finite values (z, y, x) over blocks of `factor` a side, NaN where there are none."""
+    if factor == 1:
+        return values
+    known = np.isfinite(values)
+    total, count = np.where(known, values, 0.0).astype(np.float64), known.astype(np.float64)
+    for axis in range(3):
+        starts = np.arange(0, values.shape[axis], factor)
+        total, count = (np.add.reduceat(part, starts, axis=axis) for part in (total, count))
+    means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return means.astype(np.float32)
