@@ -115,6 +115,15 @@ def command_line(options: argparse.Namespace) -> str:
     return shlex.join(["dustmap", *options.arguments])
 
 
+def history(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command, and of a run the hash of its configuration, by which its maps are known."""
+    own = Path(options.map) / "config.toml"
+    if not own.is_file():
+        return (command_line(options),)
+    sha256 = configuration.sha256(configuration.load(own))
+    return command_line(options), f"sha256 of the configuration: {sha256}"
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -91,22 +91,13 @@ def execute_plot(options: argparse.Namespace) -> int:
     if regression is not None:
         if chosen != "slice":
             raise UserError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
-        output, history = Path(options.output), _history(options)
+        output, history = Path(options.output), _options.history(options)
         regression.plot(options.slice or "z=0", output, options.overwrite, history)
     else:
         figure = _DRAWN_FOR[chosen](options)
-        save_figure(figure, options.output, options.overwrite, _history(options))
+        save_figure(figure, options.output, options.overwrite, _options.history(options))
     print_result({"output": options.output}, options.json)
     return DONE
-
-
-def _history(options: argparse.Namespace) -> tuple[str, ...]:
-    """The command, and of a run the hash of its configuration, by which its maps are known."""
-    own = Path(options.map) / "config.toml"
-    if not own.is_file():
-        return (_options.command_line(options),)
-    sha256 = configuration.sha256(configuration.load(own))
-    return _options.command_line(options), f"sha256 of the configuration: {sha256}"
 
 
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dustmap.sky.stars import open_star_store as open_star_store
     from dustmap.sky.stars import read_star_store as read_star_store
     from dustmap.sky.stars import star_store as star_store
+    from dustmap.sky.view import MapView as MapView
+    from dustmap.sky.view import view_of as view_of
     from dustmap.tables._outputs import check_enclosed as check_enclosed
     from dustmap.tables._outputs import check_output as check_output
     from dustmap.tables._outputs import refuse_inputs as refuse_inputs

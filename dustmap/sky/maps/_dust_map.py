@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from dustmap.sky.maps._field import AbstractDensityField
+    from dustmap.sky.view import MapView
 
 _MEMORY = 4 * 2**30
 _EQUATORIAL = ("icrs", "fk4", "fk5", "fk4noeterms")
@@ -352,6 +353,14 @@ class DustMap:
         from dustmap.sky.maps._datasets import sky_of
 
         return sky_of(self, nside, distances, integrated, nest)
+
+    def view(
+        self, points: Mapping[str, SkyCoord] | None = None, samples: int = 8, **options: Any
+    ) -> "MapView":
+        """Make a page to turn, to cut and to ask, which Jupyter shows: `dustmap.sky.view_of`."""
+        from dustmap.sky.view import view_of
+
+        return view_of(self, points, samples, **options)
 
 
 def _cubes_at(path: Path) -> AbstractCubes:

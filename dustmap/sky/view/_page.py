@@ -28,9 +28,18 @@ SAMPLES = 8
 #: Points that browsers draw while the map turns.
 MOST_POINTS = 5_000
 #: Perceptually uniform, and told apart by colour-blind eyes.
-COLOURS = ("viridis", "cividis", "magma")
+COLOURS = ("magma", "viridis", "cividis")
 #: In the order in which they are joined.
-_SCRIPTS = ("data.js", "state.js", "camera.js", "volume.js", "marks.js", "slice.js", "page.js")
+_SCRIPTS = (
+    "data.js",
+    "state.js",
+    "camera.js",
+    "volume.js",
+    "marks.js",
+    "slice.js",
+    "words.js",
+    "page.js",
+)
 _PLACE = re.compile(r"\[\[(\w+)\]\]")
 #: Pixels of the frame in a notebook.
 _HEIGHT = 720

@@ -140,7 +140,7 @@ class MapVolumes:
         mean = self.values("mean", self.finest)
         known = mean[np.isfinite(mean)]
         low, threshold, high = np.percentile(known, (0.5, 92.0, 99.9)) if known.size else (0, 0, 1)
-        low = max(low, high / 300.0) if self.positive else min(low, 0.0)
+        low = max(low, high / 100.0) if self.positive else min(low, 0.0)
         if not high > low:
             low, high = (high / 3.0, 3.0 * high) if self.positive and high > 0 else (0.0, 1.0)
         ends = (0.0, 1.0)

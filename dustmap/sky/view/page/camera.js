@@ -17,8 +17,10 @@ function cameraOf(now, width, height) {
   const aspect = width / height;
   // The smaller side has the angle, so that the box fits in any window.
   const tangent = aspect > 1 ? [small * aspect, small] : [small, small / aspect];
-  const distance = (0.5 * DIAGONAL) / Math.sin(HALF_ANGLE) / now.zoom;
-  return { eye: along(now.target, back, distance), ahead, up, right: cross(ahead, up), tangent, distance, width, height };
+  const distance = (0.51 * DIAGONAL) / Math.sin(HALF_ANGLE) / now.zoom;
+  // The middle of the view is above that of the canvas, whose lower end has the scale.
+  const shift = 40 / height;
+  return { eye: along(now.target, back, distance), ahead, up, right: cross(ahead, up), tangent, distance, shift, width, height };
 }
 
 /** Pixels of a place, and its depth; null behind the eye. */
@@ -28,13 +30,13 @@ function projected(camera, place) {
   if (depth <= 1e-6 * DIAGONAL) return null;
   const x = dot(away, camera.right) / (depth * camera.tangent[0]);
   const y = dot(away, camera.up) / (depth * camera.tangent[1]);
-  return { x: 0.5 * camera.width * (1 + x), y: 0.5 * camera.height * (1 - y), depth };
+  return { x: 0.5 * camera.width * (1 + x), y: 0.5 * camera.height * (1 - y - camera.shift), depth };
 }
 
 /** Unit vector from the eye through a pixel. */
 function rayThrough(camera, x, y) {
   const across = (2 * x) / camera.width - 1;
-  const upwards = 1 - (2 * y) / camera.height;
+  const upwards = 1 - (2 * y) / camera.height - camera.shift;
   const ray = along(along(camera.ahead, camera.right, across * camera.tangent[0]), camera.up, upwards * camera.tangent[1]);
   const length = Math.hypot(...ray);
   return ray.map((part) => part / length);

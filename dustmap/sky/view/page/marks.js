@@ -63,7 +63,9 @@ function drawUnder(pen, camera, look) {
     AXES.forEach((_, across) => {
       if (across === axis) return;
       const other = 3 - axis - across;
-      for (const tick of [...boxTicks(camera)[across], about.box[0][across], about.box[1][across]]) {
+      const [low, high] = [about.box[0][across], about.box[1][across]];
+      const apart = boxTicks(camera)[across].filter((tick) => Math.min(tick - low, high - tick) > 0.04 * (high - low));
+      for (const tick of [...apart, low, high]) {
         const [from, to] = [corner([0, 0, 0]), corner([1, 1, 1])];
         from[axis] = to[axis] = about.box[side][axis];
         from[across] = to[across] = tick;
@@ -101,7 +103,8 @@ function labelledEdge(camera, axis) {
       if (ends[0] && ends[1] && outlined) edges.push({ from, to, ends });
     }
   }
-  const height = (edge) => (axis === 2 ? -(edge.ends[0].x + edge.ends[1].x) : edge.ends[0].y + edge.ends[1].y);
+  const left = (edge) => -(edge.ends[0].x + edge.ends[1].x);
+  const height = (edge) => (axis === 2 ? left(edge) : edge.ends[0].y + edge.ends[1].y + 0.01 * left(edge));
   return edges.sort((a, b) => height(b) - height(a))[0];
 }
 
@@ -134,16 +137,16 @@ function makeWriter(pen, look, width, height) {
 
 /** Near edges, ticks and their numbers, and the names of the axes. */
 function drawAxes(pen, camera, look, writer) {
-  pen.lineWidth = 1;
-  pen.strokeStyle = look.muted;
   const middle = projected(camera, CENTRE);
   const ticks = boxTicks(camera);
   AXES.forEach((name, axis) => {
     const edge = labelledEdge(camera, axis);
     if (!edge || !middle) return;
+    pen.lineWidth = 1;
+    pen.strokeStyle = look.muted;
     const [a, b] = line(pen, camera, edge.from, edge.to);
     const length = Math.hypot(b.x - a.x, b.y - a.y);
-    if (length < 30) return;
+    if (length < 60) return;
     // Across the edge, away from the middle of the box.
     let out = [(a.y - b.y) / length, (b.x - a.x) / length];
     const off = [(a.x + b.x) / 2 - middle.x, (a.y + b.y) / 2 - middle.y];
@@ -226,8 +229,8 @@ function drawDirections(pen, camera, look, writer) {
   }
 }
 
-/** Points with their names, the near ones first; and what was picked. */
-function drawPoints(pen, camera, look, writer, now) {
+/** Points, and what was picked; returns those in view, the near ones first. */
+function drawPoints(pen, camera, look, now) {
   const seen = points.map((point) => ({ ...point, at: projected(camera, point.place) })).filter((point) => point.at);
   seen.sort((a, b) => a.at.depth - b.at.depth);
   pen.lineWidth = 1.2;
@@ -239,10 +242,8 @@ function drawPoints(pen, camera, look, writer, now) {
     pen.strokeStyle = look.paper;
     pen.stroke();
   }
-  if (now.names) for (const { at, name } of seen) if (name) writer.write(name, at.x + 7, at.y, { size: 11.5 });
   const picked = now.picked && projected(camera, now.picked);
-  if (!picked) return;
-  for (const [style, width] of [[look.paper, 4], [look.ink, 1.6]]) {
+  for (const [style, width] of picked ? [[look.paper, 4], [look.ink, 1.6]] : []) {
     pen.strokeStyle = style;
     pen.lineWidth = width;
     pen.beginPath();
@@ -252,5 +253,15 @@ function drawPoints(pen, camera, look, writer, now) {
       pen.lineTo(picked.x + 12 * dx, picked.y + 12 * dy);
     }
     pen.stroke();
+  }
+  return seen;
+}
+
+/** Names beside their points, where there is room. */
+function drawNames(seen, writer) {
+  for (const { at, name } of seen) {
+    for (const [dx, dy, align] of name ? [[7, 0, "left"], [0, -15, "center"], [0, 15, "center"], [-7, 0, "right"]] : []) {
+      if (writer.write(name, at.x + dx, at.y + dy, { align, size: 11.5 })) break;
+    }
   }
 }

@@ -1,6 +1,5 @@
 // The controls, the keyboard and the mouse; every change of the state draws the page again.
 
-const find = (id) => document.getElementById(id);
 const scene = find("scene");
 const canvases = { under: find("under"), volume: find("volume"), over: find("over") };
 const darkSystem = window.matchMedia("(prefers-color-scheme: dark)");
@@ -10,33 +9,53 @@ let scheduled = 0;
 let settling = 0;
 let playing = 0;
 let lastAxis = 2;
-// Part of the pixels that are drawn while the camera moves, such that it moves smoothly.
-let coarseness = 0.5;
+// Milliseconds a pixel of the last picture, with full steps; 0 before the first.
+let cost = 0;
+let drawnSlice = "";
+let [drawnWidth, drawnHeight] = [0, 0];
+// Milliseconds that a picture takes at most: while it moves, and at rest.
+const SMOOTH = 33;
+const PATIENCE = 700;
 
 function isDark() {
   return state.theme === "dark" || (state.theme === "auto" && darkSystem.matches);
 }
 
-/** Draw all there is; moving: fewer rays, until the camera rests. */
-function draw(moving) {
+/** Pixels of the dust for each of the page: fewer while it moves, or where the browser is slow. */
+function sharpness(pixels, moving) {
+  const most = moving ? 1 : Math.min(window.devicePixelRatio || 1, 2);
+  if (cost === 0) return moving ? 0.5 : most;
+  const affordable = Math.sqrt((moving ? 2 * SMOOTH : PATIENCE) / (cost * pixels));
+  return Math.min(most, Math.max(affordable, moving ? 0.15 : 0.35));
+}
+
+/** Draw all there is; moving: fewer rays and longer steps; exact: as many as there are pixels. */
+function draw(moving, exact = false) {
   document.documentElement.dataset.theme = isDark() ? "dark" : "light";
   const [width, height] = [scene.clientWidth, scene.clientHeight];
+  [drawnWidth, drawnHeight] = [width, height];
   const look = lookOf();
   const table = tableOf(state, isDark());
   const camera = cameraOf(state, width, height);
-  const share = (moving ? coarseness : 1) * (moving ? 1 : Math.min(window.devicePixelRatio || 1, 2));
+  const share = exact ? Math.max(1, window.devicePixelRatio || 1) : sharpness(width * height, moving);
   const size = [width, height].map((length) => Math.max(1, Math.round(length * share)));
   if (canvases.volume.width !== size[0] || canvases.volume.height !== size[1]) [canvases.volume.width, canvases.volume.height] = size;
   const spent = painter.draw(state, camera, table, partsOf(look.paper), moving);
-  if (moving) coarseness = Math.min(1, Math.max(0.2, coarseness * Math.sqrt(Math.min(2, Math.max(0.5, 33 / spent)))));
+  cost = ((moving ? 2 : 1) * spent) / (size[0] * size[1]);
   drawUnder(cleared(canvases.under, width, height), camera, look);
   const pen = cleared(canvases.over, width, height);
   const writer = makeWriter(pen, look, width, height);
   drawScale(pen, state, look, writer, 20, height - 42, Math.min(250, width - 60), table);
+  const seen = drawPoints(pen, camera, look, state);
+  const marked = state.picked && projected(camera, state.picked);
+  if (marked) writer.keep([marked.x - 10, marked.y - 10, marked.x + 10, marked.y + 10]);
   drawDirections(pen, camera, look, writer);
   drawAxes(pen, camera, look, writer);
-  drawPoints(pen, camera, look, writer, state);
-  if (!moving) frame = drawSlice(find("slice"), state, look, table);
+  if (state.names) drawNames(seen, writer);
+  const { yaw, pitch, zoom, target, opacity, threshold, ...flat } = state;
+  const key = JSON.stringify([flat, look, find("slice").clientWidth]);
+  if (key !== drawnSlice) frame = drawSlice(find("slice"), state, look, table);
+  drawnSlice = key;
 }
 
 /** Draw at the next frame; after a movement once more, in full. */
@@ -48,6 +67,14 @@ function schedule(moving = false) {
     scheduled = 0;
     draw(moving);
   });
+}
+
+/** Draw now, as sharp as the screen, in place of whatever waits to be drawn. */
+function drawNow() {
+  clearTimeout(settling);
+  cancelAnimationFrame(scheduled);
+  scheduled = 0;
+  draw(false, true);
 }
 
 /** Change the state, the controls and the address, and draw. */
@@ -77,25 +104,11 @@ function say(words) {
   say.silence = setTimeout(() => { find("message").textContent = ""; }, 4000);
 }
 
-/** Round to three digits, without powers of ten. */
-function round(value) {
-  return plain(Number(value.toPrecision(3)));
-}
-
-/** Value ± error, to the same decimal place: two digits of the error. */
-function withError(value, error) {
-  if (!Number.isFinite(value)) return "none";
-  if (!Number.isFinite(error) || error <= 0) return round(value);
-  const decimals = Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(error))));
-  return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
-}
-
 function showControls() {
   for (const input of document.getElementsByName("show")) input.checked = input.value === state.show;
   find("sample-name").textContent = samples.length ? `${state.sample} of ${samples.length}` : "no samples";
-  const unit = `${PER_MILLE === 1e3 ? "×10⁻³" : ""}`;
   find("threshold").value = state.threshold;
-  find("threshold-value").textContent = `${round(densityScale.value(state.threshold) * PER_MILLE)} ${unit}`;
+  find("threshold-value").textContent = `${round(densityScale.value(state.threshold) * PER_MILLE)} ×10⁻³`;
   find("opacity").value = state.opacity;
   find("opacity-value").textContent = `${Math.round(100 * state.opacity)} %`;
   find("colours").value = state.colours;
@@ -111,71 +124,6 @@ function showControls() {
   find("play").textContent = playing ? "Stop" : "Play";
   find("theme").textContent = { auto: "Theme: system", dark: "Theme: dark", light: "Theme: light" }[state.theme];
   showPicked();
-}
-
-/** The table of numbers at the place that was picked. */
-function showPicked() {
-  const table = find("picked").querySelector("table");
-  table.hidden = !state.picked;
-  find("nothing").hidden = Boolean(state.picked);
-  if (!state.picked) return;
-  const at = numbersAt(state.picked);
-  const unit = `10⁻³ ${about.unit}/pc`;
-  const rows = [
-    ["l, b", `${at.l.toFixed(1)}°, ${plain(Number(at.b.toFixed(1)))}°`],
-    ["distance", `${plain(Number(at.distance.toFixed(1)))} pc`],
-    ["X, Y, Z", `${at.place.map((x) => plain(Number(x.toFixed(1)))).join(", ")} pc`],
-    [`ρ(${about.system})`, `${withError(at.density * PER_MILLE, at.std * PER_MILLE)} ${unit}`],
-    [`${about.system}(<d)`, `${withError(at.column, at.columnStd)} ${about.unit}${at.sunOutside ? ", of what is in the box" : ""}`],
-  ];
-  if (state.show === "sample") rows.splice(4, 0, ["this sample", `${round(shownVolume(state).at(state.picked) * PER_MILLE)} ${unit}`]);
-  if (at.drawn > 1) rows.push(["", `± of ${about.system}(<d) from ${at.drawn} samples`]);
-  if (at.coverage !== undefined) rows.push(["coverage", `${at.coverage.toFixed(2)}: ${at.coverage > about.dominated ? "the data decide" : "the prior dominates"}`]);
-  const body = table.tBodies[0];
-  body.replaceChildren(...rows.map(([name, value]) => {
-    const row = document.createElement("tr");
-    const [head, cell] = [document.createElement("th"), document.createElement("td")];
-    [head.textContent, cell.textContent] = [name, value];
-    head.scope = "row";
-    row.append(head, cell);
-    return row;
-  }));
-}
-
-/** What the page says of the map, and of its own precision. */
-function showFacts() {
-  const steps = about.grid.spacing;
-  const spacing = new Set(steps).size > 1 ? steps.join(" × ") : steps[0];
-  find("facts").textContent = `${about.system}, ${about.grid.shape.join(" × ")} voxels of ${spacing} pc`;
-  const percent = (value) => `${(100 * value).toPrecision(2)} %`;
-  const mean = volumes.get("mean");
-  const error = about.positive ? percent(mean.error) : `${round(mean.error * PER_MILLE)}×10⁻³ ${about.unit}/pc`;
-  const notes = [
-    about.coarsened && `Coarser than the map: ${about.coarsened}.`,
-    `Densities of this page are rounded by at most ${error}; dustmap query has them in full.`,
-    samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have an error of up to ${Math.round(100 / Math.sqrt(samples.length))} %.`,
-    volumes.get("coverage") && `Coverage, the share of the prior's variance that the data removed, is below ${about.dominated} where the prior dominates.`,
-    "X points to the Galactic centre, Y to l = 90°, Z to b = 90°.",
-    [`dustmap ${about.version}`, ...about.history].join(" · "),
-  ];
-  find("notes").replaceChildren(...notes.filter(Boolean).map((text) => {
-    const paragraph = document.createElement("p");
-    paragraph.textContent = text;
-    return paragraph;
-  }));
-  find("spread-name").textContent = about.positive ? "Uncertainty σ/ρ" : "Uncertainty σ";
-  for (const input of document.getElementsByName("show")) {
-    input.disabled = !(input.value === "sample" ? samples.length : volumes.has(input.value));
-  }
-  find("samples").hidden = samples.length === 0;
-  find("fade-row").hidden = !volumes.has("coverage");
-  find("names-row").hidden = points.length === 0;
-  find("colours").replaceChildren(...Object.keys(about.colours).map((name) => new Option(name, name)));
-  AXES.forEach((_, axis) => {
-    const slider = find(`level-${axis}`);
-    [slider.min, slider.max] = [about.box[0][axis], about.box[1][axis]];
-    slider.step = mean.spacing[axis] / 4;
-  });
 }
 
 const VIEWS = { above: { yaw: -90, pitch: 90 }, side: { yaw: -90, pitch: 0 }, front: { yaw: 0, pitch: 0 } };
@@ -229,7 +177,7 @@ function pick(x, y) {
 
 function slide(axis, level) {
   lastAxis = axis;
-  change({ levels: state.levels.map((old, other) => (other === axis ? levelInBox(axis, level) : old)), flat: axis });
+  change({ levels: state.levels.map((old, other) => (other === axis ? levelInBox(axis, level) : old)), flat: axis }, true);
 }
 
 function cut(axis, on) {
@@ -249,7 +197,7 @@ async function copyLink() {
 }
 
 function savePicture() {
-  draw(false);
+  drawNow();
   const whole = document.createElement("canvas");
   [whole.width, whole.height] = [canvases.over.width, canvases.over.height];
   const pen = whole.getContext("2d");
@@ -344,7 +292,7 @@ function listen() {
   on("previous", "click", () => { stop(); step(-1); });
   on("next", "click", () => { stop(); step(1); });
   on("play", "click", play);
-  for (const name of ["threshold", "opacity"]) on(name, "input", (event) => change({ [name]: Number(event.target.value) }));
+  for (const name of ["threshold", "opacity"]) on(name, "input", (event) => change({ [name]: Number(event.target.value) }, true));
   on("colours", "change", (event) => change({ colours: event.target.value }));
   for (const name of ["fade", "names"]) on(name, "change", (event) => change({ [name]: event.target.checked }));
   AXES.forEach((_, axis) => {
@@ -357,6 +305,7 @@ function listen() {
   on("picture", "click", savePicture);
   on("theme", "click", KEYS.d);
   on("help", "click", KEYS["?"]);
+  on("forget", "click", KEYS.Escape);
   on("slice", "click", (event) => {
     const place = frame.placeAt(event.offsetX, event.offsetY);
     if (place) change({ picked: place });
@@ -365,7 +314,9 @@ function listen() {
   document.addEventListener("keydown", onKey);
   window.addEventListener("hashchange", () => change(stateOf(location.hash)));
   darkSystem.addEventListener("change", () => schedule());
-  new ResizeObserver(() => schedule()).observe(scene);
+  new ResizeObserver(() => {
+    if (canvases.over.clientWidth !== drawnWidth || canvases.over.clientHeight !== drawnHeight) schedule();
+  }).observe(scene);
 }
 
 /** Read the mean and draw it; then the rest, which switches and numbers need. */
@@ -376,7 +327,7 @@ async function open() {
   await Promise.all([volumes.get("mean"), volumes.get("coverage"), opaqueVolume(state), shownVolume(state)].map((volume) => volume?.load()));
   showFacts();
   listen();
-  await change({});
+  await change({}, true);
   for (const volume of volumes.values()) await volume.load();
   showPicked();
 }
@@ -390,7 +341,7 @@ window.dustmap = {
   }),
   get state() { return structuredClone(state); },
   change,
-  draw: () => draw(false),
+  draw: drawNow,
   numbersAt,
   project: (place) => projected(cameraOf(state, scene.clientWidth, scene.clientHeight), place),
 };

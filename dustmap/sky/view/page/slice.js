@@ -3,9 +3,11 @@
 /** 256 colours as RGBA bytes; on light paper from light to dark, as dust is dark. */
 const tables = new Map();
 function tableOf(now, dark) {
-  const key = `${now.colours} ${dark}`;
+  // Uncertainties never have the colours of densities.
+  const name = now.show !== "spread" ? now.colours : now.colours === "cividis" ? "magma" : "cividis";
+  const key = `${name} ${dark}`;
   if (!tables.has(key)) {
-    const digitsOf = about.colours[now.colours];
+    const digitsOf = about.colours[name];
     const table = new Uint8Array(1024);
     for (let i = 0; i < 256; i += 1) {
       const from = 6 * (dark ? i : 255 - i);
@@ -22,17 +24,16 @@ function partsOf(colour) {
   return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255);
 }
 
-/** Numbers on a scale: 1, 2, 5 of each decade, or 1 of each where these are many. */
+/** Numbers on a scale, `most` at most: as many round ones of each decade as there is room for. */
 function scaleTicks(scale, factor, most) {
   const [low, high] = scale.ends.map((value) => value * factor);
   if (!about.positive) return ticksIn(low, high, most).map((tick) => tick / factor);
-  const ticks = [];
-  for (let decade = Math.floor(Math.log10(low)); decade <= Math.log10(high); decade += 1) {
-    for (const size of [1, 2, 5]) ticks.push(size * 10 ** decade);
-  }
-  const inside = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
-  const fewer = inside.length > most ? inside.filter((tick) => /^[.0]*1/.test(tick.toPrecision(1))) : inside;
-  return (fewer.length > 1 ? fewer : inside).map((tick) => tick / factor);
+  const rounds = [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1, 3], [1]].map((sizes) => {
+    const ticks = [];
+    for (let decade = Math.floor(Math.log10(low)); decade <= Math.log10(high); decade += 1) ticks.push(...sizes.map((size) => size * 10 ** decade));
+    return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  });
+  return (rounds.find((ticks) => ticks.length <= most) ?? rounds[3]).map((tick) => tick / factor);
 }
 
 /** Whether what is shown is relative, and by which factor its numbers are multiplied. */
@@ -102,7 +103,13 @@ function frameOf(now, width) {
   return { left, top, wide, high, below, height: top + high + below, right, up, x, y, placeAt };
 }
 
-/** The image of the slice, a pixel a third of a voxel or less. */
+/** 0 where the prior dominates, 1 where the data do, between them in a narrow range of coverage. */
+function knownPart(coverage) {
+  const part = Math.min(Math.max((coverage - about.dominated + 0.1) / 0.2, 0), 1) || 0;
+  return part * part * (3 - 2 * part);
+}
+
+/** The image of the slice. */
 function imageOf(now, frame, table, paper) {
   const volume = shownVolume(now);
   const coverage = now.fade ? volumes.get("coverage") : undefined;
@@ -115,7 +122,7 @@ function imageOf(now, frame, table, paper) {
       const value = place ? volume.at(place) : NaN;
       if (Number.isNaN(value)) continue;
       const from = 4 * Math.min(255, Math.max(0, Math.floor(256 * scale.part(value)) || 0));
-      const sure = coverage && !(coverage.at(place) > about.dominated) ? 0.32 : 1;
+      const sure = coverage ? 0.32 + 0.68 * knownPart(coverage.at(place)) : 1;
       const to = 4 * (j * w + i);
       for (let k = 0; k < 3; k += 1) image.data[to + k] = sure * table[from + k] + (1 - sure) * 255 * paper[k];
       image.data[to + 3] = 255;
@@ -161,7 +168,8 @@ function drawFlatTicks(pen, frame, look, writer) {
     pen.fillRect(frame.left - 4, at - 0.5, 4, 1);
     writer.write(plain(tick), frame.left - 7, at, { align: "right", colour: look.muted, size: 11 });
   }
-  writer.write(`${AXES[frame.right]} [pc]`, frame.left + 0.5 * frame.wide, bottom + 27, { align: "center", must: true });
+  const centre = frame.right === 0 ? " → Galactic centre" : "";
+  writer.write(`${AXES[frame.right]} [pc]${centre}`, frame.left + 0.5 * frame.wide, bottom + 27, { align: "center", must: true });
   pen.save();
   pen.translate(8, frame.top + 0.5 * frame.high);
   pen.rotate(-Math.PI / 2);
@@ -172,7 +180,7 @@ function drawFlatTicks(pen, frame, look, writer) {
   pen.restore();
 }
 
-/** The Sun, the way to the Galactic centre, points near the slice, and what was picked. */
+/** The Sun, points near the slice, and what was picked. */
 function drawFlatMarks(pen, frame, look, now) {
   pen.save();
   pen.beginPath();
@@ -196,12 +204,4 @@ function drawFlatMarks(pen, frame, look, now) {
   }
   drawSun(pen, look, frame.x([0, 0, 0]), frame.y([0, 0, 0]), 4.5);
   pen.restore();
-  if (now.flat === 0) return;
-  const bottom = frame.top + frame.high + 27;
-  const right = frame.left + frame.wide;
-  pen.fillStyle = look.muted;
-  pen.font = `11px ${look.font}`;
-  pen.textAlign = "right";
-  pen.fillText("Galactic centre", right - 22, bottom);
-  drawArrow(pen, { x: right - 18, y: bottom }, { x: right, y: bottom }, look.muted, look.panel);
 }

@@ -19,7 +19,7 @@ uniform vec3 eye, ahead, right, up, low, high, paper, planes, planeOn;
 uniform vec3 opaqueSize, shownSize, coverageSize, light;
 uniform sampler3D opaque, shown, coverage;
 uniform sampler2D colours;
-uniform float threshold, opacity, stride, dominated, fade;
+uniform float threshold, opacity, stride, dominated, fade, shift;
 out vec4 picture;
 
 float code(sampler3D volume, vec3 place, vec3 size) {
@@ -41,7 +41,7 @@ float density(vec3 place) {
 float noise(vec2 at) { return fract(52.9829189 * fract(dot(at, vec2(0.06711056, 0.00583715)))); }
 
 void main() {
-  vec2 across = 2.0 * gl_FragCoord.xy / pixels - 1.0;
+  vec2 across = 2.0 * gl_FragCoord.xy / pixels - vec2(1.0, 1.0 + shift);
   vec3 ray = normalize(ahead + across.x * tangent.x * right + across.y * tangent.y * up);
   vec3 safe = mix(ray, vec3(1e-7), vec3(lessThan(abs(ray), vec3(1e-7))));
   vec3 first = (low - eye) / safe, last = (high - eye) / safe;
@@ -163,6 +163,7 @@ function makePainter(canvas) {
     vector("light", light.map((x) => x * voxel * 1.2));
     vector("opaqueScale", densityScale.ofTexture(opaque));
     vector("shownScale", shownScale(now).ofTexture(shown));
+    number("shift", camera.shift);
     number("threshold", now.threshold);
     // At one half, some dust halfway up the scale hides what is a twelfth of the box behind it.
     number("opacity", (400 * now.opacity ** 2.5) / DIAGONAL);
