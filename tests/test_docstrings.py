@@ -53,7 +53,7 @@ WITHOUT = {
         MGVIStart no_step ray_choice_component RayData searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
-        LogNormalPosterior MGVISolution PathwisePosterior RobustFit Scores SVIState""",
+        LogNormalPosterior MapView MGVISolution PathwisePosterior RobustFit Scores SVIState""",
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
         coefficient_spread CoefficientSpread collapsed_gradient explained_share field_at_nodes
         fit_mean fit_student_t FITC fitted_around keyed_prior_draws learn_evidence mean_spread

@@ -90,6 +90,11 @@ def test_a_map_is_drawn_without_what_makes_maps(maps: Path) -> None:
     assert not drawn & HEAVY
 
 
+def test_the_page_of_a_map_is_made_without_what_makes_maps(maps: Path) -> None:
+    seen = imported(["view", str(maps / "map.fits"), "--output", str(maps / "a.html")])
+    assert not seen & (HEAVY | {"zarr"})
+
+
 def test_lines_of_sight_and_many_places_of_a_map_take_no_torch(maps: Path) -> None:
     (maps / "places.csv").write_text("l,b,distance_pc\n30,5,20\n")
     line = ["--los", "30", "5", "--output", str(maps / "a.png")]

@@ -16,16 +16,17 @@ def view(folder: Path, output: Path, *arguments: str, of: str = "run") -> int:
 def test_a_run_has_a_page(
     positive_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "clouds.csv").write_text("Name,l,b,distance\nTaurus,172,-15,60\n<b>,10,0,50\n")
+    (tmp_path / "clouds.csv").write_text("Name,l,b,distance\nTaurus,172,-15,60\n<b>,10,0,50\nfar,0,0,900\n")
     points = ["--points", str(tmp_path / "clouds.csv"), "--samples", "3", "--json"]
     output = tmp_path / "view.html"
     assert view(positive_run, output, *points) == DONE
     made = json.loads(capsys.readouterr().out)
     about = Page(output.read_text(encoding="utf-8")).about
     assert made["bytes"] == output.stat().st_size
-    assert (made["samples"], made["points"], made["coarsened"]) == (3, 2, "no")
+    assert (made["samples"], made["coarsened"]) == (3, "no")
+    assert (made["points"], made["points_outside_the_box"]) == (3, 1)
     assert made["voxels"] == [6, 7, 5] == about["volumes"][0]["shape"]
-    assert [point[0] for point in about["points"]] == ["Taurus", "<b>"]
+    assert [point[0] for point in about["points"]] == ["Taurus", "<b>", "far"]
     assert about["title"] == "Dust density of run"
     assert about["history"][0].startswith("dustmap view ")
     assert about["history"][1].startswith("sha256 of the configuration: ")

@@ -54,7 +54,7 @@ def add_view(commands: _options.Commands) -> None:
 def execute_view(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
     from dustmap.sky.maps import DustMap
-    from dustmap.sky.view._page import check_page, page_of
+    from dustmap.sky.view._page import check_page, faces_of, page_of
 
     check_page(options.output)
     path, output = Path(options.map), Path(options.output)
@@ -69,12 +69,15 @@ def execute_view(options: argparse.Namespace) -> int:
     most_bytes = int(options.max_size * _MEGABYTE)
     page = page_of(density, names, places, options.samples, most_bytes, words)
     page.save(output, options.overwrite)
+    low, high = faces_of(density.grid)
+    outside = int(((places < low) | (places > high)).any(-1).sum())
     made = {
         "output": options.output,
         "bytes": page.size,
         "voxels": list(page.volumes[0].shape),
         "samples": sum(volume.name.startswith("sample") for volume in page.volumes),
         "points": len(names),
+        "points_outside_the_box": outside,
         "coarsened": page.coarsened or "no",
     }
     print_result(made, options.json)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dustmap import __version__
 from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import positions_of
 from dustmap.sky.maps import DustMap
 from dustmap.sky.maps._quantities import DATA_DOMINATED
@@ -169,12 +170,11 @@ def page_of(
 def _about(density: DustMap, cubes: MapVolumes) -> dict[str, Any]:
     """Say what the page needs to know of the map."""
     grid, shown = density.grid, cubes.shown()
-    half = np.array(grid.spacing) / 2
     return {
         "version": __version__,
         "system": density.system.name.removeprefix("custom:"),
         "unit": "e-folds" if density.system.name.startswith("e-folding") else "mag",
-        "box": [(grid.lower - half).tolist(), (grid.upper + half).tolist()],
+        "box": [face.tolist() for face in faces_of(grid)],
         "grid": {"shape": grid.shape, "spacing": grid.spacing, "samples": density.n_samples},
         "positive": cubes.positive,
         "density": shown.density,
@@ -183,6 +183,12 @@ def _about(density: DustMap, cubes: MapVolumes) -> dict[str, Any]:
         "dominated": DATA_DOMINATED,
         "colours": {name: _hexadecimal(name) for name in COLOURS},
     }
+
+
+def faces_of(grid: RegularGrid) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower and the upper corner (3,) of the voxels, half a voxel beyond the centres."""
+    half = 0.5 * np.array(grid.spacing)
+    return np.array(grid.lower) - half, np.array(grid.upper) + half
 
 
 def _hexadecimal(name: str) -> str:

@@ -18,7 +18,7 @@ from tests.sky.view.browser import WINDOW, Browser, browsing
 Array: TypeAlias = NDArray[np.float64]
 #: Half of the camera's angle, how far it is in units of half the diagonal over its sine, and pixels
 #: by which the middle of the view is above that of the canvas.
-HALF_ANGLE, DISTANCE, SHIFT = math.radians(17.5), 1.02, 20.0
+HALF_ANGLE, DISTANCE, SHIFT = math.radians(17.5), 1.1, 25.0
 LOWER, UPPER = (np.array(GRID.lower) - 5.0, np.array(GRID.upper) + 5.0)
 SIDES = ("Width", "Height")
 #: All that is in the way of the cloud, switched off.

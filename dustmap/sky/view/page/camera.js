@@ -17,9 +17,9 @@ function cameraOf(now, width, height) {
   const aspect = width / height;
   // The smaller side has the angle, so that the box fits in any window.
   const tangent = aspect > 1 ? [small * aspect, small] : [small, small / aspect];
-  const distance = (0.51 * DIAGONAL) / Math.sin(HALF_ANGLE) / now.zoom;
+  const distance = (0.55 * DIAGONAL) / Math.sin(HALF_ANGLE) / now.zoom;
   // The middle of the view is above that of the canvas, whose lower end has the scale.
-  const shift = 40 / height;
+  const shift = 50 / height;
   return { eye: along(now.target, back, distance), ahead, up, right: cross(ahead, up), tangent, distance, shift, width, height };
 }
 

@@ -103,8 +103,8 @@ function inBox(place) {
   return place.every((x, axis) => x >= about.box[0][axis] && x <= about.box[1][axis]);
 }
 
-/** Names of points, and where they are. */
-const points = about.points.map(([name, ...place]) => ({ name, place }));
+/** Names of points, and where they are; those outside the box are not drawn, which the page says. */
+const points = about.points.map(([name, ...place]) => ({ name, place })).filter((point) => inBox(point.place));
 
 /** l and b in degrees, and the distance in pc, of a place. */
 function galactic([x, y, z]) {

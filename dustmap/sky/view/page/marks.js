@@ -215,6 +215,10 @@ function drawDirections(pen, camera, look, writer) {
     const to = projected(camera, along(base, direction, length * (axis === 0 ? 1 : 0.72)));
     if (!to) return;
     drawArrow(pen, from, to, look.ink, look.paper);
+    for (const part of [0.3, 0.5, 0.7, 0.9]) {
+      const [x, y] = [from.x + part * (to.x - from.x), from.y + part * (to.y - from.y)];
+      writer.keep([x - 5, y - 5, x + 5, y + 5]);
+    }
     const far = Math.hypot(to.x - from.x, to.y - from.y);
     if (far < 24) return;
     const [ux, uy] = [(to.x - from.x) / far, (to.y - from.y) / far];
@@ -257,10 +261,13 @@ function drawPoints(pen, camera, look, now) {
   return seen;
 }
 
-/** Names beside their points, where there is room. */
+/** Names beside their points, where there is room; of several points of a name beside the nearest. */
 function drawNames(seen, writer) {
+  const written = new Set([""]);
   for (const { at, name } of seen) {
-    for (const [dx, dy, align] of name ? [[7, 0, "left"], [0, -15, "center"], [0, 15, "center"], [-7, 0, "right"]] : []) {
+    if (written.has(name)) continue;
+    written.add(name);
+    for (const [dx, dy, align] of [[7, 0, "left"], [0, -15, "center"], [0, 15, "center"], [-7, 0, "right"]]) {
       if (writer.write(name, at.x + dx, at.y + dy, { align, size: 11.5 })) break;
     }
   }

@@ -192,6 +192,7 @@ function drawFlatMarks(pen, frame, look, now) {
     pen.arc(frame.x(place), frame.y(place), 2.5, 0, 2 * Math.PI);
     pen.fillStyle = look.accent;
     pen.fill();
+    pen.lineWidth = 1;
     pen.strokeStyle = look.paper;
     pen.stroke();
   }

@@ -63,10 +63,10 @@ void main() {
       float rise = above / max(1.0 - threshold, 0.05);
       float weight = smoothstep(0.0, 0.06, above) * (0.12 + rise * (0.6 + 2.2 * rise));
       float sure = known(place);
-      float alpha = 1.0 - exp(-opacity * weight * mix(0.16, 1.0, sure) * (end - s));
+      float alpha = 1.0 - exp(-opacity * weight * mix(0.1, 1.0, sure) * (end - s));
       float slope = t - density(place + light);
       vec3 own = colourAt(place) * clamp(1.0 + 1.1 * slope, 0.72, 1.22);
-      own = mix(mix(vec3(dot(own, vec3(0.3, 0.6, 0.1))), paper, 0.35), min(own, 1.0), sure);
+      own = mix(mix(vec3(dot(own, vec3(0.3, 0.6, 0.1))), paper, 0.5), min(own, 1.0), sure);
       colour += through * alpha * own;
       through *= 1.0 - alpha;
     }
