@@ -16,7 +16,9 @@ def view(folder: Path, output: Path, *arguments: str, of: str = "run") -> int:
 def test_a_run_has_a_page(
     positive_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "clouds.csv").write_text("Name,l,b,distance\nTaurus,172,-15,60\n<b>,10,0,50\nfar,0,0,900\n")
+    (tmp_path / "clouds.csv").write_text(
+        "Name,l,b,distance\nTaurus,172,-15,60\n<b>,10,0,50\nfar,0,0,900\n"
+    )
     points = ["--points", str(tmp_path / "clouds.csv"), "--samples", "3", "--json"]
     output = tmp_path / "view.html"
     assert view(positive_run, output, *points) == DONE

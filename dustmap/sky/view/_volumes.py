@@ -25,6 +25,10 @@ from dustmap.sky.view._quantised import Scale, packed
 MOST_VOXELS, MOST_SIDE = 2**25, 1024
 #: A mean this coarse says nothing.
 _COARSEST = 64
+#: Percentile of the density above which dust is drawn, unless the user chooses.
+_FAINT = 92.0
+#: A logarithmic scale of colours spans no more than this factor.
+_SPAN = 100.0
 
 
 @final
@@ -138,21 +142,13 @@ class MapVolumes:
     def shown(self) -> Shown:
         """Choose scales from percentiles of the mean and the uncertainty."""
         mean = self.values("mean", self.finest)
+        density = ends_of(mean, 99.9, self.positive)
         known = mean[np.isfinite(mean)]
-        low, threshold, high = np.percentile(known, (0.5, 92.0, 99.9)) if known.size else (0, 0, 1)
-        low = max(low, high / 100.0) if self.positive else min(low, 0.0)
-        if not high > low:
-            low, high = (high / 3.0, 3.0 * high) if self.positive and high > 0 else (0.0, 1.0)
-        ends = (0.0, 1.0)
+        threshold = float(np.percentile(known, _FAINT)) if known.size else 0.0
+        spread = (0.01, 1.0)
         if "spread" in self.names:
-            spread = self.values("spread", self.finest)
-            spread = spread[np.isfinite(spread)]
-            if spread.size and spread.max() > 0:
-                bottom, top = (float(v) for v in np.percentile(spread, (0.5, 99.5)))
-                ends = (max(bottom, top / 100.0) if self.positive else 0.0, top)
-                if not ends[1] > ends[0]:
-                    ends = (0.5 * top, 2.0 * top) if top > 0 else (0.0, 1.0)
-        return Shown((float(low), float(high)), ends, float(np.clip(threshold, low, high)))
+            spread = ends_of(self.values("spread", self.finest), 99.5, self.positive)
+        return Shown(density, spread, min(max(threshold, density[0]), density[1]))
 
     def values(self, name: str, factor: int) -> NDArray[np.float32]:
         """Average a cube over blocks of `factor` voxels a side: (z, y, x), NaN where none is."""
@@ -195,6 +191,21 @@ class MapVolumes:
             for k in range(0, planes, factor)
         ]
         return np.concatenate(parts)
+
+
+def ends_of(values: NDArray[np.float32], most: float, positive: bool) -> tuple[float, float]:
+    """Choose the ends of a scale: the percentile `most`, and 0 or the least of those that matter.
+
+    A logarithmic scale, of positive values, spans a factor of 100 at most.
+    """
+    known = values[np.isfinite(values) & ((values > 0) | (not positive))]
+    if known.size == 0:
+        return 0.01, 1.0
+    low, high = (float(end) for end in np.percentile(known, (0.5, most)))
+    low = max(low, high / _SPAN) if positive else min(low, 0.0)
+    if high > low:
+        return low, high
+    return (high / 3.0, 3.0 * high) if positive else (low, low + (abs(low) or 1.0))
 
 
 def block_means(values: NDArray[np.float32], factor: int) -> NDArray[np.float32]:

@@ -41,6 +41,26 @@ def blob_map(samples: int = 4) -> DustMap:
     return DustMap.from_arrays(GRID, single, "A_V", positive=True)
 
 
+def odd_maps() -> dict[str, DustMap]:
+    """Maps at the edge of what there is."""
+    here, away = RegularGrid((-5.0,) * 3, (5.0,) * 3, (3,) * 3), (300.0, 0.0, 0.0)
+    one = np.ones((3, 3, 3), np.float32)
+    dot, hole = 0.0 * one, 0.01 * one
+    dot[1, 1, 1], hole[0] = 0.02, np.nan
+    cubes = {
+        "constant": {Quantity.MEAN: 0.01 * one, Quantity.STD: 0.0 * one},
+        "empty": {Quantity.MEAN: 0.0 * one},
+        "negative": {Quantity.MEAN: -0.01 * one, Quantity.STD: one},
+        "a dot": {Quantity.MEAN: dot, Quantity.STD: dot},
+        "a hole": {Quantity.MEAN: hole},
+        "unknown": {Quantity.MEAN: np.nan * one},
+    }
+    maps = {name: DustMap.from_arrays(here, arrays, "A_V") for name, arrays in cubes.items()}
+    far = RegularGrid(away, (5.0, 7.0, 11.0), (2, 3, 4))
+    ramp = np.linspace(0.001, 0.002, 24, dtype=np.float32).reshape(4, 3, 2)
+    return maps | {"far": DustMap.from_arrays(far, {Quantity.MEAN: ramp}, "E(B-V)")}
+
+
 class Page(HTMLParser):
     """Elements of a page, with their attributes, and the text of its scripts by id."""
 

@@ -12,7 +12,7 @@ from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.sky.view import view_of
-from tests.sky.view.blob import CLOUD, GRID, PEAK, WIDTH, blob_map
+from tests.sky.view.blob import CLOUD, GRID, PEAK, WIDTH, blob_map, odd_maps
 from tests.sky.view.browser import WINDOW, Browser, browsing
 
 Array: TypeAlias = NDArray[np.float64]
@@ -224,6 +224,19 @@ def test_a_view_is_linked_by_its_address(browser: Browser, page: Path) -> None:
     state = browser.ask("window.dustmap.state")
     assert (state["show"], state["zoom"], state["sample"]) == ("mean", 1, 4)
     assert state["levels"][0] == UPPER[0]
+
+
+@pytest.mark.parametrize("name", ["a dot", "a hole", "unknown", "far", "negative"])
+def test_odd_maps_are_drawn(shared: Browser, tmp_path: Path, name: str) -> None:
+    density = odd_maps()[name]
+    view_of(density).save(tmp_path / "odd.html")
+    shared.complaints()
+    middle = 0.5 * (np.array(density.grid.lower) + np.array(density.grid.upper))
+    shared.open(tmp_path / "odd.html", f"planes=XYZ&picked={','.join(map(str, middle))}")
+    shared.ask("window.dustmap.draw()")
+    assert (shared.picture()[..., 3].max() > 0.5) == (name != "unknown")
+    assert "pc" in shared.ask("document.getElementById('picked').innerText")
+    assert shared.complaints() == []
 
 
 def test_the_page_is_dark_or_light(browser: Browser) -> None:

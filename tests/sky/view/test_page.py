@@ -15,7 +15,7 @@ from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.view import view_of
 from dustmap.sky.view._quantised import MOST_DECADES, Scale
 from dustmap.sky.view._volumes import block_means
-from tests.sky.view.blob import AROUND, PEAK, Page, blob_map
+from tests.sky.view.blob import AROUND, PEAK, Page, blob_map, odd_maps
 
 PLACE = SkyCoord(30 * u.deg, -5 * u.deg, 70 * u.pc, frame="galactic")
 
@@ -114,6 +114,15 @@ def test_a_density_of_any_sign_has_a_linear_scale() -> None:
     cube: NDArray[np.float64] = mean.reshape(5, 5, 5).transpose()
     assert np.abs(page.values(0) - cube).max() <= described["error"] * (1 + 1e-4)
     assert page.values(1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", odd_maps())
+def test_odd_maps_have_scales(name: str) -> None:
+    about = Page(view_of(odd_maps()[name]).html).about
+    for low, high in (about["density"], about["spread"]):
+        assert (0.0 if about["positive"] else -np.inf) < low < high
+    assert about["density"][0] <= about["threshold"] <= about["density"][1]
+    assert all(volume["logarithmic"] == about["positive"] for volume in about["volumes"])
 
 
 def rough_map(side: int) -> DustMap:

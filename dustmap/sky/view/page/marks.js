@@ -209,22 +209,21 @@ function drawDirections(pen, camera, look, writer) {
   if (!from) return;
   // As long on the screen whatever the distance; what points at the eye is short.
   const length = 0.16 * Math.min(camera.tangent[0], camera.tangent[1]) * 2 * from.depth;
+  const shafts = [];
   ["Galactic centre", "l = 90°", "b = 90°"].forEach((name, axis) => {
     const direction = [0, 0, 0];
     direction[axis] = 1;
     const to = projected(camera, along(base, direction, length * (axis === 0 ? 1 : 0.72)));
     if (!to) return;
     drawArrow(pen, from, to, look.ink, look.paper);
-    for (const part of [0.3, 0.5, 0.7, 0.9]) {
-      const [x, y] = [from.x + part * (to.x - from.x), from.y + part * (to.y - from.y)];
-      writer.keep([x - 5, y - 5, x + 5, y + 5]);
-    }
+    for (const part of [0.3, 0.5, 0.7]) shafts.push([from.x + part * (to.x - from.x), from.y + part * (to.y - from.y)]);
     const far = Math.hypot(to.x - from.x, to.y - from.y);
     if (far < 24) return;
     const [ux, uy] = [(to.x - from.x) / far, (to.y - from.y) / far];
     const align = Math.abs(ux) < 0.4 ? "center" : ux > 0 ? "left" : "right";
     writer.write(name, to.x + 5 * ux, to.y + 11 * uy, { align, weight: "600", size: 11.5 });
   });
+  for (const [x, y] of shafts) writer.keep([x - 5, y - 5, x + 5, y + 5]);
   const sun = projected(camera, [0, 0, 0]);
   if (!sun) return;
   drawSun(pen, look, sun.x, sun.y, 5.5);

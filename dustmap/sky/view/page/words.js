@@ -63,7 +63,7 @@ function showFacts() {
   const steps = about.grid.spacing;
   const spacing = new Set(steps).size > 1 ? steps.join(" × ") : steps[0];
   find("facts").replaceChildren(...subscripted(`${about.system}, ${about.grid.shape.join(" × ")} voxels of ${spacing} pc`));
-  const percent = (value) => `${(100 * value).toPrecision(2)} %`;
+  const percent = (value) => `${(100 * value).toPrecision(2)}\u00a0%`;
   const mean = volumes.get("mean");
   const error = about.positive ? percent(mean.error) : counted(mean.error);
   const notes = [
@@ -71,7 +71,7 @@ function showFacts() {
     about.coarsened && `Coarser than the map: ${about.coarsened}.`,
     `Densities of this page are rounded by at most ${error}; dustmap query has them in full.`,
     samples.some((volume) => volume.factor > 1) && "Averaged samples vary less than the map's: standard deviations of integrals are too small by as much.",
-    samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have an error of up to ${Math.round(100 / Math.sqrt(samples.length))} %.`,
+    samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have an error of up to ${Math.round(100 / Math.sqrt(samples.length))}\u00a0%.`,
     points.length < about.points.length && `${about.points.length - points.length} of ${about.points.length} points lie outside the map and are not drawn.`,
     volumes.get("coverage") && `Coverage, the share of the prior's variance that the data removed, is below ${about.dominated} where the prior dominates.`,
     "X points to the Galactic centre, Y to l = 90°, Z to b = 90°.",
