@@ -36,6 +36,7 @@ COMMANDS = (
     "query IN/map.zarr --l 30 --b 5 --distance 0.009kpc --json",
     "query IN/map.fits --file IN/sky.csv",
     "plot IN/map.zarr --slice z=0 --output OUT/x.png",
+    "view IN/map.zarr --points IN/sky.csv --samples 1 --max-size 1 --output OUT/x.html",
 )
 _VALUES = (
     *("-1", "0", "1", "3", "-5pc", "1e30pc", "0.1kpc", "3km", "1,2", "mean,std", "[1, 2, 3]"),

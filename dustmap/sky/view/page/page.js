@@ -324,6 +324,7 @@ async function open() {
   state = stateOf(location.hash);
   painter = makePainter(canvases.volume);
   if (!painter) throw new Error("this browser has no WebGL 2, which draws the dust");
+  canvases.volume.addEventListener("webglcontextlost", () => complain("the graphics card has lost it; load the page again"));
   await Promise.all([volumes.get("mean"), volumes.get("coverage"), opaqueVolume(state), shownVolume(state)].map((volume) => volume?.load()));
   showFacts();
   listen();
@@ -332,11 +333,15 @@ async function open() {
   showPicked();
 }
 
+function complain(words) {
+  find("trouble").hidden = false;
+  find("trouble").textContent = `The map cannot be drawn: ${words}.`;
+}
+
 // For scripts of one's own: what is shown, how to change it, and where a place is on the screen.
 window.dustmap = {
   ready: open().catch((error) => {
-    find("trouble").hidden = false;
-    find("trouble").textContent = `The map cannot be drawn: ${error.message}.`;
+    complain(error.message);
     throw error;
   }),
   get state() { return structuredClone(state); },

@@ -108,12 +108,13 @@ function makePainter(canvas) {
   const number = (name, value) => gl.uniform1f(place(name), value);
   ["opaque", "shown", "coverage", "colours"].forEach((name, unit) => gl.uniform1i(place(name), unit));
   const most = gl.getParameter(gl.MAX_3D_TEXTURE_SIZE);
+  const side = Math.max(...[...volumes.values()].flatMap((volume) => volume.shape));
+  if (side > most) throw new Error(`this browser draws at most ${most} voxels a side, and the map has ${side}`);
   const textures = new Map();
 
   function bind(unit, volume) {
     gl.activeTexture(gl.TEXTURE0 + unit);
     if (!textures.has(volume.name)) {
-      if (Math.max(...volume.shape) > most) throw new Error(`this browser draws at most ${most} voxels a side, and the map has ${Math.max(...volume.shape)}`);
       const texture = gl.createTexture();
       gl.bindTexture(gl.TEXTURE_3D, texture);
       gl.pixelStorei(gl.UNPACK_ALIGNMENT, 1);
