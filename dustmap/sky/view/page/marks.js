@@ -221,7 +221,8 @@ function drawDirections(pen, camera, look, writer) {
     if (far < 24) return;
     const [ux, uy] = [(to.x - from.x) / far, (to.y - from.y) / far];
     const align = Math.abs(ux) < 0.4 ? "center" : ux > 0 ? "left" : "right";
-    writer.write(name, to.x + 5 * ux, to.y + 11 * uy, { align, weight: "600", size: 11.5 });
+    const places = [[5 * ux, 11 * uy, align], [0, -14, "center"], [0, 16, "center"], [-40 * ux, 16, "center"]];
+    places.some(([dx, dy, side]) => writer.write(name, to.x + dx, to.y + dy, { align: side, weight: "600", size: 11.5 }));
   });
   for (const [x, y] of shafts) writer.keep([x - 5, y - 5, x + 5, y + 5]);
   const sun = projected(camera, [0, 0, 0]);
