@@ -48,17 +48,17 @@ WITHOUT = {
     "refuses what is wrong, or words it": """
         check_enclosed raised_here refuse_inputs translating words_of_damage""",
     "an engine, used as those of the example, or a part of one": """
-        AutomaticEngine best_start Candidate choice_bytes choose_kernel choose_ray_kernel
+        AutomaticEngine choice_bytes choose_kernel choose_ray_kernel
         covariances_of_choice drawing_bytes EngineChoice FreePointPlan KernelChoice learn_from_start
-        MGVIStart no_step ray_choice_component RayData searched_start some_draws""",
+        MGVIStart ray_choice_component RayData searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MapView MGVISolution PathwisePosterior RobustFit Scores SVIState""",
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
-        coefficient_spread CoefficientSpread collapsed_gradient explained_share field_at_nodes
-        fit_mean fit_student_t FITC fitted_around keyed_prior_draws learn_evidence mean_spread
+        CoefficientSpread collapsed_gradient explained_share field_at_nodes
+        fit_mean fit_student_t FITC fitted_around learn_evidence mean_spread
         natural_step NoCheckpoints residual_ratio site_data Sites
-        solve_in_data_space StudentTModel StudentTWeights svi""",
+        solve_in_data_space StudentTModel svi""",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, DONE, FAILED, main
-from dustmap.runs.checkpoints._layout import OWN
+from dustmap.runs.checkpoints._status import OWN
 from dustmap.tables._outputs import foreign_entries
 from tests.run_outputs import left_over
 
@@ -189,7 +189,7 @@ def test_what_was_there_is_back_after_a_failure(
         raise OSError(28, "No space left on device")
 
     before = contents(place / "run")
-    monkeypatch.setattr("dustmap.runs.stars._share.archive_stars", fail)
+    monkeypatch.setattr("dustmap.runs.stars._input.archive_stars", fail)
     assert main(["run", "run.toml", "--output", "run", "--overwrite"]) == BAD_INPUT
     assert contents(place / "run") == before
     assert left_over(place) == []

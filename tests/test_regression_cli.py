@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dustmap import HIPGPRegressor, config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
-from dustmap.runs.checkpoints._layout import OWN
+from dustmap.runs.checkpoints._status import OWN
 from dustmap.tables import read_tables
 from dustmap.tables._outputs import foreign_entries
 

@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import torch
 
 from dustmap import inference
-from dustmap.gp import RegularGrid, torus_for
+from dustmap.gp import RegularGrid, features, torus_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
@@ -245,7 +245,7 @@ def solver_components(
 def matrices_component(n: int, nodes: int) -> Component:
     """Matrices of so many data that learn, on a grid of so many nodes."""
     what = f"covariances of {n:,} data, factors and derivatives"
-    needed = inference.dense_bytes(n, nodes) if n > 0 else 0
+    needed = features.dense_bytes(n, nodes) if n > 0 else 0
     return Component("matrices", needed, During.LEARNING, what)
 
 
@@ -254,7 +254,7 @@ def matrix_components(sizes: GriddedSizes) -> tuple[tuple[Component, ...], str]:
     at_once = min(inference.DRAWS_TOGETHER, sizes.samples)
     vectors = inference.DRAW_VECTORS * 8 * sizes.torus
     making = f"{at_once} of {inference.DRAW_VECTORS} vectors each, float64"
-    factor = inference.factor_bytes(sizes.data, sizes.nodes)
+    factor = features.factor_bytes(sizes.data, sizes.nodes)
     what = f"covariance of {sizes.data:,} data and its factor"
     parts = (
         Component("matrix", factor, During.PREPARING, what),

@@ -28,7 +28,7 @@ from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import CellResiduals, row_bytes
+from dustmap.gp.features import CellResiduals, row_bytes, suits_dense
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -116,7 +116,7 @@ class PathwiseEngine(AbstractEngine):
         memory = self.allotment(problem).vectors
 
         def suits(n: int) -> bool:
-            return inference.suits_dense(n, s.nodes, memory)
+            return suits_dense(n, s.nodes, memory)
 
         learn = min(s.data, settings.learn_rows)
         numbers = [learn, inference.start_rows(settings.start_rows, learn)]

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from dustmap.gp._means import orthogonal_directions as orthogonal_directions
     from dustmap.gp._model import GPModel as GPModel
     from dustmap.gp._model import HyperparameterFit as HyperparameterFit
+    from dustmap.gp._model import ParameterErrors as ParameterErrors
     from dustmap.gp._model import fit_hyperparameters as fit_hyperparameters
     from dustmap.gp._model import mean_scale as mean_scale
     from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
     from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
-    from dustmap.gp._parameter_errors import ParameterErrors as ParameterErrors
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dustmap.gp._prior import PriorReport as PriorReport
     from dustmap.gp._prior import torus_for as torus_for
     from dustmap.gp._prior import wrap_inflation as wrap_inflation
-    from dustmap.gp._zero_points import ZeroPointColumns as ZeroPointColumns
-    from dustmap.gp._zero_points import ZeroPoints as ZeroPoints
+    from dustmap.gp.features._grouped import ZeroPointColumns as ZeroPointColumns
+    from dustmap.gp.features._grouped import ZeroPoints as ZeroPoints
 else:
     __getattr__, __dir__ = on_use(__name__)

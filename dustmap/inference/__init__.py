@@ -12,7 +12,7 @@ features. All give a state that `VariationalPosterior` predicts with.
 With products of Φ, for Gaussian noise and any number of data: `solve_global` finds the
 posterior mean and exact pathwise draws of a `GridModel` in one block solve; `PathwisePosterior`
 predicts any functional from them. Few data are solved for by their covariance as a matrix, which
-also gives the evidence's gradient without draws (`suits_dense`).
+also gives the evidence's gradient without draws (`gp.features.suits_dense`).
 
 For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian samples of a
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
@@ -52,6 +52,7 @@ tensor([0.9956, 0.9821], dtype=torch.float64)
 tensor([0.9956, 0.9821], dtype=torch.float64)
 """
 
+from dustmap.gp.features._grouped import GroupSamples as GroupSamples
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -72,14 +73,12 @@ from dustmap.inference._model_maker import nugget_for as nugget_for
 from dustmap.inference._precision import CoefficientSpread as CoefficientSpread
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
-from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._scaled_fit import fit_with_scales as fit_with_scales
 from dustmap.inference._state import NO_CHECKPOINTS as NO_CHECKPOINTS
 from dustmap.inference._state import AbstractCheckpointer as AbstractCheckpointer
 from dustmap.inference._state import Layout as Layout
 from dustmap.inference._state import NoCheckpoints as NoCheckpoints
 from dustmap.inference._state import ParameterVector as ParameterVector
-from dustmap.inference._state import Plain as Plain
 from dustmap.inference._state import State as State
 from dustmap.inference._state import StateReader as StateReader
 from dustmap.inference._state import state_of as state_of
@@ -88,7 +87,6 @@ from dustmap.inference.evidence._evidence import evidence_gradient as evidence_g
 from dustmap.inference.evidence._newton import LearnedModel as LearnedModel
 from dustmap.inference.evidence._newton import LearnSettings as LearnSettings
 from dustmap.inference.evidence._newton import LearnStep as LearnStep
-from dustmap.inference.evidence._newton import keyed_prior_draws as keyed_prior_draws
 from dustmap.inference.evidence._newton import learn_evidence as learn_evidence
 from dustmap.inference.evidence._newton_point import AbstractMaker as AbstractMaker
 from dustmap.inference.evidence._newton_point import AbstractSolver as AbstractSolver
@@ -104,15 +102,12 @@ from dustmap.inference.evidence._student_t_noise import MOST_NU as MOST_NU
 from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
 from dustmap.inference.evidence._student_t_noise import StudentTModel as StudentTModel
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
-from dustmap.inference.evidence._student_t_noise import StudentTWeights as StudentTWeights
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import measured_share as measured_share
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
 from dustmap.inference.evidence._student_t_noise import (
     student_t_information as student_t_information,
 )
-from dustmap.inference.lognormal._groups import GroupSamples as GroupSamples
-from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import LogNormalPosterior as LogNormalPosterior
 from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density
@@ -124,13 +119,10 @@ from dustmap.inference.lognormal._mgvi_state import MGVISettings as MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVIStart as MGVIStart
 from dustmap.inference.lognormal._seen_nodes import most_information as most_information
 from dustmap.inference.lognormal._unresolved import Unresolved as Unresolved
+from dustmap.inference.solve._data_space import DRAW_VECTORS as DRAW_VECTORS
+from dustmap.inference.solve._data_space import DRAWS_TOGETHER as DRAWS_TOGETHER
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
-from dustmap.inference.solve._dense_covariance import dense_bytes as dense_bytes
-from dustmap.inference.solve._dense_covariance import factor_bytes as factor_bytes
-from dustmap.inference.solve._dense_covariance import suits_dense as suits_dense
-from dustmap.inference.solve._dense_solve import DRAW_VECTORS as DRAW_VECTORS
-from dustmap.inference.solve._dense_solve import DRAWS_TOGETHER as DRAWS_TOGETHER
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel

@@ -12,7 +12,13 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import LocalFeatures, StencilOrder, field_features
+from dustmap.gp.features import (
+    LocalFeatures,
+    StencilOrder,
+    field_features,
+    suits_dense,
+    takes_matrix,
+)
 from dustmap.gp.functionals import world_of
 from dustmap.inference._global_settings import GlobalSettings, start_rows
 from dustmap.inference._model_maker import ModelMaker
@@ -20,8 +26,7 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
-from dustmap.inference.solve._dense_covariance import suits_dense, takes_matrix
-from dustmap.inference.solve._dense_solve import solve_gridded
+from dustmap.inference.solve._data_space import solve_gridded
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (

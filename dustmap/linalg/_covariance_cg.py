@@ -117,11 +117,6 @@ def covariance_cg(
     return outcome
 
 
-#: What `_Columns` has of every column.
-_VECTORS = ("b", "x", "covaried", "r", "p", "covaried_p")
-_PER_COLUMN = (*_VECTORS, "index", "rz", "gains", "squared", "trouble", "restarted")
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class _Columns:
@@ -253,7 +248,7 @@ class _Columns:
         """Some of the columns."""
         if len(which) == len(self.index):
             return self
-        own = {name: getattr(self, name)[which] for name in _PER_COLUMN}
+        own = {name: v[which] for name, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, system=self.system.taken(which), **own)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, GPModel, GridPrior, RegularGrid
-from dustmap.gp.features import AbstractFeatureMap, TorusFeatures
+from dustmap.gp.features import AbstractFeatureMap, DenseCovariance, TorusFeatures
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -28,7 +28,6 @@ from dustmap.inference import (
     State,
 )
 from dustmap.inference._state import REBUILT, Layout, StateReader, state_of
-from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.

@@ -27,7 +27,7 @@ from dustmap.inference import (
     fit_student_t,
     learn_evidence,
 )
-from dustmap.inference.solve._dense_solve import solve_gridded
+from dustmap.inference.solve._data_space import solve_gridded
 from dustmap.inference.solve._solution import GlobalSolution
 from tests.inference.checkpointers import (
     Interrupted,

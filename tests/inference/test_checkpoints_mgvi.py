@@ -20,7 +20,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.lognormal import _mgvi_draws, _mgvi_phases, _mgvi_samples, _mgvi_shares
+from dustmap.inference.lognormal import _mgvi_draws, _mgvi_phases, _mgvi_samples
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
@@ -148,7 +148,7 @@ def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> 
     whole = case(checkpointer)
     assert checkpointer.pages.finished == ["whole"]
     monkeypatch.setattr(_mgvi_phases, "descend", None)
-    monkeypatch.setattr(_mgvi_shares, "metric_draws", None)
+    monkeypatch.setattr(_mgvi_samples, "metric_draws", None)
     same_bits(case(checkpointer), whole)
 
 

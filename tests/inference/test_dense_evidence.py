@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, FitStatus, GPModel, Parameters, ZeroPoints
-from dustmap.gp.features import GroupedFeatures, LocalFeatures, in_float64
+from dustmap.gp.features import DenseCovariance, GroupedFeatures, LocalFeatures, in_float64
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import Matern32, SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, GridModel, fit_global
-from dustmap.inference.evidence._dense_evidence import (
+from dustmap.inference.evidence._forward_differences import (
     DENSE_SHIFT,
     DenseDerivatives,
     differentiate_dense,
+    moved_models,
+    noise_variance,
 )
-from dustmap.inference.evidence._moved_models import moved_models, noise_variance
 from dustmap.inference.evidence._trust_region import secant_metric
-from dustmap.inference.solve._dense_covariance import DenseCovariance
 from tests.inference.evidence_cases import dense_log_evidence, functionals, model, observed
 from tests.inference.test_global_fit import GRID, sky
 

@@ -7,16 +7,17 @@ import torch
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ConstantMean, LinearMean, ZeroPoints
-from dustmap.gp.features import GroupedFeatures, LocalFeatures
-from dustmap.gp.functionals import LineIntegrals
-from dustmap.inference import GlobalSolution, GridModel, SolveSettings, solve_global
-from dustmap.inference.solve._dense_covariance import (
+from dustmap.gp.features import (
     DenseCovariance,
+    GroupedFeatures,
+    LocalFeatures,
     dense_bytes,
     suits_dense,
     takes_matrix,
 )
-from dustmap.inference.solve._dense_solve import solve_dense, solve_gridded
+from dustmap.gp.functionals import LineIntegrals
+from dustmap.inference import GlobalSolution, GridModel, SolveSettings, solve_global
+from dustmap.inference.solve._data_space import solve_dense, solve_gridded
 from tests.inference.gridded import SHAPES, DenseSolution, some_data, some_model
 
 TIGHT = SolveSettings(rtol=1e-10, samples=5, seed=2, max_steps=2000)

@@ -11,7 +11,7 @@ import torch
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
-from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases, _mgvi_shares
+from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases, _mgvi_samples
 from dustmap.inference.lognormal._lognormal import typical_log_density
 from dustmap.inference.lognormal._lognormal_energy import Accuracy
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
@@ -129,7 +129,7 @@ def test_samples_that_overflow_leave_the_mode(monkeypatch: pytest.MonkeyPatch) -
         straight, solve = _metric_draws(*arguments, **named)
         return straight.mul_(1e6), solve
 
-    monkeypatch.setattr(_mgvi_shares, "metric_draws", huge)
+    monkeypatch.setattr(_mgvi_samples, "metric_draws", huge)
     model, data = case(1)
     solution = fit_mgvi(model, data, replace(SETTINGS, rounds=1, curved=False))
     assert solution.status is MGVIStatus.STRAYED

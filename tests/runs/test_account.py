@@ -16,15 +16,15 @@ from dustmap.inference import scores_of_normal
 from dustmap.linalg import AT_MOST, in_one_part
 from dustmap.runs import Check, LogProgress, Report, Stage
 from dustmap.runs._machine import rounded
-from dustmap.runs.reports._calibration import (
+from dustmap.runs.reports._progress import Stopwatch, peak_memory
+from dustmap.runs.reports._report import (
     PIT_BINS,
+    Picture,
     Predictions,
     by_distance,
     calibration,
     quality_proxies,
 )
-from dustmap.runs.reports._progress import Stopwatch, peak_memory
-from dustmap.runs.reports._report import Picture
 
 
 def predictions(n: int, scale: float) -> Predictions:

@@ -14,7 +14,7 @@ import pytest
 from dustmap.cli import BAD_INPUT, DONE, PREEMPTED, main
 from dustmap.cli._exit import Preempted, preempting
 from dustmap.runs import status_of
-from dustmap.runs.checkpoints._layout import holder, holding, lines_of
+from dustmap.runs.checkpoints._status import holder, holding, lines_of
 from tests.run_outputs import differences, left_over
 from tests.skies import plain_sky, write_plain_sky
 

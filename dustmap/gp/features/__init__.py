@@ -8,9 +8,9 @@ is the classical whitening for any points, M ≲ 10⁴, which may be learned and
 `clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes the symmetric root instead,
 by products alone: more points than can be factorised. Nothing downstream knows which one it got.
 
-`CellResiduals` draws what a grid leaves out of rays, alike along one beam. `interpolation` gives
-the multilinear rows of fields that must stay positive; `Nodes` and `Stencil` are what local weights
-are made of.
+`DenseCovariance` has the covariance of few data as a matrix. `CellResiduals` draws what a grid
+leaves out of rays, alike along one beam. `interpolation` gives the multilinear rows of fields that
+must stay positive; `Nodes` and `Stencil` are what local weights are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
@@ -22,14 +22,16 @@ from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._cell_residuals import CellResiduals as CellResiduals
 from dustmap.gp.features._cell_residuals import has_cells as has_cells
-from dustmap.gp.features._dense_covariance import DENSE_TABLE as DENSE_TABLE
+from dustmap.gp.features._dense_covariance import DenseCovariance as DenseCovariance
+from dustmap.gp.features._dense_covariance import dense_bytes as dense_bytes
 from dustmap.gp.features._dense_covariance import dense_covariance as dense_covariance
+from dustmap.gp.features._dense_covariance import factor_bytes as factor_bytes
 from dustmap.gp.features._dense_covariance import has_dense_covariance as has_dense_covariance
 from dustmap.gp.features._dense_covariance import in_float64 as in_float64
+from dustmap.gp.features._dense_covariance import suits_dense as suits_dense
+from dustmap.gp.features._dense_covariance import takes_matrix as takes_matrix
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
-from dustmap.gp.features._grouped import SideBySide as SideBySide
 from dustmap.gp.features._grouped import field_features as field_features
-from dustmap.gp.features._grouped import group_columns as group_columns
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points
@@ -55,8 +57,6 @@ from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import divided_rows as divided_rows
 from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
-from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
-from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._whitened import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._whitened import CIQFeatures as CIQFeatures

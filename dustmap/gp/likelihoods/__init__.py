@@ -14,12 +14,12 @@ ln p, so that it is as exact for a wide q as for a narrow one. `GaussHermite` is
 exact for narrow q alone.
 """
 
-from dustmap.gp.likelihoods._discrete import BernoulliLikelihood as BernoulliLikelihood
-from dustmap.gp.likelihoods._discrete import BernoulliLink as BernoulliLink
-from dustmap.gp.likelihoods._discrete import PoissonLikelihood as PoissonLikelihood
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood
 from dustmap.gp.likelihoods._likelihood import AbstractQuadrature as AbstractQuadrature
+from dustmap.gp.likelihoods._likelihood import BernoulliLikelihood as BernoulliLikelihood
+from dustmap.gp.likelihoods._likelihood import BernoulliLink as BernoulliLink
 from dustmap.gp.likelihoods._likelihood import GaussHermite as GaussHermite
+from dustmap.gp.likelihoods._likelihood import PoissonLikelihood as PoissonLikelihood
 from dustmap.gp.likelihoods._likelihood import SinhTrapezoid as SinhTrapezoid
 from dustmap.gp.likelihoods._noise import GaussianLikelihood as GaussianLikelihood
 from dustmap.gp.likelihoods._noise import NormalMixture as NormalMixture

@@ -17,8 +17,9 @@ from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference.evidence._moved_models import (
+from dustmap.inference.evidence._forward_differences import (
     moved_models,
+    noise_floor,
     noise_variance,
     total_variance,
 )
@@ -178,13 +179,6 @@ class Derivatives:
         """
         information = self.average_information(preconditioner)
         return information + noise_floor(information, self.of_log_sigma, self.leverage)
-
-
-def noise_floor(information: Tensor, of_log_sigma: Tensor, leverage: Tensor) -> Tensor:
-    """The diagonal (P, P) that a metric lacks of the information expected of the noise."""
-    share = (1.0 - leverage).clamp_min(0.0).square()
-    expected = 0.5 * (of_log_sigma.square() @ share)
-    return torch.diag((expected - information.diagonal()).clamp_min(0.0))
 
 
 @torch.no_grad()

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
+from dustmap.gp.features import DenseCovariance
 from dustmap.inference import _state
-from dustmap.inference.evidence import _dense_evidence, _evidence
-from dustmap.inference.evidence._moved_models import moved_models, noise_variance
+from dustmap.inference.evidence import _evidence
+from dustmap.inference.evidence._forward_differences import (
+    DENSE_SHIFT,
+    differentiate_dense,
+    moved_models,
+    noise_variance,
+)
 from dustmap.inference.evidence._trust_region import secant_metric
-from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -314,7 +319,7 @@ class Evaluator(Generic[T]):
         self, model: GridModel, sigma: Tensor, residual: Tensor, covariance: DenseCovariance
     ) -> _Slopes:
         """Slopes without draws."""
-        derivatives = _dense_evidence.differentiate_dense(
+        derivatives = differentiate_dense(
             model,
             self.data,
             covariance,
@@ -326,7 +331,7 @@ class Evaluator(Generic[T]):
                 residual,
                 None,
                 self.parameters.without,
-                _dense_evidence.DENSE_SHIFT,
+                DENSE_SHIFT,
             ),
         )
         information = derivatives.metric()

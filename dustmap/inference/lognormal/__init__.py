@@ -6,9 +6,9 @@ linearised at a place and its metric from the data's side, with its precondition
 `_metric_solver` solves with that metric, from the data's side or, where many data see few nodes and
 nothing but the field is learned, among these (`_seen_nodes`, which has the rule).
 `_mgvi` is the fit: it runs the phases of `_mgvi_phases` over the complete state of `_mgvi_state`,
-with the samples of `_mgvi_samples` and hyperparameters by `_mgvi_hyper`. One rank makes draws by
-`_mgvi_draws` (straight) and `_mgvi_curves` (along the curvature, many at once); `_mgvi_shares`
-divides them among ranks.
+with the samples of `_mgvi_samples`, which divides them among ranks, and hyperparameters by
+`_mgvi_hyper`. One rank makes draws by `_mgvi_draws` (straight) and `_mgvi_curves` (along the
+curvature, many at once).
 
 Public names are in `dustmap.inference`.
 """

@@ -15,6 +15,7 @@ from torch import Tensor
 from dustmap import gp
 from dustmap.errors import UserError
 from dustmap.gp.features import chunks
+from dustmap.gp.features._grouped import GroupSamples
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
@@ -22,7 +23,6 @@ from dustmap.gp.functionals import (
     without_groups,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference.lognormal._groups import GroupSamples
 from dustmap.inference.lognormal._unresolved import Unresolved
 from dustmap.linalg import AbstractComposite, AbstractOperator
 

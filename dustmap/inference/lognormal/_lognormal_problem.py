@@ -9,7 +9,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior
 from dustmap.gp.features import ProductOperator, divided_rows, rows_made_together
-from dustmap.inference.lognormal._groups import GroupTerms
+from dustmap.gp.features._grouped import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
 from dustmap.inference.lognormal._seen_nodes import SeenNodes
 from dustmap.inference.lognormal._tangent import Tangent, TangentStack

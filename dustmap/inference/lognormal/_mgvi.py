@@ -9,14 +9,13 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ParameterErrors
+from dustmap.gp.features._grouped import GroupSamples
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
-from dustmap.inference.lognormal._groups import GroupSamples
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_samples import Sampler
-from dustmap.inference.lognormal._mgvi_shares import explained_share, fields_of
+from dustmap.inference.lognormal._mgvi_samples import Sampler, explained_share, fields_of
 from dustmap.inference.lognormal._mgvi_state import (
     MGVI,
     FitState,

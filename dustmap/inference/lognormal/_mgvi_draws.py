@@ -167,6 +167,17 @@ def monte_carlo_error(mean: Iterate) -> float:
     return float(variance.sqrt())
 
 
+@torch.no_grad()
+def shared_solve(
+    world: AbstractWorld, count: int, solve: Callable[[slice], SolveResult]
+) -> SolveResult:
+    """Solve for `count` right-hand sides, every rank for its share of them."""
+    own = solve(world.share(count))
+    columns = own.x, own.status, own.steps, own.residuals
+    x, status, steps, residuals = (world.stacked(column, count) for column in columns)
+    return SolveResult(x, status, steps, residuals, own.rtol)
+
+
 def in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
     """step of one group of samples after the other, in their order; of an empty one where there
     are none."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import ParameterErrors, Parameters, RegularGrid
-from dustmap.inference.evidence._moved_models import shifted
+from dustmap.inference.evidence._forward_differences import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
@@ -25,7 +25,7 @@ from dustmap.inference.lognormal._metric_solver import (
     Preconditioner,
     metric_solver,
 )
-from dustmap.inference.lognormal._mgvi_shares import shared_solve
+from dustmap.inference.lognormal._mgvi_draws import shared_solve
 from dustmap.inference.lognormal._tangent import Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.

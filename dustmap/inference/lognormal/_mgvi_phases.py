@@ -14,8 +14,7 @@ from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Ite
 from dustmap.inference.lognormal._metric_solver import Preconditioner, node_preconditioner
 from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
-from dustmap.inference.lognormal._mgvi_samples import Sampler
-from dustmap.inference.lognormal._mgvi_shares import Probe, probed
+from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (
     QUICK,
     FitState,

@@ -21,12 +21,12 @@ from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner
-from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
-from dustmap.inference.lognormal._preconditioner_state import (
+from dustmap.inference.lognormal._metric_solver import (
     GramPreconditionerState,
     NodePreconditionerState,
+    Preconditioner,
 )
+from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
 
 _log = logging.getLogger(__name__)
 #: Prior correlation of opposite faces beyond which the torus is enlarged.

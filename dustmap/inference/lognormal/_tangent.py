@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
-from dustmap.inference.lognormal._groups import GroupTerms
+from dustmap.gp.features._grouped import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot
 from dustmap.inference.lognormal._seen_nodes import SeenNodes
 

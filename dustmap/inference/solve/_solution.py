@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.features import CellResiduals
+from dustmap.gp.features import CellResiduals, DenseCovariance
 from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference.solve._dense_covariance import DenseCovariance
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, AdaptiveBatch, Progress, SolveResult, block_pcg

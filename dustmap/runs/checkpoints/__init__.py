@@ -8,10 +8,6 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._checkpointer import Notice as Notice
     from dustmap.runs.checkpoints._checkpointer import Undisturbed as Undisturbed
     from dustmap.runs.checkpoints._directory import RunDirectory as RunDirectory
-    from dustmap.runs.checkpoints._layout import CONFIG as CONFIG
-    from dustmap.runs.checkpoints._layout import REPORT as REPORT
-    from dustmap.runs.checkpoints._layout import STATES as STATES
-    from dustmap.runs.checkpoints._layout import report_of as report_of
     from dustmap.runs.checkpoints._life import check_free as check_free
     from dustmap.runs.checkpoints._life import check_resumable as check_resumable
     from dustmap.runs.checkpoints._life import finish as finish
@@ -20,7 +16,11 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._life import new_run as new_run
     from dustmap.runs.checkpoints._life import resumed_run as resumed_run
     from dustmap.runs.checkpoints._state_file import translating_damage as translating_damage
+    from dustmap.runs.checkpoints._status import CONFIG as CONFIG
+    from dustmap.runs.checkpoints._status import REPORT as REPORT
+    from dustmap.runs.checkpoints._status import STATES as STATES
     from dustmap.runs.checkpoints._status import RunStatus as RunStatus
+    from dustmap.runs.checkpoints._status import report_of as report_of
     from dustmap.runs.checkpoints._status import status_of as status_of
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -16,12 +16,18 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.errors import UserError, one_line
 from dustmap.linalg import AbstractWorld
-from dustmap.runs.checkpoints import _layout
+from dustmap.runs.checkpoints import _status
 from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, has_states
-from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
-from dustmap.runs.checkpoints._identity import IDENTITY, Identity, differences, proves_run
-from dustmap.runs.checkpoints._layout import CHECKPOINT, CONFIG, REPORT, STATES
+from dustmap.runs.checkpoints._directory import (
+    IDENTITY,
+    Identity,
+    LogFile,
+    RunDirectory,
+    differences,
+    proves_run,
+)
 from dustmap.runs.checkpoints._state_file import sync_directory, translating_damage
+from dustmap.runs.checkpoints._status import CHECKPOINT, CONFIG, REPORT, STATES
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
 from dustmap.tables import _outputs
@@ -43,9 +49,9 @@ def check_free(path: Path, overwrite: bool) -> None:
             f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
             f"run; choose another --output"
         )
-    _layout.refuse_held(path)
+    _status.refuse_held(path)
     if overwrite:
-        foreign = _outputs.foreign_entries(path, _layout.OWN)
+        foreign = _outputs.foreign_entries(path, _status.OWN)
         if foreign:
             raise FileExistsError(
                 f"{path} holds what no run has written ({_outputs.listed(foreign)}), and "
@@ -70,7 +76,7 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     if not (path / CONFIG).is_file():
         check_free(path, overwrite=False)
     check_enclosed(path)
-    _layout.refuse_held(path)
+    _status.refuse_held(path)
     _identity_of(path, Identity.of(config, ranks))
     ended = ended_with(path)
     if ended is Stage.EXPORT:
@@ -83,14 +89,14 @@ def ended_with(path: Path) -> Stage | None:
     """Return the last stage of a finished run, None of one that is not finished."""
     if not (path / REPORT).is_file():
         return None
-    stages = _layout.report_of(path).get("stages", {})
+    stages = _status.report_of(path).get("stages", {})
     with translating_damage(path):
         return Stage(stages.get("until", Stage.EXPORT.value))
 
 
 def finished_run(path: Path) -> RunDirectory:
     """Open the directory of a finished run; refuse any other."""
-    _layout.check_run(path)
+    _status.check_run(path)
     if not (path / REPORT).is_file():
         raise FileNotFoundError(
             f"{path}: this run is not finished; see `dustmap status {path}`, and go on with "
@@ -115,7 +121,7 @@ def new_run(
     try:
         (partial / CHECKPOINT).mkdir(parents=True)
         _write_identity(partial, config, Identity.of(config, world.size))
-        with _layout.holding(partial):
+        with _status.holding(partial):
             with undisturbed():
                 _outputs.take_place(partial, path)
                 placed = True
@@ -141,7 +147,7 @@ def resumed_run(
     path: Path, config: Config, notice: Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
     """Open the directory of a run that is not finished, or not as far as is now asked."""
-    with _layout.holding(path):
+    with _status.holding(path):
         here = Identity.of(config, world.size)
         there = _identity_of(path, here)
         try:
@@ -229,7 +235,7 @@ def _clean(path: Path) -> None:
         _outputs.remove(partial)
     if left:
         log.warning("%s: removed %d files left half written", path, len(left))
-    for name in (_layout.METRICS, _layout.LOG):
+    for name in (_status.METRICS, _status.LOG):
         _end_line(path / name)
 
 

@@ -17,7 +17,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
-from dustmap.runs.regression._data import Array, Rows
+from dustmap.runs.regression._model import Array, Rows
 from dustmap.sky import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
 from dustmap.sky._zarr import create_array, create_group

@@ -23,8 +23,8 @@ from dustmap.runs._machine import ALONE, dense_seconds, rounded, seconds_per_ope
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
-from dustmap.runs.regression._data import Rows, grid_of, inputs_of, map_grid, read_rows
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
+from dustmap.runs.regression._model import Rows, grid_of, inputs_of, map_grid, read_rows
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
 from dustmap.tables import read_tables, replacing, table_format, write_table

@@ -1,22 +1,22 @@
 """Stages and progress of a run, calibration of its predictions, and reports (json, md, html)."""
 
 from dustmap.linalg import Progress as Progress
-from dustmap.runs.reports._calibration import MEASURED as MEASURED
-from dustmap.runs.reports._calibration import NOISE_FREE as NOISE_FREE
-from dustmap.runs.reports._calibration import Predictions as Predictions
-from dustmap.runs.reports._calibration import by_distance as by_distance
-from dustmap.runs.reports._calibration import calibration as calibration
-from dustmap.runs.reports._calibration import comparison_of as comparison_of
-from dustmap.runs.reports._calibration import correlation as correlation
-from dustmap.runs.reports._calibration import labelled as labelled
-from dustmap.runs.reports._calibration import quality_proxies as quality_proxies
 from dustmap.runs.reports._page import page as page
 from dustmap.runs.reports._progress import LogProgress as LogProgress
 from dustmap.runs.reports._progress import Stage as Stage
 from dustmap.runs.reports._progress import Stopwatch as Stopwatch
 from dustmap.runs.reports._progress import WatchedField as WatchedField
 from dustmap.runs.reports._progress import peak_memory as peak_memory
+from dustmap.runs.reports._report import MEASURED as MEASURED
+from dustmap.runs.reports._report import NOISE_FREE as NOISE_FREE
 from dustmap.runs.reports._report import Check as Check
 from dustmap.runs.reports._report import Picture as Picture
+from dustmap.runs.reports._report import Predictions as Predictions
 from dustmap.runs.reports._report import Report as Report
+from dustmap.runs.reports._report import by_distance as by_distance
+from dustmap.runs.reports._report import calibration as calibration
+from dustmap.runs.reports._report import comparison_of as comparison_of
+from dustmap.runs.reports._report import correlation as correlation
 from dustmap.runs.reports._report import coverage_check as coverage_check
+from dustmap.runs.reports._report import labelled as labelled
+from dustmap.runs.reports._report import quality_proxies as quality_proxies

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from dustmap.runs.checkpoints._layout import METRICS, lines_of
+from dustmap.runs.checkpoints._status import METRICS, lines_of
 
 #: Between two looks at what a process has done.
 _LOOK = 0.002
