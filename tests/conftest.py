@@ -1,6 +1,7 @@
 """Runs that many tests read: one of a kind for each session, in a folder with its sky.
 
-A test that changes a run works on a copy (`shutil.copytree`).
+A test that changes a run works on a copy (`shutil.copytree`). Fixtures import what they need, for
+the process that hands tests to others needs none of it.
 """
 
 import gc
@@ -9,12 +10,50 @@ from pathlib import Path
 
 import pytest
 
-from dustmap.cli import CHECK_FAILED, DONE, main
-from dustmap.engines import _automatic
-from dustmap.gp.features import _stencil
-from tests.distributed.cases import SMALL_TABLES
-from tests.regression_cases import FEW
-from tests.skies import plain_sky, write_plain_sky
+HERE = Path(__file__).parent
+#: Files that take the most seconds, the longest first.
+LONGEST = (
+    "test_regression.py",
+    "distributed/test_ranks.py",
+    "contracts/test_features.py",
+    "contracts/test_engines.py",
+    "test_regression_cli.py",
+    "runs/test_hip.py",
+    "distributed/test_export.py",
+    "inference/test_equivalence.py",
+    "runs/test_resume.py",
+    "runs/test_global.py",
+    "sky/maps/test_commands.py",
+    "runs/test_group_scales.py",
+    "inference/test_svi_likelihoods.py",
+    "inference/test_variational.py",
+    "inference/test_global_fit.py",
+    "runs/test_engines.py",
+    "test_regression_kernel.py",
+    "test_plot_cli.py",
+    "runs/test_zero_points.py",
+    "inference/test_checkpoints_evidence.py",
+    "runs/test_stars.py",
+    "test_start.py",
+    "cuda/test_pretended.py",
+    "test_cli.py",
+    "test_optimised.py",
+    "runs/test_resume_cli.py",
+    "sky/figures/test_sky_slices.py",
+)
+#: The number of places of tables of residual covariances.
+_STEPS = "dustmap.gp.features._stencil._LATTICE_STEPS"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the order below, where xdist would begin with the files of many tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: none is left to one process while others have nothing to do."""
+    places = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:
@@ -28,22 +67,28 @@ def pytest_collection_finish() -> None:
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of residual covariances at few places, which are quick, where all results that a test
     compares come from the same tables: their accuracy is asserted in tests/gp/test_residuals.py."""
-    monkeypatch.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
+    from tests.distributed.cases import SMALL_TABLES
+
+    monkeypatch.setattr(_STEPS, SMALL_TABLES)
 
 
 @pytest.fixture(scope="module")
 def small_tables_throughout() -> Iterator[None]:
     """The same for all tests of a module and the runs that they share: what they assert is far
     coarser than these tables."""
+    from tests.distributed.cases import SMALL_TABLES
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
+        patched.setattr(_STEPS, SMALL_TABLES)
         yield
 
 
 @pytest.fixture
 def few_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The automatic engine asks the kernel from `FEW` rows on, in place of 2,000."""
-    monkeypatch.setattr(_automatic, "_QUICK", FEW)
+    from tests.regression_cases import FEW
+
+    monkeypatch.setattr("dustmap.engines._automatic._QUICK", FEW)
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +97,8 @@ def positive_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The folder has sky.fits, truth.zarr, run.toml and run/, whose box is 200 × 240 × 160 pc.
     """
+    from tests.skies import plain_sky, write_plain_sky
+
     folder = tmp_path_factory.mktemp("positive")
     write_plain_sky(folder, plain_sky(60, 3, (200.0, 240.0, 160.0)))
     (folder / "run.toml").write_text(
@@ -72,6 +119,9 @@ def exact_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     The folder has sky.fits, truth.zarr, stars.zarr, run.toml and run/ with maps in both formats
     and a slice.
     """
+    from dustmap.cli import DONE, main
+    from tests.skies import plain_sky, write_plain_sky
+
     folder = tmp_path_factory.mktemp("exact")
     write_plain_sky(folder, plain_sky(60, 2, (200.0, 200.0, 120.0)))
     (folder / "run.toml").write_text(
@@ -88,5 +138,7 @@ def exact_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _finish(folder: Path) -> None:
+    from dustmap.cli import CHECK_FAILED, DONE, main
+
     run = ["run", str(folder / "run.toml"), "--output", str(folder / "run")]
     assert main(run) in (DONE, CHECK_FAILED)

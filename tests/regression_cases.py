@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 ENGINES = ("exact", "hip", "global")
 #: Rows up to which a dense fit is quick, in tests that look at what comes after: see
 #: `few_are_quick`. tests/engines/test_automatic.py asserts that they are 2,000.
-FEW = 1_000
+FEW = 500
 
 
 def wave(n: int, dim: int, seed: int = 0) -> tuple[Array, Array, Array]:

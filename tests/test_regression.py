@@ -97,7 +97,7 @@ def test_predictions_beyond_the_grid_return_to_the_prior() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_noise_and_calibration(engine: str) -> None:
     X, truth, noise = wave(1500, 1)
-    model = HIPGPRegressor(engine=engine).fit(X[:400], (truth + 3.0 * noise)[:400])
+    model = HIPGPRegressor("matern32", engine=engine).fit(X[:400], (truth + 3.0 * noise)[:400])
     assert model.noise_std_ == pytest.approx(3.0, rel=0.1)
     mean, std = model.predict(X[400:], return_std=True)
     within = np.abs(mean - truth[400:]) < 1.96 * std
@@ -155,7 +155,7 @@ def test_linear_mean_extrapolates() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(200, 2))
     y = 3.0 + X @ [5.0, -2.0] + 0.01 * rng.standard_normal(200)
-    model = HIPGPRegressor(mean="linear").fit(X, y)
+    model = HIPGPRegressor("matern32", mean="linear").fit(X, y)
     np.testing.assert_allclose(model.mean_, [3.0, 5.0, -2.0], atol=0.05)
     np.testing.assert_allclose(model.predict([[3.0, 3.0]]), 12.0, atol=0.3)
 
@@ -179,7 +179,8 @@ def test_kernel_objects_are_copied_and_in_user_units(engine: str) -> None:
 def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
     X, truth, noise = wave(150, 1)
     count = 1000
-    model = HIPGPRegressor(engine=engine, samples=count, n_learn=100).fit(X, truth + noise)
+    model = HIPGPRegressor("matern32", engine=engine, samples=count, n_learn=100)
+    model.fit(X, truth + noise)
     new = X[:12] + 0.01
     mean, std = model.predict(new, return_std=True)
     mean_too, covariance = model.predict(new, return_cov=True)
@@ -236,7 +237,7 @@ def test_rank_leads_from_mean_field_to_full(tmp_path: Path) -> None:
 def test_single_precision_is_close_to_double() -> None:
     X, truth, noise = wave(200, 2)
     double, single = (
-        HIPGPRegressor(grid=(20, 20), dtype=dtype).fit(X, truth + noise)
+        HIPGPRegressor("matern32", grid=(20, 20), dtype=dtype).fit(X, truth + noise)
         for dtype in ("float64", "float32")
     )
     mean, std = double.predict(X, return_std=True)
@@ -260,8 +261,8 @@ def test_engine_is_chosen_by_size_and_columns() -> None:
     assert model.fit(X, truth + noise).engine_ == "hip"
     assert model.fit(X[:100], truth[:100] + noise[:100]).engine_ == "exact"
     wide = np.random.default_rng(0).uniform(size=(50, 5))
-    assert HIPGPRegressor().fit(wide, wide.sum(1)).engine_ == "exact"
-    given = HIPGPRegressor(grid=(40,)).fit(X[:100], truth[:100] + noise[:100])
+    assert HIPGPRegressor("matern32").fit(wide, wide.sum(1)).engine_ == "exact"
+    given = HIPGPRegressor("matern32", grid=(40,)).fit(X[:100], truth[:100] + noise[:100])
     assert given.engine_ == "hip"
     assert given.grid_ is not None
     assert given.grid_.shape == (40,)
@@ -314,7 +315,7 @@ def test_rows_beyond_the_memory_are_streamed() -> None:
 def test_users_grid_is_kept() -> None:
     X, truth, noise = wave(200, 2)
     grid = RegularGrid((49.0, 40.0), (0.1, 1.0), (31, 31))
-    model = HIPGPRegressor(grid=grid).fit(X, truth + noise)
+    model = HIPGPRegressor("matern32", grid=grid).fit(X, truth + noise)
     assert model.grid_ is not None
     assert model.grid_.shape == grid.shape
     np.testing.assert_allclose(model.grid_.lower, grid.lower)
@@ -323,7 +324,7 @@ def test_users_grid_is_kept() -> None:
 
 def test_coarse_grid_is_told() -> None:
     X, truth, noise = wave(200, 1)
-    model = HIPGPRegressor(grid=(4,)).fit(X, truth + 0.01 * noise)
+    model = HIPGPRegressor("matern32", grid=(4,)).fit(X, truth + 0.01 * noise)
     assert model.report_["residual_ratio"] > 1
     assert "the grid is too coarse" in model.report_["advice"][0]
 

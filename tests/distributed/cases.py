@@ -116,6 +116,7 @@ def numpy(**tensors: Tensor | float) -> Arrays:
     }
 
 
+@patch.object(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
 def operators(world: AbstractWorld) -> Arrays:
     """Products of rows and columns that are shared, with vectors and batches."""
     shared = data(world).functional
