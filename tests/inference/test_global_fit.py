@@ -51,7 +51,7 @@ def far() -> LineIntegrals:
 
 
 def test_learns_what_the_dense_evidence_does_and_predicts_the_same() -> None:
-    data = sky(150)
+    data = sky(100)
     kernel, mean = parts(0.15, 2.0)
     likelihood = GaussianLikelihood(scale=2.0)
     # The noise of the coarser grid is less by 4 %: its residuals are alike along a beam.
