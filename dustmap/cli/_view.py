@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MEGABYTE = 1e6
 #: Columns with names of points, whatever their case.
-_NAMES = ("name", "id")
+_NAME_COLUMNS = ("name", "id")
 
 
 def add_view(commands: _options.Commands) -> None:
@@ -98,6 +98,6 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
     card = card_named(options.schema, _options.columns_of(options))
     places = places_of_map(Path(options.map), Path(options.points), card)
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
-    named = next((columns[name] for name in _NAMES if name in columns), None)
+    named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
     names = [""] * len(places) if named is None else [str(name) for name in places.table[named]]
     return names, cartesian(places.l, places.b, places.distances.median)

@@ -22,14 +22,14 @@ class Term:
 
 
 #: Units that names of numbers end in.
-_SUFFIXES = {"_pc": "pc", "_mag": "mag", "_mas": "mas", "_gib": "GiB"}
+_UNIT_ENDINGS = {"_pc": "pc", "_mag": "mag", "_mas": "mas", "_gib": "GiB"}
 
 
 def term_of(name: str) -> Term:
     """Return the term of a number by its name in report.json."""
     if name in TERMS:
         return TERMS[name]
-    for suffix, unit in _SUFFIXES.items():
+    for suffix, unit in _UNIT_ENDINGS.items():
         if name.endswith(suffix):
             return Term(words_of(name.removesuffix(suffix)), unit)
     return Term(words_of(name))

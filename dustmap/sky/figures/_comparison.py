@@ -12,7 +12,7 @@ from dustmap.sky.systems import ExtinctionSystem
 
 Array: TypeAlias = NDArray[np.float64]
 
-_COLUMNS = ("l", "b", "measured", "predicted", "std")
+_MEASURES = ("l", "b", "measured", "predicted", "std")
 
 
 @final
@@ -41,7 +41,7 @@ class Comparison:
     normal: Array | None = None
 
     def __post_init__(self) -> None:
-        shapes = {name: np.shape(getattr(self, name)) for name in _COLUMNS}
+        shapes = {name: np.shape(getattr(self, name)) for name in _MEASURES}
         if len(set(shapes.values())) != 1 or np.ndim(self.l) != 1 or len(self.l) == 0:
             raise UserError(f"expected columns of one length, of one star at least, got {shapes}")
         if not np.all(self.std > 0.0):

@@ -1,6 +1,6 @@
 """A map as xarray: its cubes, a line of sight, shells on the sky in HEALPix."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -22,14 +22,14 @@ _BAND = (16.0, 84.0)
 #: Distances along a line of sight, unless the caller names them, lie half a voxel apart, at most
 #: so many.
 _MOST = 600
-_UNITS = {"density": DENSITY_UNIT, "extinction": "mag"}
+_UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
 
 def cubes_of(density: "DustMap") -> xr.Dataset:
     """Return all cubes of a map as `DustMap.to_xarray` does."""
     x, y, z = density.axes()
     axes = {name: (name, at, {"units": "pc"}) for name, at in (("x", x), ("y", y), ("z", z))}
-    data = {}
+    data: dict[str, Any] = {}
     for quantity in density.available:
         described = DESCRIPTIONS[quantity]
         attributes = {"units": described.unit, "long_name": described.meaning}
@@ -83,7 +83,7 @@ def sky_of(
         f"{name}_{mode}": (
             ("distance", "pixel"),
             np.stack([density.query(shell, mode, integrated=integrated) for shell in shells]),
-            {"units": _UNITS[name]},
+            {"units": _UNIT_OF[name]},
         )
         for mode in modes
     }
