@@ -95,6 +95,7 @@ class ExportConfig:
         tuple[str, ...],
         Key(
             choices(*STAR_FIGURES),
-            "stars: pictures in plots/, which report.md shows",
+            "stars: pictures in plots/, which the report shows; with any of them view.html, the "
+            "map to turn and to cut in a browser",
         ),
     ] = STAR_FIGURES

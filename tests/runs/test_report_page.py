@@ -105,3 +105,9 @@ def test_columns_that_go_by_their_own_name_are_not_listed(html: str) -> None:
 def test_no_check_and_no_picture_make_a_page(tmp_path: Path) -> None:
     text = text_of(page(Report("", {}, ()), tmp_path))
     assert "All 0 checks passed." not in text
+
+
+def test_the_view_of_the_map_is_linked_where_there_is_one(tmp_path: Path) -> None:
+    assert "view.html" not in page(Report("", {}, ()), tmp_path)
+    (tmp_path / "view.html").write_text("")
+    assert '<a href="view.html">' in page(Report("", {}, ()), tmp_path)

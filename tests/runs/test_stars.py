@@ -80,6 +80,7 @@ def test_the_run_directory_is_complete(sky: Path) -> None:
         "report.json",
         "report.md",
         "report.html",
+        "view.html",
         "map.zarr",
         "map.fits",
         "plots/slice.png",

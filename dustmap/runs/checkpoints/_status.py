@@ -30,7 +30,7 @@ STATES = "checkpoint/kept"
 #: All that runs write, as a pattern of paths in their directories.
 OWN = "|".join(
     (
-        rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md|html)|{LOCK}",
+        rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md|html)|view\.html|{LOCK}",
         rf"map\.fits|(?:map|stars)\.zarr/{STORE}",
         rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|(?:kept/learned|model)/[^/]+)\.(?:json|npz)",
         rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.png",

@@ -1,6 +1,7 @@
 """Stages and progress of a run, calibration of its predictions, and reports (json, md, html)."""
 
 from dustmap.linalg import Progress as Progress
+from dustmap.runs.reports._page import VIEW as VIEW
 from dustmap.runs.reports._page import page as page
 from dustmap.runs.reports._progress import LogProgress as LogProgress
 from dustmap.runs.reports._progress import Stage as Stage

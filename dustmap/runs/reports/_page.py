@@ -17,6 +17,9 @@ _DIGITS, _ERROR_DIGITS = 3, 2
 #: Characters of a text that stays on one line.
 _LONG = 60
 
+#: The page that turns and cuts a map of a run, in the run's directory.
+VIEW = "view.html"
+
 _Section: TypeAlias = Mapping[str, Any]
 
 
@@ -79,6 +82,7 @@ def page(report: Report, folder: Path) -> str:
         f"<h1>{'Map of dust' if 'grid' in report.sections else 'Regression'}</h1>",
         *_verdict(report),
         *_tiles(report.sections),
+        *_link(folder),
         *_gallery(report.pictures, folder),
         *(line for chapter in (*_CHAPTERS, others) for line in _chapter(chapter, report)),
         *_all_checks(report.checks),
@@ -146,6 +150,11 @@ def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
     for title, value, remark in tiles:
         yield f"<div><dt>{escape(title)}</dt><dd>{value}</dd><dd class='remark'>{remark}</dd></div>"
     yield "</dl>"
+
+
+def _link(folder: Path) -> Iterator[str]:
+    if (folder / VIEW).is_file():
+        yield f'<p><a href="{VIEW}">The map in three dimensions</a>: turn it, cut it, ask it.</p>'
 
 
 def _gallery(pictures: Sequence[Picture], folder: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ from dustmap.runs.stars._engines import StarFit
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,6 +218,15 @@ def draw_figures(
     if names:
         progress("drawing figures", len(names), len(names))
     return tuple(pictures)
+
+
+def write_page(material: Material, directory: RunDirectory) -> None:
+    """Write the page that turns and cuts the map, unless the run is to draw nothing."""
+    path = directory.path / reports.VIEW
+    if material.config.export.figures and not path.exists():
+        title = f"Dust density from {', '.join(material.made.catalog)}"
+        words = {"title": title, "history": material.made.history()}
+        page_of(material.density, (), np.empty((0, 3)), SAMPLES, MOST_BYTES, words).save(path)
 
 
 def _figure_named(name: str) -> tuple[str, Draw]:

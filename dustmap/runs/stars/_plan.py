@@ -36,6 +36,7 @@ from dustmap.runs.stars._model import (
 )
 from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
+from dustmap.sky.view import MOST_VOXELS
 
 log = logging.getLogger(__name__)
 
@@ -244,8 +245,9 @@ def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str,
         parts, depth = export_components(grid, request_of(config, samples), samples, memory)
         chunks["planes of the map written at once"] = f"{depth} of {grid.shape[2]}"
     if export.figures:
-        what = f"{len(export.figures)} pictures, one after the other, and cubes of the map"
-        cubes = 2 * 4 * grid.size
+        what = f"{len(export.figures)} pictures, a page, one after the other, and cubes of the map"
+        # Mean and std; of a page the values of a cube, their logarithms and codes.
+        cubes = max(2 * 4 * grid.size, 24 * min(grid.size, MOST_VOXELS))
         parts += (Component("figures", _PICTURES + cubes, During.FIGURES, what),)
     return parts, chunks
 

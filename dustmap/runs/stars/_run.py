@@ -338,6 +338,8 @@ class StarRun(AbstractRun):
                     self.config, *views, self.truth, whole.stars, held_out, made
                 )
                 work.pictures += _export.draw_figures(material, directory, progress)
+                with in_one_part(progress, "page of the map"):
+                    _export.write_page(material, directory)
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps."""
