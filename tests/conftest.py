@@ -5,6 +5,7 @@ the process that hands tests to others needs none of it.
 """
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,8 +60,12 @@ _STEPS = "dustmap.gp.features._stencil._LATTICE_STEPS"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the order below, where xdist would begin with the files of many tests."""
+    """Keep the order below, where xdist would begin with the files of many tests.
+
+    Name a number of threads, where none is: runs that tests compare are of the same one.
+    """
     config.option.loadscopereorder = False
+    os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

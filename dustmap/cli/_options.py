@@ -17,7 +17,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 COMPUTE = {
     "device": ("auto|cpu|cuda", "where it is computed; auto is cuda where there is one"),
     "dtype": ("float32|float64", "of data and fields; a finished run keeps its own"),
-    "threads": ("N", "processor threads; 0: as many as torch takes"),
+    "threads": ("N|auto", "processor threads; 0: as many as torch takes; auto: timed by a run"),
     "memory": ("8GiB", "what it may take; chunks follow it"),
 }
 #: The title of these options where they change what a finished run says.
@@ -134,7 +134,9 @@ def computing(options: argparse.Namespace, path: Path) -> list[str]:
     if own.is_file():
         threads = configuration.load(own, overrides).compute.threads
         # The run's own number may be that of a larger machine.
-        use_threads(threads if options.threads is not None else min(threads, _most_threads()))
+        if threads != configuration.AUTO and options.threads is None:
+            threads = min(int(threads), _most_threads())
+        use_threads(threads)
     return overrides
 
 
@@ -154,18 +156,20 @@ def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
     return configuration.from_mapping(anything, compute_overrides(options)).compute
 
 
-def use_threads(threads: int) -> None:
-    """0: as many as torch takes."""
+def use_threads(threads: int | str) -> None:
+    """Set the number of threads; 0 and "auto", which runs choose, leave as many as torch takes."""
     most = _most_threads()
-    if threads > most:
+    if threads == configuration.AUTO:
+        return
+    if int(threads) > most:
         raise UserError(
             f"compute.threads = {threads} (--threads): expected at most {most}, {_PER_CORE} for "
-            "each core of this machine, or 0 for as many as torch takes"
+            'each core of this machine, 0 for as many as torch takes, or "auto"'
         )
     if threads:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(int(threads))
 
 
 def _most_threads() -> int:

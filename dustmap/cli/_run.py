@@ -116,17 +116,19 @@ def _on_ranks(
 ) -> int:
     """All ranks do the same; what is written and result is the first's."""
     from dustmap.linalg import in_one_part, unwatched
-    from dustmap.runs import Stage, execute_run, prepare
+    from dustmap.runs import Stage, choose_threads, execute_run, prepare
 
     output, until = Path(options.output), Stage(options.until)
     if _is_finished(options, config, world):
         return _print_finished(output, options) if world.rank == 0 else _exit.DONE
     with progress() as shown:
         with in_one_part(shown if world.rank == 0 else unwatched, "reading the data"):
-            prepared = prepare(config, output if options.resume else None, world)
+            earlier = output if options.resume else None
+            prepared = prepare(config, earlier, world)
             prepared.check_until(until)
+        threads = choose_threads(config, prepared.products, earlier, world.size)
         if options.dry_run:
-            plan = prepared.plan()
+            plan = prepared.plan().with_counts({"threads": str(threads)})
             if world.rank == 0:
                 print_plan(plan, prepared.seconds(), options.json)
             return _exit.DONE if plan.passed else _exit.CHECK_FAILED
@@ -140,6 +142,7 @@ def _on_ranks(
             resume=options.resume,
             notice=notice,
             world=world,
+            threads=threads,
         )
     if world.rank > 0:
         return _exit.DONE

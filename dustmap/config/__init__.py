@@ -31,3 +31,4 @@ from dustmap.config._schema import DataConfig as DataConfig
 from dustmap.config._schema import FitConfig as FitConfig
 from dustmap.config._schema import GridConfig as GridConfig
 from dustmap.config._schema import ModelConfig as ModelConfig
+from dustmap.config._values import AUTO as AUTO

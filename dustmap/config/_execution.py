@@ -10,6 +10,7 @@ from dustmap.config._values import (
     choices,
     duration,
     integer,
+    integer_or_auto,
     memory_size,
     seconds_of,
 )
@@ -34,7 +35,15 @@ class ComputeConfig:
             "float64, maps float32",
         ),
     ] = "float32"
-    threads: Annotated[int, Key(integer(0), "processor threads; 0: as many as torch takes")] = 0
+    threads: Annotated[
+        int | str,
+        Key(
+            integer_or_auto(0),
+            "processor threads; 0: as many as torch takes; auto: of a run, as many as its products "
+            "are fastest with, which it keeps when it goes on (OMP_NUM_THREADS and ranks have a "
+            "number already)",
+        ),
+    ] = "auto"
     memory: Annotated[
         str, Key(memory_size(), "a plan that needs more is refused before it starts")
     ] = "8GiB"

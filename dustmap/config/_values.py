@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+#: What leaves a value to be chosen.
+AUTO = "auto"
 _SHOWN = 200  # characters of a value in a message
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -96,6 +98,22 @@ def integer(low: int, high: int | None = None) -> Parser:
         if raw < low or (high is not None and raw > high):
             raise Rejected(expected)
         return raw
+
+    return Parser(parse)
+
+
+def integer_or_auto(low: int) -> Parser:
+    """A whole number from low on, or "auto"."""
+    whole = integer(low)
+
+    def parse(raw: object) -> int | str:
+        if raw == AUTO:
+            return AUTO
+        try:
+            number: int = whole(raw)
+        except Rejected as error:
+            raise Rejected(f'{error.expected}; or "{AUTO}"') from None
+        return number
 
     return Parser(parse)
 

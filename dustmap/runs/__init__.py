@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun
     from dustmap.runs._run import Plan as Plan
+    from dustmap.runs._threads import choose_threads as choose_threads
     from dustmap.runs.checkpoints import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints import RunStatus as RunStatus
     from dustmap.runs.checkpoints import check_free as check_free

@@ -1,6 +1,7 @@
 """What commands ask of runs: prepare, execute, reopen, and the plans of exports and skies."""
 
 import dataclasses
+import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,10 +18,13 @@ from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import checkpoints, regression, stars
 from dustmap.runs._machine import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
+from dustmap.runs._threads import ThreadChoice
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import LogProgress, Progress, Report, Stage, page
 from dustmap.sky.maps import MapRequest, slab_memory
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
+
+log = logging.getLogger(__name__)
 
 #: How a run of one data.kind is prepared, and how it is opened again.
 Kind: TypeAlias = tuple[
@@ -107,6 +111,7 @@ def execute_run(
     resume: bool = False,
     notice: checkpoints.Notice | None = None,
     world: AbstractWorld = ALONE,
+    threads: ThreadChoice | None = None,
 ) -> Report:
     """Execute into a new directory and write report.json, report.md and report.html last.
 
@@ -122,6 +127,7 @@ def execute_run(
     resume : go on in the directory of the same run, if there is one
     notice : who may ask the run to end
     world : all ranks execute; the first writes
+    threads : with how many threads, for log and report
     """
     notice = notice or checkpoints.Undisturbed()
     if world.rank > 0:
@@ -133,7 +139,11 @@ def execute_run(
         work = checkpoints.new_run(path, config, overwrite, notice, world)
     with work as directory:
         world.texts("")
+        if threads is not None:
+            log.info("threads: %s", threads)
         report = run.execute(directory, until, progress or LogProgress())
+        if threads is not None:
+            report = report.with_values("compute", threads.as_dict())
         directory.write_text("report.md", report.as_markdown())
         if directory.rank == 0:
             directory.write_text("report.html", page(report, directory.path))

@@ -1,5 +1,6 @@
 """Where a run computes: its ranks, device, type and memory, and the seconds of operations there."""
 
+import functools
 import itertools
 import math
 import os
@@ -104,8 +105,13 @@ def dense_seconds(rows: int, device: torch.device = _CPU) -> float:
 def seconds_per_operation(device: torch.device = _CPU) -> float:
     """Measure one of the n³ operations of a dense factorisation."""
     size = TRIAL_SIZE[device.type]
+    return measured_seconds(dense_trial(size, device), device) * 3.0 / size**3
+
+
+def dense_trial(size: int, device: torch.device = _CPU) -> Callable[[], object]:
+    """Return a factorisation of a matrix of so many rows, to be timed."""
     matrix = torch.eye(size, dtype=torch.float64, device=device) * 2.0
-    return measured_seconds(lambda: torch.linalg.cholesky(matrix), device) * 3.0 / size**3
+    return functools.partial(torch.linalg.cholesky, matrix)
 
 
 def measured_seconds(work: Callable[[], object], device: torch.device) -> float:

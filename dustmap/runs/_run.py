@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -11,6 +11,7 @@ from dustmap.engines import MIB, MemoryPlan, shown, table_of
 from dustmap.errors import UserError
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import machine_bytes
+from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Report, Stage
 from dustmap.sky import SchemaCard
@@ -59,6 +60,10 @@ class Plan:
             f"{shown(largest.bytes)} ({largest.what}); {remedy}"
         )
 
+    def with_counts(self, counts: Mapping[str, Any]) -> "Plan":
+        """Return the plan with more counts and settings."""
+        return replace(self, counts={**self.counts, **counts})
+
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return {
@@ -102,6 +107,10 @@ class AbstractRun(ABC):
     @abstractmethod
     def seconds(self) -> float:
         """Estimate how long `execute` takes, roughly."""
+
+    @abstractmethod
+    def products(self) -> Products:
+        """Make products as a run on the CPU computes them over and over, to be timed."""
 
     @abstractmethod
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:

@@ -1,9 +1,13 @@
 """Steps of Newton's method, their trust region, and Adam, against their definitions."""
 
+import math
+
 import pytest
 import torch
 
+from dustmap.gp.kernels import Matern12, ProjectedKernel
 from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
+from dustmap.inference.lognormal import _mgvi_hyper
 from dustmap.inference.variational._svi import Adam
 
 
@@ -37,6 +41,32 @@ def test_a_step_back_is_at_most_half_of_the_last() -> None:
     for gradient, expected in ((-0.4, (-0.8, 1.0)), (0.4, (0.5, 0.5)), (0.1, (0.2, 0.5))):
         delta, radius = taken.next_step(vector(gradient), vector(0.5)[None])
         assert (float(delta), radius) == pytest.approx(expected)
+
+
+def test_components_have_radii_of_their_own() -> None:
+    """A component that is cut is held, and the rest solved for anew."""
+    I, g = torch.tensor([[2.0, 1.0], [1.0, 4.0]]).double(), vector(6.0, -8.0)
+    step = bounded_step(g, I, vector(0.5, 2.0))
+    torch.testing.assert_close(step, vector(0.5, -2.0))  # both are too long: (4.57, −3.14)
+    step = bounded_step(g, I, vector(0.5, 4.0))
+    torch.testing.assert_close(step, vector(0.5, (-8.0 - 0.5) / 4.0))
+    delta, radius = TrustRegion.of(0.5).next_step(g, I, scales=vector(1.0, 4.0))
+    torch.testing.assert_close(delta, vector(0.5, -2.0))
+    assert radius == 0.5
+    taken = TrustRegion.of(0.5).after(-delta, g, I)
+    delta, radius = taken.next_step(g, I, scales=vector(1.0, 4.0))
+    torch.testing.assert_close(delta, vector(0.25, -1.0))  # half of the step that it goes back
+    assert radius == 0.25
+
+
+def test_the_longest_step_of_the_projection_is_as_mild_as_that_of_the_variance() -> None:
+    longest = _mgvi_hyper.LARGEST_STEP * _mgvi_hyper._SCALES["projection"]
+    factors = []
+    for odds in (-0.5 * longest, 0.5 * longest):
+        share = 1.0 / (1.0 + math.exp(-odds))
+        kernel = ProjectedKernel.of(Matern12(3.0, dim=3), share)
+        factors.append(kernel.spectrum_factor((8, 8, 8)).log())
+    assert float((factors[1] - factors[0]).abs().max()) < 1.2 * _mgvi_hyper.LARGEST_STEP
 
 
 def test_the_radius_has_a_largest() -> None:

@@ -90,15 +90,21 @@ def test_sparse_transpose_by_groups_of_rows(
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 17, 20, 21, 40, 53])
-def test_sparse_products_with_many_vectors(count: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 17, 20, 21, 40, 53])
+def test_sparse_products_with_many_vectors(count: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     dense = torch.randn(30, 20, generator=generator, dtype=torch.float64)
+    dense[torch.rand(30, 20, generator=generator) < 0.5] = 0.0
+    dense[7] = dense[:, 3] = 0.0
     rows, cols = dense.nonzero().unbind(1)
-    A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (30, 20))
+    A = SparseOperator.from_coo(rows, cols, dense[rows, cols].to(dtype), (30, 20))
     x = torch.randn(2, count, 20, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(A.matmul(x), x @ dense.mT)
-    torch.testing.assert_close(A.rmatmul(A.matmul(x)), x @ dense.mT @ dense)
+    y = torch.randn(2, count, 30, generator=generator, dtype=torch.float64)
+    found, transposed = A.matmul(x.to(dtype)), A.rmatmul(y.to(dtype))
+    accuracy = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(found.double(), x @ dense.mT, rtol=accuracy, atol=accuracy)
+    torch.testing.assert_close(transposed.double(), y @ dense, rtol=accuracy, atol=accuracy)
 
 
 def test_empty_sparse_operator() -> None:

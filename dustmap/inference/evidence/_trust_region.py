@@ -1,6 +1,5 @@
 """Newton steps within a trust region, which grows where they keep their promise."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -14,22 +13,29 @@ _SECANT = 10.0
 
 
 def bounded_step(
-    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
+    gradient: Tensor, information: Tensor, radius: float | Tensor, held: Tensor | None = None
 ) -> Tensor:
     """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
 
     The others are solved for anew each time: one badly determined parameter then does not hold back
-    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
+    the rest. gradient g (P,); information I (P, P), positive definite; radius: one, or (P,) those
+    of the components; held (P,): what stays.
+
+    Examples
+    --------
+    >>> bounded_step(torch.tensor([3.0, 1.0]), torch.eye(2), torch.tensor([2.0, 0.5]))
+    tensor([2.0000, 0.5000])
     """
     step = torch.zeros_like(gradient)
+    radii = torch.as_tensor(radius, dtype=step.dtype).expand_as(step)
     free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
     while bool(free.any()):
         rest = gradient[free] - information[free][:, ~free] @ step[~free]
         step[free] = torch.linalg.solve(information[free][:, free], rest)
-        if float(step.abs().max()) <= radius:
+        if bool((step.abs() <= radii).all()):
             break
-        worst = int(torch.where(free, step.abs(), -1.0).argmax())
-        step[worst] = math.copysign(radius, float(step[worst]))
+        worst = int(torch.where(free, step.abs() / radii, -1.0).argmax())
+        step[worst] = step[worst].sign() * radii[worst]
         free[worst] = False
     return step
 
@@ -96,16 +102,22 @@ class TrustRegion:
         return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
 
     def next_step(
-        self, gradient: Tensor, information: Tensor, held: Tensor | None = None
+        self,
+        gradient: Tensor,
+        information: Tensor,
+        held: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, float]:
-        """The Newton step (P,) within the radius, and that radius; held (P,): what stays.
+        """The Newton step (P,) within the radius, and that radius; held (P,): what stays; scales
+        (P,): what the radius is multiplied with for each component, 1 where there are none.
 
         Where the objective itself moves with θ, a step back is cut to half of the last one, lest θ
         goes round in circles.
         """
         radius = self.radius_at(gradient)
-        delta = bounded_step(gradient, information, radius, held)
+        scales = torch.ones_like(gradient) if scales is None else scales
+        delta = bounded_step(gradient, information, radius * scales, held)
         if self.step is None or not float(delta @ self.step) < 0.0:
             return delta, radius
-        radius = min(radius, 0.5 * float(self.step.abs().max()))
-        return bounded_step(gradient, information, radius, held), radius
+        radius = min(radius, 0.5 * float((self.step.abs() / scales).max()))
+        return bounded_step(gradient, information, radius * scales, held), radius

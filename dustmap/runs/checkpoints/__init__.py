@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._life import joined_run as joined_run
     from dustmap.runs.checkpoints._life import new_run as new_run
     from dustmap.runs.checkpoints._life import resumed_run as resumed_run
+    from dustmap.runs.checkpoints._life import threads_of as threads_of
     from dustmap.runs.checkpoints._state_file import translating_damage as translating_damage
     from dustmap.runs.checkpoints._status import CONFIG as CONFIG
     from dustmap.runs.checkpoints._status import REPORT as REPORT

@@ -85,6 +85,12 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     return ended
 
 
+def threads_of(path: Path) -> int | None:
+    """Return the number of threads that the run at `path` has begun with; None where there is no
+    run."""
+    return Identity.read(path / CHECKPOINT).threads if (path / CONFIG).is_file() else None
+
+
 def ended_with(path: Path) -> Stage | None:
     """Return the last stage of a finished run, None of one that is not finished."""
     if not (path / REPORT).is_file():

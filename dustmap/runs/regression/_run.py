@@ -19,8 +19,15 @@ from dustmap.gp import RegularGrid
 from dustmap.inference import State
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import reports
-from dustmap.runs._machine import ALONE, dense_seconds, rounded, seconds_per_operation
+from dustmap.runs._machine import (
+    ALONE,
+    dense_seconds,
+    dense_trial,
+    rounded,
+    seconds_per_operation,
+)
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
+from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
@@ -36,6 +43,8 @@ CHECKPOINT = "checkpoint/model"
 LEARNED = f"{STATES}/learned"
 ROWS = "checkpoint/rows.npz"
 PICTURE = "plots/regression.png"
+#: Rows of the matrix that threads are timed by, at most.
+_TRIAL_ROWS = 600
 
 
 @final
@@ -91,6 +100,9 @@ class RegressionRun(AbstractRun):
         if self.refits and exact:
             seconds += len(self.rows) ** 3 * seconds_per_operation()
         return rounded(seconds)
+
+    def products(self) -> Products:
+        return ((dense_trial(min(len(self.train), _TRIAL_ROWS)), 1.0),)
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         del until, progress  # it has one stage, of seconds

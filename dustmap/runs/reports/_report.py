@@ -3,7 +3,7 @@
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import metadata
 from typing import Any, final
 
@@ -104,6 +104,10 @@ class Report:
     def passed(self) -> bool:
         """Whether all checks passed."""
         return all(check.passed for check in self.checks)
+
+    def with_values(self, name: str, values: Mapping[str, Any]) -> "Report":
+        """Return the report with more values in the section of that name."""
+        return replace(self, sections={**self.sections, name: {**self.sections[name], **values}})
 
     def as_dict(self) -> dict[str, Any]:
         """Return report.json."""

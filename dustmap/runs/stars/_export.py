@@ -15,7 +15,7 @@ from dustmap.engines import MIB
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
-from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress
+from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress, in_one_part
 from dustmap.runs import reports
 from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
@@ -203,7 +203,7 @@ class Material:
 def draw_figures(
     material: Material, directory: RunDirectory, progress: Progress
 ) -> tuple[reports.Picture, ...]:
-    """Draw those of export.figures that this run has."""
+    """Draw those of export.figures that this run has, and write the page of the map."""
     pictures, names = [], material.config.export.figures
     for i, name in enumerate(names):
         progress("drawing figures", i, len(names))
@@ -217,13 +217,14 @@ def draw_figures(
         pictures.append(reports.Picture(path, caption))
     if names:
         progress("drawing figures", len(names), len(names))
+        with in_one_part(progress, "page of the map"):
+            _write_page(material, directory.path / reports.VIEW)
     return tuple(pictures)
 
 
-def write_page(material: Material, directory: RunDirectory) -> None:
-    """Write the page that turns and cuts the map, unless the run is to draw nothing."""
-    path = directory.path / reports.VIEW
-    if material.config.export.figures and not path.exists():
+def _write_page(material: Material, path: Path) -> None:
+    """Write the page that turns and cuts the map, unless it is there."""
+    if not path.exists():
         title = f"Dust density from {', '.join(material.made.catalog)}"
         words = {"title": title, "history": material.made.history()}
         page_of(material.density, (), np.empty((0, 3)), SAMPLES, MOST_BYTES, words).save(path)

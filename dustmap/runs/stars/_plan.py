@@ -20,10 +20,11 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
 from dustmap.gp.functionals import LineIntegrals, world_of
 from dustmap.inference import Unresolved
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
 from dustmap.runs._machine import dtype_of, own_rays
 from dustmap.runs._run import Plan
+from dustmap.runs._threads import Products
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
@@ -68,6 +69,9 @@ _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 TRIAL_ROWS = 2000
 #: Covariances of all rows in learning, gradients included, and the rays of a trial.
 DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
+#: What threads are timed by: vectors, rows, rays among them, points of the torus, and rows of the
+#: matrix that other engines factor.
+VECTORS, ROWS, DISTINCT, TORUS_POINTS, DENSE_ROWS = 8, 4000, 100, 2**19, 600
 
 
 def plan_stars(
@@ -131,9 +135,7 @@ def _field_seconds(config: Config, rays: LineIntegrals) -> float:
     grid = grid_of(config.grid)
     torus = torch.zeros(torus_for(start_kernel(config), grid, 2.0), dtype=torch.float64)
     torus = torus.to(rays.device)
-    fft = _machine.measured_seconds(
-        lambda: torch.fft.irfftn(torch.fft.rfftn(torus), s=torus.shape), rays.device
-    )
+    fft = _machine.measured_seconds(functools.partial(_there_and_back, torus), rays.device)
     rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
     return fft + 2 * _product_seconds(rows)
 
@@ -277,9 +279,7 @@ def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
 def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
     torus = torus_for(start_kernel(config), grid, PADDING)
     field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
-    fft = _machine.measured_seconds(
-        lambda: torch.fft.irfftn(torch.fft.rfftn(field), s=field.shape), rays.device
-    )
+    fft = _machine.measured_seconds(functools.partial(_there_and_back, field), rays.device)
     product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
     return expected_products(config) * (fft + product + STEP_SECONDS)
 
@@ -311,6 +311,44 @@ def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> floa
 def _product_seconds(rows: AbstractOperator) -> float:
     x = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     return _machine.measured_seconds(lambda: rows.matmul(x), rows.device)
+
+
+@torch.no_grad()
+def products(config: Config, rays: LineIntegrals, grid: RegularGrid) -> Products:
+    """Make products of a step of the fit, and count them: of rows with 8 vectors and back, of some
+    rays over and over, and transforms of these vectors on a part of the torus."""
+    if config.fit.engine != "global":
+        return ((_machine.dense_trial(DENSE_ROWS), 1.0),)
+    dtype = dtype_of(config.compute)
+    rows = _repeated(rays, grid, dtype)
+    x, y = torch.ones(VECTORS, grid.size, dtype=dtype), torch.ones(VECTORS, rows.shape[0]).to(dtype)
+    torus = torus_for(start_kernel(config), grid, PADDING)
+    planes = max(1, min(torus[0], TORUS_POINTS * torus[0] // math.prod(torus)))
+    slab = torch.zeros((planes, *torus[1:]), dtype=dtype)
+    share = len(rays) / rows.shape[0]
+    return (
+        (functools.partial(rows.matmul, x), share),
+        (functools.partial(rows.rmatmul, y), share),
+        (functools.partial(_there_and_back, slab), VECTORS * torus[0] / planes),
+    )
+
+
+def _there_and_back(x: torch.Tensor) -> torch.Tensor:
+    """Transform x, and back."""
+    back: torch.Tensor = torch.fft.irfftn(torch.fft.rfftn(x), s=x.shape)
+    return back
+
+
+def _repeated(rays: LineIntegrals, grid: RegularGrid, dtype: torch.dtype) -> SparseOperator:
+    """Return rows of a few rays so many times that there are as many as of all, or `ROWS`."""
+    few = rays[torch.linspace(0, len(rays) - 1, min(DISTINCT, len(rays))).long()]
+    rows = features.interpolation(few, grid, dtype=dtype)
+    assert isinstance(rows, SparseOperator)
+    matrix, times = rows.matrix, max(1, min(len(rays), ROWS) // len(few))
+    entries = matrix.crow_indices().diff().repeat(times)
+    starts = torch.nn.functional.pad(entries.cumsum(0, dtype=torch.int32), (1, 0))
+    cols, values = matrix.col_indices().repeat(times), matrix.values().repeat(times)
+    return SparseOperator.from_csr(starts, cols, values, (times * len(few), grid.size))
 
 
 def with_spacing(config: Config, stars: StarTable) -> Config:

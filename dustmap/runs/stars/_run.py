@@ -21,6 +21,7 @@ from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
 from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
 from dustmap.runs._run import AbstractRun, Plan
+from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
@@ -134,6 +135,10 @@ class StarRun(AbstractRun):
         elif self.refits:
             total += _plan.estimated_seconds(_model.held(config), own_rays(rays), self.grid)
         return rounded(total)
+
+    def products(self) -> Products:
+        rays = own_rays(self.observed.batch.functional)
+        return _plan.products(self.config, rays[self.train], self.grid)
 
     def counts(self) -> dict[str, Any]:
         """Count the rows of the catalog by their fate, and the nodes of the map."""
@@ -333,13 +338,9 @@ class StarRun(AbstractRun):
                 whole = self.share.whole or _input.archived_stars(directory.path)
                 watched = reports.WatchedField(density, "map of the figures", progress)
                 drawn = _export.drawn_map(directory, self.config, watched, self.grid)
-                views = drawn, density, self.device
-                material = _export.Material(
-                    self.config, *views, self.truth, whole.stars, held_out, made
-                )
+                views = drawn, density, self.device, self.truth, whole.stars, held_out, made
+                material = _export.Material(self.config, *views)
                 work.pictures += _export.draw_figures(material, directory, progress)
-                with in_one_part(progress, "page of the map"):
-                    _export.write_page(material, directory)
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps."""
