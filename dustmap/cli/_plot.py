@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dustmap.runs import RegressionResult
-    from dustmap.sky.figures import Comparison
+    from dustmap.sky.figures import CloudMarks, Comparison
     from dustmap.sky.maps import DustMap
 
 #: Options that say more of a picture -> the options of the pictures that they belong to.
@@ -25,6 +25,7 @@ BELONGS = {
     "zoom": ("sky",),
     "beam": ("los",),
     "truth": ("slice", "top_down", "side_on", "sky", "los"),
+    "clouds": ("slice", "top_down", "side_on", "sky"),
 }
 
 
@@ -39,6 +40,7 @@ def add_plot(commands: _options.Commands) -> None:
         "plot map.zarr --sky 300pc --integrated --output sky.png",
         "plot map.zarr --sky 300 --zoom 160 -15 20 --output taurus.png",
         "plot run1 --los 160 -15 --beam 2 --output profile.png",
+        "plot run1 --top-down --clouds clouds.ecsv --output clouds.png",
         "plot run1 --calibration --output calibration.png",
     )
     command.add_argument("map", metavar="RUN|MAP", help="a run, a map.zarr or a map.fits")
@@ -66,6 +68,7 @@ def add_plot(commands: _options.Commands) -> None:
         "--beam", type=float, metavar="DEG", help="with --los: radius for stars of a run [3]"
     )
     command.add_argument("--truth", metavar="TRUTH.zarr", help="draw the true density beside it")
+    command.add_argument("--clouds", metavar="FILE", help="outline the clouds of this table")
     _options.add_output(command, ".png or .pdf")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
@@ -84,7 +87,7 @@ def execute_plot(options: argparse.Namespace) -> int:
     from dustmap.sky.figures import check_picture, save_figure
 
     check_picture(options.output)
-    inputs = _options.inputs_of(options.truth, map_or_run=options.map)
+    inputs = _options.inputs_of(options.truth, options.clouds, map_or_run=options.map)
     check_output(Path(options.output), options.overwrite, inputs)
     chosen = _check(options)
     regression = _regression(options)
@@ -129,7 +132,7 @@ def _slice(options: argparse.Namespace) -> "Figure":
     if name.upper() not in Axis.__members__ or not equals:
         raise UserError(f"--slice {plane}: expected x, y or z=PC, such as z=0 or x=-20pc")
     axis = Axis[name.upper()]
-    return slice_figure(_map(options), axis, parsecs(level), _truth(options))
+    return slice_figure(_map(options), axis, parsecs(level), _truth(options), _clouds(options))
 
 
 def _top_down(options: argparse.Namespace) -> "Figure":
@@ -143,7 +146,7 @@ def _side_on(options: argparse.Namespace) -> "Figure":
 def _projection(options: argparse.Namespace, axis: str) -> "Figure":
     from dustmap.sky.figures import Axis, projection_figure
 
-    return projection_figure(_map(options), Axis[axis], _truth(options))
+    return projection_figure(_map(options), Axis[axis], _truth(options), _clouds(options))
 
 
 def _sky(options: argparse.Namespace) -> "Figure":
@@ -151,15 +154,15 @@ def _sky(options: argparse.Namespace) -> "Figure":
 
     distance, path = parsecs(options.sky), Path(options.map)
     pixels = None if options.zoom is None else Pixels.around(*options.zoom)
-    what = _map(options), distance, pixels, _truth(options)
+    what, clouds = (_map(options), distance, pixels, _truth(options)), _clouds(options)
     if options.integrated:
-        return extinction_sky_figure(*what)
+        return extinction_sky_figure(*what, clouds)
     if not _options.is_run(path):
-        return shell_figure(*what)
+        return shell_figure(*what, clouds=clouds)
     from dustmap.runs import open_star_map
 
     finished = open_star_map(path, _options.computing(options, path))
-    return shell_figure(*what, finished.field(), finished.device)
+    return shell_figure(*what, finished.field(), finished.device, clouds)
 
 
 def _los(options: argparse.Namespace) -> "Figure":
@@ -237,3 +240,9 @@ def _truth(options: argparse.Namespace) -> "DustMap | None":
     from dustmap.sky.maps import DustMap
 
     return DustMap.open(options.truth) if options.truth else None
+
+
+def _clouds(options: argparse.Namespace) -> "CloudMarks | None":
+    from dustmap.sky.figures import CloudMarks
+
+    return CloudMarks.read(Path(options.clouds)) if options.clouds else None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.sky.figures._agreement import agreement_figure as agreement_figure
+    from dustmap.sky.figures._clouds import CloudMarks as CloudMarks
     from dustmap.sky.figures._comparison import Comparison as Comparison
     from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure

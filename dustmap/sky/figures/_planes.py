@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dustmap.sky.figures import _style as style
+from dustmap.sky.figures._clouds import CloudMarks
 from dustmap.sky.figures._style import Array, Scale
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
@@ -94,6 +95,10 @@ class AbstractImage(ABC):
     def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
         """Draw a panel and its bar, `height` inches high; return centres (H,), (V,) of pixels."""
 
+    @abstractmethod
+    def outline(self, place: Array, radius: float) -> Array | None:
+        """Return the outline (P, 2) of a ball around X, Y, Z in pc; None where it is not shown."""
+
 
 def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:
     """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
@@ -159,11 +164,12 @@ def panels_figure(
     image: AbstractImage,
     title: str,
     grey: str,
+    marks: CloudMarks | None = None,
     **subplots: Any,
 ) -> Figure:
     """Draw mean, truth and uncertainty beside each other, hatched where the prior dominates.
 
-    grey: the places without a value.
+    grey: the places without a value. marks: clouds, outlined on every panel and named on one.
     """
     panels = panels_of(system, image)
     rows, columns = -(-len(panels) // 2), min(len(panels), 2)
@@ -177,6 +183,8 @@ def panels_figure(
     for panel, axis in zip(panels, axes.ravel(), strict=True):
         across, up = image.draw(figure, axis, panel, each)
         axis.set_title(panel.title)
+        if marks is not None:
+            marks.draw(axis, image, named=panel.of_mean)
         if panel.of_mean:
             hatched = _hatch_prior(axis, across, up, image.coverage)
     figure.suptitle(f"{title} ({style.symbol_of(system)})")
@@ -270,6 +278,18 @@ class Plane(AbstractImage):
         (left, right, bottom, top), (rows, columns) = self.extent, self.mean.shape
         dx, dy = (right - left) / columns, (top - bottom) / rows
         return left + dx * (np.arange(columns) + 0.5), bottom + dy * (np.arange(rows) + 0.5)
+
+    def outline(self, place: Array, radius: float) -> Array | None:
+        """A circle: that in which the plane cuts the ball, or the whole ball of a projection."""
+        low, high = self.at
+        away = max(low - place[self.axis.value], place[self.axis.value] - high, 0.0)
+        across, up = (float(place[other.value]) for other in self.axis.others)
+        left, right, bottom, top = self.extent
+        if away >= radius or not (left <= across <= right and bottom <= up <= top):
+            return None
+        turn = np.linspace(0.0, 2.0 * np.pi, 65)
+        circle = np.sqrt(radius**2 - away**2) * np.stack([np.cos(turn), np.sin(turn)], axis=-1)
+        return np.asarray(circle + np.array([across, up]))
 
 
 def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None = None) -> Plane:
@@ -382,11 +402,16 @@ def _std_of_integral(density: DustMap, axis: Axis) -> Array | None:
 
 @style.styled()
 def slice_figure(
-    density: DustMap, axis: Axis = Axis.Z, level: float = 0.0, truth: DustMap | None = None
+    density: DustMap,
+    axis: Axis = Axis.Z,
+    level: float = 0.0,
+    truth: DustMap | None = None,
+    clouds: CloudMarks | None = None,
 ) -> Figure:
     """Draw mean and uncertainty on the plane of voxels nearest to `level` in pc, and the truth.
 
-    X grows to the Galactic centre, Y to l = 90°, Z to b = 90°.
+    X grows to the Galactic centre, Y to l = 90°, Z to b = 90°. clouds: those that the plane cuts
+    are outlined.
 
     Examples
     --------
@@ -398,19 +423,22 @@ def slice_figure(
     """
     plane = slice_of(density, axis, level, truth)
     where = f"{axis.name} = {style.signed(plane.at[0])} pc"
-    return panels_figure(density.system, plane, f"Dust density at {where}", **_PANELS)
+    return panels_figure(density.system, plane, f"Dust density at {where}", marks=clouds, **_PANELS)
 
 
 @style.styled()
 def projection_figure(
-    density: DustMap, axis: Axis = Axis.Z, truth: DustMap | None = None
+    density: DustMap,
+    axis: Axis = Axis.Z,
+    truth: DustMap | None = None,
+    clouds: CloudMarks | None = None,
 ) -> Figure:
     """Draw the extinction through the whole map along an axis: along Z, seen from above."""
     plane = projection_of(density, axis, truth)
     low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"
     title = f"Extinction integrated over {where}"
-    return panels_figure(density.system, plane, title, **_PANELS)
+    return panels_figure(density.system, plane, title, marks=clouds, **_PANELS)
 
 
 def _mark_sun(axis: Axes, plane: Plane) -> None:

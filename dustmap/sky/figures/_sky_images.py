@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian
+from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
+from dustmap.sky.figures._clouds import CloudMarks
 from dustmap.sky.figures._planes import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
@@ -157,12 +158,30 @@ class SkyImage(AbstractImage):
         panel.scale.bar(figure, mesh, axis, label)
         return pixels.longitudes, pixels.latitudes
 
-    def figure(self, system: ExtinctionSystem) -> Figure:
+    def outline(self, place: Array, radius: float) -> Array | None:
+        """The edge of the ball on the sky: of a shell where it cuts that, of integrals within."""
+        l, b, distance = (float(value) for value in galactic(place))
+        near = abs(distance - self.distance) < radius
+        if not (distance < self.distance if self.integrated else near) or distance <= radius:
+            return None
+        middle = 0.5 * (self.pixels.l_edges[0] + self.pixels.l_edges[-1])
+        l = middle + (l - middle + 180.0) % 360.0 - 180.0
+        angle, turn = np.degrees(np.arcsin(radius / distance)), np.linspace(0.0, 2.0 * np.pi, 65)
+        across = l + angle * np.cos(turn) / max(np.cos(np.radians(b)), 0.1)
+        up = np.clip(b + angle * np.sin(turn), -90.0, 90.0)
+        edges = self.pixels.l_edges, self.pixels.b_edges
+        if not all(e[0] <= x <= e[-1] for e, x in zip(edges, (l, b), strict=True)):
+            return None
+        if self.pixels.whole:  # Mollweide's axes have radians, and longitude to the left
+            across, up = -np.radians(np.clip(across, -180.0, 180.0)), np.radians(up)
+        return np.stack([across, up], axis=-1)
+
+    def figure(self, system: ExtinctionSystem, clouds: CloudMarks | None = None) -> Figure:
         """Draw the panels."""
         what = "Extinction up to" if self.integrated else "Dust density at"
         title = f"{what} {style.plain(self.distance)} pc"
         projection = {"subplot_kw": {"projection": "mollweide"}} if self.pixels.whole else {}
-        return panels_figure(system, self, title, "outside the map", **projection)
+        return panels_figure(system, self, title, "outside the map", clouds, **projection)
 
 
 def sky_image(
@@ -239,6 +258,7 @@ def shell_figure(
     truth: DustMap | None = None,
     field: "AbstractDensityField | None" = None,
     device: "torch.device | None" = None,
+    clouds: CloudMarks | None = None,
 ) -> Figure:
     """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky.
 
@@ -252,19 +272,27 @@ def shell_figure(
         The posterior of the map, whose uncertainty between voxels is larger than what a map of
         voxels has; None to draw that.
     device : of the posterior
+    clouds : CloudMarks or None
+        Those at this distance are outlined.
     """
     pixels = pixels or Pixels.whole_sky()
     image = sky_image(density, distance, pixels, truth, False, field, device)
-    return image.figure(density.system)
+    return image.figure(density.system, clouds)
 
 
 @style.styled()
 def extinction_sky_figure(
-    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
+    density: DustMap,
+    distance: float,
+    pixels: Pixels | None = None,
+    truth: DustMap | None = None,
+    clouds: CloudMarks | None = None,
 ) -> Figure:
-    """Draw the extinction up to a distance in pc, on these pixels or the whole sky."""
+    """Draw the extinction up to a distance in pc, on these pixels or the whole sky, with clouds
+    that are nearer."""
     pixels = pixels or Pixels.whole_sky(_COARSE)
-    return sky_image(density, distance, pixels, truth, integrated=True).figure(density.system)
+    image = sky_image(density, distance, pixels, truth, integrated=True)
+    return image.figure(density.system, clouds)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:

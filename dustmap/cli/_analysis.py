@@ -1,0 +1,273 @@
+"""dustmap clouds and compare: the dense structures of a map, and how it agrees with others."""
+
+import argparse
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dustmap.cli import _options
+from dustmap.cli._exit import DONE
+from dustmap.cli._printing import print_result
+from dustmap.config import parsecs
+from dustmap.errors import UserError
+
+if TYPE_CHECKING:
+    from dustmap.sky.agreement import AbstractSource, MapSource, Pairs, Segments
+    from dustmap.sky.clouds import Clouds
+    from dustmap.sky.maps import DustMap
+
+log = logging.getLogger(__name__)
+
+#: Pixels of the sky whose rays are compared.
+NSIDE = 32
+#: Segments of these rays, in voxels of the map.
+VOXELS = 2.0
+
+
+def add_clouds(commands: _options.Commands) -> None:
+    command = _options.new(
+        commands,
+        "clouds",
+        "dense structures of a map: place, distance, size, mass, names, from its samples",
+        "clouds run1 --output clouds.ecsv",
+        "clouds map.zarr --threshold 0.01 --contrast 2 --output clouds.fits",
+        "clouds map.fits --names mine.csv --output clouds.ecsv --overwrite",
+        about=(
+            "A cloud is a peak of the mean density with all around it that is denser than the\n"
+            "threshold. Its errors, and the probability that it is there, are from the samples."
+        ),
+    )
+    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    command.add_argument(
+        "--threshold",
+        type=float,
+        metavar="MAG/PC",
+        help="density of its surface [three times the mean of the map]",
+    )
+    command.add_argument(
+        "--contrast",
+        type=float,
+        default=1.5,
+        metavar="FACTOR",
+        help="of its peak over the threshold and over the saddle to a higher one [1.5]",
+    )
+    command.add_argument(
+        "--voxels", type=int, default=8, metavar="N", help="that it has, at least [8]"
+    )
+    command.add_argument(
+        "--names",
+        metavar="FILE",
+        help="known clouds: name, l, b and distance_pc [163 lines of sight of Zucker et al. 2020]",
+    )
+    _options.add_output(command, "the table: .ecsv, .fits or another that keeps units")
+    _options.add_compute(command, ("memory",), "how it is computed")
+    _options.add_json(command)
+
+
+def execute_clouds(options: argparse.Namespace) -> int:
+    from dustmap.sky import check_output
+    from dustmap.sky.clouds import Criteria, NamedPlaces, find_clouds
+    from dustmap.sky.clouds._clouds import default_threshold
+    from dustmap.tables import table_format, write_table
+
+    output = Path(options.output)
+    check_output(
+        output, options.overwrite, _options.inputs_of(options.names, map_or_run=options.map)
+    )
+    if table_format(output).bare:
+        raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
+    known = NamedPlaces.read(Path(options.names) if options.names else None)
+    density = _opened(options)
+    threshold = default_threshold(density) if options.threshold is None else options.threshold
+    clouds = find_clouds(density, Criteria(threshold, options.contrast, options.voxels), known)
+    table = clouds.table()
+    table.meta["HISTORY"] = [_options.command_line(options)]
+    write_table(output, table, options.overwrite)
+    print_result({"output": str(output), **_summary(clouds)}, options.json)
+    return DONE
+
+
+def _summary(clouds: "Clouds") -> dict[str, Any]:
+    """Count the clouds, and say by what they were found; JSON has no NaN."""
+    import numpy as np
+
+    from dustmap.sky.clouds import solar_masses
+
+    mass = solar_masses(clouds.system) * float(clouds.mean.dust.sum())
+    sure = int((clouds.probability >= 0.9).sum())
+    return {
+        "clouds": len(clouds),
+        "clouds_in_nine_of_ten_samples": sure if clouds.samples else None,
+        "clouds_with_a_name": sum(bool(name) for name in clouds.names),
+        "mass_in_suns": mass if np.isfinite(mass) else None,
+        "threshold": clouds.criteria.threshold,
+        "samples": len(clouds.samples),
+        "extinction_system": clouds.system.name,
+    }
+
+
+def _opened(options: argparse.Namespace) -> "DustMap":
+    from dustmap.sky.maps import DustMap
+
+    return DustMap.open(options.map, memory=_options.compute_alone(options).memory_bytes // 2)
+
+
+def add_compare(commands: _options.Commands) -> None:
+    command = _options.new(
+        commands,
+        "compare",
+        "extinctions of a map beside those of other maps, published ones, and stars",
+        "compare run1 run2 map.fits --output compared.ecsv --figure compared.png",
+        "compare map.zarr edenhofer2023 bayestar=bayestar2019.h5 --output compared.ecsv",
+        "compare run1 --catalog stars.fits --schema zgr23 --output compared.ecsv",
+        "compare run1 dustmaps.chen2014.Chen2014Query --system custom:A_r --output compared.ecsv",
+        about=(
+            "RMSE, bias, slope and correlation of extinctions from the Sun (integrated) and of mean\n"
+            "densities of segments of rays (differential), by distance and latitude, in the system\n"
+            "of the map. OTHER is a run, a map.zarr, a map.fits, or a map that the dustmaps package\n"
+            "queries: bayestar, decaps, edenhofer2023, iphas, leike2020, leike_ensslin_2019,\n"
+            "marshall or MODULE.CLASS, with =FILE where its data are not where dustmaps keeps them."
+        ),
+    )
+    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    command.add_argument("others", metavar="OTHER", nargs="*", help="what it is compared with")
+    command.add_argument("--catalog", metavar="FILE", help="measured extinctions of stars, too")
+    command.add_argument(
+        "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of it [generic]"
+    )
+    _options.add_columns(command)
+    command.add_argument(
+        "--system",
+        default="",
+        metavar="NAME",
+        help="of extinctions of MODULE.CLASS, and of a catalog that does not say",
+    )
+    command.add_argument(
+        "--nside", type=int, default=NSIDE, metavar="N", help=f"rays: HEALPix pixels [{NSIDE}]"
+    )
+    command.add_argument("--step", metavar="PC", help="length of segments [two voxels of the map]")
+    command.add_argument("--distance", metavar="PC", help="where rays end [the farthest face]")
+    command.add_argument("--figure", metavar="FILE", help="draw them, too: .png or .pdf")
+    _options.add_output(command, "the scores: .ecsv, .fits, .csv")
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
+    _options.add_json(command)
+
+
+def execute_compare(options: argparse.Namespace) -> int:
+    from dustmap.sky import check_output
+    from dustmap.sky.agreement import compare_maps, score_table
+    from dustmap.sky.figures import agreement_figure, check_picture, save_figure
+    from dustmap.tables import table_format, write_table
+
+    output, path = Path(options.output), Path(options.map)
+    files = [name for other in options.others for name in _files(other)]
+    inputs = list(_options.inputs_of(options.catalog, *files, map_or_run=path))
+    for target in filter(None, (options.output, options.figure)):
+        check_output(Path(target), options.overwrite, inputs)
+    table_format(output)
+    if options.figure:
+        check_picture(options.figure)
+    if not options.others and options.catalog is None:
+        raise UserError("compare: expected an OTHER or a --catalog to compare with")
+    ours = _map_source(options, path)
+    segments = _segments(options, ours.density)
+    compared: list[Pairs] = []
+    for other in options.others:
+        compared += compare_maps(ours, _source(options, other), segments)
+    if options.catalog is not None:
+        compared.append(_stars(options, ours.density))
+    table = score_table(compared)
+    table.meta["HISTORY"] = [_options.command_line(options)]
+    write_table(output, table, options.overwrite)
+    if options.figure:
+        history = (_options.command_line(options),)
+        save_figure(agreement_figure(compared), options.figure, options.overwrite, history)
+    print_result(_printed(compared, options), options.json)
+    return DONE
+
+
+def _printed(compared: "list[Pairs]", options: argparse.Namespace) -> Mapping[str, Any]:
+    """All pairs of each comparison; JSON has no NaN."""
+    scores = {}
+    for pairs in compared:
+        score = vars(pairs.score())
+        known = {name: None if value != value else value for name, value in score.items()}
+        scores[f"{pairs.name}, {pairs.kind}"] = known
+    written = {"output": options.output} | ({"figure": options.figure} if options.figure else {})
+    return {**written, "extinction_system": compared[0].system.name, **scores}
+
+
+def _files(other: str) -> list[str]:
+    """Return the paths that an OTHER reads."""
+    if _is_path(other):
+        return [other]
+    _, equals, file = other.partition("=")
+    return [file] if equals else []
+
+
+def _is_path(other: str) -> bool:
+    return Path(other).exists() or Path(other).suffix in (".zarr", ".fits") and "=" not in other
+
+
+def _source(options: argparse.Namespace, other: str) -> "AbstractSource":
+    from dustmap.sky.agreement import published_source
+
+    if _is_path(other):
+        return _map_source(options, Path(other))
+    name, _, file = other.partition("=")
+    return published_source(name, Path(file) if file else None, options.system)
+
+
+def _map_source(options: argparse.Namespace, path: Path) -> "MapSource":
+    from dustmap.sky.agreement import MapSource
+    from dustmap.sky.maps import DustMap
+
+    memory = _options.compute_alone(options).memory_bytes // 2
+    return MapSource(str(path), DustMap.open(path, memory=memory))
+
+
+def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
+    import numpy as np
+
+    from dustmap.sky.agreement import Segments
+
+    grid = density.grid
+    step = VOXELS * min(grid.spacing) if options.step is None else parsecs(options.step)
+    far = float(np.max(np.abs([grid.lower, grid.upper])))
+    far = far if options.distance is None else parsecs(options.distance)
+    if not 0.0 < step <= far:
+        raise UserError(f"--step {step:g}, --distance {far:g}: expected 0 < step <= distance in pc")
+    return Segments.of_pixels(options.nside, step * np.arange(int(far / step + 1e-9) + 1.0))
+
+
+def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
+    """Pair measured extinctions with those of a run, or of a map at the median distances."""
+    from astropy import units as u
+    from astropy.coordinates import SkyCoord
+
+    from dustmap.sky import card_named, read_catalog
+    from dustmap.sky.agreement import Pairs
+    from dustmap.sky.agreement._scores import INTEGRATED
+    from dustmap.sky.systems import conversion, system_named
+
+    card = card_named(options.schema, _options.columns_of(options))
+    system = system_named(options.system) if options.system else None
+    stars = read_catalog([Path(options.catalog)], card, system=system).stars
+    path, away = Path(options.map), stars.distance
+    if _options.is_run(path):
+        from dustmap.runs import open_star_map
+
+        finished = open_star_map(path, _options.computing(options, path))
+        ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
+    else:
+        places = SkyCoord(stars.l * u.deg, stars.b * u.deg, away * u.pc, frame="galactic")
+        ours = density.query(places, integrated=True)
+    theirs = conversion(stars.system, density.system) * stars.extinction
+    pairs = Pairs.known(
+        options.catalog, INTEGRATED, density.system, (theirs, ours), (away, stars.b)
+    )
+    log.info("%d of %d stars are outside the box", len(stars) - len(pairs), len(stars))
+    if not len(pairs):
+        raise UserError(f"{options.catalog}: none of its {len(stars)} stars is inside the map")
+    return pairs

@@ -1,0 +1,182 @@
+"""How well two sets of extinctions agree: pairs, scores in bins, and the table of them.
+
+Of pairs (x, y), ours y beside the other's x, both in one system:
+
+    RMSE² = ⟨(y − x)²⟩,  bias = ⟨y − x⟩,
+    slope = ⟨δy δx⟩ / ⟨δx²⟩,  correlation = ⟨δy δx⟩ / (⟨δx²⟩ ⟨δy²⟩)^½
+
+δ is the difference from the mean, so that the slope is that of the least-squares line for y given
+x, and noise in x makes it smaller.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+from astropy import units as u
+from astropy.table import QTable
+from numpy.typing import NDArray
+
+from dustmap.errors import UserError
+from dustmap.sky.agreement._sources import AbstractSource, Segments
+from dustmap.sky.systems import ExtinctionSystem, conversion
+
+Array: TypeAlias = NDArray[np.float64]
+
+#: Degrees of |b| and numbers of bins in distance, between whose edges scores are made.
+LATITUDES = (0.0, 5.0, 15.0, 30.0, 90.0)
+DISTANCES = 6
+#: What is compared.
+INTEGRATED, DIFFERENTIAL = "integrated", "differential"
+
+
+@final
+@dataclass(frozen=True)
+class Score:
+    """Agreement of n pairs; NaN where they are too few, slope and correlation where x is one."""
+
+    n: int
+    rmse: float
+    bias: float
+    slope: float
+    correlation: float
+
+    @classmethod
+    def of(cls, x: Array, y: Array) -> "Score":
+        """Score pairs (n,) that are all known.
+
+        Examples
+        --------
+        >>> x = np.array([0.0, 1.0, 2.0])
+        >>> Score.of(x, 2.0 * x + 1.0)
+        Score(n=3, rmse=2.160246899469287, bias=2.0, slope=2.0, correlation=1.0)
+        """
+        if len(x) == 0:
+            return cls(0, math.nan, math.nan, math.nan, math.nan)
+        dx, dy = x - x.mean(), y - y.mean()
+        xx, yy, xy = (float(np.mean(product)) for product in (dx * dx, dy * dy, dx * dy))
+        rmse, bias = math.sqrt(float(np.mean((y - x) ** 2))), float(np.mean(y - x))
+        slope = xy / xx if xx > 0.0 else math.nan
+        both = math.sqrt(xx) * math.sqrt(yy)
+        return cls(len(x), rmse, bias, slope, xy / both if both > 0.0 else math.nan)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """P known pairs of one quantity: theirs x, ours y, in `system`, at places.
+
+    distance (P,) in pc, b (P,) in degrees; kind: INTEGRATED, extinctions in mag, or DIFFERENTIAL,
+    mean densities of segments in mag/pc.
+    """
+
+    name: str
+    kind: str
+    system: ExtinctionSystem
+    theirs: Array
+    ours: Array
+    distance: Array
+    b: Array
+
+    def __len__(self) -> int:
+        return len(self.ours)
+
+    @classmethod
+    def known(
+        cls,
+        name: str,
+        kind: str,
+        system: ExtinctionSystem,
+        pairs: tuple[Array, Array],
+        places: tuple[Array, Array],
+    ) -> "Pairs":
+        """Keep those that both know, of arrays of one shape: theirs and ours, distance and b."""
+        both = np.isfinite(pairs[0]) & np.isfinite(pairs[1])
+        theirs, ours, distance, b = (values[both] for values in (*pairs, *places))
+        return cls(name, kind, system, theirs, ours, distance, b)
+
+    def bins(self, edges: Sequence[float]) -> Iterator[tuple[str, float, float, "Pairs"]]:
+        """Yield all, then bins in distance and in |b|: what is cut, its limits, and the pairs."""
+        yield "all", math.nan, math.nan, self
+        for what, values, limits in (
+            ("distance", self.distance, edges),
+            ("latitude", np.abs(self.b), LATITUDES),
+        ):
+            for low, high in itertools.pairwise(limits):
+                inside = (values > low) if low > 0.0 else (values >= 0.0)
+                yield what, low, high, self._part(inside & (values <= high))
+
+    def _part(self, chosen: NDArray[np.bool_]) -> "Pairs":
+        columns = (self.theirs, self.ours, self.distance, self.b)
+        return Pairs(self.name, self.kind, self.system, *(column[chosen] for column in columns))
+
+    def score(self) -> Score:
+        """Score the pairs."""
+        return Score.of(self.theirs, self.ours)
+
+
+def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments) -> list[Pairs]:
+    """Pair integrated and differential extinctions of two maps, in the system of ours.
+
+    Integrated extinctions start where the other map does: some have none near the Sun, and what
+    ours has there is left out.
+
+    Raises
+    ------
+    UserError
+        Where a system does not convert, or no segment is in both.
+    """
+    factor = conversion(other.system, ours.system)
+    theirs, mine = factor * other.extinctions(segments), ours.extinctions(segments)
+    both = np.isfinite(theirs) & np.isfinite(mine)
+    if not both.any():
+        raise UserError(
+            f"{other.name}: there is no segment of a ray up to {segments.edges[-1]:g} pc that it "
+            f"and {ours.name} both know"
+        )
+    first = int(both.any(0).argmax())
+    width = np.diff(segments.edges)
+    b = np.broadcast_to(segments.b[:, None], mine.shape)
+    ends, middles = (np.broadcast_to(d, mine.shape) for d in (segments.edges[1:], segments.middles))
+    columns = [np.cumsum(values[:, first:], axis=-1) for values in (theirs, mine)]
+    return [
+        Pairs.known(
+            other.name,
+            INTEGRATED,
+            ours.system,
+            (columns[0], columns[1]),
+            (ends[:, first:], b[:, first:]),
+        ),
+        Pairs.known(
+            other.name, DIFFERENTIAL, ours.system, (theirs / width, mine / width), (middles, b)
+        ),
+    ]
+
+
+def distance_edges(compared: Sequence[Pairs]) -> list[float]:
+    """Return the edges of DISTANCES bins, equal in width, up to the farthest pair."""
+    far = max((float(pairs.distance.max()) for pairs in compared if len(pairs)), default=1.0)
+    return [float(edge) for edge in np.linspace(0.0, far, DISTANCES + 1)]
+
+
+def score_table(compared: Sequence[Pairs]) -> QTable:
+    """Make a row for every bin of every comparison: all, bins in distance and in |b|.
+
+    RMSE and bias in mag, of differential extinctions in mag/pc: their unit is in the column `unit`.
+    """
+    edges = distance_edges(compared)
+    rows = []
+    for pairs in compared:
+        unit = str(u.mag if pairs.kind == INTEGRATED else u.mag / u.pc)
+        for what, low, high, part in pairs.bins(edges):
+            score = part.score()
+            values = (score.n, score.rmse, score.bias, score.slope, score.correlation)
+            rows.append((pairs.name, pairs.kind, what, low, high, *values, unit))
+    names = ("other", "quantity", "bin", "low", "high", "n", "rmse", "bias", "slope")
+    table = QTable(rows=rows, names=(*names, "correlation", "unit"))
+    if compared:
+        table.meta["EXTSYS"] = compared[0].system.name
+    return table

@@ -1,0 +1,1 @@
+"""Clouds at known places in a turbulent medium: how well their distances are recovered."""
