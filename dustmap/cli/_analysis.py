@@ -121,13 +121,13 @@ def add_compare(commands: _options.Commands) -> None:
         "compare run1 run2 map.fits --output compared.ecsv --figure compared.png",
         "compare map.zarr edenhofer2023 bayestar=bayestar2019.h5 --output compared.ecsv",
         "compare run1 --catalog stars.fits --schema zgr23 --output compared.ecsv",
-        "compare run1 dustmaps.chen2014.Chen2014Query --system custom:A_r --output compared.ecsv",
         about=(
-            "RMSE, bias, slope and correlation of extinctions from the Sun (integrated) and of mean\n"
-            "densities of segments of rays (differential), by distance and latitude, in the system\n"
-            "of the map. OTHER is a run, a map.zarr, a map.fits, or a map that the dustmaps package\n"
-            "queries: bayestar, decaps, edenhofer2023, iphas, leike2020, leike_ensslin_2019,\n"
-            "marshall or MODULE.CLASS, with =FILE where its data are not where dustmaps keeps them."
+            "RMSE, bias, slope and correlation of extinctions from the Sun (integrated) and of\n"
+            "mean densities of segments of rays (differential), by distance and latitude, in the\n"
+            "system of the map. OTHER is a run, a map.zarr, a map.fits, or a map that the\n"
+            "dustmaps package queries: bayestar, decaps, edenhofer2023, iphas, leike2020,\n"
+            "leike_ensslin_2019, marshall, or MODULE.CLASS of extinctions in --system; with =FILE\n"
+            "where its data are not where dustmaps keeps them."
         ),
     )
     command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
@@ -207,7 +207,8 @@ def _files(other: str) -> list[str]:
 
 
 def _is_path(other: str) -> bool:
-    return Path(other).exists() or Path(other).suffix in (".zarr", ".fits") and "=" not in other
+    looks_like_one = Path(other).suffix in (".zarr", ".fits") and "=" not in other
+    return looks_like_one or Path(other).exists()
 
 
 def _source(options: argparse.Namespace, other: str) -> "AbstractSource":

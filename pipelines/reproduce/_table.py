@@ -12,6 +12,7 @@ from pipelines.reproduce.beyond_memory import experiment as beyond_memory
 from pipelines.reproduce.calibration import experiment as calibration
 from pipelines.reproduce.ciq import _full as _ciq_full
 from pipelines.reproduce.ciq import experiment as ciq
+from pipelines.reproduce.clouds import experiment as clouds
 from pipelines.reproduce.clusters import experiment as clusters
 from pipelines.reproduce.derivatives import experiment as derivatives
 from pipelines.reproduce.dust import experiment as dust
@@ -111,6 +112,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "every engine on nine tables of 500 to 10,000 rows, 1 to 8 columns: what auto takes",
         engines.run,
         engines.run_full,
+    ),
+    Experiment(
+        "clouds",
+        "balls of dust at known places in a turbulent medium: distances of clouds of the map",
+        clouds.run,
     ),
     Experiment(
         "clusters",

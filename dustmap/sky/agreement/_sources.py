@@ -5,8 +5,10 @@ system, NaN where it does not know. Densities are integrated by Gauss and Legend
 segment; what is cumulative is differenced.
 """
 
+import contextlib
 import importlib
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -130,7 +132,7 @@ class Published:
     system : of its numbers
     per_pc : the factor from its densities to mag/pc; 0: its numbers are extinctions up to a place
     step : pc between which a density is integrated
-    arguments : of a query, for the mean or the best of its answers
+    arguments, opening : of a query, for the mean of its answers, and of the class
     """
 
     module: str
@@ -139,6 +141,7 @@ class Published:
     per_pc: float = 0.0
     step: float = 5.0
     arguments: tuple[tuple[str, str], ...] = ()
+    opening: tuple[tuple[str, bool], ...] = ()
 
 
 #: By the names that commands know.
@@ -148,7 +151,11 @@ PUBLISHED = MappingProxyType(
             "dustmaps.bayestar", "BayestarQuery", "Bayestar19", arguments=(("mode", "mean"),)
         ),
         "decaps": Published(
-            "dustmaps.decaps", "DECaPSQuery", "E(B-V)", arguments=(("mode", "mean"),)
+            "dustmaps.decaps",
+            "DECaPSQuery",
+            "E(B-V)",
+            arguments=(("mode", "mean"),),
+            opening=(("mean_only", True),),
         ),
         "edenhofer2023": Published(
             "dustmaps.edenhofer2023", "Edenhofer2023Query", "E(ZGR23)", 1.0, 2.0
@@ -198,7 +205,8 @@ class PublishedSource(AbstractSource):
             some = slice(first, first + rows)
             part = Segments(segments.l[some], segments.b[some], segments.edges)
             flat = part.coordinates(distances).ravel()
-            asked = self.query(flat, **dict(self.of.arguments))
+            with contextlib.redirect_stdout(sys.stderr):
+                asked = self.query(flat, **dict(self.of.arguments))
             answers[some] = np.asarray(asked, np.float64).reshape(-1, len(distances))
         return answers
 
@@ -242,9 +250,11 @@ def published_source(
         raise UserError(
             f"{name}: {of.module} has no {of.query} here ({error}); pip install dustmaps"
         ) from error
-    options = {} if file is None else {"map_fname": str(file)}
+    options: dict[str, Any] = dict(of.opening)
+    options |= {} if file is None else {"map_fname": str(file)}
     try:
-        return PublishedSource(name, of, query_class(**options))
+        with contextlib.redirect_stdout(sys.stderr):  # where they tell how far they are
+            return PublishedSource(name, of, query_class(**options))
     except Exception as error:
         where = "where dustmaps keeps them" if file is None else str(file)
         raise UserError(

@@ -66,7 +66,8 @@ class Size:
 @final
 @dataclass(frozen=True, eq=False)
 class Blobs:
-    """Balls of dust, peak exp(−r²/2σ²): centres (K, 3), radii σ (K,) in pc, peaks (K,) in mag/pc."""
+    """Balls of dust, peak exp(−r²/2σ²): centres (K, 3) and radii σ (K,) in pc, peaks (K,) in
+    mag/pc."""
 
     centres: Array
     radii: Array
@@ -84,7 +85,7 @@ class Blobs:
             if near and all(np.linalg.norm(place - other) >= APART for other in centres):
                 centres.append(place)
         radii, peaks = (
-            np.exp(rng.uniform(*np.log(limits), size.clouds)) for limits in (RADII, PEAKS)
+            low * (high / low) ** rng.uniform(size=size.clouds) for low, high in (RADII, PEAKS)
         )
         return cls(np.array(centres), radii, peaks)
 
@@ -185,5 +186,3 @@ def _averaged(values: Array, every: int, axis: int) -> Array:
     count = (len(moved) - 1) // every + 1
     parts = [w * padded[k : k + every * (count - 1) + 1 : every] for k, w in enumerate(weights)]
     return np.asarray(np.moveaxis(sum(parts) / weights.sum(), 0, axis))
-
-
