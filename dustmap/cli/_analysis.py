@@ -125,7 +125,7 @@ def add_compare(commands: _options.Commands) -> None:
             "RMSE, bias, slope and correlation of extinctions from the Sun (integrated) and of\n"
             "mean densities of segments of rays (differential), by distance and latitude, in the\n"
             "system of the map. OTHER is a run, a map.zarr, a map.fits, or a map that the\n"
-            "dustmaps package queries: bayestar, decaps, edenhofer2023, iphas, leike2020,\n"
+            "dustmaps package queries: bayestar, edenhofer2023, iphas, leike2020,\n"
             "leike_ensslin_2019, marshall, or MODULE.CLASS of extinctions in --system; with =FILE\n"
             "where its data are not where dustmaps keeps them."
         ),

@@ -12,7 +12,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, final
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
+from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
@@ -132,7 +133,7 @@ class Published:
     system : of its numbers
     per_pc : the factor from its densities to mag/pc; 0: its numbers are extinctions up to a place
     step : pc between which a density is integrated
-    arguments, opening : of a query, for the mean of its answers, and of the class
+    arguments : of a query, for the mean of its answers
     """
 
     module: str
@@ -141,7 +142,6 @@ class Published:
     per_pc: float = 0.0
     step: float = 5.0
     arguments: tuple[tuple[str, str], ...] = ()
-    opening: tuple[tuple[str, bool], ...] = ()
 
 
 #: By the names that commands know.
@@ -149,13 +149,6 @@ PUBLISHED = MappingProxyType(
     {
         "bayestar": Published(
             "dustmaps.bayestar", "BayestarQuery", "Bayestar19", arguments=(("mode", "mean"),)
-        ),
-        "decaps": Published(
-            "dustmaps.decaps",
-            "DECaPSQuery",
-            "E(B-V)",
-            arguments=(("mode", "mean"),),
-            opening=(("mean_only", True),),
         ),
         "edenhofer2023": Published(
             "dustmaps.edenhofer2023", "Edenhofer2023Query", "E(ZGR23)", 1.0, 2.0
@@ -211,6 +204,14 @@ class PublishedSource(AbstractSource):
         return answers
 
 
+def _stated(file: Path | None) -> str:
+    """Return the system that an export of dustmap names in its header; "" for other files."""
+    if file is None or file.suffix != ".fits" or not file.is_file():
+        return ""
+    with fits.open(file) as units:
+        return next((str(unit.header["EXTSYS"]) for unit in units if "EXTSYS" in unit.header), "")
+
+
 def published_source(
     name: str, file: Path | None = None, system: str = "", per_pc: float = 0.0
 ) -> PublishedSource:
@@ -221,7 +222,8 @@ def published_source(
     name
         One of `PUBLISHED`, or for example "dustmaps.chen2014.Chen2014Query".
     file
-        Its data; where dustmaps keeps them by default.
+        Its data; where dustmaps keeps them by default. An export of dustmap in this layout names
+        its own system.
     system, per_pc
         Of a class that is not in the table: the system of its numbers, which are extinctions up to
         a place (per_pc = 0), or densities, with their factor to mag/pc.
@@ -250,8 +252,8 @@ def published_source(
         raise UserError(
             f"{name}: {of.module} has no {of.query} here ({error}); pip install dustmaps"
         ) from error
-    options: dict[str, Any] = dict(of.opening)
-    options |= {} if file is None else {"map_fname": str(file)}
+    options = {} if file is None else {"map_fname": str(file)}
+    of = replace(of, system=_stated(file) or of.system)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # where they tell how far they are
             return PublishedSource(name, of, query_class(**options))

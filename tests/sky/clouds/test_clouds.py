@@ -92,7 +92,7 @@ def test_a_constant_map_has_no_clouds() -> None:
 
 
 def test_balls_nearer_than_a_voxel_are_one_cloud_and_far_ones_two() -> None:
-    near, far = CENTRE + (3.0, 0.0, 0.0), CENTRE - (120.0, 0.0, 0.0)
+    near, far = CENTRE + np.array([3.0, 0.0, 0.0]), CENTRE - np.array([120.0, 0.0, 0.0])
     assert len(clouds_of(ball() + ball(near))) == 1
     table = clouds_of(ball() + 0.8 * ball(far)).table()
     assert len(table) == 2

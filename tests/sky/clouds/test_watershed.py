@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 def turbulent(seed: int, shape: tuple[int, ...] = (9, 11, 13)) -> Floats:
     """A density of which no two voxels are alike."""
     noise = gaussian_filter(np.random.default_rng(seed).standard_normal(shape), 1.2)
-    return np.exp(2.0 * noise / noise.std()).astype(np.float32)
+    return np.asarray(np.exp(2.0 * noise / noise.std()), np.float32)
 
 
 def flooded(density: Floats, criteria: Criteria) -> dict[tuple[int, ...], int]:
