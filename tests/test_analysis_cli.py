@@ -11,6 +11,7 @@ from astropy.table import QTable, Table
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance, galactic
+from dustmap.sky.figures import CloudMarks
 from dustmap.sky.maps import DustMap, Quantity, write_map
 
 GRID = RegularGrid((-100.0, -100.0, -60.0), (10.0,) * 3, (21, 21, 13))
@@ -64,6 +65,15 @@ def test_clouds_of_a_run_and_their_outlines(positive_run: Path, tmp_path: Path) 
     output = tmp_path / "clouds.ecsv"
     assert main(["clouds", str(positive_run / "run"), "--output", str(output)]) == DONE
     assert "probability" in QTable.read(output).colnames
+
+
+def test_clouds_without_a_name_have_none_on_pictures(maps: Path, tmp_path: Path) -> None:
+    for name in ("clouds.ecsv", "clouds.fits"):
+        (tmp_path / "other.csv").write_text("name,l,b\nFar,200,0\n")
+        names = ["--names", str(tmp_path / "other.csv")]
+        output = ["--output", str(tmp_path / name)]
+        assert main(["clouds", str(maps / "map.fits"), *names, *output]) == DONE
+        assert CloudMarks.read(tmp_path / name).names == ("",)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ OPTIONS = {
     "predict": {"device", "dtype", "threads", "memory", "json"},
     "query": {"device", "dtype", "threads", "memory", "json"},
     "plot": {"device", "dtype", "threads", "memory", "json"},
+    "clouds": {"memory", "json"},
+    "compare": {"device", "dtype", "threads", "memory", "json"},
     "export": {"device", "dtype", "threads", "memory", "json", "dry_run"},
     "simulate": {"threads", "memory", "json", "dry_run"},
     "ingest": {"threads", "json"},

@@ -37,7 +37,14 @@ def test_commands_parse(line: str) -> None:
 
 
 #: Sections whose commands run as they are, in order.
-STARS = ("Make a map", "Ask it", "Long runs, large skies", "Export it", "Your catalog")
+STARS = (
+    "Make a map",
+    "Ask it",
+    "Clouds, and other maps",
+    "Long runs, large skies",
+    "Export it",
+    "Your catalog",
+)
 SHIPPED = ("A real map",)
 PRICES = ("Regression in ten lines",)
 #: What makes an environment.

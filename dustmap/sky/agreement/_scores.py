@@ -10,6 +10,7 @@ x, and noise in x makes it smaller.
 """
 
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky.agreement._sources import AbstractSource, Segments
 from dustmap.sky.systems import ExtinctionSystem, conversion
+
+log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -137,6 +140,7 @@ def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments
             f"{other.name}: there is no segment of a ray up to {segments.edges[-1]:g} pc that it "
             f"and {ours.name} both know"
         )
+    log.info("%s: %d of %d segments are known to both", other.name, both.sum(), both.size)
     first = int(both.any(0).argmax())
     width = np.diff(segments.edges)
     b = np.broadcast_to(segments.b[:, None], mine.shape)

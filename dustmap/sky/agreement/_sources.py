@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.maps import DustMap
+from dustmap.sky.maps import DustMap, muted_reports
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 Array: TypeAlias = NDArray[np.float64]
@@ -119,7 +119,8 @@ class MapSource(AbstractSource):
             points = cartesian(l, b, np.broadcast_to(distances, shape))
             return self.density.mean_at(points.reshape(-1, 3)).reshape(shape)
 
-        return segments.integrate(at, 0.5 * min(self.density.grid.spacing))
+        with muted_reports():  # rays leave every box
+            return segments.integrate(at, 0.5 * min(self.density.grid.spacing))
 
 
 @final

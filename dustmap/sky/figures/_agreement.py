@@ -57,8 +57,8 @@ def _pairs(figure: Figure, axis: Axes, pairs: Pairs, factor: float, unit: str) -
     scale.bar(figure, drawn, axis, "pairs")
     axis.plot((low, high), (low, high), **_EQUAL)
     score = pairs.score()
-    words = f"slope {score.slope:.2f}\ncorrelation {score.correlation:.2f}"
-    style.note(axis, 0.04, 0.8, words.replace("-", "\N{MINUS SIGN}"))
+    words = f"slope {score.slope:.2f}, correlation {score.correlation:.2f}"
+    axis.set_title(words.replace("-", "\N{MINUS SIGN}"))
     axis.set_xlim(low, high)
     axis.set_ylim(low, high)
     axis.set_aspect("equal")

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
-from dustmap.tables import number_column, read_tables
 
 #: Names on one panel, at most, those of the largest clouds.
 _NAMES = 20
@@ -36,12 +35,17 @@ class CloudMarks:
     @classmethod
     def read(cls, path: Path) -> "CloudMarks":
         """Read a table of `dustmap clouds`, or another with l, b, distance, radius and name."""
+        # Pictures without clouds wait for no reader of tables.
+        from dustmap.tables import number_column, read_tables
+
         table = read_tables(path)
         l, b, distance, radii = (
             number_column(table, name) for name in ("l", "b", "distance", "radius")
         )
-        names = [str(name) for name in table["name"]] if "name" in table.colnames else []
-        return cls(cartesian(l, b, distance), radii, tuple(names or [""] * len(l)))
+        names = [""] * len(l)
+        if "name" in table.colnames:  # formats of text have no empty words: these are missing
+            names = np.ma.filled(np.ma.asarray(table["name"]).astype(np.str_), "").tolist()
+        return cls(cartesian(l, b, distance), radii, tuple(names))
 
     def draw(self, axis: Axes, image: Outlined, named: bool) -> None:
         """Outline the clouds that an image shows; named: with the names of the largest."""
@@ -57,5 +61,5 @@ class CloudMarks:
             if name and left:
                 left -= 1
                 x, y = (0.5 * (outline.max(0) + outline.min(0))).tolist()
-                words: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
+                words: dict[str, Any] = {"ha": "center", "va": "center"}
                 axis.text(x, y, name, **words, **style.outlined(style.SMALL - 1.0))
