@@ -42,8 +42,8 @@ def _above(axis: Axes, sky: Mapped, column: np.ndarray, norm: LogNorm, what: str
         x, y = centre[0] + 2 * radius * np.cos(turn), centre[1] + 2 * radius * np.sin(turn)
         axis.plot(x, y, color="#56B4E9", linewidth=0.8)
     axis.plot(0, 0, marker="o", color="white", markersize=3)
-    axis.grid(False)
     label(axis, f"{what}, from above; balls of 2σ", "X [pc]", "Y [pc]")
+    axis.grid(False)
     assert axis.figure is not None
     axis.figure.colorbar(image, ax=axis, shrink=0.85, label="A$_V$ through the box [mag]")
 
