@@ -74,6 +74,9 @@ def test_clouds_without_a_name_have_none_on_pictures(maps: Path, tmp_path: Path)
         output = ["--output", str(tmp_path / name)]
         assert main(["clouds", str(maps / "map.fits"), *names, *output]) == DONE
         assert CloudMarks.read(tmp_path / name).names == ("",)
+        points = ["--points", str(tmp_path / name), "--output", str(tmp_path / f"{name}.html")]
+        assert main(["view", str(maps / "map.fits"), *points]) == DONE
+        assert '"--"' not in (tmp_path / f"{name}.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -99,5 +99,7 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
     places = places_of_map(Path(options.map), Path(options.points), card)
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
     named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
-    names = [""] * len(places) if named is None else [str(name) for name in places.table[named]]
+    names = [""] * len(places)
+    if named is not None:  # formats of text have no empty words: these are missing
+        names = np.ma.filled(np.ma.asarray(places.table[named]).astype(np.str_), "").tolist()
     return names, cartesian(places.l, places.b, places.distances.median)

@@ -63,7 +63,7 @@ def test_a_ball_has_its_place_extent_peak_and_mass() -> None:
     assert row["mass"].to_value(u.Msun) == pytest.approx(20.5 * dust, rel=0.03)
     assert not row["at_face"]
     assert np.isnan(row["probability"])
-    assert np.isnan(row["distance_error"])
+    assert np.isnan(row["distance_std"])
 
 
 def test_gas_of_a_magnitude() -> None:
@@ -86,7 +86,7 @@ def test_mass_does_not_depend_on_the_system() -> None:
 def test_a_constant_map_has_no_clouds() -> None:
     table = clouds_of(0.0 * ball(), [0.0 * ball()] * 3).table()
     assert len(table) == 0
-    assert "distance_error" in table.colnames
+    assert "distance_std" in table.colnames
     flat = DustMap.from_arrays(GRID, {Quantity.MEAN: 0.0 * ball() + 1.0}, "A_V")
     assert len(find_clouds(flat)) == 0  # three times the mean is nowhere
 
@@ -117,12 +117,12 @@ def test_errors_are_those_of_the_samples() -> None:
     mean = np.mean(samples, axis=0)
     (row,) = clouds_of(mean, samples).table()
     assert row["probability"] == 1.0
-    assert row["distance_error"].to_value(u.pc) == pytest.approx(np.std(shifts, ddof=1), rel=0.03)
+    assert row["distance_std"].to_value(u.pc) == pytest.approx(np.std(shifts, ddof=1), rel=0.03)
     dust = [ball_within(f * PEAK)[1] for f in factors]
     expected = solar_masses(system_named("A_V")) * np.std(dust, ddof=1)
-    assert row["mass_error"].to_value(u.Msun) == pytest.approx(expected, rel=0.05)
+    assert row["mass_std"].to_value(u.Msun) == pytest.approx(expected, rel=0.05)
     peak = np.std(factors * PEAK, ddof=1)
-    assert row["peak_density_error"].to_value(u.mag / u.pc) == pytest.approx(peak, rel=0.05)
+    assert row["peak_density_std"].to_value(u.mag / u.pc) == pytest.approx(peak, rel=0.05)
 
 
 def test_a_sample_in_pieces_is_still_one_cloud() -> None:
@@ -131,7 +131,7 @@ def test_a_sample_in_pieces_is_still_one_cloud() -> None:
     rough = [ball() * np.exp(0.5 * rng.standard_normal(ball().shape)) for _ in range(4)]
     (row,) = clouds_of(ball(), [np.asarray(sample, np.float32) for sample in rough]).table()
     assert row["probability"] == 1.0
-    assert row["distance_error"].to_value(u.pc) < 2.0
+    assert row["distance_std"].to_value(u.pc) < 2.0
 
 
 def test_one_region_of_a_sample_is_divided_among_the_clouds_that_it_overlaps() -> None:
@@ -140,7 +140,7 @@ def test_one_region_of_a_sample_is_divided_among_the_clouds_that_it_overlaps() -
     two = ball() + 0.8 * ball(far)
     table = clouds_of(two, [two + bridge, two, two + bridge, two]).table()
     assert table["probability"].tolist() == [1.0, 1.0]
-    assert (table["distance_error"].to_value(u.pc) < 10.0).all()
+    assert (table["distance_std"].to_value(u.pc) < 10.0).all()
 
 
 def test_the_order_of_samples_does_not_matter() -> None:
