@@ -11,7 +11,7 @@ from dustmap.errors import UserError
 from dustmap.sky.agreement import Pairs, distance_edges
 from dustmap.sky.agreement._scores import INTEGRATED
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._planes import PER_MILLE
+from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._style import Array
 
 _GRID = 50

@@ -16,7 +16,7 @@ from scipy.stats import binom
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._comparison import Comparison
-from dustmap.sky.figures._planes import Panel
+from dustmap.sky.figures._panels import Panel
 from dustmap.sky.figures._sky_images import Pixels, SkyCells, graticule, whole_sky
 from dustmap.sky.figures._style import Array
 

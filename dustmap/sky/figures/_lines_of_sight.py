@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._planes import PER_MILLE
+from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity

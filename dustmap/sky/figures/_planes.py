@@ -1,43 +1,20 @@
-"""Planes through a map, and the map projected on a plane, as arrays and as pictures.
-
-An image, of a plane here or of the sky, is drawn as panels: mean, truth, uncertainty and difference
-beside each other, each with its scale.
-"""
+"""Planes through a map, and the map projected on a plane, as arrays and as pictures."""
 
 import enum
-import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
-from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._clouds import CloudMarks
-from dustmap.sky.figures._style import Array, Scale
+from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
+from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
-from dustmap.sky.maps._quantities import DATA_DOMINATED
-from dustmap.sky.systems import ExtinctionSystem
 
-#: Colour bars count densities in 10⁻³ mag/pc, their size near the Sun.
-PER_MILLE = 1e3
-#: Differences are shown up to so many standard deviations.
-_MOST_SIGMA = 3.0
-#: Inches of a letter, and what of a formula is no letter.
-_PER_LETTER = 0.066
-_UNSEEN = r"\\mathrm|\\rho|[${}^_]"
-_TRUTH, _MEAN = "truth", "posterior mean"
-_HATCH = "////"
-_HATCH_COLOUR = "0.75"
-#: Inches for the title of a figure, and for the legend of its marks.
-_TITLE, _LEGEND = 0.3, 0.25
 #: Planes of a cube that are in memory at once.
 _DEPTH = 16
 #: Inches of an image that is higher than wide, at most.
@@ -45,179 +22,6 @@ _TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
 _PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """One image: values (V, H) on a scale, whose bar says what in which unit they are."""
-
-    title: str
-    values: Array
-    scale: Scale
-    quantity: str
-    unit: str = ""
-    of_mean: bool = False
-
-    def mesh(self, axis: Axes, across: Array, up: Array) -> QuadMesh:
-        """Draw the values on pixels between edges (H + 1,), (V + 1,)."""
-        scale = self.scale
-        mesh = axis.pcolormesh(across, up, self.values, cmap=scale.colormap(), norm=scale.norm)
-        mesh.set_rasterized(True)
-        return mesh
-
-    def label_for(self, length: float) -> str:
-        """Return the label of a bar of so many inches: in two lines where it is short."""
-        whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
-        if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
-            return whole
-        return f"{self.quantity}\n[{self.unit}]" if self.unit else whole.replace(" / ", "\n/ ")
-
-
-@dataclass(frozen=True, eq=False)
-class AbstractImage(ABC):
-    """Values (V, H): densities in mag/pc, or integrals in mag; NaN outside the map.
-
-    std, coverage and truth (V, H) where they are known.
-    """
-
-    integrated: bool
-    mean: Array
-    std: Array | None
-    coverage: Array | None
-    truth: Array | None
-
-    @abstractmethod
-    def height(self, width: float) -> float:
-        """Return inches of a panel of so many inches width."""
-
-    @abstractmethod
-    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
-        """Draw a panel and its bar, `height` inches high; return centres (H,), (V,) of pixels."""
-
-    @abstractmethod
-    def outline(self, place: Array, radius: float) -> Array | None:
-        """Return the outline (P, 2) of a ball around X, Y, Z in pc; None where it is not shown."""
-
-
-def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:
-    """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
-
-    The uncertainty is relative to the mean where that is positive everywhere.
-    """
-    mean, std, truth = image.mean, image.std, image.truth
-    if image.integrated:
-        factor, quantity, unit = 1.0, style.symbol_of(system), style.unit_of(system)
-    else:
-        factor, quantity, unit = PER_MILLE, style.density_of(system), style.density_unit(system)
-    shown = {_TRUTH: truth, _MEAN if std is not None else "map": mean}
-    scaled = {title: factor * values for title, values in shown.items() if values is not None}
-    colours = style.INTEGRAL_COLOURS if image.integrated else style.DENSITY_COLOURS
-    scale = style.density_scale(*scaled.values(), colours=colours)
-    panels = [
-        Panel(title, values, scale, quantity, unit, of_mean=title != _TRUTH)
-        for title, values in scaled.items()
-    ]
-    if std is not None:
-        panels.append(_spread(factor, unit, mean, std))
-        if truth is not None:
-            panels.append(_difference(mean, std, truth))
-    return tuple(panels)
-
-
-def _difference(mean: Array, std: Array, truth: Array) -> Panel:
-    """Return what is standard normal where all is well.
-
-    Of positive values that of their logarithms, whose law with this mean and std is normal:
-    ln x ~ N(ln μ − s²/2, s²) with s² = ln(1 + σ²/μ²). The values themselves are skewed, and a truth
-    many σ above a small mean would be no surprise.
-    """
-    title = f"posterior \N{MINUS SIGN} {_TRUTH}"
-    none = np.full_like(mean, np.nan)
-    if _positive(mean) and _positive(truth):
-        variance = np.log1p((std / mean) ** 2)
-        ahead = np.log(mean / truth) - 0.5 * variance
-        off = np.divide(ahead, np.sqrt(variance), out=none, where=variance > 0)
-        words = "difference of ln / std. deviation"
-    else:
-        off = np.divide(mean - truth, std, out=none, where=std > 0)
-        words = "difference / std. deviation"
-    return Panel(title, off, style.signed_scale(_MOST_SIGMA, off), words)
-
-
-def _positive(values: Array) -> bool:
-    return bool(np.all(values[np.isfinite(values)] > 0))
-
-
-def _spread(factor: float, unit: str, mean: Array, std: Array) -> Panel:
-    if _positive(mean):
-        ratio = std / mean
-        return Panel(
-            "relative uncertainty", ratio, style.spread_scale(ratio), "std. deviation / mean"
-        )
-    scaled = factor * std
-    return Panel("uncertainty", scaled, style.spread_scale(scaled), "std. deviation", unit)
-
-
-def panels_figure(
-    system: ExtinctionSystem,
-    image: AbstractImage,
-    title: str,
-    grey: str,
-    marks: CloudMarks | None = None,
-    **subplots: Any,
-) -> Figure:
-    """Draw mean, truth and uncertainty beside each other, hatched where the prior dominates.
-
-    grey: the places without a value. marks: clouds, outlined on every panel and named on one.
-    """
-    panels = panels_of(system, image)
-    rows, columns = -(-len(panels) // 2), min(len(panels), 2)
-    width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
-    unknown = any(not np.isfinite(panel.values).all() for panel in panels)
-    legend = _LEGEND if image.coverage is not None or unknown else 0.0
-    each = image.height(width / columns)
-    figure = style.new_figure(width, rows * each + _TITLE + legend)
-    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
-    hatched = False
-    for panel, axis in zip(panels, axes.ravel(), strict=True):
-        across, up = image.draw(figure, axis, panel, each)
-        axis.set_title(panel.title)
-        if marks is not None:
-            marks.draw(axis, image, named=panel.of_mean)
-        if panel.of_mean:
-            hatched = _hatch_prior(axis, across, up, image.coverage)
-    figure.suptitle(f"{title} ({style.symbol_of(system)})")
-    _legend_of_marks(figure, hatched, grey if unknown else None)
-    return figure
-
-
-def _hatch_prior(axis: Axes, across: Array, up: Array, coverage: Array | None) -> bool:
-    """Hatch where the prior dominates, on pixels with centres (H,), (V,); False if never."""
-    if coverage is None:
-        return False
-    prior = np.where(np.isfinite(coverage), coverage, 1.0) < DATA_DOMINATED
-    if prior.any():
-        values = prior.astype(np.float64)
-        drawn: QuadContourSet = axis.contourf(
-            across, up, values, levels=[0.5, 1.5], colors="none", hatches=[_HATCH]
-        )
-        drawn.set_edgecolor(_HATCH_COLOUR)
-        drawn.set_linewidth(0.0)
-    return bool(prior.any())
-
-
-def _legend_of_marks(figure: Figure, hatched: bool, grey: str | None) -> None:
-    """Explain hatching and grey below the panels."""
-    handles: list[Artist] = []
-    if hatched:
-        label = f"the prior dominates (coverage < {DATA_DOMINATED:g})"
-        hatches: dict[str, Any] = {"edgecolor": _HATCH_COLOUR, "hatch": 2 * _HATCH}
-        handles.append(Patch(facecolor="0.35", linewidth=0.0, label=label, **hatches))
-    if grey is not None:
-        handles.append(Patch(facecolor=style.OUTSIDE_COLOUR, linewidth=0.0, label=grey))
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 @final
