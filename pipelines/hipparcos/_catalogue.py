@@ -1,0 +1,193 @@
+"""From the raw table to the catalogue of reddenings."""
+
+import csv
+import gzip
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+import astropy.units as u
+import numpy as np
+from astropy.coordinates import SkyCoord
+from numpy.typing import NDArray
+
+from dustmap.errors import UserError
+from pipelines.hipparcos._classes import (
+    HIGH,
+    HIGH_RATIO,
+    NEAR,
+    NEAR_RATIO,
+    Calibration,
+    ReferenceStars,
+    StarClass,
+    calibrate,
+    class_of,
+)
+from pipelines.hipparcos._colours import IntrinsicColours
+from pipelines.hipparcos._parallaxes import ParallaxLaw, fit_parallax_law
+from pipelines.hipparcos._types import SpectralType, parse_type
+
+Array: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
+#: Parallaxes of Gaia DR3 are taken where its astrometric model fits.
+LARGEST_RUWE = 1.4
+#: What is kept: parallaxes in mas, and of so many errors.
+LEAST_PARALLAX, LEAST_RATIO = 1.25, 2.5
+#: V−I farther than this from that of most stars of the same B−V speaks of a wrong colour, in mag.
+LARGEST_V_I = 0.15
+#: Stars in a bin of B−V whose median V−I is that of most stars.
+_BIN = 400
+_COLUMNS = (
+    "hip,ra,dec,l,b,Hp,V,B_V,V_I,sp_type,parallax_hip2,parallax_gaia,parallax_gaia_error,ruwe"
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RawStars:
+    """The raw table: numbers by column (N,), NaN where missing, and the types (N,)."""
+
+    numbers: Mapping[str, Array]
+    types: tuple[SpectralType | None, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "RawStars":
+        """Read a CSV file, gzipped or not, with the columns of `_COLUMNS`."""
+        wanted = _COLUMNS.split(",")
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = sorted(set(wanted) - set(reader.fieldnames or ()))
+            if missing:
+                raise UserError(f"{path}: expected the columns {_COLUMNS}; missing: {missing}")
+            rows = list(reader)
+        names = [name for name in wanted if name != "sp_type"]
+        numbers = {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+        return cls(numbers, tuple(parse_type(row["sp_type"]) for row in rows))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.numbers[name]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Parallaxes:
+    """Parallaxes and errors (N,) in mas, which are Gaia's (N,), and the law of the others."""
+
+    value: Array
+    error: Array
+    of_gaia: Flags
+    law: ParallaxLaw
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reddenings:
+    """The catalogue: rows (N,) of the raw table, what is written of them, and how it came about."""
+
+    rows: NDArray[np.int64]
+    reddening: Array
+    error: Array
+    classes: tuple[str, ...]
+    parallaxes: Parallaxes
+    calibrations: Mapping[str, Calibration]
+    counts: Mapping[str, int]
+
+
+def parallaxes_of(stars: RawStars) -> Parallaxes:
+    """Take Gaia's parallax and error where they are good, else Hipparcos' and the law's."""
+    of_gaia = np.isfinite(stars["parallax_gaia"]) & (stars["ruwe"] < LARGEST_RUWE)
+    places = SkyCoord(stars["ra"] * u.deg, stars["dec"] * u.deg)
+    beta = np.asarray(places.barycentrictrueecliptic.lat.deg, np.float64)
+    difference = stars["parallax_hip2"] - stars["parallax_gaia"]
+    law = fit_parallax_law(stars["Hp"][of_gaia], beta[of_gaia], difference[of_gaia])
+    value = np.where(of_gaia, stars["parallax_gaia"], stars["parallax_hip2"])
+    error = np.where(of_gaia, stars["parallax_gaia_error"], law.error(stars["Hp"], beta))
+    return Parallaxes(value, error, of_gaia, law)
+
+
+def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
+    """Make the catalogue.
+
+    Parameters
+    ----------
+    stars
+        The raw table.
+    colours
+        Intrinsic colours.
+
+    Returns
+    -------
+    Reddenings
+        Of all stars in a class with a sound colour, ϖ ≥ 1.25 mas and ϖ/σ ≥ 2.5.
+    """
+    parallaxes = parallaxes_of(stars)
+    positive = np.where(parallaxes.value > 0, parallaxes.value, np.nan)
+    magnitude = stars["V"] + 5.0 * np.log10(positive / 100.0)
+    classes = [class_of(kind, m) for kind, m in zip(stars.types, magnitude, strict=True)]
+    classed = np.array([one is not None for one in classes])
+    sound = classed & ~_odd_colours(stars["B_V"], stars["V_I"])
+    ratio = parallaxes.value / parallaxes.error
+    kept = sound & (parallaxes.value >= LEAST_PARALLAX) & (ratio >= LEAST_RATIO)
+    reddening, error = np.full((2, len(classes)), np.nan)
+    calibrations = {}
+    for one in dict.fromkeys(one for one in classes if one is not None):
+        mine = np.array([other is one for other in classes]) & sound
+        found = _of_class(one, stars, magnitude, mine, colours)
+        reference = _reference(one, stars["b"][mine], parallaxes.value[mine], ratio[mine])
+        types = np.unique(found.numbers)
+        calibration = calibrate(found[reference], types, one.luminosities is None)
+        reddening[mine] = calibration.reddening(found)
+        error[mine] = calibration.error(found.numbers, 1.0 / ratio[mine])
+        calibrations[one.name] = calibration
+    rows = np.flatnonzero(kept)
+    counts = {
+        "rows": len(classes),
+        "in a class": int(classed.sum()),
+        "sound colour": int(sound.sum()),
+    }
+    names = tuple(one.name for one in (classes[i] for i in rows) if one is not None)
+    return Reddenings(rows, reddening, error, names, parallaxes, calibrations, counts)
+
+
+def _of_class(
+    one: StarClass, stars: RawStars, magnitude: Array, mine: Flags, colours: IntrinsicColours
+) -> ReferenceStars:
+    """Return types, colours above the table's, and M_V of the stars of a class."""
+    kinds = [stars.types[i] for i in np.flatnonzero(mine)]
+    numbers = np.array([kind.number for kind in kinds if kind is not None])
+    table = colours.at(numbers, np.full(len(numbers), one.giant))
+    return ReferenceStars(numbers, stars["B_V"][mine] - table, magnitude[mine])
+
+
+def _reference(one: StarClass, b: Array, parallax: Array, ratio: Array) -> Flags:
+    """Tell which stars of a class are without dust, (N,)."""
+    near = (parallax > 1000.0 / NEAR) & (ratio > NEAR_RATIO)
+    if one.reach == 0.0:
+        return near
+    return near | ((np.abs(b) > HIGH) & (parallax > 1000.0 / one.reach) & (ratio > HIGH_RATIO))
+
+
+def _odd_colours(b_v: Array, v_i: Array) -> Flags:
+    """Tell whose V−I is not that of stars of the same B−V, which reddening moves along with it."""
+    order = np.argsort(b_v)
+    parts = np.array_split(order, max(1, len(order) // _BIN))
+    x, y = (np.array([np.median(values[part]) for part in parts]) for values in (b_v, v_i))
+    return np.asarray(np.abs(v_i - np.interp(b_v, x, y)) > LARGEST_V_I)
+
+
+def write(stars: RawStars, found: Reddenings, path: Path) -> None:
+    """Write the catalogue as gzipped CSV; the same stars make the same bytes."""
+    header = "hip,l_deg,b_deg,parallax_mas,parallax_error_mas,parallax_source,class,ebv,ebv_error"
+    lines = [header]
+    columns = found.parallaxes
+    for row, name in zip(found.rows, found.classes, strict=True):
+        source = "gaia3" if columns.of_gaia[row] else "hip2"
+        lines.append(
+            f"{stars['hip'][row]:.0f},{stars['l'][row]:.4f},{stars['b'][row]:.4f},"
+            f"{columns.value[row]:.3f},{columns.error[row]:.3f},{source},{name},"
+            f"{found.reddening[row]:.3f},{found.error[row]:.3f}"
+        )
+    text = "\n".join(lines) + "\n"
+    with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(text.encode())
