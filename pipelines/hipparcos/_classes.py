@@ -4,12 +4,12 @@ The intrinsic colour of a star of class g and type T is that of the table plus a
 
     (B−V)₀ = table(T) + z_g(T) + s_g (M_V − M_g),
 
-measured on reference stars: those nearer than 100 pc, inside the Local Bubble, and, of classes that
-are rare there, those at high latitudes. z_g(T) is the median of the type, drawn towards that of the
-class where the type has few stars. The slope s is 0 for stars with a luminosity class. Types without
-one are mostly from the HD catalogue, where A2 stands for a range of types: among those the fainter
-dwarfs are the redder ones, and the fainter giants the bluer ones. With the M_V that is observed, which
-the dust has dimmed by R_V = 3.1 times the reddening,
+measured on reference stars: those nearer than 100 pc, inside the Local Bubble, and, of classes
+that are rare there, those at high latitudes. z_g(T) is the median of the type, drawn towards that
+of the class where the type has few stars. The slope s is 0 where there is a luminosity class. Types
+without one are mostly from the HD catalogue, where A2 stands for a range of types: among those the
+fainter dwarfs are the redder ones, and the fainter giants the bluer ones. With the M_V that is
+observed, which the dust has dimmed by R_V = 3.1 times the reddening,
 
     E(B−V) = (B−V − table(T) − z_g(T) − s_g (M_obs − M_g)) / (1 − 3.1 s_g),
 
@@ -157,7 +157,7 @@ class Calibration:
     def _of(self, values: Array, numbers: Array) -> Array:
         """Read values (T,) at the nearest type of the class."""
         nearest = np.abs(numbers[:, None] - self.numbers).argmin(1)
-        return values[nearest]
+        return np.asarray(values[nearest], np.float64)
 
 
 def calibrate(reference: ReferenceStars, types: Array, sloped: bool) -> Calibration:

@@ -11,7 +11,8 @@ from dustmap.sky.catalogs._card import card_directory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMES = (
-    *("ananke", "dias2021", "gaia-gspphot", "gaia-i355", "generic", "hunt2023", "miglio2021"),
+    *("ananke", "dias2021", "gaia-gspphot", "gaia-i355", "generic", "hipparcos"),
+    *("hunt2023", "miglio2021"),
     *("shboost24", "starhorse-edr3", "starhorse-i354", "zg25", "zgr23"),
 )
 SMALL = """

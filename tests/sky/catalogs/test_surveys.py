@@ -302,3 +302,18 @@ def test_real_files(file: str, card: str, rows: int, kept: int) -> None:
 def test_the_clusters_in_the_repository() -> None:
     catalog = read_catalog(REPOSITORY / "catalogs" / "open_clusters_hunt2023.csv.gz", "hunt2023")
     assert catalog.counts.rows == catalog.counts.kept == 3219
+
+
+def test_the_hipparcos_stars_in_the_repository() -> None:
+    path = REPOSITORY / "catalogs" / "hipparcos_reddening.csv.gz"
+    assert path.stat().st_size < 2_000_000
+    catalog = read_catalog(path, "hipparcos")
+    stars = catalog.stars
+    assert catalog.counts.rows == catalog.counts.kept == len(stars) == 57312
+    assert stars.system.name == "E(B-V)"
+    assert len(np.unique(stars.source_id)) == len(stars)
+    # Without dust: nearer than some 75 pc.
+    table = Table.read(path, format="ascii.csv")
+    near = np.asarray(table["parallax_mas"]) > 13.0
+    assert abs(np.median(np.asarray(table["ebv"])[near])) < 0.01
+    assert 0 < len(read_catalog(path, "hipparcos", cuts="classified").stars) < len(stars)
