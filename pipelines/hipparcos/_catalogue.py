@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -106,6 +106,26 @@ def parallaxes_of(stars: RawStars) -> Parallaxes:
     return Parallaxes(value, error, of_gaia, law)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _High:
+    """Stars at high latitudes (N,), distances (N,) in pc, and which are well known (N,)."""
+
+    high: Flags
+    distance: Array
+    known: Flags
+
+    def within(self, reach: float) -> Flags:
+        """Tell which are reference stars as far as `reach`."""
+        return np.asarray(self.high & self.known & (self.distance < reach), np.bool_)
+
+    def dust(self, reddening: Array, classes: Sequence[StarClass | None], reach: float) -> float:
+        """Return the median E(B−V) of A V stars at high latitudes, beyond the nearest."""
+        of_class = np.array([one is not None and one.name == "A V" for one in classes])
+        chosen = of_class & self.within(reach) & (self.distance > NEAR) & np.isfinite(reddening)
+        return float(np.median(reddening[chosen])) if chosen.any() else 0.0
+
+
 def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
     """Make the catalogue.
 
@@ -131,12 +151,17 @@ def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
     kept = sound & (parallaxes.value >= LEAST_PARALLAX) & (ratio >= LEAST_RATIO)
     reddening, error = np.full((2, len(classes)), np.nan)
     calibrations = {}
-    for one in dict.fromkeys(one for one in classes if one is not None):
+    distant = _High(np.abs(stars["b"]) > HIGH, 1000.0 / positive, ratio > HIGH_RATIO)
+    # Classes whose reference stars are near come first: they tell the dust of the others'.
+    for one in sorted({one for one in classes if one is not None}, key=lambda one: one.reach):
         mine = np.array([other is one for other in classes]) & sound
         found = _of_class(one, stars, magnitude, mine, colours)
-        reference = _reference(one, stars["b"][mine], parallaxes.value[mine], ratio[mine])
-        types = np.unique(found.numbers)
-        calibration = calibrate(found[reference], types, one.luminosities is None)
+        near = (parallaxes.value[mine] > 1000.0 / NEAR) & (ratio[mine] > NEAR_RATIO)
+        far = distant.within(one.reach)[mine] & ~near
+        dust = distant.dust(reddening, classes, one.reach) if far.any() else 0.0
+        calibration = calibrate(
+            found.less(np.where(far, dust, 0.0))[near | far], np.unique(found.numbers)
+        )
         reddening[mine] = calibration.reddening(found)
         error[mine] = calibration.error(found.numbers, 1.0 / ratio[mine])
         calibrations[one.name] = calibration
@@ -158,14 +183,6 @@ def _of_class(
     numbers = np.array([kind.number for kind in kinds if kind is not None])
     table = colours.at(numbers, np.full(len(numbers), one.giant))
     return ReferenceStars(numbers, stars["B_V"][mine] - table, magnitude[mine])
-
-
-def _reference(one: StarClass, b: Array, parallax: Array, ratio: Array) -> Flags:
-    """Tell which stars of a class are without dust, (N,)."""
-    near = (parallax > 1000.0 / NEAR) & (ratio > NEAR_RATIO)
-    if one.reach == 0.0:
-        return near
-    return near | ((np.abs(b) > HIGH) & (parallax > 1000.0 / one.reach) & (ratio > HIGH_RATIO))
 
 
 def _odd_colours(b_v: Array, v_i: Array) -> Flags:

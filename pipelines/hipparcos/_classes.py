@@ -5,15 +5,15 @@ The intrinsic colour of a star of class g and type T is that of the table plus a
     (B−V)₀ = table(T) + z_g(T) + s_g (M_V − M_g),
 
 measured on reference stars: those nearer than 100 pc, inside the Local Bubble, and, of classes
-that are rare there, those at high latitudes. z_g(T) is the median of the type, drawn towards that
-of the class where the type has few stars. The slope s is 0 where there is a luminosity class. Types
-without one are mostly from the HD catalogue, where A2 stands for a range of types: among those the
-fainter dwarfs are the redder ones, and the fainter giants the bluer ones. With the M_V that is
-observed, which the dust has dimmed by R_V = 3.1 times the reddening,
+that are rare there, those at high latitudes, less the little dust that A V stars have there. z_g(T)
+is the median of the type, drawn towards that of the class where the type has few stars. The slope s
+is largest where there is no luminosity class: such types are mostly from the HD catalogue, where A2
+stands for a range of types, of which the fainter dwarfs are the redder ones, and the fainter giants
+the bluer ones. With the M_V that is observed, dimmed by R_V = 3.1 times the reddening,
 
     E(B−V) = (B−V − table(T) − z_g(T) − s_g (M_obs − M_g)) / (1 − 3.1 s_g),
 
-M_obs = V + 5 log₁₀(ϖ / 100 mas).
+M_obs = V + 5 log₁₀(ϖ / 100 mas). Beyond the magnitudes of the reference stars the line is level.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,15 @@ Flags: TypeAlias = NDArray[np.bool_]
 R_V = 3.1
 #: Reference stars: nearest ones in pc, their ϖ/σ; latitudes of the others in degrees, their ϖ/σ.
 NEAR, NEAR_RATIO = 100.0, 8.0
-HIGH, HIGH_RATIO = 30.0, 4.0
+HIGH, HIGH_RATIO = 40.0, 4.0
 #: How many stars of the class a type's own median and spread count against.
 PRIOR_STARS = 20.0
+#: Standard deviation of slopes before stars are seen, in mag per mag.
+PRIOR_SLOPE = 0.05
 #: Less than this no spread is believed to be, in mag.
 LEAST_SPREAD = 0.025
+#: Percentiles of the reference stars' magnitudes between which a slope holds.
+_RANGE = (2.5, 97.5)
 #: To the standard deviation of a normal distribution from its median absolute deviation.
 _TO_STD = 1.4826
 #: A fitted slope leaves out what is farther off than this, in standard deviations; rounds.
@@ -46,20 +50,23 @@ class StarClass:
     """Which stars belong to a class.
 
     numbers, luminosities: from and to, both included; luminosities None: no luminosity class.
-    faintest: largest M_V; giant: which sequence of the table. reach: in pc, how far reference stars
-    at high latitudes are (0: there are none but the nearest).
+    brightest, faintest: least and largest M_V. giant: which sequence of the table holds. reach: in
+    pc, how far reference stars at high latitudes are (0: there are none but the nearest).
     """
 
     name: str
     numbers: tuple[float, float]
     luminosities: tuple[float, float] | None
+    brightest: float = -np.inf
     faintest: float = np.inf
     giant: bool = False
     reach: float = 0.0
 
     def holds(self, kind: SpectralType, magnitude: float) -> bool:
         """Tell whether a star of this type and M_V belongs to the class."""
-        if not self.numbers[0] <= kind.number <= self.numbers[1] or magnitude > self.faintest:
+        if not self.numbers[0] <= kind.number <= self.numbers[1]:
+            return False
+        if not self.brightest <= magnitude <= self.faintest:
             return False
         if self.luminosities is None or kind.luminosity is None:
             return self.luminosities is None and kind.luminosity is None
@@ -74,22 +81,25 @@ _WITH_LUMINOSITY = tuple(
 _HD = (
     StarClass("B8-B9", (18.0, 19.9), None, reach=300.0),
     *(
-        StarClass(name, (number, number), None, reach=150.0)
-        for name, number in (("A0", 20.0), ("A2", 22.0), ("A3", 23.0), ("A5", 25.0))
+        StarClass(name, (number, number), None, faintest=faintest, reach=250.0)
+        for name, number, faintest in (
+            *(("A0", 20.0, 2.5), ("A2", 22.0, 3.0)),
+            *(("A3", 23.0, 3.5), ("A5", 25.0, 3.5)),
+        )
     ),
     *(
         StarClass(name, (number, number), None, reach=150.0)
         for name, number in (("F0", 30.0), ("F2", 32.0), ("F5", 35.0), ("F8", 38.0))
     ),
     *(
-        StarClass(f"{name} giant", (number, number), None, 2.5, giant=True, reach=150.0)
+        StarClass(f"{name} giant", (number, number), None, -0.5, 2.5, giant=True, reach=250.0)
         for name, number in (("G5", 45.0), ("K0", 50.0), ("K2", 52.0))
     ),
 )
 #: All classes; a star belongs to the first that holds it.
 CLASSES = (
     *_WITH_LUMINOSITY,
-    StarClass("G8-K4 III", (47.5, 54.0), (2.5, 3.5), 2.5, giant=True),
+    StarClass("G8-K4 III", (47.5, 54.0), (2.5, 3.5), faintest=2.5, giant=True),
     *_HD,
 )
 
@@ -122,6 +132,11 @@ class ReferenceStars:
     excess: Array
     magnitude: Array
 
+    def less(self, dust: Array) -> "ReferenceStars":
+        """Return the stars without dust (N,) in mag: bluer, and brighter."""
+        brighter = self.magnitude - R_V * dust
+        return ReferenceStars(self.numbers, self.excess - dust, brighter)
+
     def __getitem__(self, chosen: Flags) -> "ReferenceStars":
         return ReferenceStars(self.numbers[chosen], self.excess[chosen], self.magnitude[chosen])
 
@@ -132,7 +147,8 @@ class Calibration:
     """Zero points and spreads of a class.
 
     numbers (T,): its types. zero, spread (T,): z(T) and the standard deviation about it, in mag.
-    slope, pivot: s and M_g. stars: how many reference stars there were.
+    slope, pivot: s and M_g. range: magnitudes between which the slope holds. stars: how many
+    reference stars there were.
     """
 
     numbers: Array
@@ -140,13 +156,18 @@ class Calibration:
     spread: Array
     slope: float
     pivot: float
+    range: tuple[float, float]
     stars: int
 
     def reddening(self, stars: ReferenceStars) -> Array:
-        """Return E(B−V) (N,) in mag."""
-        shift = self.slope * (stars.magnitude - self.pivot)
-        excess = stars.excess - self._of(self.zero, stars.numbers) - shift
-        return np.asarray(excess / (1.0 - R_V * self.slope), np.float64)
+        """Return E(B−V) (N,) in mag: E = x − z − s (clip(M_obs − R_V E) − M_g)."""
+        above = stars.excess - self._of(self.zero, stars.numbers)
+        sloped = above - self.slope * (stars.magnitude - self.pivot)
+        sloped /= 1.0 - R_V * self.slope
+        true = stars.magnitude - R_V * sloped
+        bound = np.clip(true, *self.range)
+        level = above - self.slope * (bound - self.pivot)
+        return np.where(bound == true, sloped, level)
 
     def error(self, numbers: Array, relative: Array) -> Array:
         """Return the standard deviation (N,) of E(B−V) for relative errors σ_ϖ/ϖ (N,)."""
@@ -160,7 +181,7 @@ class Calibration:
         return np.asarray(values[nearest], np.float64)
 
 
-def calibrate(reference: ReferenceStars, types: Array, sloped: bool) -> Calibration:
+def calibrate(reference: ReferenceStars, types: Array) -> Calibration:
     """Measure zero points, spreads and the slope of a class on stars without dust.
 
     Parameters
@@ -169,17 +190,16 @@ def calibrate(reference: ReferenceStars, types: Array, sloped: bool) -> Calibrat
         Stars without dust.
     types
         Numbers (T,) of the types of the class.
-    sloped
-        Whether the colour depends on M_V, else s = 0.
 
     Returns
     -------
     Calibration
+        s by least squares, drawn towards 0 with the standard deviation `PRIOR_SLOPE`;
         z(T) = (n_T z_T + n₀ z) / (n_T + n₀) with medians z_T of the n_T stars of the type and z of
         the class, n₀ = `PRIOR_STARS`; variances likewise.
     """
     pivot = float(np.median(reference.magnitude))
-    slope = _slope(reference.magnitude - pivot, reference.excess) if sloped else 0.0
+    slope = _slope(reference.magnitude - pivot, reference.excess)
     rest = reference.excess - slope * (reference.magnitude - pivot)
     middle = float(np.median(rest))
     width = _TO_STD * float(np.median(np.abs(rest - middle)))
@@ -192,16 +212,18 @@ def calibrate(reference: ReferenceStars, types: Array, sloped: bool) -> Calibrat
             deviation = _TO_STD * float(np.median(np.abs(own - zero[i])))
             variance[i] += weight * (deviation**2 - width**2)
     spread = np.sqrt(np.maximum(variance, LEAST_SPREAD**2))
-    return Calibration(types, zero, spread, slope, pivot, len(rest))
+    low, high = np.percentile(reference.magnitude, _RANGE)
+    return Calibration(types, zero, spread, slope, pivot, (float(low), float(high)), len(rest))
 
 
 def _slope(x: Array, y: Array) -> float:
-    """Fit y = a + s x by least squares without outliers, and return s."""
+    """Fit y = a + s x by least squares without outliers, s ~ N(0, PRIOR_SLOPE²), and return s."""
     kept = np.ones(len(x), bool)
-    coefficients = np.zeros(2)
+    slope = 0.0
     for _ in range(_ROUNDS):
-        design = np.stack([np.ones(kept.sum()), x[kept]], 1)
-        coefficients = np.linalg.lstsq(design, y[kept], rcond=None)[0]
-        rest = np.abs(y - coefficients[0] - coefficients[1] * x)
-        kept = rest < _CLIP * _TO_STD * np.median(rest)
-    return float(coefficients[1])
+        x_off, y_off = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
+        variance = float(np.mean((y_off - slope * x_off) ** 2))
+        slope = float(x_off @ y_off / (x_off @ x_off + variance / PRIOR_SLOPE**2 + 1e-300))
+        rest = y - y[kept].mean() - slope * (x - x[kept].mean())
+        kept = np.abs(rest) <= _CLIP * _TO_STD * np.median(np.abs(rest))
+    return slope

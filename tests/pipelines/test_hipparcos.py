@@ -20,7 +20,7 @@ from pipelines.hipparcos import (
     parse_type,
 )
 from pipelines.hipparcos.__main__ import main
-from pipelines.hipparcos._classes import R_V
+from pipelines.hipparcos._classes import PRIOR_SLOPE, R_V
 
 CATALOGS = Path(__file__).resolve().parents[2] / "catalogs"
 
@@ -69,6 +69,7 @@ def test_stars_go_to_their_classes() -> None:
     assert name("F5III/IV", 3.0) == "F IV"
     assert name("K0III", 1.0) == "G8-K4 III"
     assert name("K0III", 4.0) is None  # too faint for a giant
+    assert name("K0", -2.0) is None  # and too bright
     assert name("K0", 1.0) == "K0 giant"
     assert name("K0", 6.0) is None
     assert name("B9", 0.0) == "B8-B9"
@@ -123,7 +124,7 @@ def made_up(draw: np.random.Generator, n: int, reddening: float = 0.0) -> Refere
 
 def test_zero_points_slopes_and_spreads_are_found() -> None:
     draw = np.random.default_rng(5)
-    found = calibrate(made_up(draw, 4000), np.array([20.0, 22.0]), sloped=True)
+    found = calibrate(made_up(draw, 4000), np.array([20.0, 22.0]))
     at_two = found.zero - found.slope * (found.pivot - 2.0)
     assert found.slope == pytest.approx(0.1, abs=0.005)
     np.testing.assert_allclose(at_two, [0.05, 0.15], atol=0.006)
@@ -132,7 +133,7 @@ def test_zero_points_slopes_and_spreads_are_found() -> None:
 
 def test_reddening_is_found_though_it_dims_the_stars() -> None:
     draw = np.random.default_rng(6)
-    found = calibrate(made_up(draw, 4000), np.array([20.0, 22.0]), sloped=True)
+    found = calibrate(made_up(draw, 4000), np.array([20.0, 22.0]))
     stars = made_up(draw, 4000, reddening=0.3)
     measured = found.reddening(stars)
     assert measured.mean() == pytest.approx(0.3, abs=0.01)
@@ -144,13 +145,41 @@ def test_reddening_is_found_though_it_dims_the_stars() -> None:
     np.testing.assert_allclose(more, np.hypot(error, through))
 
 
+def test_a_slope_of_few_stars_is_drawn_to_zero() -> None:
+    """Ridge regression with the variance of the residuals about the line itself."""
+    x = np.linspace(-0.5, 0.5, 11)
+    rest = 0.1 * np.array([1, -1, 1, -1, 1, 0, 1, -1, 1, -1, 1])
+    rest -= rest.mean()
+    stars = ReferenceStars(np.full(11, 30.0), 0.2 * x + rest, x)
+    found = calibrate(stars, np.array([30.0]))
+    variance = np.mean((0.2 * x + rest - found.slope * x) ** 2)
+    wanted = 0.2 * (x @ x) / (x @ x + variance / PRIOR_SLOPE**2)
+    assert found.slope == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_slope_ends_where_the_reference_stars_end() -> None:
+    """E = x − z − s (clip(M − 3.1 E) − M_g), by bisection."""
+    draw = np.random.default_rng(8)
+    found = calibrate(made_up(draw, 4000), np.array([20.0, 22.0]))
+    low, high = found.range
+    magnitude = np.linspace(low - 2.0, high + 3.0, 60)
+    stars = ReferenceStars(np.full(60, 20.0), np.linspace(0.0, 1.0, 60), magnitude)
+    left, right = np.full(60, -5.0), np.full(60, 5.0)
+    for _ in range(60):
+        middle = 0.5 * (left + right)
+        bound = np.clip(magnitude - R_V * middle, low, high)
+        less = middle + found.zero[0] + found.slope * (bound - found.pivot) < stars.excess
+        left, right = np.where(less, middle, left), np.where(less, right, middle)
+    np.testing.assert_allclose(found.reddening(stars), left, atol=1e-9)
+
+
 def test_a_rare_type_leans_on_its_class() -> None:
     """20 stars of a type count as much as the class."""
     numbers = np.repeat([30.0, 31.0], [2000, 20])
     excess = np.repeat([0.0, 0.1], [2000, 20])
-    stars = ReferenceStars(numbers, excess, np.full(2020, 3.0))
-    found = calibrate(stars, np.array([30.0, 31.0, 32.0]), sloped=False)
-    assert found.slope == 0.0
+    stars = ReferenceStars(numbers, excess, np.resize([2.0, 4.0], 2020))
+    found = calibrate(stars, np.array([30.0, 31.0, 32.0]))
+    assert found.slope == pytest.approx(0.0, abs=1e-12)
     np.testing.assert_allclose(found.zero, [0.0, 0.05, 0.0], atol=1e-12)
     # Least spread; of the rare type the variance about its zero point, which half of it makes.
     of_rare = 1.4826 * 0.05 / np.sqrt(2.0)

@@ -1,0 +1,62 @@
+"""The shipped pipeline run once, its held-out stars, and the cavity around the Sun."""
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap import config as configuration
+from dustmap.runs import execute_run, open_star_map, prepare
+from dustmap.sky import DustMap
+from dustmap.sky.figures import Comparison
+from pipelines.reproduce._timing import stopwatch
+
+Array: TypeAlias = NDArray[np.float64]
+PIPELINE = Path(__file__).resolve().parents[2] / "local_bubble.toml"
+#: The cavity: within CAVITY pc of the Sun; against RING in the plane, |Z| ≤ PLANE pc.
+CAVITY, RING, PLANE = 60.0, (100.0, 250.0), 50.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The map, its held-out stars, and what the run took."""
+
+    density: DustMap
+    compared: Comparison
+    learned: dict[str, float]
+    seconds: float
+    cpu_seconds: float
+
+
+def fit(folder: Path, overrides: Sequence[str] = ()) -> Fitted:
+    """Run the pipeline in a new directory below `folder`, where its map stays."""
+    config = configuration.load(PIPELINE, overrides)
+    path = folder / f"run_{len(list(folder.iterdir()))}"
+    before = _cpu()
+    _, seconds = stopwatch(lambda: execute_run(prepare(config), path, config, False))
+    spent = _cpu() - before
+    found = open_star_map(path)
+    learned = dict(found.fit.hyperparameters.as_dict())
+    return Fitted(DustMap.open(path), found.held_out(), learned, seconds, spent)
+
+
+def cavity(density: DustMap) -> tuple[float, float]:
+    """Return the mean density in mag/pc around the Sun, and in the ring in the plane."""
+    x, y, z = density.axes()
+    height, up, right = np.meshgrid(z, y, x, indexing="ij")
+    mean = density.mean.astype(float)
+    near = np.sqrt(right**2 + up**2 + height**2) <= CAVITY
+    radius = np.hypot(right, up)
+    ring = (radius >= RING[0]) & (radius <= RING[1]) & (np.abs(height) <= PLANE)
+    return float(mean[near].mean()), float(mean[ring].mean())
+
+
+def _cpu() -> float:
+    """Return the processor seconds that this process took."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

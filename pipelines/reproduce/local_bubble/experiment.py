@@ -1,0 +1,148 @@
+"""The Local Bubble from Hipparcos stars.
+
+The pipeline `local_bubble.toml` runs once. Scored are held-out stars, the density of the cavity
+around the Sun against that of the dust around it, and the distances of clouds against those of
+Zucker et al. (2020), of which half were looked at. They take part in no fit.
+"""
+
+import logging
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dustmap.inference import scores
+from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
+from pipelines.reproduce.local_bubble import _clouds as clouds
+from pipelines.reproduce.local_bubble import _figure
+from pipelines.reproduce.local_bubble._problem import PIPELINE, Fitted, cavity, fit
+
+_log = logging.getLogger(__name__)
+
+HELD_OUT, CAVITY, LINE, CLOUD = "held-out stars", "cavity", "sight line", "cloud"
+#: A box and a spacing that take seconds.
+QUICK = (
+    "grid.size=[400pc, 400pc, 200pc]",
+    "grid.spacing=40pc",
+    "fit.samples=8",
+    "export.samples=8",
+    "model.learn=[]",
+)
+#: RMSE of a trial with colours from memory; ratio of densities; median error of distances.
+RMSE, EMPTY, SHARE = 0.071, 0.5, 0.15
+COVERAGE = (0.64, 0.72)
+
+
+def run(request: Request) -> Outcome:
+    """Fit, and score stars, cavity and clouds."""
+    published = clouds.read_clouds(request.file("clouds_zucker2020_half.csv"))
+    with tempfile.TemporaryDirectory() as folder:
+        fitted = fit(Path(folder), QUICK if request.quick else ())
+        rows = [_held_out(fitted), _cavity(fitted)]
+        lines = [_line(fitted, cloud) for cloud in clouds.inside(fitted.density, published)]
+        rows += [*by_name(lines), *lines]
+        for row in rows:
+            _log.info("%s", row)
+        figure = _figure.draw(fitted, lines)
+    return Outcome(_settings(fitted), rows, goals(rows), figure)
+
+
+def _held_out(fitted: Fitted) -> Row:
+    """The scores of the tenth that took no part."""
+    compared = fitted.compared
+    y, mean, variance = (
+        torch.from_numpy(values)
+        for values in (compared.measured, compared.predicted, compared.std**2)
+    )
+    found = scores(y, mean, variance)
+    off = compared.measured - compared.predicted
+    return {
+        "part": HELD_OUT,
+        "stars": found.n,
+        "rmse": found.rmse,
+        "robust_scatter": 1.4826 * float(np.median(np.abs(off - np.median(off)))),
+        "chi2": found.chi2,
+        "coverage68": found.coverage68,
+        "coverage95": found.coverage95,
+        "loglike": found.loglike,
+        "learned": fitted.learned,
+        "seconds": fitted.seconds,
+        "cpu_seconds": fitted.cpu_seconds,
+    }
+
+
+def _cavity(fitted: Fitted) -> Row:
+    near, ring = cavity(fitted.density)
+    return {"part": CAVITY, "within_60_pc": near, "ring": ring, "ratio": near / ring}
+
+
+def _line(fitted: Fitted, cloud: clouds.Cloud) -> Row:
+    """One sight line: where the map has the cloud, and where it is."""
+    profile = clouds.profile(fitted.density, cloud)
+    (peak, error), (half, half_error) = profile.peak(), profile.half_rise()
+    return {
+        "part": LINE,
+        "name": cloud.name,
+        "l": cloud.l,
+        "b": cloud.b,
+        "distance": cloud.distance,
+        "distance_error": cloud.error,
+        "peak": peak,
+        "peak_error": error,
+        "half_rise": half,
+        "half_rise_error": half_error,
+        "extinction": profile.extinction(),
+    }
+
+
+def by_name(lines: Sequence[Row]) -> list[Row]:
+    """Medians over the sight lines of each cloud."""
+    names = dict.fromkeys(str(row["name"]).split("_B")[0] for row in lines)
+    rows: list[Row] = []
+    for name in names:
+        mine = [row for row in lines if str(row["name"]).split("_B")[0] == name]
+        middle = {
+            key: statistics.median(number(row, key) for row in mine)
+            for key in ("distance", "peak", "peak_error", "half_rise", "half_rise_error")
+        }
+        rows.append({"part": CLOUD, "name": name, "lines": len(mine), **middle})
+    return rows
+
+
+def share(rows: Sequence[Row], part: str, key: str) -> float:
+    """Return the median of |d − published| / published."""
+    return statistics.median(
+        abs(number(row, key) / number(row, "distance") - 1.0) for row in rows if row["part"] == part
+    )
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What was wanted of stars, cavity and clouds."""
+    stars = next(row for row in rows if row["part"] == HELD_OUT)
+    empty = next(row for row in rows if row["part"] == CAVITY)
+    covered = number(stars, "coverage68")
+    return [
+        Goal.at_most("held-out stars: robust scatter [mag]", RMSE, number(stars, "robust_scatter")),
+        Goal(
+            "held-out stars: coverage68",
+            "0.64 to 0.72",
+            covered,
+            COVERAGE[0] <= covered <= COVERAGE[1],
+        ),
+        Goal.at_most("density within 60 pc / in the ring", EMPTY, number(empty, "ratio")),
+        Goal.at_most("clouds: median error of the distance", SHARE, share(rows, CLOUD, "peak")),
+        Goal.at_most("sight lines: the same", SHARE, share(rows, LINE, "peak")),
+    ]
+
+
+def _settings(fitted: Fitted) -> Row:
+    return {
+        "pipeline": PIPELINE.name,
+        "grid": list(fitted.density.grid.shape),
+        "samples": fitted.density.n_samples,
+        "cone_degrees": clouds.RADIUS,
+        "smoothing_pc": clouds.SMOOTHING,
+    }
