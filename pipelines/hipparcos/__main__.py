@@ -22,25 +22,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, UserError) as error:
         sys.stderr.write(f"hipparcos: error: {error}\n")
         return 2
-    found = reddenings(stars, IntrinsicColours.read())
-    write(stars, found, options.output)
-    sys.stdout.write(summary(found))
+    catalogue = reddenings(stars, IntrinsicColours.read())
+    write(stars, catalogue, options.output)
+    sys.stdout.write(summary(catalogue))
     return 0
 
 
-def summary(found: Reddenings) -> str:
+def summary(catalogue: Reddenings) -> str:
     """Describe the catalogue: the law of parallaxes, counts, and a line for each class."""
-    law = found.parallaxes.law
+    law = catalogue.parallaxes.law
+    of_gaia = int(catalogue.parallaxes.of_gaia[catalogue.rows].sum())
     lines = [
         f"sigma(parallax)^2 = ({law.a:.3f}^2 + {law.b:.3f}^2 x 10^(0.4 (Hp - 8)))"
         f" x exp(-2 x {law.c:.3f} (sin^2 beta - 1/2)) mas^2; offset {law.offset:+.3f} mas",
-        ", ".join(f"{count} {name}" for name, count in found.counts.items()),
-        f"{len(found.rows)} kept, {int(found.parallaxes.of_gaia[found.rows].sum())} with Gaia's"
-        " parallax",
+        ", ".join(f"{count} {name}" for name, count in catalogue.counts.items()),
+        f"{len(catalogue.rows)} kept, {of_gaia} with Gaia's parallax",
         "class       stars  reference  zero point  slope  spread",
     ]
-    stars = Counter(found.classes)
-    for name, one in sorted(found.calibrations.items()):
+    stars = Counter(catalogue.classes)
+    for name, one in sorted(catalogue.calibrations.items()):
         zero, spread = sorted(one.zero), sorted(one.spread)
         middle = len(zero) // 2
         lines.append(

@@ -153,17 +153,18 @@ def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
     calibrations = {}
     distant = _High(np.abs(stars["b"]) > HIGH, 1000.0 / positive, ratio > HIGH_RATIO)
     # Classes whose reference stars are near come first: they tell the dust of the others'.
-    for one in sorted({one for one in classes if one is not None}, key=lambda one: one.reach):
+    present = dict.fromkeys(one for one in classes if one is not None)
+    for one in sorted(present, key=lambda one: one.reach):
         mine = np.array([other is one for other in classes]) & sound
-        found = _of_class(one, stars, magnitude, mine, colours)
+        members = _of_class(one, stars, magnitude, mine, colours)
         near = (parallaxes.value[mine] > 1000.0 / NEAR) & (ratio[mine] > NEAR_RATIO)
         far = distant.within(one.reach)[mine] & ~near
         dust = distant.dust(reddening, classes, one.reach) if far.any() else 0.0
         calibration = calibrate(
-            found.less(np.where(far, dust, 0.0))[near | far], np.unique(found.numbers)
+            members.less(np.where(far, dust, 0.0))[near | far], np.unique(members.numbers)
         )
-        reddening[mine] = calibration.reddening(found)
-        error[mine] = calibration.error(found.numbers, 1.0 / ratio[mine])
+        reddening[mine] = calibration.reddening(members)
+        error[mine] = calibration.error(members.numbers, 1.0 / ratio[mine])
         calibrations[one.name] = calibration
     rows = np.flatnonzero(kept)
     counts = {
@@ -193,17 +194,17 @@ def _odd_colours(b_v: Array, v_i: Array) -> Flags:
     return np.asarray(np.abs(v_i - np.interp(b_v, x, y)) > LARGEST_V_I)
 
 
-def write(stars: RawStars, found: Reddenings, path: Path) -> None:
+def write(stars: RawStars, catalogue: Reddenings, path: Path) -> None:
     """Write the catalogue as gzipped CSV; the same stars make the same bytes."""
     header = "hip,l_deg,b_deg,parallax_mas,parallax_error_mas,parallax_source,class,ebv,ebv_error"
     lines = [header]
-    columns = found.parallaxes
-    for row, name in zip(found.rows, found.classes, strict=True):
+    columns = catalogue.parallaxes
+    for row, name in zip(catalogue.rows, catalogue.classes, strict=True):
         source = "gaia3" if columns.of_gaia[row] else "hip2"
         lines.append(
             f"{stars['hip'][row]:.0f},{stars['l'][row]:.4f},{stars['b'][row]:.4f},"
             f"{columns.value[row]:.3f},{columns.error[row]:.3f},{source},{name},"
-            f"{found.reddening[row]:.3f},{found.error[row]:.3f}"
+            f"{catalogue.reddening[row]:.3f},{catalogue.error[row]:.3f}"
         )
     text = "\n".join(lines) + "\n"
     with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:

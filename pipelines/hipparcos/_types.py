@@ -55,17 +55,17 @@ def parse_type(text: str) -> SpectralType | None:
     >>> parse_type("A1m...").peculiar
     True
     """
-    found = _SUBCLASS.match(text.strip())
-    if found is None:
+    match = _SUBCLASS.match(text.strip())
+    if match is None:
         return None
-    letter, first, other, second = found.groups()
+    letter, first, other, second = match.groups()
     number = _number(letter, first)
     if second is not None:
         end = _number(other or letter, second)
         if abs(end - number) > _APART:
             return None
         number = 0.5 * (number + end)
-    rest = text.strip()[found.end() :]
+    rest = text.strip()[match.end() :]
     classed = _LUMINOSITY.match(rest)
     luminosity = None
     if classed is not None:

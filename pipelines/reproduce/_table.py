@@ -26,6 +26,7 @@ from pipelines.reproduce.heaton import experiment as heaton
 from pipelines.reproduce.kernels import experiment as kernels
 from pipelines.reproduce.kills import experiment as kills
 from pipelines.reproduce.lengths import experiment as lengths
+from pipelines.reproduce.local_bubble import experiment as local_bubble
 from pipelines.reproduce.lognormal import experiment as lognormal
 from pipelines.reproduce.memory import experiment as memory
 from pipelines.reproduce.nll_per_second import experiment as nll_per_second
@@ -122,6 +123,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "clusters",
         "a real map: dust from open clusters, judged by held-out ones and by Dias et al. (2021)",
         clusters.run,
+    ),
+    Experiment(
+        "local_bubble",
+        "a real map: the Local Bubble from Hipparcos stars, and distances of clouds around it",
+        local_bubble.run,
     ),
     Experiment(
         "calibration",

@@ -80,4 +80,4 @@ def _coverage(axes: Axes, fitted: Fitted) -> None:
     axes.plot(nominal, inside, color=BLUE)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     axes.set_aspect("equal")
-    label(axes, "held-out stars: coverage", "promised", "found")
+    label(axes, "held-out stars: coverage", "promised", "measured")

@@ -24,10 +24,11 @@ CAVITY, RING, PLANE = 60.0, (100.0, 250.0), 50.0
 @final
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The map, its held-out stars, and what the run took."""
+    """The map, its held-out stars and their classes, and what the run took."""
 
     density: DustMap
     compared: Comparison
+    classes: tuple[str, ...]
     learned: dict[str, float]
     seconds: float
     cpu_seconds: float
@@ -40,9 +41,13 @@ def fit(folder: Path, overrides: Sequence[str] = ()) -> Fitted:
     before = _cpu()
     _, seconds = stopwatch(lambda: execute_run(prepare(config), path, config, False))
     spent = _cpu() - before
-    found = open_star_map(path)
-    learned = dict(found.fit.hyperparameters.as_dict())
-    return Fitted(DustMap.open(path), found.held_out(), learned, seconds, spent)
+    finished = open_star_map(path)
+    learned = dict(finished.fit.hyperparameters.as_dict())
+    run = finished.run
+    groups = run.stars[run.observed.rows[run.holdout.cpu().numpy()]].groups
+    assert groups is not None
+    classes = tuple(run.group_names[group] for group in groups)
+    return Fitted(DustMap.open(path), finished.held_out(), classes, learned, seconds, spent)
 
 
 def cavity(density: DustMap) -> tuple[float, float]:
