@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dustmap.sky import DustMap, save_figure
 
@@ -124,6 +124,7 @@ def draw(figure: Figure, axes: Axes, density: DustMap, view: View) -> None:
     axes.plot(0.0, 0.0, ".", markersize=1.6, color="black")
     words(axes, "Sun", (0.0, 0.0), (1, 1))
     axes.set_aspect("equal")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_title(view.title, fontsize=9, loc="left")
     if view.up == 2:
         axes.set_xlabel("X [pc], to the Galactic centre")

@@ -32,8 +32,6 @@ Array: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 #: Parallaxes of Gaia DR3 are taken where its astrometric model fits.
 LARGEST_RUWE = 1.4
-#: What is kept: parallaxes in mas, and of so many errors.
-LEAST_PARALLAX, LEAST_RATIO = 1.25, 2.5
 #: V−I farther than this from that of most stars of the same B−V speaks of a wrong colour, in mag.
 LARGEST_V_I = 0.15
 #: Stars in a bin of B−V whose median V−I is that of most stars.
@@ -139,7 +137,9 @@ def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
     Returns
     -------
     Reddenings
-        Of all stars in a class with a sound colour, ϖ ≥ 1.25 mas and ϖ/σ ≥ 2.5.
+        Of all stars in a class with a sound colour. Far ones with uncertain parallaxes stay: a map
+        learns the distribution of distances from all of a survey, and without them it would be
+        that of nearer stars.
     """
     parallaxes = parallaxes_of(stars)
     positive = np.where(parallaxes.value > 0, parallaxes.value, np.nan)
@@ -148,7 +148,6 @@ def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
     classed = np.array([one is not None for one in classes])
     sound = classed & ~_odd_colours(stars["B_V"], stars["V_I"])
     ratio = parallaxes.value / parallaxes.error
-    kept = sound & (parallaxes.value >= LEAST_PARALLAX) & (ratio >= LEAST_RATIO)
     reddening, error = np.full((2, len(classes)), np.nan)
     calibrations = {}
     distant = _High(np.abs(stars["b"]) > HIGH, 1000.0 / positive, ratio > HIGH_RATIO)
@@ -166,7 +165,7 @@ def reddenings(stars: RawStars, colours: IntrinsicColours) -> Reddenings:
         reddening[mine] = calibration.reddening(members)
         error[mine] = calibration.error(members.numbers, 1.0 / ratio[mine])
         calibrations[one.name] = calibration
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(sound)
     counts = {
         "rows": len(classes),
         "in a class": int(classed.sum()),

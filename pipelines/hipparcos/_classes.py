@@ -170,8 +170,12 @@ class Calibration:
         return np.where(bound == true, sloped, level)
 
     def error(self, numbers: Array, relative: Array) -> Array:
-        """Return the standard deviation (N,) of E(B−V) for relative errors σ_ϖ/ϖ (N,)."""
-        of_magnitude = self.slope * 5.0 / np.log(10.0) * relative
+        """Return the standard deviation (N,) of E(B−V) for relative errors σ_ϖ/ϖ (N,).
+
+        That of M_V is at most half of the range in which the slope holds.
+        """
+        most = 0.5 * (self.range[1] - self.range[0])
+        of_magnitude = self.slope * np.minimum(5.0 / np.log(10.0) * relative, most)
         total = np.hypot(self._of(self.spread, numbers), of_magnitude)
         return np.asarray(total / (1.0 - R_V * self.slope), np.float64)
 

@@ -90,6 +90,7 @@ def test_clouds_are_joined_by_name() -> None:
         ("A", 2, 120.0),
         ("B", 1, 100.0),
     ]
+    assert experiment.share(rows, "cloud", "peak", 150.0) == pytest.approx(10 / 110)
     assert experiment.share(rows, "cloud", "peak") == pytest.approx(0.5 * (10 / 110 + 0.5))
 
 

@@ -1,5 +1,6 @@
 """The shipped pipeline run once, its held-out stars, and the cavity around the Sun."""
 
+import json
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ CAVITY, RING, PLANE = 60.0, (100.0, 250.0), 50.0
 @final
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The map, its held-out stars and their classes, and what the run took."""
+    """The map, its held-out stars, their classes and scores, and what the run took."""
 
     density: DustMap
     compared: Comparison
     classes: tuple[str, ...]
+    scores: dict[str, float]
     learned: dict[str, float]
     seconds: float
     cpu_seconds: float
@@ -47,7 +49,10 @@ def fit(folder: Path, overrides: Sequence[str] = ()) -> Fitted:
     groups = run.stars[run.observed.rows[run.holdout.cpu().numpy()]].groups
     assert groups is not None
     classes = tuple(run.group_names[group] for group in groups)
-    return Fitted(DustMap.open(path), finished.held_out(), classes, learned, seconds, spent)
+    report = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    scores = report["held_out_stars"]
+    compared = finished.held_out()
+    return Fitted(DustMap.open(path), compared, classes, scores, learned, seconds, spent)
 
 
 def cavity(density: DustMap) -> tuple[float, float]:
