@@ -96,9 +96,10 @@ def test_clouds_are_joined_by_name() -> None:
 
 @pytest.mark.slow
 def test_a_coarse_map_has_the_cavity(tmp_path: Path) -> None:
-    """Fewer stars than a tenth of those around it, on nodes 40 pc apart, nothing learned."""
+    """On nodes 40 pc apart, nothing learned: a cavity, and better than no map for held-out stars."""
     torch.set_num_threads(1)
     fitted = fit(tmp_path, (*experiment.QUICK, "model.learn=[]"))
     near, ring = cavity(fitted.density)
     assert near < 0.6 * ring
-    assert np.corrcoef(fitted.compared.predicted, fitted.compared.measured)[0, 1] > 0.3
+    off = fitted.compared.measured - fitted.compared.predicted
+    assert np.mean(off**2) < np.var(fitted.compared.measured)
