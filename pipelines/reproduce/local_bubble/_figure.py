@@ -10,6 +10,9 @@ from pipelines.reproduce._experiment import Row, number
 from pipelines.reproduce._figures import BLUE, ORANGE, label, panels
 from pipelines.reproduce.local_bubble._problem import Fitted
 
+#: Room of a name on the panel of the clouds, in pc.
+_WIDTH, _HEIGHT = 70.0, 14.0
+
 
 def draw(fitted: Fitted, lines: Sequence[Row]) -> Figure:
     """Distances of clouds; density by distance from the Sun; residuals and coverage of stars."""
@@ -28,11 +31,12 @@ def _distances(axes: Axes, lines: Sequence[Row]) -> None:
     )
     axes.errorbar(true, peak, yerr=error, fmt="none", ecolor="0.8", elinewidth=0.8)
     axes.plot(true, peak, "o", color=BLUE, markersize=3)
-    named: set[str] = set()
+    named: dict[str, tuple[float, float]] = {}
     for row, x, y in zip(lines, true, peak, strict=True):
         name = str(row["name"]).replace("_", " ")
-        if name not in named:
-            named.add(name)
+        free = all(abs(x - a) > _WIDTH or abs(y - b) > _HEIGHT for a, b in named.values())
+        if name not in named and free:
+            named[name] = x, y
             axes.annotate(name, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=5)
     axes.plot([100, 420], [100, 420], color=ORANGE, linewidth=1)
     label(axes, "clouds", "published distance [pc]", "where the map is densest [pc]")
