@@ -70,10 +70,15 @@ class Score:
 @final
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """P known pairs of one quantity: theirs x, ours y, in `system`, at places.
+    """P known pairs of one quantity of two maps.
 
-    distance (P,) in pc, b (P,) in degrees; kind: INTEGRATED, extinctions in mag, or DIFFERENTIAL,
-    mean densities of segments in mag/pc.
+    Attributes
+    ----------
+    name : of the other map
+    kind : INTEGRATED, extinctions in mag, or DIFFERENTIAL, mean densities of segments in mag/pc
+    system : of both
+    theirs, ours : (P,)
+    distance, b : (P,), in pc and degrees
     """
 
     name: str

@@ -30,7 +30,7 @@ _STEP, _AGREES = 0.25, 0.3
 @final
 @dataclass(frozen=True, eq=False)
 class NamedPlaces:
-    """Lines of sight through clouds with names: l, b in degrees, distance in pc, NaN for none."""
+    """K lines of sight through clouds: l, b (K,) in degrees, distance (K,) in pc, NaN for none."""
 
     names: tuple[str, ...]
     l: Array

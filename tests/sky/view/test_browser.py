@@ -114,6 +114,7 @@ def test_a_higher_threshold_leaves_less_and_no_opacity_nothing(browser: Browser)
     assert light[0] > 2.0 * light[1] > 4.0 * light[2] > 0.0 == light[3]
 
 
+@pytest.mark.slow
 def test_what_the_prior_made_is_fainter(browser: Browser) -> None:
     """The cloud is well within reach of the data; thin dust beyond is not."""
     browser.change(threshold=0.0, fade=False)
@@ -149,6 +150,7 @@ def test_controls_change_the_picture(browser: Browser) -> None:
     assert np.abs(browser.picture("slice") - slices[-1]).max() > 0.05
 
 
+@pytest.mark.slow
 def test_keys_do_what_the_help_says(browser: Browser) -> None:
     state = "window.dustmap.state"
     browser.press("1", "u", "x", "]")
@@ -209,6 +211,7 @@ def test_a_click_on_the_cloud_picks_it(browser: Browser) -> None:
     assert browser.ask("window.dustmap.state.picked") is None
 
 
+@pytest.mark.slow
 def test_a_view_is_linked_by_its_address(browser: Browser, page: Path) -> None:
     fragment = (
         "show=sample&theme=light&colours=cividis&sample=3&opacity=0.7&yaw=15&pitch=-20&zoom=2&fade=0"
@@ -226,6 +229,7 @@ def test_a_view_is_linked_by_its_address(browser: Browser, page: Path) -> None:
     assert state["levels"][0] == UPPER[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a dot", "a hole", "unknown", "far", "negative"])
 def test_odd_maps_are_drawn(shared: Browser, tmp_path: Path, name: str) -> None:
     density = odd_maps()[name]
@@ -239,6 +243,7 @@ def test_odd_maps_are_drawn(shared: Browser, tmp_path: Path, name: str) -> None:
     assert shared.complaints() == []
 
 
+@pytest.mark.slow
 def test_the_page_is_dark_or_light(browser: Browser) -> None:
     browser.resize(*WINDOW)
     for theme, bounds in (("dark", (0.0, 0.15)), ("light", (0.9, 1.0))):
@@ -252,6 +257,7 @@ def test_the_page_is_dark_or_light(browser: Browser) -> None:
         assert browser.ask("document.documentElement.dataset.theme") == expected
 
 
+@pytest.mark.slow
 def test_a_narrow_window_has_all_of_it(browser: Browser) -> None:
     try:
         browser.resize(420, 800)
@@ -263,6 +269,7 @@ def test_a_narrow_window_has_all_of_it(browser: Browser) -> None:
         browser.resize(*WINDOW)
 
 
+@pytest.mark.slow
 def test_the_frame_of_a_notebook_shows_the_page(shared: Browser, tmp_path: Path) -> None:
     path = tmp_path / "notebook.html"
     path.write_text(f"<!DOCTYPE html><body>{blob_map(2).view()._repr_html_()}</body>", "utf-8")
