@@ -142,7 +142,18 @@ def page_of(
     most_bytes: int,
     words: Mapping[str, Any],
 ) -> MapView:
-    """Make the page with named points (N, 3) in pc; words: its title and its history."""
+    """Make the page of `view_of` from arrays.
+
+    Parameters
+    ----------
+    density : the map
+    names : of N points
+    places : (N, 3)
+        X, Y, Z of the points in pc.
+    samples : how many of the map's, at most
+    most_bytes : of the page
+    words : its title and its history
+    """
     if samples < 0:
         raise UserError(f"samples: expected 0 or more, got {samples}")
     if len(names) > MOST_POINTS:
