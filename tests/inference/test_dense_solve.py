@@ -114,7 +114,9 @@ def test_few_draws_at_a_time_change_nothing() -> None:
 def test_matrices_are_for_few_data_on_many_nodes() -> None:
     assert suits_dense(1000, 200, 2**30)
     assert not suits_dense(1000, 50, 2**30)
-    assert not suits_dense(5001, 10**9, 2**40)
+    assert not suits_dense(5001, 10**4, 2**40)
+    assert suits_dense(900, 10**4, 2**30)
+    assert not suits_dense(900, 10**4 + 1, 2**30)
     assert not suits_dense(1000, 200, dense_bytes(1000, 200) - 1)
     assert takes_matrix(some_model((5, 4), "local").features, rays(2), 2**30)
     assert not takes_matrix(some_model((5, 4), "hip").features, rays(2), 2**30)

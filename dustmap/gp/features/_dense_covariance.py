@@ -28,6 +28,9 @@ _ROWS = 2**31
 #: Data at most, and N³ per node of the grid: matrices take 2e-10 N³ seconds of a thread at every
 #: step of learning, iterations with their preconditioner some 1e-3 per node in three dimensions.
 _MOST, _CUBE_PER_NODE = 5000, 1e7
+#: Nodes at most: to look up the M² lags of K takes 8e-9 M² seconds for each covariance and for each
+#: of its derivatives.
+_MOST_NODES = 10_000
 #: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
 #: with the copy that LAPACK takes.
 _MATRICES = 6
@@ -154,14 +157,15 @@ def _on_box(W: object, torus: tuple[int, ...], box: tuple[int, ...], margin: int
 def suits_dense(n: int, nodes: int, memory: int) -> bool:
     """Whether matrices of N = n data take less time than iterations on a grid of M = `nodes`.
 
-    N ≤ 5000, N³ ≤ 10⁷ M, and `dense_bytes` within `memory`.
+    N ≤ 5000, N³ ≤ 10⁷ M, M ≤ 10⁴, and `dense_bytes` within `memory`.
 
     Examples
     --------
     >>> suits_dense(3600, 5103, 2**31), suits_dense(3600, 1000, 2**31)
     (True, False)
     """
-    return n <= _MOST and n**3 <= _CUBE_PER_NODE * nodes and dense_bytes(n, nodes) <= memory
+    few = n <= _MOST and nodes <= _MOST_NODES and n**3 <= _CUBE_PER_NODE * nodes
+    return few and dense_bytes(n, nodes) <= memory
 
 
 def dense_bytes(n: int, nodes: int) -> int:
