@@ -94,12 +94,11 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
         return [], np.empty((0, 3))
     from dustmap.runs import places_of_map
     from dustmap.sky import card_named, cartesian
+    from dustmap.tables import text_column
 
     card = card_named(options.schema, _options.columns_of(options))
     places = places_of_map(Path(options.map), Path(options.points), card)
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
     named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
-    names = [""] * len(places)
-    if named is not None:  # formats of text have no empty words: these are missing
-        names = np.ma.filled(np.ma.asarray(places.table[named]).astype(np.str_), "").tolist()
-    return names, cartesian(places.l, places.b, places.distances.median)
+    names = ("",) * len(places) if named is None else text_column(places.table, named)
+    return list(names), cartesian(places.l, places.b, places.distances.median)

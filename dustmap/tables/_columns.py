@@ -239,6 +239,20 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
+def text_column(table: Table, name: str) -> tuple[str, ...]:
+    """Return the words of a column (N,), "" where they are missing.
+
+    Formats of text have no empty words: what is empty there is read as missing.
+
+    Examples
+    --------
+    >>> names = np.ma.array(["Taurus", "?"], mask=[False, True])
+    >>> text_column(Table({"name": names}), "name")
+    ('Taurus', '')
+    """
+    return tuple(np.ma.filled(np.ma.asarray(table[name]).astype(np.str_), "").tolist())
+
+
 def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
     """Raise a UserError that counts the bad rows of a column (N,) and names the first.
 

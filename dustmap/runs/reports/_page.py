@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from dustmap.runs.reports._report import Check, Picture, Report, versions
+from dustmap.runs.reports._report import Check, Picture, Report, is_rows, versions
 from dustmap.runs.reports._terms import term_of, words_of
 
 #: Digits of a number without an error, and of an error.
@@ -211,7 +211,7 @@ def _held(name: str, errors: _Section) -> str:
 
 def _section(section: _Section) -> Iterator[str]:
     """Plain values as one table, each list of rows as another."""
-    plain = {name: value for name, value in section.items() if not _is_rows(value)}
+    plain = {name: value for name, value in section.items() if not is_rows(value)}
     plain = {name: value for name, value in plain.items() if value not in ("", [], {}, None)}
     if plain:
         yield "<table>"
@@ -223,7 +223,7 @@ def _section(section: _Section) -> Iterator[str]:
             )
         yield "</table>"
     for name, value in section.items():
-        if _is_rows(value):
+        if is_rows(value):
             yield f"<h4>{escape(words_of(name))}</h4>" if plain else ""
             yield from _rows(value)
 
@@ -341,7 +341,3 @@ def _duration(seconds: float) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)

@@ -159,19 +159,20 @@ def _check_line(check: Check) -> str:
 
 def _tables(section: Mapping[str, Any]) -> list[str]:
     """Make one table of the plain values, and one for each list of rows."""
-    plain = {name: value for name, value in section.items() if not _is_rows(value)}
+    plain = {name: value for name, value in section.items() if not is_rows(value)}
     tables = []
     if plain:
         rows = [f"| {words_of(name)} | {_shown(value)} |" for name, value in plain.items()]
         tables.append("\n".join(["| | |", "|---|---|", *rows]))
     for name, value in section.items():
-        if _is_rows(value):
+        if is_rows(value):
             tables += [f"{words_of(name)}:"] if len(section) > 1 else []
             tables.append(_table_of_rows(value))
     return tables
 
 
-def _is_rows(value: Any) -> bool:
+def is_rows(value: Any) -> bool:
+    """Whether a value of a section is a table: a list of rows."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
 
 

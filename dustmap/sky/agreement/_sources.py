@@ -24,7 +24,7 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian
+from dustmap.sky._coordinates import positions_of
 from dustmap.sky.maps import DustMap, muted_reports
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -114,10 +114,8 @@ class MapSource(AbstractSource):
 
     def extinctions(self, segments: Segments) -> Array:
         def at(distances: Array) -> Array:
-            shape = len(segments.l), len(distances)
-            l, b = (np.broadcast_to(angle[:, None], shape) for angle in (segments.l, segments.b))
-            points = cartesian(l, b, np.broadcast_to(distances, shape))
-            return self.density.mean_at(points.reshape(-1, 3)).reshape(shape)
+            places = segments.coordinates(distances)
+            return self.density.mean_at(positions_of(places)).reshape(places.shape)
 
         with muted_reports():  # rays leave every box
             return segments.integrate(at, 0.5 * min(self.density.grid.spacing))

@@ -17,7 +17,7 @@ from dustmap.sky._coordinates import cartesian
 from dustmap.sky.catalogs._card import card_directory
 from dustmap.sky.clouds._watershed import Structures, Values
 from dustmap.sky.maps._trilinear import within
-from dustmap.tables import number_column, read_tables
+from dustmap.tables import number_column, read_tables, text_column
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class NamedPlaces:
         if "distance_pc" in table.colnames:
             column = np.ma.asarray(table["distance_pc"])
             distance = np.asarray(np.ma.filled(column.astype(np.float64), np.nan))
-        return cls(tuple(str(name) for name in table["name"]), l, b, distance)
+        return cls(text_column(table, "name"), l, b, distance)
 
 
 def names_of(

@@ -36,16 +36,15 @@ class CloudMarks:
     def read(cls, path: Path) -> "CloudMarks":
         """Read a table of `dustmap clouds`, or another with l, b, distance, radius and name."""
         # Pictures without clouds wait for no reader of tables.
-        from dustmap.tables import number_column, read_tables
+        from dustmap.tables import number_column, read_tables, text_column
 
         table = read_tables(path)
         l, b, distance, radii = (
             number_column(table, name) for name in ("l", "b", "distance", "radius")
         )
-        names = [""] * len(l)
-        if "name" in table.colnames:  # formats of text have no empty words: these are missing
-            names = np.ma.filled(np.ma.asarray(table["name"]).astype(np.str_), "").tolist()
-        return cls(cartesian(l, b, distance), radii, tuple(names))
+        named = "name" in table.colnames
+        names = text_column(table, "name") if named else ("",) * len(l)
+        return cls(cartesian(l, b, distance), radii, names)
 
     def draw(self, axis: Axes, image: Outlined, named: bool) -> None:
         """Outline the clouds that an image shows; named: with the names of the largest."""

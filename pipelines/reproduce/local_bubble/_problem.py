@@ -1,7 +1,7 @@
 """The shipped pipeline run once, its held-out stars, and the cavity around the Sun."""
 
 import json
-import resource
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +40,9 @@ def fit(folder: Path, overrides: Sequence[str] = ()) -> Fitted:
     """Run the pipeline in a new directory below `folder`, where its map stays."""
     config = configuration.load(PIPELINE, overrides)
     path = folder / f"run_{len(list(folder.iterdir()))}"
-    before = _cpu()
+    before = time.process_time()
     _, seconds = stopwatch(lambda: execute_run(prepare(config), path, config, False))
-    spent = _cpu() - before
+    spent = time.process_time() - before
     finished = open_star_map(path)
     learned = dict(finished.fit.hyperparameters.as_dict())
     run = finished.run
@@ -64,9 +64,3 @@ def cavity(density: DustMap) -> tuple[float, float]:
     radius = np.hypot(right, up)
     ring = (radius >= RING[0]) & (radius <= RING[1]) & (np.abs(height) <= PLANE)
     return float(mean[near].mean()), float(mean[ring].mean())
-
-
-def _cpu() -> float:
-    """Return the processor seconds that this process took."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
