@@ -128,7 +128,7 @@ def test_a_table_of_the_whole_box_gives_the_same_rows() -> None:
 
 
 def test_pixels_are_powers_of_two() -> None:
-    with pytest.raises(ValueError, match="power of two, got 12"):
+    with pytest.raises(ValueError, match="of beams: expected a power of two, 1 to 8192, got 12"):
         HealpixBeams(12)
 
 

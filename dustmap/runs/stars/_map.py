@@ -35,7 +35,7 @@ from dustmap.runs.stars import (
     _zero_points,
 )
 from dustmap.sky import Provenance, SchemaCard, observations
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.stars import AbstractDistances, ExactDistances, StarTable, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named

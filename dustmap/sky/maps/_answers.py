@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from astropy import units as u
+from astropy.coordinates import SkyCoord
 from astropy.table import Column, Table
 from numpy.typing import NDArray
 
@@ -20,6 +21,9 @@ from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices
 from dustmap.sky.systems import ExtinctionSystem
+
+if TYPE_CHECKING:
+    from dustmap.sky.maps._dust_map import DustMap
 
 log = logging.getLogger(__name__)
 _log_of_maps = logging.getLogger("dustmap.sky.maps")
@@ -32,6 +36,8 @@ _NUMBERS = 2**23
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 #: Points of all rays that are held at once.
 _POINTS = 2**20
+#: Percentiles between which 68 % lie.
+_BAND = (16.0, 84.0)
 
 
 @final
@@ -222,6 +228,24 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
     low, high = s[row, left], s[row, right]
     return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
+
+
+def central_band(
+    density: "DustMap", places: SkyCoord, integrated: bool
+) -> tuple[Floats, Floats] | None:
+    """Return the percentiles (N,) between which 68 % lie; None of a map that has none."""
+    held = {Quantity.P16, Quantity.P84} <= set(density.available) and not integrated
+    if not held and density.n_samples < 2:
+        return None
+    low, high = density.query(places, "percentile", list(_BAND), integrated).T
+    return low, high
+
+
+def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats | None:
+    """Return the standard deviation (N,); None of a map that has none."""
+    held = Quantity.STD in density.available and not integrated
+    known = held or density.n_samples > 1
+    return density.query(places, "std", integrated=integrated) if known else None
 
 
 #: What the names of the columns start with -> their unit.

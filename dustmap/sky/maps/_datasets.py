@@ -9,19 +9,15 @@ from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import directions_of, galactic
+from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
+from dustmap.sky.maps._answers import central_band, spread_of
 from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS
 from dustmap.sky.maps._quantities import Quantity
-from dustmap.sky.maps._trilinear import chord
+from dustmap.sky.maps._trilinear import distances_through
 
 if TYPE_CHECKING:
     from dustmap.sky.maps._dust_map import DustMap
 
-#: Percentiles between which 68 % lie.
-_BAND = (16.0, 84.0)
-#: Distances along a line of sight, unless the caller names them, lie half a voxel apart, at most
-#: so many.
-_MOST = 600
 _UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
 
@@ -46,14 +42,21 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
     direction = directions_of(coords)
     if len(direction) != 1:
         raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
-    along = _distances(density, direction) if distances is None else _checked(distances)
-    places = _places(direction, along)
+    grid = density.grid
+    if distances is None:
+        step = 0.5 * min(grid.spacing)
+        along = distances_through(grid.lower, grid.upper, direction[0], step)
+        if along is None:
+            raise UserError(f"coords: the line of sight does not meet the map ({density!r})")
+    else:
+        along = _checked(distances)
+    places = places_towards(direction, along)
     bands = {"density": _band(density, places, False), "extinction": _band(density, places, True)}
     data = {
         f"{what}_{name}": (
             "distance",
             values,
-            {"units": "mag" if what == "extinction" else DENSITY_UNIT},
+            {"units": _UNIT_OF[what]},
         )
         for what, band in bands.items()
         for name, values in band.items()
@@ -71,21 +74,20 @@ def sky_of(
     """Return shells in HEALPix as `DustMap.to_healpix` does."""
     import healpy
 
-    if not healpy.isnsideok(nside, nest=True):
-        raise UserError(f"nside: expected a power of 2, such as 64, got {nside!r}")
+    refuse_bad_nside(nside)
     along = _checked(distances)
     lon, lat = healpy.pix2ang(nside, np.arange(healpy.nside2npix(nside)), nest=nest, lonlat=True)
     pixels = SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic")
-    shells = [_places(directions_of(pixels), np.full(len(lon), d)) for d in along]
+    shells = [places_towards(directions_of(pixels), np.full(len(lon), d)) for d in along]
     name = "extinction" if integrated else "density"
-    modes = ("mean", "std") if _has_std(density, integrated) else ("mean",)
+    asked = {
+        "mean": [density.query(shell, integrated=integrated) for shell in shells],
+        "std": [spread_of(density, shell, integrated) for shell in shells],
+    }
     data = {
-        f"{name}_{mode}": (
-            ("distance", "pixel"),
-            np.stack([density.query(shell, mode, integrated=integrated) for shell in shells]),
-            {"units": _UNIT_OF[name]},
-        )
-        for mode in modes
+        f"{name}_{mode}": (("distance", "pixel"), np.stack(known), {"units": _UNIT_OF[name]})
+        for mode, answers in asked.items()
+        if len(known := [answer for answer in answers if answer is not None])
     }
     attributes = {
         "nside": nside,
@@ -94,12 +96,6 @@ def sky_of(
         "extinction_system": density.system.name,
     }
     return xr.Dataset(data, {"distance": ("distance", along, {"units": "pc"})}, attributes)
-
-
-def _places(directions: NDArray[np.float64], distances: NDArray[np.float64]) -> SkyCoord:
-    """Place points on directions (N, 3), or one (1, 3), at distances (N,) in pc."""
-    x, y, z = (directions * distances[:, None]).T * u.pc
-    return SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
 
 
 def _checked(distances: u.Quantity) -> NDArray[np.float64]:
@@ -115,30 +111,11 @@ def _checked(distances: u.Quantity) -> NDArray[np.float64]:
     return along
 
 
-def _distances(density: "DustMap", direction: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return distances in pc half a voxel apart, from the Sun or the near face to the far one."""
-    grid, ahead = density.grid, np.where(np.abs(direction) > 1e-12, direction, 0.0)
-    enter, leave = chord(grid.lower, grid.upper, ahead)
-    if not leave[0] > max(enter[0], 0.0):
-        raise UserError(f"coords: the line of sight does not meet the map ({density!r})")
-    near, far = max(float(enter[0]), 0.0), float(leave[0])
-    count = min(max(2, int(np.ceil((far - near) / (0.5 * min(grid.spacing)))) + 1), _MOST)
-    # A hair inside, so that rounding does not put the ends outside.
-    ends = near + 1e-9 * (far - near), far - 1e-9 * (far - near)
-    return np.linspace(*ends, count)
-
-
 def _band(density: "DustMap", places: SkyCoord, integrated: bool) -> dict[str, NDArray[np.float64]]:
     """Return mean, std and the edges of the central 68 %, as far as the map has them."""
     found = {"mean": density.query(places, integrated=integrated)}
-    if _has_std(density, integrated):
-        found["std"] = density.query(places, "std", integrated=integrated)
-    edges = {Quantity.P16, Quantity.P84} <= set(density.available) and not integrated
-    if density.n_samples > 1 or edges:
-        low, high = density.query(places, "percentile", list(_BAND), integrated).T
-        found |= {"p16": low, "p84": high}
-    return found
-
-
-def _has_std(density: "DustMap", integrated: bool) -> bool:
-    return density.n_samples > 1 or (not integrated and Quantity.STD in density.available)
+    std = spread_of(density, places, integrated)
+    if std is not None:
+        found["std"] = std
+    edges = central_band(density, places, integrated)
+    return found if edges is None else found | {"p16": edges[0], "p84": edges[1]}

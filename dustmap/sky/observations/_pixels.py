@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.errors import UserError
 from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Sharded
+from dustmap.sky._coordinates import refuse_bad_nside
 
 #: Width of a pixel, in rad, times nside.
 _PIXEL = math.sqrt(math.pi / 3.0)
@@ -25,8 +25,7 @@ class HealpixBeams(AbstractBeams):
     """A beam for each pixel of `nside`, bilinear between the four nearest on two rings."""
 
     def __init__(self, nside: int) -> None:
-        if nside < 1 or nside & (nside - 1):
-            raise UserError(f"nside of beams: expected a power of two, got {nside}")
+        refuse_bad_nside(nside, "nside of beams")
         self.nside = nside
 
     @cached_property
