@@ -1,4 +1,6 @@
-"""dustmap plot: pictures of a map, and of what a run says of stars it has not seen."""
+"""dustmap plot: pictures of a map, and of what a run says of stars it has not seen; dustmap view:
+one page of a map, which any browser opens without a network.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -11,17 +13,11 @@ from dustmap.cli._exit import DONE
 from dustmap.cli._printing import print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
-import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from dustmap.cli import _options
-from dustmap.cli._exit import DONE
-from dustmap.cli._printing import print_result
-from dustmap.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from dustmap.runs import RegressionResult
     from dustmap.sky.figures import CloudMarks, Comparison
@@ -35,9 +31,6 @@ BELONGS = {
     "truth": ("slice", "top_down", "side_on", "sky", "los"),
     "clouds": ("slice", "top_down", "side_on", "sky"),
 }
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _MEGABYTE = 1e6
 #: Columns with names of points, whatever their case.

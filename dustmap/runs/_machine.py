@@ -1,39 +1,32 @@
-"""compute.threads = "auto": as many threads as the products of a run are fastest with.
+"""Where a run computes: its ranks, device, type and memory, the seconds of operations, threads.
 
-Sums in another order round otherwise, so that a run keeps the number that it began with.
+compute.threads = "auto": as many threads as the products of a run are fastest with. Sums in another
+order round otherwise, so that a run keeps the number that it began with.
 """
 
+import functools
+import itertools
+import math
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
 
-from dustmap.config import AUTO, Config
-from dustmap.runs import checkpoints
-from dustmap.runs._machine import device_of
-import functools
-import itertools
-import math
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import torch
-
 from dustmap import __version__
 from dustmap import config as configuration
-from dustmap.config import ComputeConfig, Config
+from dustmap.config import AUTO, ComputeConfig, Config
 from dustmap.distributed import check_agreement, world_from_environment
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Sharded
 from dustmap.linalg import AbstractWorld, Alone, Progress, unwatched
+from dustmap.runs import checkpoints
 
 #: Products of a run, and how many of each a step takes.
 Products: TypeAlias = Sequence[tuple[Callable[[], object], float]]

@@ -14,8 +14,8 @@ from astropy.table import Table
 from dustmap.config import load
 from dustmap.gp import Prediction
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.runs.stars._kernel import without_each
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.runs.stars._unresolved import without_each
 from dustmap.sky import DustMap
 from dustmap.sky.simulation import Measurements, simulate, write_sky
 from dustmap.sky.stars import ExactDistances

@@ -1,8 +1,9 @@
-"""model.kernel = "auto": the smoothness of the dust, by stars in held-out patches of the sky.
+"""What stars that were held out say of the kernel: its smoothness, and how much of what the grid
+leaves out of the density they have.
 
-A patch is a HEALPix pixel in a shell of distances, wider than the length where learning starts, so
-that its stars have no neighbours left to be predicted by. Of many stars a random part is compared,
-and on a grid coarser than a fine one.
+model.kernel = "auto" is chosen by patches of the sky, HEALPix pixels in shells of distances,
+wider than the length where learning starts, whose stars have no neighbours left to be
+predicted by. Of many stars a random part is compared, and on a grid coarser than a fine one.
 """
 
 import itertools
@@ -13,38 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-import torch
-from torch import Tensor
-
-from dustmap import engines
-from dustmap.config import Config
-from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
-from dustmap.gp import whole_batch
-from dustmap.inference import StateReader, state_of
-from dustmap.linalg import AbstractWorld
-from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _model
-from dustmap.runs.stars._distance_rounds import first_added
-from dustmap.sky import Observations
-from dustmap.sky.observations import sky_patches
-import logging
-import math
-from dataclasses import dataclass, replace
-from typing import Any, final
-
 import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
+from dustmap import engines
 from dustmap.config import Config
-from dustmap.gp import Prediction
-from dustmap.inference import LogNormalPosterior
+from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
+from dustmap.gp import Prediction, whole_batch
+from dustmap.inference import LogNormalPosterior, StateReader, state_of
+from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _engines
+from dustmap.runs.checkpoints import RunDirectory
+from dustmap.runs.stars import _engines, _model
+from dustmap.runs.stars._distance_rounds import first_added
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.sky.observations import Observations
+from dustmap.sky.observations import Observations, sky_patches
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +52,8 @@ _WIDTH, _LEAST_STARS, _IN_PATCHES = 2.0, 5, 0.7
 _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
-log = logging.getLogger(__name__)
 
-#: Stars of a kind that are looked at, at most.
+#: Stars of a kind that the dust between the nodes is judged by, at most.
 _STARS = 5_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars

@@ -19,9 +19,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
-from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
+from dustmap.runs._machine import ALONE, Products, device_of, own_rays, rounded
 from dustmap.runs._run import AbstractRun, Plan
-from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
@@ -34,7 +33,6 @@ from dustmap.runs.stars import (
     _plan,
     _share,
     _tiles,
-    _unresolved,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -235,7 +233,7 @@ class StarRun(AbstractRun):
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
             with in_one_part(work.progress, "dust between the nodes"):
-                fit, unresolved = _unresolved.judged(
+                fit, unresolved = _kernel.judged(
                     self.config, result.fit, result.observed, self.train, self.holdout
                 )
             result = replace(result, fit=fit)

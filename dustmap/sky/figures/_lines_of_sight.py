@@ -170,10 +170,10 @@ def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
     """Return the mean between percentiles, or mean ± std, as far as the map has them."""
     mean = density.query(places, integrated=integrated)
     edges = central_band(density, places, integrated)
-    if edges is None:
-        std = spread_of(density, places, integrated)
-        edges = (None, None) if std is None else (mean - std, mean + std)
-    return Band(mean, *edges)
+    if edges is not None:
+        return Band(mean, *edges)
+    std = spread_of(density, places, integrated)
+    return Band(mean) if std is None else Band(mean, mean - std, mean + std)
 
 
 @style.styled()

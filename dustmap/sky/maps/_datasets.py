@@ -80,14 +80,13 @@ def sky_of(
     pixels = SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic")
     shells = [places_towards(directions_of(pixels), np.full(len(lon), d)) for d in along]
     name = "extinction" if integrated else "density"
-    asked = {
-        "mean": [density.query(shell, integrated=integrated) for shell in shells],
-        "std": [spread_of(density, shell, integrated) for shell in shells],
-    }
+    means = [density.query(shell, integrated=integrated) for shell in shells]
+    spreads = [spread_of(density, shell, integrated) for shell in shells]
+    known = {"mean": means, "std": [std for std in spreads if std is not None]}
     data = {
-        f"{name}_{mode}": (("distance", "pixel"), np.stack(known), {"units": _UNIT_OF[name]})
-        for mode, answers in asked.items()
-        if len(known := [answer for answer in answers if answer is not None])
+        f"{name}_{mode}": (("distance", "pixel"), np.stack(values), {"units": _UNIT_OF[name]})
+        for mode, values in known.items()
+        if values
     }
     attributes = {
         "nside": nside,

@@ -6,12 +6,15 @@
     sample k    posterior samples
 
 Coarser voxels are averages over blocks of the map's; every one but the mean may be coarser.
+A page has them as text, in 254 steps of a scale.
 """
 
+import base64
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +22,6 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
-import base64
-import zlib
-from dataclasses import dataclass
-from typing import TypeAlias, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 #: Voxels of a cube that browsers hold, and along one axis.
 MOST_VOXELS, MOST_SIDE = 2**25, 1024
@@ -36,7 +32,7 @@ _FAINT = 92.0
 #: A logarithmic scale of colours spans no more than this factor.
 _SPAN = 100.0
 Codes: TypeAlias = NDArray[np.uint8]
-#: Steps between the codes 1 and 255; 0 is a voxel without a value.
+#: Steps of a linear or logarithmic scale between the codes 1 and 255; 0 is a voxel without a value.
 STEPS = 254
 #: A logarithmic scale spans at most so many decades: what is below counts as its lower end.
 MOST_DECADES = 4.0
