@@ -32,8 +32,8 @@ def beamed(rays: LineIntegrals, nside: int = 16, dtype: torch.dtype = torch.floa
 
 
 def dense(operator: AbstractOperator) -> Tensor:
-    eye = torch.eye(operator.shape[1], dtype=operator.dtype)
-    return operator.matmul(eye).mT
+    """Rows (N, M), by the adjoint, of which there are fewer products."""
+    return operator.rmatmul(torch.eye(operator.shape[0], dtype=operator.dtype))
 
 
 def weighted(count: int) -> LineIntegrals:

@@ -18,6 +18,7 @@ from dustmap.gp.functionals import (
     PointValues,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
+from tests.combinations import covering
 from tests.gp.residual_cases import (
     F64,
     SHAPES,
@@ -190,9 +191,10 @@ KERNELS: dict[str, Callable[..., AbstractKernel]] = {
 }
 
 
-@pytest.mark.parametrize("order", [2, 4])
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("shape", [(40,), (16, 14), (12, 11, 9)])
+@pytest.mark.parametrize(
+    ("order", "name", "shape"),
+    covering([2, 4], KERNELS, [(40,), (16, 14), (12, 11, 9)], together=2),
+)
 def test_rays_agree_with_the_definition(shape: tuple[int, ...], name: str, order: int) -> None:
     check = checked(shape, name, order, 2.0, 40)
     assert check.count == 40

@@ -93,7 +93,6 @@ def test_measurements_are_predicted_with_scales_and_the_map_is_free_of_them(
     assert sides[0] / sides[1] == pytest.approx(1.0, abs=0.06)
 
 
-@pytest.mark.usefixtures("small_tables")
 def test_a_killed_fit_with_scales_goes_on_to_the_same_bits(
     sky: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

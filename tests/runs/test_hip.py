@@ -74,7 +74,7 @@ def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: s
     ("family", "whitening", "line_integral"),
     [
         ("mean-field", "hip", "monte-carlo"),
-        ("low-rank", "torus", "table"),
+        pytest.param("low-rank", "torus", "table", marks=pytest.mark.slow),
         ("block", "torus", "table"),
     ],
 )

@@ -102,7 +102,7 @@ def interrupted(
     return False
 
 
-@pytest.mark.parametrize("states", [1, 7])
+@pytest.mark.parametrize("states", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_killed_fit_goes_on_to_the_same_bits(
     sky: Path, undisturbed: Path, tmp_path: Path, states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

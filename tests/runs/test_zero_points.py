@@ -20,8 +20,6 @@ from tests.runs.test_engines import SIZE, wave
 from tests.runs.test_resume import Killed, interrupted
 
 OFFSET, ERROR = 0.1, 0.03
-pytestmark = pytest.mark.usefixtures("small_tables_throughout")
-
 CONFIG = """
 [data]
 catalog = "sky.fits"

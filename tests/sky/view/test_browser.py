@@ -90,7 +90,14 @@ def test_the_page_asks_for_nothing_but_itself(browser: Browser, page: Path) -> N
     assert browser.ask("document.getElementById('trouble').hidden")
 
 
-@pytest.mark.parametrize(("yaw", "pitch"), [(-90.0, 90.0), (-60.0, 30.0), (20.0, -15.0)])
+@pytest.mark.parametrize(
+    ("yaw", "pitch"),
+    [
+        (-60.0, 30.0),
+        pytest.param(-90.0, 90.0, marks=pytest.mark.slow),
+        pytest.param(20.0, -15.0, marks=pytest.mark.slow),
+    ],
+)
 def test_the_cloud_is_where_it_belongs(browser: Browser, yaw: float, pitch: float) -> None:
     """The middle of the cloud's light, weighted by how opaque it is, and the named point."""
     browser.change(yaw=yaw, pitch=pitch, **BARE)
@@ -106,6 +113,7 @@ def test_the_cloud_is_where_it_belongs(browser: Browser, yaw: float, pitch: floa
     assert np.linalg.norm(found - expected) < 4.0
 
 
+@pytest.mark.slow
 def test_a_higher_threshold_leaves_less_and_no_opacity_nothing(browser: Browser) -> None:
     light = []
     for part in ({"threshold": 0.1}, {"threshold": 0.6}, {"threshold": 0.9}, {"opacity": 0.0}):
