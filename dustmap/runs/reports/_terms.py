@@ -129,6 +129,7 @@ _DATA = {
     "seconds": Term("Seconds"),
     "peak_gib": Term("Peak memory", "GiB"),
     "until": Term("Last stage"),
+    "threads_are": Term("Why so many threads"),
 }
 
 TERMS: Mapping[str, Term] = {**_SCORES, **_HYPERPARAMETERS, **_FIT, **_DATA}
