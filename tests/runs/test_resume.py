@@ -94,7 +94,7 @@ def interrupted(
         return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", counted)
+        patched.setattr("dustmap.runs.checkpoints._state_file.write_state", counted)
         try:
             go()
         except type(with_):
@@ -297,7 +297,7 @@ def failing(
         return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", full)
+        patched.setattr("dustmap.runs.checkpoints._state_file.write_state", full)
         go()
 
 
