@@ -140,7 +140,7 @@ def test_a_map_has_a_page(
 def test_the_page_is_checked_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert plot(tmp_path, tmp_path / "a.txt", of="none") == BAD_INPUT
+    assert main(["view", "none", "--output", str(tmp_path / "a.txt")]) == BAD_INPUT
     assert "expected a page that ends in .html" in capsys.readouterr().err
     (tmp_path / "a.html").write_text("mine")
     assert plot(tmp_path, tmp_path / "a.html", of="none") == BAD_INPUT
