@@ -118,8 +118,7 @@ def test_tail_is_the_mean_over_offsets() -> None:
     assert ResidualTable.of(Stencil.of(prior, 4)).tail == 0
 
 
-@pytest.mark.parametrize("order", [2, 4])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("order", "dim"), covering([2, 4], [1, 2, 3]))
 def test_banded_sum_is_the_double_loop(dim: int, order: int) -> None:
     prior = make_prior(((30,), (16, 14), (10, 9, 9))[dim - 1])
     table = ResidualTable.of(Stencil.of(prior, order))

@@ -103,7 +103,7 @@ CASES = [
     Case(1, "mean-field"),
     Case(1, "full", "cholesky", torch.float32, scored=True),
     Case(2, "block", "cholesky", torch.float64, 0.1, scored=True),
-    Case(2, "full", "cholesky", torch.float64, 0.1),
+    pytest.param(Case(2, "full", "cholesky", torch.float64, 0.1), marks=pytest.mark.slow),
     Case(3, "block", "cholesky", torch.float32, 0.1),
 ]
 
