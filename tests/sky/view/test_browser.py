@@ -24,6 +24,16 @@ SIDES = ("Width", "Height")
 #: All that is in the way of the cloud, switched off.
 BARE = {"fade": False, "names": False}
 
+Controls: TypeAlias = tuple[tuple[str, bool | float], ...]
+#: Controls and their values.
+CONTROLS: Controls = (
+    ("#plane-2", True),
+    ("#level-2", -10.0),
+    ("#level-2", 30.0),
+    ("#threshold", 0.2),
+    ("input[value=sample]", True),
+)
+MORE: Controls = (("#opacity", 0.9), ("input[value=spread]", True), ("#plane-0", True))
 #: Does with a control what a hand does.
 SET = """(([name, value]) => {
   const control = document.querySelector(name);
@@ -131,20 +141,14 @@ def test_what_the_prior_made_is_fainter(browser: Browser) -> None:
     assert browser.picture()[..., 3].sum() < 0.8 * whole
 
 
-def test_controls_change_the_picture(browser: Browser) -> None:
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(MORE, marks=pytest.mark.slow)], ids=lambda more: f"{len(more)} more"
+)
+def test_controls_change_the_picture(browser: Browser, more: Controls) -> None:
     browser.change(**BARE)
     pictures = [browser.picture()]
     slices = [browser.picture("slice")]
-    for control, value in (
-        ("#plane-2", True),
-        ("#level-2", -10.0),
-        ("#level-2", 30.0),
-        ("#opacity", 0.9),
-        ("#threshold", 0.2),
-        ("input[value=spread]", True),
-        ("input[value=sample]", True),
-        ("#plane-0", True),
-    ):
+    for control, value in (*CONTROLS, *more):
         browser.ask(SET, control, value)
         browser.change()
         pictures.append(browser.picture())
