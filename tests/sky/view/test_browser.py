@@ -31,8 +31,8 @@ CONTROLS: Controls = (
     ("#level-2", -10.0),
     ("#level-2", 30.0),
     ("#threshold", 0.2),
-    ("input[value=sample]", True),
 )
+SAMPLE = ("input[value=sample]", True)
 MORE: Controls = (("#opacity", 0.9), ("input[value=spread]", True), ("#plane-0", True))
 #: Does with a control what a hand does.
 SET = """(([name, value]) => {
@@ -148,7 +148,7 @@ def test_controls_change_the_picture(browser: Browser, more: Controls) -> None:
     browser.change(**BARE)
     pictures = [browser.picture()]
     slices = [browser.picture("slice")]
-    for control, value in (*CONTROLS, *more):
+    for control, value in (*CONTROLS, *more, SAMPLE):
         browser.ask(SET, control, value)
         browser.change()
         pictures.append(browser.picture())
