@@ -103,12 +103,14 @@ CASES = [
     Case(1, "mean-field"),
     Case(1, "full", "cholesky", torch.float32, scored=True),
     Case(2, "block", "cholesky", torch.float64, 0.1, scored=True),
-    pytest.param(Case(2, "full", "cholesky", torch.float64, 0.1), marks=pytest.mark.slow),
+    Case(2, "full", "cholesky", torch.float64, 0.1),
     Case(3, "block", "cholesky", torch.float32, 0.1),
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES[:3], pytest.param(CASES[3], marks=pytest.mark.slow), CASES[4]]
+)
 def test_fits_go_on_from_every_epoch(case: Case) -> None:
     whole, left = case(NO_CHECKPOINTS), states(case)
     assert whole.last.epoch == (2 if case.scored else 6)

@@ -29,7 +29,7 @@ from dustmap.inference.evidence._newton import (
     LearnStep,
     learn_evidence,
 )
-from dustmap.inference.evidence._trust_region import bounded_step
+from dustmap.inference.evidence._steps import bounded_step
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 

@@ -30,9 +30,8 @@ from dustmap.runs.stars import (
     _input,
     _kernel,
     _model,
+    _parts,
     _plan,
-    _share,
-    _tiles,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -66,13 +65,13 @@ class StarRun(AbstractRun):
 
     asked: Config
     config: Config
-    share: _share.StarShare
+    share: _parts.StarShare
     grid: RegularGrid
     observed: Observations
     train: torch.Tensor
     holdout: torch.Tensor
     truth: DustMap | None
-    tile: _tiles.TilePart | None = None
+    tile: _parts.TilePart | None = None
     seconds_to_read: float = 0.0
     checks: tuple[Check, ...] = ()
 
@@ -204,7 +203,7 @@ class StarRun(AbstractRun):
         with work.watch.stage("ingest"):
             # A run that goes on has read its own.
             if self.leads and not archive.exists():
-                _share.archive_stars(archive, self.config, self.share.whole)
+                _parts.archive_stars(archive, self.config, self.share.whole)
         work.watch.add("ingest", self.seconds_to_read)
         precision, checks = _checks.parallax_precision(self.share, self.observed, self.train)
         work.checks += checks
@@ -386,13 +385,13 @@ def prepare_stars(
     if not config.data.tile and config.grid.spacing > 0.0:
         _plan.refuse_nodes(config)
     start = time.perf_counter()
-    share = _share.share_of_store(config, earlier, world)
+    share = _parts.share_of_store(config, earlier, world)
     if share is not None:
         catalog = share.own
     elif earlier is not None and (earlier / _input.ARCHIVE).exists():
         catalog = _input.archived_stars(earlier)
     else:
-        catalog = _tiles.read_part(config)
+        catalog = _parts.read_part(config)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
     if truth is not None and truth.system != catalog.stars.system:
@@ -416,7 +415,7 @@ def prepare_stars(
 
 def assemble(
     config: Config,
-    catalog: _input.StarInput | _share.StarShare,
+    catalog: _input.StarInput | _parts.StarShare,
     truth: DustMap | None = None,
     seconds: float = 0.0,
     world: AbstractWorld = ALONE,
@@ -426,11 +425,11 @@ def assemble(
     catalog: the stars, of which the ranks take their shares, or the share of this one.
     """
     asked, tile = config, None
-    if isinstance(catalog, _share.StarShare):
+    if isinstance(catalog, _parts.StarShare):
         share = catalog
     else:
-        config, catalog, tile = _tiles.part_of_sky(asked, catalog)
-        share = _share.StarShare.of_all(catalog, world)
+        config, catalog, tile = _parts.part_of_sky(asked, catalog)
+        share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
     config = _plan.with_spacing(config, share.sample)
