@@ -84,6 +84,7 @@ def test_global_engine_has_a_linear_mean() -> None:
     np.testing.assert_allclose(model.predict([[30.0, 30.0]]), model.mean_ @ [1.0, 30.0, 30.0])
 
 
+@pytest.mark.slow
 def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(1700, 1))

@@ -89,6 +89,7 @@ def test_gross_outliers_bend_what_takes_them_for_normal() -> None:
     assert error(plain_fit(True), truth) > 1.5 * error(plain_fit(False), truth)
 
 
+@pytest.mark.slow
 def test_clean_data_give_the_same_as_normal_noise() -> None:
     truth, clean = sky()
     reference, found = (fitted(clean, robust, 64) for robust in (None, RobustSettings()))

@@ -181,6 +181,7 @@ def test_a_fine_grid_gives_the_exact_gaussian_process(shape: tuple[int, ...]) ->
     assert float((variance.sqrt() / std - 1).abs().max()) < 0.05
 
 
+@pytest.mark.slow
 def test_learning_finds_the_scale_of_a_simulated_field() -> None:
     generator = torch.Generator().manual_seed(4)
     grid = RegularGrid.from_bounds((0.0,), (10.0,), (80,))
