@@ -155,12 +155,16 @@ def _places(
     """Return distances (K,) at most `step` apart to where the line leaves a box, and its places."""
     if not abs(b) <= 90.0:
         raise UserError(f"b = {b:g}: expected -90 to 90 degrees")
-    ahead = cartesian(l, b, 1.0)
-    along = distances_through(lower, upper, ahead, step)
-    if along is None or not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
+    if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise UserError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
             f"{tuple(upper)} pc)"
+        )
+    ahead = cartesian(l, b, 1.0)
+    along = distances_through(lower, upper, ahead, step)
+    if along is None:
+        raise UserError(
+            f"l = {l:g}, b = {b:g}: the Sun is on a face of the map, which is behind it"
         )
     # Nothing is in front of the Sun itself.
     return along[1:], places_towards(ahead, along[1:])
