@@ -14,33 +14,32 @@ from pathlib import Path
 
 import astropy.units as u
 import numpy as np
-from astropy.coordinates import SkyCoord
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from dustmap.sky import DustMap, save_figure
+from dustmap.sky import DustMap, cartesian, save_figure
+from dustmap.sky.clouds import NamedPlaces
 
 #: Half of the depth in pc through which the picture from the side looks.
 DEPTH = 100.0
 #: Percentiles of an image that its colours reach.
 SHOWN = (1.0, 99.7)
-#: Name, l, b in degrees, distance in pc, medians over sight lines of Zucker et al. (2020, A&A 633,
-#: A51); and to where the name goes, so that names do not run into each other.
-CLOUDS = (
-    ("Taurus", 171.6, -15.8, 137.0, (-1, 1)),
-    ("Perseus", 159.7, -18.1, 284.0, (-1, 1)),
-    ("Ophiuchus", 355.6, 16.0, 132.0, (1, 1)),
-    ("Lupus", 341.1, 6.6, 151.0, (1, -1)),
-    ("Corona Australis", 359.5, -17.8, 147.0, (1, -1)),
-    ("Chamaeleon", 303.1, -15.4, 176.0, (1, 1)),
-    ("Coalsack", 301.4, 1.8, 187.0, (1, -1)),
-    ("Aquila Rift", 18.3, 12.7, 254.0, (1, -1)),
-    ("Cepheus", 110.1, 16.9, 344.0, (1, 1)),
-    ("Orion", 208.4, -19.6, 399.0, (1, 1)),
-)
+#: Clouds of the table of Zucker et al. (2020, A&A 633, A51) that dustmap has, and to where their
+#: names go, so that they do not run into each other.
+CLOUDS = {
+    "Taurus": (-1, 1),
+    "Perseus": (-1, 1),
+    "Ophiuchus": (1, 1),
+    "Lupus": (1, -1),
+    "Chamaeleon": (1, 1),
+    "Coalsack": (1, -1),
+    "Aquila Rift": (1, -1),
+    "Cepheus": (1, 1),
+    "Orion": (1, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,12 @@ def parser() -> argparse.ArgumentParser:
 def picture(density: DustMap) -> Figure:
     """Draw both views of the posterior mean, side by side."""
     height = max(abs(level) for level in density.bounds[:, 2].to_value(u.pc))
-    names = tuple(name for name, *_ in CLOUDS if name != "Corona Australis")
     views = (
-        View(f"from above, |Z| ≤ {height:g} pc", 0, 1, 2, height, names),
+        View(f"from above, |Z| ≤ {height:g} pc", 0, 1, 2, height, tuple(CLOUDS)),
         View(
             f"from the side, |Y| ≤ {DEPTH:g} pc",
             *(0, 2, 1, DEPTH),
-            ("Taurus", "Ophiuchus", "Corona Australis", "Aquila Rift"),
+            ("Taurus", "Ophiuchus", "Aquila Rift"),
         ),
     )
     figure = Figure(figsize=(4.9, 6.2), layout="compressed", dpi=220)
@@ -115,11 +113,13 @@ def draw(figure: Figure, axes: Axes, density: DustMap, view: View) -> None:
     bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
     bar.minorlocator = NullLocator()
     bar.update_ticks()
-    for name, l, b, distance, beside in CLOUDS:
-        place = SkyCoord(l * u.deg, b * u.deg, distance * u.pc, frame="galactic")
-        at = place.cartesian.xyz.to_value(u.pc)
-        if name in view.clouds and abs(at[view.along]) <= view.half_depth:
-            mark(axes, name, (float(at[view.right]), float(at[view.up])), beside)
+    published = NamedPlaces.read()
+    places = cartesian(published.l, published.b, published.distance)
+    for name in view.clouds:
+        lines = np.array(published.names) == name
+        at = np.median(places[lines], axis=0)
+        if abs(at[view.along]) <= view.half_depth:
+            mark(axes, name, (float(at[view.right]), float(at[view.up])), CLOUDS[name])
     axes.plot(0.0, 0.0, "o", markersize=5, color="white", markeredgecolor="black")
     axes.plot(0.0, 0.0, ".", markersize=1.6, color="black")
     words(axes, "Sun", (0.0, 0.0), (1, 1))

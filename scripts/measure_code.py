@@ -141,7 +141,7 @@ def tables_twice(modules: list[Module]) -> list[dict[str, Any]]:
 def summary(folder: Path) -> dict[str, Any]:
     """All numbers of a folder."""
     modules = [measure(path) for path in sorted(folder.rglob("*.py"))]
-    real = [m for m in modules if m.path.name != "__init__.py"]
+    real = [m for m in modules if m.path.name != "__init__.py" and m.code]
     code = sum(m.code for m in modules)
     functions = sorted(span for m in modules for span in m.functions)
     lines = [m.lines for m in real]

@@ -57,6 +57,16 @@ LONGEST = (
 )
 #: The number of places of tables of residual covariances.
 _STEPS = "dustmap.gp.features._stencil._LATTICE_STEPS"
+#: Where tests look at their accuracy, or at numbers of an earlier version.
+ACCURATE = (
+    "gp/",
+    "pipelines/",
+    "contracts/test_features.py",
+    "inference/test_equivalence.py",
+    "inference/test_shared_residuals.py",
+    "inference/test_unresolved.py",
+    "runs/test_earlier_versions.py",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,19 +91,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of residual covariances at few places, which are quick, where all results that a test
-    compares come from the same tables: their accuracy is asserted in tests/gp/test_residuals.py."""
-    from tests.distributed.cases import SMALL_TABLES
-
-    monkeypatch.setattr(_STEPS, SMALL_TABLES)
-
-
-@pytest.fixture(scope="module")
-def small_tables_throughout() -> Iterator[None]:
-    """The same for all tests of a module and the runs that they share: what they assert is far
-    coarser than these tables."""
+@pytest.fixture(scope="module", autouse=True)
+def small_tables(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tables of residual covariances at few places, which are quick, but where their accuracy is
+    looked at: what all else asserts is far coarser than these tables, and compares what comes from
+    the same ones. No test compares them with those of another process."""
+    if request.path.relative_to(HERE).as_posix().startswith(ACCURATE):
+        yield
+        return
     from tests.distributed.cases import SMALL_TABLES
 
     with pytest.MonkeyPatch.context() as patched:

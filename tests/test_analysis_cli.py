@@ -83,9 +83,11 @@ def test_clouds_without_a_name_have_none_on_pictures(maps: Path, tmp_path: Path)
     "picture",
     [
         ["--slice", "z=-10"],
-        ["--top-down"],
+        pytest.param(["--top-down"], marks=pytest.mark.slow),
         ["--sky", "50"],
-        ["--sky", "60", "--integrated", "--zoom", "22", "-10", "10"],
+        pytest.param(
+            ["--sky", "60", "--integrated", "--zoom", "22", "-10", "10"], marks=pytest.mark.slow
+        ),
     ],
     ids=" ".join,
 )

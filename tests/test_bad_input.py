@@ -177,7 +177,7 @@ def full_after(bytes_: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("room", [100, 900, 3000, 6000])
+@pytest.mark.parametrize("room", [100, 900, pytest.param(3000, marks=pytest.mark.slow), 6000])
 def test_a_full_disk(folder: Path, capsys: pytest.CaptureFixture[str], room: int) -> None:
     """The echo, the stars, the checkpoint or the map: whatever does not fit, nothing stays."""
     with full_after(room):

@@ -13,7 +13,7 @@ from astropy.io import fits
 
 from dustmap import config as configuration
 from dustmap.cli import main
-from dustmap.runs.stars._tiles import tile_of
+from dustmap.runs.stars._parts import tile_of
 from dustmap.sky import Provenance, write_map
 from dustmap.sky.maps import DustMap, Quantity
 from tests.sky.tiles.cases import GRID, different, expected, nodes

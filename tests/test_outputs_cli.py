@@ -189,7 +189,7 @@ def test_what_was_there_is_back_after_a_failure(
         raise OSError(28, "No space left on device")
 
     before = contents(place / "run")
-    monkeypatch.setattr("dustmap.runs.stars._share.archive_stars", fail)
+    monkeypatch.setattr("dustmap.runs.stars._parts.archive_stars", fail)
     assert main(["run", "run.toml", "--output", "run", "--overwrite"]) == BAD_INPUT
     assert contents(place / "run") == before
     assert left_over(place) == []

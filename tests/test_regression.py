@@ -10,6 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dustmap import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32, Matern52
+from tests.combinations import covering
 from tests.regression_cases import ENGINES, FEW, wave, wave_kernel
 
 
@@ -44,8 +45,9 @@ def test_readme_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip().endswith("[]")
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("whitening", ["torus", "hip", "cholesky", "ciq"])
+@pytest.mark.parametrize(
+    ("dim", "whitening"), covering([1, 2, 3], ["torus", "hip", "cholesky", "ciq"])
+)
 def test_grid_agrees_with_exact(dim: int, whitening: str) -> None:
     X, truth, noise = wave(240, dim)
     X, y, new = X[:200], (truth + 2.0 * noise)[:200], X[200:]
@@ -134,8 +136,7 @@ def test_units_do_not_matter(engine: str) -> None:
     assert getattr(other, evidence) == pytest.approx(getattr(plain, evidence) - shift, rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("noise", ["auto", "scale", "jitter"])
+@pytest.mark.parametrize(("engine", "noise"), covering(ENGINES, ["auto", "scale", "jitter"]))
 def test_noise_of_each_datum(engine: str, noise: str) -> None:
     X, truth, white = wave(400, 1)
     std = np.where(np.arange(400) % 2 == 0, 0.5, 5.0)
@@ -285,7 +286,9 @@ def test_one_row_more_changes_nothing_where_the_engine_may() -> None:
     assert densities[1] == pytest.approx(densities[0], abs=0.05)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "dim", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_automatic_grid_is_as_good_as_exact(dim: int) -> None:
     X, truth, noise = wave(300, min(dim, 3))
     if dim == 4:  # a smooth fourth column, whose length scale is far beyond the box

@@ -27,7 +27,13 @@ def test_draws_of_the_global_engine_are_as_many_as_were_solved_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype"), [(1, "float64"), (2, "float32"), (2, "float64"), (3, "float32")]
+    ("dim", "dtype"),
+    [
+        (1, "float64"),
+        (2, "float32"),
+        (2, "float64"),
+        pytest.param(3, "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dtype: str) -> None:
     X, truth, noise = wave(240, dim)
@@ -78,6 +84,7 @@ def test_global_engine_has_a_linear_mean() -> None:
     np.testing.assert_allclose(model.predict([[30.0, 30.0]]), model.mean_ @ [1.0, 30.0, 30.0])
 
 
+@pytest.mark.slow
 def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(1700, 1))

@@ -21,7 +21,7 @@ PLAIN: dict[str, Any] = {"n_learn": 100, "max_steps": 20}
     "arguments",
     [
         {"engine": "exact"},
-        {"engine": "exact", "mean": "linear"},
+        pytest.param({"engine": "exact", "mean": "linear"}, marks=pytest.mark.slow),
         {"engine": "exact", "noise": "student-t"},
         {"engine": "exact", "noise": 3.0, "learn": False},
         {"engine": "hip", "grid": (15, 15)},

@@ -51,7 +51,12 @@ def model(engine: str, mean: str, dim: int, **others: Any) -> HIPGPRegressor:
 @pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mean", ["constant", "linear"])
 @pytest.mark.parametrize(
-    ("engine", "dtype"), [("exact", "float64"), ("global", "float64"), ("global", "float32")]
+    ("engine", "dtype"),
+    [
+        ("exact", "float64"),
+        ("global", "float64"),
+        pytest.param("global", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_learned_means_add_their_uncertainty(engine: str, dtype: str, mean: str, dim: int) -> None:
     X, y, at = table(dim)

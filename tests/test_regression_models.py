@@ -10,11 +10,11 @@ from dustmap import HIPGPRegressor
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
+from tests.combinations import covering
 from tests.regression_cases import ENGINES, wave
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize(("engine", "mean"), covering(ENGINES, ["constant", "linear"]))
 def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -> None:
     X, truth, noise = wave(200, 2)
     family = "block" if mean == "linear" else "full"

@@ -84,6 +84,7 @@ def test_noise_of_t_is_learned_with_and_without_its_errors() -> None:
     np.testing.assert_allclose(measured**2 - of_field**2, (scale * sigma[:3]) ** 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_global_and_exact_engines_agree() -> None:
     X, _, dirty = rows(300)
     kernel = HIPGPRegressor("matern32", noise="student-t").fit(X, dirty).kernel_

@@ -53,7 +53,7 @@ def test_few_learned_points_agree_with_exact(dim: int, count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 def test_twenty_columns_on_minibatches(dtype: str) -> None:
     X, truth = additive(1500, 20)
     y = truth + 0.3 * np.random.default_rng(1).standard_normal(1500)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dustmap import __version__
-from dustmap.cli import _analysis, _catalogs, _export, _plot, _query, _run, _view
+from dustmap.cli import _analysis, _catalogs, _export, _plot, _query, _run
 from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
 from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._exit import DONE as DONE
@@ -69,7 +69,7 @@ COMMANDS: dict[str, Command] = {
     "merge": Command(_export.add_merge, _export.execute_merge),
     "query": Command(_query.add_query, _query.execute_query),
     "plot": Command(_plot.add_plot, _plot.execute_plot),
-    "view": Command(_view.add_view, _view.execute_view),
+    "view": Command(_plot.add_view, _plot.execute_view),
     "clouds": Command(_analysis.add_clouds, _analysis.execute_clouds),
     "compare": Command(_analysis.add_compare, _analysis.execute_compare),
 }

@@ -65,11 +65,11 @@ from dustmap.inference._diagnostics import scores_of_student_t as scores_of_stud
 from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
-from dustmap.inference._global_settings import GlobalSettings as GlobalSettings
-from dustmap.inference._global_settings import start_rows as start_rows
+from dustmap.inference._model_maker import GlobalSettings as GlobalSettings
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for
+from dustmap.inference._model_maker import start_rows as start_rows
 from dustmap.inference._precision import CoefficientSpread as CoefficientSpread
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability

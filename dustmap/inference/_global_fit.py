@@ -20,8 +20,7 @@ from dustmap.gp.features import (
     takes_matrix,
 )
 from dustmap.gp.functionals import world_of
-from dustmap.inference._global_settings import GlobalSettings, start_rows
-from dustmap.inference._model_maker import ModelMaker
+from dustmap.inference._model_maker import GlobalSettings, ModelMaker, start_rows
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver

@@ -23,7 +23,7 @@ from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import GroupedFeatures
 from dustmap.gp.functionals import groups_of, with_responses, without_groups
 from dustmap.inference._global_fit import GlobalFit, Steps, fit_global
-from dustmap.inference._global_settings import GlobalSettings
+from dustmap.inference._model_maker import GlobalSettings
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.linalg import Progress, unwatched

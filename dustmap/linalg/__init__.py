@@ -49,7 +49,10 @@ from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
 from dustmap.linalg._covariance_cg import AbstractInformation as AbstractInformation
 from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom
 from dustmap.linalg._covariance_cg import CovarianceSolve as CovarianceSolve
+from dustmap.linalg._covariance_cg import SparseGram as SparseGram
 from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
+from dustmap.linalg._covariance_cg import entered_columns as entered_columns
+from dustmap.linalg._covariance_cg import estimated_entries as estimated_entries
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -75,9 +78,6 @@ from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._random import counter_uniform as counter_uniform
 from dustmap.linalg._random import keyed_normal as keyed_normal
 from dustmap.linalg._random import standard_normal as standard_normal
-from dustmap.linalg._sparse_gram import SparseGram as SparseGram
-from dustmap.linalg._sparse_gram import entered_columns as entered_columns
-from dustmap.linalg._sparse_gram import estimated_entries as estimated_entries
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from dustmap.runs._commands import prepare as prepare
     from dustmap.runs._commands import regression_at as regression_at
     from dustmap.runs._commands import sky_plan as sky_plan
+    from dustmap.runs._machine import choose_threads as choose_threads
     from dustmap.runs._machine import ranks_of as ranks_of
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun
     from dustmap.runs._run import Plan as Plan
-    from dustmap.runs._threads import choose_threads as choose_threads
     from dustmap.runs.checkpoints import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints import RunStatus as RunStatus
     from dustmap.runs.checkpoints import check_free as check_free

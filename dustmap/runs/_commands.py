@@ -16,9 +16,8 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import checkpoints, regression, stars
-from dustmap.runs._machine import ALONE
+from dustmap.runs._machine import ALONE, ThreadChoice
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
-from dustmap.runs._threads import ThreadChoice
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import LogProgress, Progress, Report, Stage, page
 from dustmap.sky.maps import MapRequest, slab_memory

@@ -10,8 +10,7 @@ from typing import Any, final
 from dustmap.engines import MIB, MemoryPlan, shown, table_of
 from dustmap.errors import UserError
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._machine import machine_bytes
-from dustmap.runs._threads import Products
+from dustmap.runs._machine import Products, machine_bytes
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Report, Stage
 from dustmap.sky import SchemaCard

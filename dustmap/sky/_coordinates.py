@@ -1,4 +1,7 @@
-"""Coordinates: heliocentric Galactic, +X to l = 0, +Y to l = 90°, +Z to b = 90°, in pc."""
+"""Coordinates: heliocentric Galactic, +X to l = 0, +Y to l = 90°, +Z to b = 90°, in pc.
+
+Pixels of the sky are HEALPix's.
+"""
 
 from collections.abc import Mapping
 
@@ -65,6 +68,18 @@ def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
     return _stacked(xyz.to_value(u.pc))
+
+
+def places_towards(directions: NDArray[np.float64], distances: NDArray[np.float64]) -> SkyCoord:
+    """Place points on unit vectors (N, 3), or one (3,), at distances (N,) in pc."""
+    x, y, z = np.moveaxis(directions * distances[:, None], -1, 0) * u.pc
+    return SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
+
+
+def refuse_bad_nside(nside: int, what: str = "nside") -> None:
+    """Refuse what is no number of HEALPix pixels along a side: a power of two, as NESTED needs."""
+    if nside not in {2**order for order in range(14)}:
+        raise UserError(f"{what}: expected a power of two, 1 to 8192, got {nside!r}")
 
 
 def directions_of(coords: SkyCoord) -> NDArray[np.float64]:

@@ -48,11 +48,12 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".z", ".zip")
 
 
 @contextmanager
-def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
+def replacing(target: Path, overwrite: bool, packed: bool = False) -> Iterator[Path]:
     """Yield a temporary name beside `target`, which takes its place if the block succeeds.
 
     A link stays, and what it leads to is replaced. Of directories only zarr groups of dustmap and
-    empty ones are. What a process that was killed has left of the same target goes first.
+    empty ones are. What a process that was killed has left of the same target goes first. packed:
+    the block compresses as the name says.
 
     Examples
     --------
@@ -64,7 +65,7 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
     """
     place = followed(target)
     clear_leftovers(place)
-    check_output(target, overwrite)
+    check_output(target, overwrite, packed=packed)
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(place, "partial")
     try:
@@ -249,8 +250,12 @@ def _alive(left: Path) -> bool:
     return True
 
 
-def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(
+    target: Path, overwrite: bool, inputs: Iterable[str | Path] = (), *, packed: bool = False
+) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
+
+    packed: it is compressed as its name says, which else is refused.
 
     Raises
     ------
@@ -265,7 +270,7 @@ def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = (
     FileExistsError: map.fits exists already; choose another name or pass --overwrite
     """
     place = followed(target)
-    if target.suffix.lower() in _COMPRESSED:
+    if not packed and target.suffix.lower() in _COMPRESSED:
         raise UserError(
             f"{target}: what dustmap writes is not compressed as {target.suffix} is; choose a name "
             f"without it (zarr groups are compressed inside)"

@@ -13,6 +13,7 @@ from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.tables import replacing
 from pipelines.hipparcos._classes import (
     HIGH,
     HIGH_RATIO,
@@ -206,5 +207,9 @@ def write(stars: RawStars, catalogue: Reddenings, path: Path) -> None:
             f"{catalogue.reddening[row]:.3f},{catalogue.error[row]:.3f}"
         )
     text = "\n".join(lines) + "\n"
-    with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+    with (
+        replacing(path, overwrite=True, packed=True) as partial,
+        partial.open("wb") as file,
+        gzip.GzipFile("", "wb", 9, file, mtime=0) as packed,
+    ):
         packed.write(text.encode())

@@ -11,6 +11,8 @@ from dustmap.gp import ExactGP
 from tests.contracts.engines import ENGINE_CASES, EngineCase, places
 
 over_cases = pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
+#: Fits of the pathwise engine beside the one of rays: their bits are looked at in slow tests.
+LIKE_RAYS = ("global-scales", "global-surveys", "global-two-scales")
 _FITTED: dict[str, EngineFit] = {}
 
 
@@ -67,7 +69,14 @@ def test_a_fit_is_loaded_from_what_it_left(case: EngineCase) -> None:
     torch.testing.assert_close(found.variance, expected.variance, rtol=1e-8, atol=1e-12)
 
 
-@over_cases
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case.name in LIKE_RAYS else ())
+        for case in ENGINE_CASES
+    ],
+    ids=lambda case: case.name,
+)
 def test_a_second_fit_has_the_same_bits(case: EngineCase) -> None:
     problem, engine = case.problem(False), of_few_draws(case.engine)
     one = fitted(case) if engine is case.engine else engine.fit(problem, Watch())

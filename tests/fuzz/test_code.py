@@ -43,9 +43,12 @@ def _of_call(node: ast.Call) -> Iterator[str]:
             yield f"{name}({keyword.arg}={value})"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_source_runs_what_it_reads(path: Path) -> None:
-    assert list(found_in(path.read_text(encoding="utf-8"))) == []
+def test_no_source_runs_what_it_reads() -> None:
+    found = {
+        str(path.relative_to(ROOT)): list(found_in(path.read_text(encoding="utf-8")))
+        for path in SOURCES
+    }
+    assert {path: each for path, each in found.items() if each} == {}
 
 
 @pytest.mark.parametrize(

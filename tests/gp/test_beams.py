@@ -32,8 +32,8 @@ def beamed(rays: LineIntegrals, nside: int = 16, dtype: torch.dtype = torch.floa
 
 
 def dense(operator: AbstractOperator) -> Tensor:
-    eye = torch.eye(operator.shape[1], dtype=operator.dtype)
-    return operator.matmul(eye).mT
+    """Rows (N, M), by the adjoint, of which there are fewer products."""
+    return operator.rmatmul(torch.eye(operator.shape[0], dtype=operator.dtype))
 
 
 def weighted(count: int) -> LineIntegrals:
@@ -128,7 +128,7 @@ def test_a_table_of_the_whole_box_gives_the_same_rows() -> None:
 
 
 def test_pixels_are_powers_of_two() -> None:
-    with pytest.raises(ValueError, match="power of two, got 12"):
+    with pytest.raises(ValueError, match="of beams: expected a power of two, 1 to 8192, got 12"):
         HealpixBeams(12)
 
 

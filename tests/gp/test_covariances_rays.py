@@ -29,6 +29,7 @@ from dustmap.gp.kernels import (
     SquaredExponential,
     StationaryKernel,
 )
+from tests.combinations import covering
 from tests.gp.parameters import traced
 from tests.gp.ray_references import CORRELATIONS, ray_pair, ray_point, ray_variance
 
@@ -182,8 +183,7 @@ def drawn_points(dim: int) -> tuple[PointMeasure, PointMeasure]:
     return stacked(rays[:3]), stacked(rays[3:])
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("make", EVERY)
+@pytest.mark.parametrize(("dim", "make"), covering([1, 2, 3], EVERY))
 def test_three_estimators_agree(make: Make, dim: int) -> None:
     """Quadrature to 1e-5 where the kernel is smooth; Monte Carlo in the mean of 200 draws."""
     kernel = make(0.6, 1.3, dim)
@@ -298,8 +298,7 @@ def test_rays_with_derivatives_are_limits_of_differences(make: Make, dim: int) -
     torch.testing.assert_close(other, K.T)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("make", SMOOTH)
+@pytest.mark.parametrize(("dim", "make"), covering([1, 2, 3], SMOOTH))
 def test_wrapped_covariances_of_rays(make: Make, dim: int) -> None:
     """Against quadrature of the same wrapped kernel, where images are left out alike."""
     kernel, torus = make(0.25, 1.3, dim), Wrapping((2.2, 2.3, 2.4)[:dim])

@@ -21,6 +21,7 @@ from dustmap.gp.functionals import (
     Stacked,
 )
 from dustmap.gp.kernels import Matern32
+from tests.combinations import covering
 
 
 def prior(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> GridPrior:
@@ -39,10 +40,10 @@ def functional(kind: str, dim: int, n: int = 9) -> AbstractFunctional:
     return Derivatives(x, direction / direction.norm(dim=-1, keepdim=True))
 
 
-@pytest.mark.parametrize("table", [0, 2**20])
-@pytest.mark.parametrize("order", [2, 4])
-@pytest.mark.parametrize("kind", ["points", "rays"])
-@pytest.mark.parametrize("shape", [(12,), (6, 5), (4, 4, 3)])
+@pytest.mark.parametrize(
+    ("table", "order", "kind", "shape"),
+    covering([0, 2**20], [2, 4], ["points", "rays"], [(12,), (6, 5), (4, 4, 3)], together=2),
+)
 def test_is_the_product_of_the_rows(
     shape: tuple[int, ...], kind: str, order: int, table: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

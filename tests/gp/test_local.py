@@ -29,6 +29,7 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
 from dustmap.linalg import AbstractOperator, CirculantOperator, SparseOperator
+from tests.combinations import covering
 from tests.contracts import operators as contracts
 from tests.contracts.operators import OperatorCase
 from tests.gp.local_cases import (
@@ -82,8 +83,7 @@ def test_weights_against_loops(shape: tuple[int, ...], order: int) -> None:
     torch.testing.assert_close(W.to_dense(), _slow_weights(features, functional).detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "shape"), covering([torch.float64, torch.float32], SHAPES))
 def test_rows_operator_and_products_agree(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     features, functional = make_features(shape, dtype=dtype), some_mixed(len(shape))
     rows, operator = features.rows(functional), features.operator(functional)
@@ -122,8 +122,7 @@ def test_steps_and_table_of_rays_are_fine_enough(
 KINDS: list[Callable[[int, int], AbstractFunctional]] = [some_points, some_slopes, some_rays]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("kind", "dim"), covering(KINDS, [1, 2, 3]))
 def test_finer_grids_bring_the_exact_covariances(
     kind: Callable[[int, int], AbstractFunctional], dim: int
 ) -> None:

@@ -315,7 +315,14 @@ def test_negative_weights_leave_the_precision_positive(rank: int) -> None:
         torch.testing.assert_close(found, precision, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", [(12,), (5, 4), (4, 4, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (12,),
+        pytest.param((5, 4), marks=pytest.mark.slow),
+        pytest.param((4, 4, 3), marks=pytest.mark.slow),
+    ],
+)
 def test_likelihoods_that_are_not_log_concave(shape: tuple[int, ...]) -> None:
     problem = make_problem(shape, "cholesky", noise=0.02)
     batch, n = replace(problem.batch, y=3 * problem.batch.y), problem.features.n_features

@@ -96,6 +96,7 @@ def test_errors_are_nearly_those_of_the_curvature_of_the_evidence(dim: int) -> N
     assert bool(((got / expected).log().abs() < 0.15).all()), got / expected
 
 
+@pytest.mark.slow
 def test_errors_are_calibrated() -> None:
     deviations = []
     for seed in range(40):

@@ -19,6 +19,7 @@ from dustmap.gp.kernels import (
 from tests.gp.parameters import of_parameters
 
 SHAPES = [(17,), (7, 6), (5, 4, 3)]
+THIRD_SLOW = [*SHAPES[:2], pytest.param(SHAPES[2], marks=pytest.mark.slow)]
 KERNELS = [Matern13, Matern12, Matern32, Matern52]
 
 
@@ -71,7 +72,7 @@ def test_root_squares_to_the_wrapped_covariance(make: type, shape: tuple[int, ..
     assert prior.report.clamped == 0
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", THIRD_SLOW)
 def test_one_length_scale_per_axis(shape: tuple[int, ...]) -> None:
     grid = make_grid(shape)
     kernel = Matern32((0.3, 0.8, 0.5)[: grid.dim], 0.6) + 0.5 * Matern52(0.2, dim=grid.dim)
@@ -109,7 +110,7 @@ def test_wrap_error_is_the_correlation_across_the_padding_and_falls_with_it() ->
     assert prior.report.wrap_error == pytest.approx((1 + a) * math.exp(-a), rel=1e-10)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", THIRD_SLOW)
 def test_nugget_acts_alike_on_covariance_and_root(shape: tuple[int, ...]) -> None:
     grid = make_grid(shape)
     kernel = SquaredExponential(0.8, dim=grid.dim)

@@ -210,7 +210,7 @@ def test_spectral_density_and_antiderivative_are_differentiable(profile: Abstrac
     assert torch.autograd.gradcheck(profile.second_antiderivative, (x,))
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_grid_prior_of_a_toy_profile(dim: int) -> None:
     """R Rᵀ = K_uu and nothing is clamped; the wrapped covariance is the kernel's."""
     kernel = StationaryKernel(HyperbolicSecant(), 0.3, 1.4, dim=dim)
@@ -264,7 +264,11 @@ def test_kernels_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("closed", "dim", "decades"),
-    [(Matern12Profile(), 1, 6), (Matern32Profile(), 2, 2), (Matern12Profile(), 3, 2)],
+    [
+        pytest.param(Matern12Profile(), 1, 6, marks=pytest.mark.slow),
+        pytest.param(Matern32Profile(), 2, 2, marks=pytest.mark.slow),
+        (Matern12Profile(), 3, 2),
+    ],
 )
 def test_many_frequencies_are_read_off_a_table_with_a_tail(
     closed: AbstractProfile, dim: int, decades: int

@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from dustmap.gp.covariances import Quadrature
 from dustmap.gp.functionals import LineIntegrals, SpacedGaussLegendre
 from dustmap.gp.kernels import Matern12, Matern32, Matern52, SquaredExponential, StationaryKernel
+from tests.combinations import covering
 
 LENGTH, VARIANCE = 0.7, 1.3
 #: Of k_ff and K_fu, relative; a Matérn-1/2 has a kink where two points meet.
@@ -49,16 +50,14 @@ def ray(d: float) -> LineIntegrals:
     return LineIntegrals.from_observer(end)
 
 
-@pytest.mark.parametrize("d", [0.1, 1.0, 10.0, 40.0, 200.0])
-@pytest.mark.parametrize("make", list(LIMITS))
+@pytest.mark.parametrize(("d", "make"), covering([0.1, 1.0, 10.0, 40.0, 200.0], list(LIMITS)))
 def test_variances_of_rays_are_those_of_the_closed_form(make: type, d: float) -> None:
     found = float(Quadrature(32).variance(kernel_of(make), ray(d)).detach())
     expected = VARIANCE * LENGTH**2 * variance_of_integral(make, d)
     assert found == pytest.approx(expected, rel=LIMITS[make], abs=1e-9 * d * VARIANCE)
 
 
-@pytest.mark.parametrize("d", [0.1, 1.0, 10.0, 40.0, 200.0])
-@pytest.mark.parametrize("make", list(LIMITS))
+@pytest.mark.parametrize(("d", "make"), covering([0.1, 1.0, 10.0, 40.0, 200.0], list(LIMITS)))
 def test_covariances_with_points_are_those_of_adaptive_quadrature(make: type, d: float) -> None:
     """Points on the ray and 0.3 ℓ beside it."""
     for fraction, aside in ((0.0, 0.0), (0.37, 0.0), (0.5, 0.3), (1.0, 0.0)):

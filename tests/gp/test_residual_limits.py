@@ -52,7 +52,7 @@ def test_definition_is_the_dense_one(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(parts[1:2], alone, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", [(9,), (6, 5), (4, 4, 4)])
+@pytest.mark.parametrize("shape", [(9,), (6, 5), pytest.param((4, 4, 4), marks=pytest.mark.slow)])
 def test_gradients_in_every_kernel_parameter(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

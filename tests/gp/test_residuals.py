@@ -18,6 +18,7 @@ from dustmap.gp.functionals import (
     PointValues,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
+from tests.combinations import covering
 from tests.gp.residual_cases import (
     F64,
     SHAPES,
@@ -117,8 +118,7 @@ def test_tail_is_the_mean_over_offsets() -> None:
     assert ResidualTable.of(Stencil.of(prior, 4)).tail == 0
 
 
-@pytest.mark.parametrize("order", [2, 4])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("order", "dim"), covering([2, 4], [1, 2, 3]))
 def test_banded_sum_is_the_double_loop(dim: int, order: int) -> None:
     prior = make_prior(((30,), (16, 14), (10, 9, 9))[dim - 1])
     table = ResidualTable.of(Stencil.of(prior, order))
@@ -190,9 +190,10 @@ KERNELS: dict[str, Callable[..., AbstractKernel]] = {
 }
 
 
-@pytest.mark.parametrize("order", [2, 4])
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("shape", [(40,), (16, 14), (12, 11, 9)])
+@pytest.mark.parametrize(
+    ("order", "name", "shape"),
+    covering([2, 4], KERNELS, [(40,), (16, 14), (12, 11, 9)], together=2),
+)
 def test_rays_agree_with_the_definition(shape: tuple[int, ...], name: str, order: int) -> None:
     check = checked(shape, name, order, 2.0, 40)
     assert check.count == 40

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dustmap.gp import AbstractMean, ConstantMean, ExactGP, LinearMean
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import Matern52
+from tests.combinations import covering
 
 Array = NDArray[np.float64]
 VARIANCE, LENGTH, NOISE = 0.5, 0.7, 0.04
@@ -86,9 +87,10 @@ def mean_of(dim: int, linear: bool) -> AbstractMean:
     return LinearMean([0.0] * dim) if linear else ConstantMean()
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dim", "linear", "dtype"),
+    covering([1, 2, 3], [False, True], [torch.float32, torch.float64], together=2),
+)
 def test_exact_engine_is_universal_kriging(dim: int, linear: bool, dtype: torch.dtype) -> None:
     data, y, at = problem(dim, linear)
     gp = ExactGP(Matern52(LENGTH, VARIANCE, dim=dim), mean_of(dim, linear))

@@ -101,8 +101,7 @@ def test_learning_goes_on_from_every_step(start: tuple[float, float, float]) -> 
         assert len({step.samples for step in history}) > 1
     left = states(compute)
     assert len(left) == steps
-    for k in (1, 4, steps - 1):
-        same_bits(compute(MemoryCheckpointer(left[k - 1])), whole)
+    same_bits(compute(MemoryCheckpointer(left[3])), whole)
     same_bits(often_interrupted(compute), whole)
 
 
@@ -201,8 +200,9 @@ def same_fit(one: GlobalFit, other: GlobalFit) -> None:
     assert one.report == other.report
 
 
-CASES = [Case(1), Case(1, by_matrix=False)]
+CASES = [Case(1)]
 SLOW = [
+    Case(1, by_matrix=False),
     Case(1, torch.float32, robust=True),
     Case(1, torch.float32, robust=True, by_matrix=False),
     Case(2, torch.float32, linear=True),

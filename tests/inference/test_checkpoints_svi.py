@@ -108,7 +108,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES[:3], pytest.param(CASES[3], marks=pytest.mark.slow), CASES[4]]
+)
 def test_fits_go_on_from_every_epoch(case: Case) -> None:
     whole, left = case(NO_CHECKPOINTS), states(case)
     assert whole.last.epoch == (2 if case.scored else 6)

@@ -19,6 +19,7 @@ from dustmap.inference import (
     solve_global,
     solve_in_data_space,
 )
+from tests.combinations import covering
 from tests.inference.gridded import SHAPES, some_data, some_functionals, some_model
 
 TIGHT = SolveSettings(rtol=1e-8, samples=4, fit_mean=True)
@@ -61,9 +62,10 @@ def points(dim: int, n: int, seed: int) -> PointValues:
     return PointValues(torch.rand(n, dim, dtype=torch.float64, generator=generator))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "linear", "dtype"),
+    covering(SHAPES, [False, True], [torch.float32, torch.float64], together=2),
+)
 def test_variances_have_those_of_the_coefficients(
     shape: tuple[int, ...], linear: bool, dtype: torch.dtype
 ) -> None:

@@ -24,9 +24,11 @@ from dustmap.inference import (
     solve_direct,
 )
 from dustmap.inference.variational._natural_step import StepLengths
+from tests.combinations import covering
 from tests.inference.collapsed_cases import (
     NAMES,
     OBJECTIVES,
+    SHAPES,
     dense_value,
     free_model,
     over_objectives,
@@ -37,9 +39,9 @@ from tests.inference.collapsed_cases import (
 from tests.inference.variational_cases import functionals, make_problem
 
 
-@over_objectives
-@over_shapes
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("objective", "shape", "name"), covering(OBJECTIVES, SHAPES, NAMES, together=2)
+)
 def test_values_and_q_are_those_of_dense_formulas(
     name: str, shape: tuple[int, ...], objective: AbstractCollapsedObjective
 ) -> None:
@@ -59,8 +61,7 @@ def test_values_and_q_are_those_of_dense_formulas(
     torch.testing.assert_close(solution.state.mean, mean, atol=1e-8, rtol=0)
 
 
-@over_shapes
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("shape", "name"), covering(SHAPES, NAMES))
 def test_the_bound_is_the_elbo_of_its_q_and_below_the_evidence(
     name: str, shape: tuple[int, ...]
 ) -> None:

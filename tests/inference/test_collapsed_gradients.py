@@ -23,21 +23,24 @@ from dustmap.inference import (
     solve_collapsed,
 )
 from dustmap.linalg import AbstractWorld
+from tests.combinations import covering
 from tests.cuda.pretended import pretended_gpu
 from tests.inference.collapsed_cases import (
+    OBJECTIVES,
+    SHAPES,
     dense_value,
     free_model,
     over_objectives,
-    over_shapes,
     points_batch,
     solved,
 )
 from tests.inference.variational_cases import make_problem
 
 
-@over_objectives
-@pytest.mark.parametrize("name", ["hip-dense", "torus", "cholesky"])
-@over_shapes
+@pytest.mark.parametrize(
+    ("objective", "name", "shape"),
+    covering(OBJECTIVES, ["hip-dense", "torus", "cholesky"], SHAPES, together=2),
+)
 def test_gradients_are_those_of_dense_formulas(
     name: str, shape: tuple[int, ...], objective: AbstractCollapsedObjective
 ) -> None:
@@ -58,9 +61,9 @@ def test_gradients_are_those_of_dense_formulas(
     )
 
 
-@over_objectives
-@pytest.mark.parametrize("chunk", [1000, 7])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("objective", "chunk", "dim"), covering(OBJECTIVES, [1000, 7], [1, 2, 3], together=2)
+)
 def test_gradients_with_inducing_points_are_finite_differences(
     dim: int, chunk: int, objective: AbstractCollapsedObjective
 ) -> None:

@@ -12,14 +12,14 @@ from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import Matern32, SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, GridModel, fit_global
-from dustmap.inference.evidence._forward_differences import (
+from dustmap.inference.evidence._steps import (
     DENSE_SHIFT,
     DenseDerivatives,
     differentiate_dense,
     moved_models,
     noise_variance,
+    secant_metric,
 )
-from dustmap.inference.evidence._trust_region import secant_metric
 from tests.inference.evidence_cases import dense_log_evidence, functionals, model, observed
 from tests.inference.test_global_fit import GRID, sky
 

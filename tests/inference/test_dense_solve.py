@@ -18,6 +18,7 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GlobalSolution, GridModel, SolveSettings, solve_global
 from dustmap.inference.solve._data_space import solve_dense, solve_gridded
+from tests.combinations import covering
 from tests.inference.gridded import SHAPES, DenseSolution, some_data, some_model
 
 TIGHT = SolveSettings(rtol=1e-10, samples=5, seed=2, max_steps=2000)
@@ -36,8 +37,7 @@ def dense(model: GridModel, data: Batch, settings: SolveSettings) -> GlobalSolut
     return solve_dense(model, data, covariance, settings)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "shape"), covering(DTYPES, SHAPES))
 def test_the_mean_is_that_of_dense_algebra(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     model, data = some_model(shape, "local", dtype), some_data(rays(len(shape)))
     solution, expected = dense(model, data, TIGHT), DenseSolution.of(model, data)
@@ -52,8 +52,7 @@ def test_the_mean_is_that_of_dense_algebra(shape: tuple[int, ...], dtype: torch.
     assert "as a matrix" in solution.message()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "shape"), covering(DTYPES, SHAPES))
 def test_draws_are_those_of_iterations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     data = some_data(rays(len(shape)))
     here = dense(some_model(shape, "local", dtype), data, TIGHT).deviations.double()

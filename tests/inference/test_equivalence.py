@@ -21,6 +21,7 @@ from dustmap.inference import (
     solve_global,
 )
 from dustmap.inference.evidence._evidence import Moments, gradient_values
+from tests.combinations import covering
 from tests.gp.parameters import traced
 
 NOISE = 0.2
@@ -72,8 +73,7 @@ def model_of(features: AbstractFeatureMap) -> GridModel:
     return GridModel(features, ConstantMean(0.5, learn=False), GaussianLikelihood())
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dim", "kind"), covering([1, 2, 3], KINDS))
 def test_local_features_agree_with_hip_of_full_rank_on_the_same_grid(dim: int, kind: str) -> None:
     """They differ in W only: 4^D nodes around a datum, or all of them."""
     data, queries = data_of(kind, dim), functional("points", dim, 15, seed=3)

@@ -50,6 +50,7 @@ def far() -> LineIntegrals:
     return LineIntegrals.from_observer(0.7 * torch.stack([angle.cos(), angle.sin()], -1))
 
 
+@pytest.mark.slow
 def test_learns_what_the_dense_evidence_does_and_predicts_the_same() -> None:
     data = sky(100)
     kernel, mean = parts(0.15, 2.0)

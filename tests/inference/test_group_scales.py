@@ -113,7 +113,7 @@ class Dense:
         return self.posterior(self.H, prior, prior)[0]
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_field_zero_points_and_scales_have_the_dense_posterior(dim: int) -> None:
     model, data = grid_model(dim), observed(dim)
     responses = responses_of(data.functional)

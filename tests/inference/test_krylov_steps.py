@@ -33,6 +33,7 @@ from dustmap.inference import (
     svi,
 )
 from dustmap.inference.variational._natural_step import StepLengths
+from tests.combinations import covering
 from tests.inference.checkpointers import keeps, often_interrupted
 
 NODES, N, SIZE = (6, 5), 90, 15
@@ -65,8 +66,10 @@ def krylov_family(rtol: float = 1e-13) -> KrylovFullRankFamily:
     return KrylovFullRankFamily(30, rank=5, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "student", "bernoulli", "poisson"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    covering(["gaussian", "student", "bernoulli", "poisson"], [torch.float64, torch.float32]),
+)
 def test_steps_are_those_of_the_dense_family(name: str, dtype: torch.dtype) -> None:
     tight = dtype == torch.float64
     rtol, tolerance = (1e-13, 1e-8) if tight else (1e-7, 1e-3)
@@ -127,7 +130,7 @@ def test_a_step_factorises_nothing_until_its_elbo_is_asked_for(
     assert family.log.unconverged == 0
 
 
-@pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("name", [pytest.param("gaussian", marks=pytest.mark.slow), "bernoulli"])
 def test_learned_hyperparameters_are_those_of_the_dense_family(name: str) -> None:
     learned = []
     for family in (FullRankFamily(30), krylov_family()):

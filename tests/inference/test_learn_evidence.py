@@ -29,7 +29,7 @@ from dustmap.inference.evidence._newton import (
     LearnStep,
     learn_evidence,
 )
-from dustmap.inference.evidence._trust_region import bounded_step
+from dustmap.inference.evidence._steps import bounded_step
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 
@@ -107,7 +107,7 @@ def problem(
         ("points", (0.1, 0.05, 2.0)),
         pytest.param("points", (0.9, 30.0, 0.5), marks=pytest.mark.slow),
         pytest.param("rays", (0.1, 0.05, 2.0), marks=pytest.mark.slow),
-        ("rays", (0.9, 30.0, 0.5)),
+        pytest.param("rays", (0.9, 30.0, 0.5), marks=pytest.mark.slow),
     ],
 )
 def test_the_exact_optimum_from_poor_starts(kind: str, start: tuple[float, float, float]) -> None:

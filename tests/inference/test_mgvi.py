@@ -20,7 +20,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.evidence._trust_region import TrustRegion
+from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     EnergyTarget,

@@ -23,6 +23,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import Alone, unwatched
+from tests.combinations import covering
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 TIGHT = Accuracy(residual=1e-7, decrease=1e-9, steps=40, cg_steps=1000)
@@ -82,8 +83,7 @@ def energy_of(mean: Iterate, which: slice = slice(None)) -> Energies:
     return energies
 
 
-@pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("groups", "dim"), covering([False, True], [1, 2, 3]))
 def test_curved_deviations_are_the_minima_of_their_energies(dim: int, groups: bool) -> None:
     mean = at_the_mode(dim, groups)
     found = curved(mean).xi

@@ -54,7 +54,7 @@ def test_errors_are_those_of_the_dense_average_information(dim: int, nodes: int,
     assert bool(((got / expected).log().abs() < 0.05).all()), got / expected
 
 
-@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_lengths_stay_between_the_spacing_and_the_box(dim: int) -> None:
     """Of a field that is white at the nodes, and of a uniform one: held there, without an error."""
     nodes, rays = (30, 60) if dim == 1 else (9, 200)

@@ -117,9 +117,8 @@ def test_learning_ends_at_the_optimum_from_anywhere(start: float) -> None:
     check([fitted(seed, start) for seed in range(12)])
 
 
-@pytest.mark.parametrize(
-    ("noise", "seed"), [(0.1, 2), pytest.param(0.02, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("noise", "seed"), [(0.1, 2), (0.02, 3)])
+@pytest.mark.slow
 def test_learning_ends_where_tight_solves_end(noise: float, seed: int) -> None:
     """A sky of densities that vary by factors of a hundred, where gradients at a mode that is not
     at rest lead along the ridge of length and variance to lengths of the box."""

@@ -84,8 +84,17 @@ def test_a_fit_of_more_data_ends_where_one_from_scratch_ends(
     assert started.status is scratch.status
 
 
-@pytest.mark.parametrize(("dim", "nodes", "stars"), [(1, 40, 60), (2, 9, 100), (3, 6, 150)])
-@pytest.mark.parametrize("curved", [True, False])
+@pytest.mark.parametrize(
+    ("dim", "nodes", "stars", "curved"),
+    [
+        (1, 40, 60, True),
+        (2, 9, 100, False),
+        (3, 6, 150, True),
+        pytest.param(1, 40, 60, False, marks=pytest.mark.slow),
+        pytest.param(2, 9, 100, True, marks=pytest.mark.slow),
+        pytest.param(3, 6, 150, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mean_rests_within_the_monte_carlo_error_of_its_limit(
     dim: int, nodes: int, stars: int, curved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

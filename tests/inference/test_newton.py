@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dustmap.gp.kernels import Matern12, ProjectedKernel
-from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
+from dustmap.inference.evidence._steps import TrustRegion, bounded_step
 from dustmap.inference.lognormal import _mgvi_hyper
 from dustmap.inference.variational._svi import Adam
 

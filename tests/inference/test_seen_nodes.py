@@ -31,6 +31,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
     metric_draws,
 )
 from dustmap.linalg import unwatched
+from tests.combinations import covering
 from tests.inference.checkpointers import often_interrupted
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -66,10 +67,10 @@ def densities_of(problem: LogNormalProblem, count: int) -> Tensor:
     return (problem.log_mean + 0.5 * white.to(problem.y)).exp()
 
 
-@pytest.mark.parametrize("robust", [False, True])
-@pytest.mark.parametrize("rank", [0, 10])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("robust", "rank", "dtype", "dim"),
+    covering([False, True], [0, 10], [torch.float32, torch.float64], [1, 2, 3], together=2),
+)
 def test_steps_are_those_of_the_dense_matrix(
     dim: int, dtype: torch.dtype, rank: int, robust: bool
 ) -> None:
@@ -112,7 +113,7 @@ def test_they_start_from_the_multipliers_of_another_density() -> None:
     assert int(warm.steps) < int(anew.steps)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
     """Newton steps, straight draws, what these say of the data, and curved draws."""
     found = []

@@ -37,6 +37,7 @@ from dustmap.inference import (
     natural_step,
 )
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, step_weights
+from tests.combinations import covering
 
 NODES = 7
 
@@ -157,8 +158,7 @@ def best_elbo(problem: Problem, family: type[AbstractFamily], start: AbstractGau
     return -float(negative_elbo().detach())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(("family", "name"), covering(FAMILIES, PROBLEMS))
 def test_the_fixed_point_is_the_optimum_of_the_dense_elbo(name: str, family: str) -> None:
     problem = PROBLEMS[name]
     taken = fitted(
@@ -231,7 +231,14 @@ def test_precisions_stay_positive_whatever_the_weights(length: float) -> None:
         assert float(torch.linalg.eigvalsh(after - least).min()) > -1e-8 * (1 + scale)
 
 
-@pytest.mark.parametrize("family", [MeanFieldFamily, LowRankDiagonalFamily, FullRankFamily])
+@pytest.mark.parametrize(
+    "family",
+    [
+        MeanFieldFamily,
+        pytest.param(LowRankDiagonalFamily, marks=pytest.mark.slow),
+        pytest.param(FullRankFamily, marks=pytest.mark.slow),
+    ],
+)
 def test_minibatches_with_outliers(family: type[AbstractFamily]) -> None:
     """Every q on the way is a distribution, and the ELBO ends above its start and a Gaussian's."""
     problem = Problem(StudentTLikelihood(2.5, 0.1), outliers(120))

@@ -26,6 +26,7 @@ from dustmap.inference import (
     svi,
 )
 from dustmap.linalg import UnconvergedWarning
+from tests.combinations import covering
 from tests.inference.variational_cases import Problem, families, functionals, make_problem
 
 SHAPES = [(12,), (5, 4), (4, 3, 3)]
@@ -74,8 +75,7 @@ def log_evidence(problem: Problem) -> float:
     return float(normal.log_prob(residual))  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("family", "shape"), covering(["mean-field", "block", "full"], SHAPES))
 def test_the_bound_is_below_the_evidence_and_tighter_with_structure(
     family: str, shape: tuple[int, ...]
 ) -> None:
@@ -181,6 +181,7 @@ def test_a_fine_grid_gives_the_exact_gaussian_process(shape: tuple[int, ...]) ->
     assert float((variance.sqrt() / std - 1).abs().max()) < 0.05
 
 
+@pytest.mark.slow
 def test_learning_finds_the_scale_of_a_simulated_field() -> None:
     generator = torch.Generator().manual_seed(4)
     grid = RegularGrid.from_bounds((0.0,), (10.0,), (80,))

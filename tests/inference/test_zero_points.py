@@ -32,6 +32,7 @@ from dustmap.inference import (
 from dustmap.inference.evidence._evidence import Moments, gradient_values
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
+from tests.combinations import covering
 
 STD = 0.3
 NODES = {1: (12,), 2: (6, 5), 3: (4, 4, 3)}
@@ -92,8 +93,7 @@ class Dense:
         )
 
 
-@pytest.mark.parametrize("learn_mean", [False, True])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("learn_mean", "dim"), covering([False, True], [1, 2, 3]))
 def test_field_and_zero_points_have_the_dense_posterior(dim: int, learn_mean: bool) -> None:
     model, data = grouped_model(dim, learn_mean), observed(dim)
     dense = Dense(model, data)

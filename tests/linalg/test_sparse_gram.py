@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.linalg import SparseGram, SparseOperator, _sparse_gram
+from dustmap.linalg import SparseGram, SparseOperator, _covariance_cg
 from dustmap.linalg import entered_columns as entered
 from dustmap.linalg import estimated_entries as estimated
 
@@ -24,7 +24,7 @@ def rows_of(dtype: torch.dtype) -> tuple[Tensor, SparseOperator]:
 def test_a_gram_matrix_is_that_of_the_weighted_rows(
     dtype: torch.dtype, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sparse_gram, "_ROWS", together)
+    monkeypatch.setattr(_covariance_cg, "_ROWS", together)
     A, L = rows_of(dtype)
     w = torch.linspace(0.0, 2.0, 50, dtype=torch.float64)
     columns = entered(L)

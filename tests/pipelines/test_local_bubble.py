@@ -61,7 +61,9 @@ def test_the_half_rise_of_one_density_is_half_way() -> None:
 def test_clouds_near_the_faces_do_not_count(tmp_path: Path) -> None:
     density = map_of([blob(0.0, 0.0, 100.0)])
     path = tmp_path / "clouds.csv"
-    path.write_text("Name,GLON,GLAT,d16,d50,d84\nA,0,0,95,100,105\nB,0,0,280,290,300\n")
+    path.write_text(
+        "name,l,b,distance_p16,distance_pc,distance_p84\nA,0,0,95,100,105\nB,0,0,280,290,300\n"
+    )
     read = clouds.read_clouds(path)
     assert [cloud.error for cloud in read] == [5.0, 10.0]
     assert [cloud.name for cloud in clouds.inside(density, read)] == ["A"]
@@ -81,7 +83,7 @@ def test_clouds_are_joined_by_name() -> None:
         {"part": "sight line", "name": name, "distance": distance, "peak": peak, **values}
         for name, distance, peak in (
             ("A", 100.0, 110.0),
-            ("A_B1", 120.0, 130.0),
+            ("A B1", 120.0, 130.0),
             ("B", 200.0, 100.0),
         )
     ]

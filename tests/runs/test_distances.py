@@ -20,8 +20,6 @@ from dustmap.sky.stars import GaussianDistances, StarTable, read_star_store
 from dustmap.sky.systems import conversion, system_named
 from tests.skies import plain_sky
 
-pytestmark = pytest.mark.usefixtures("small_tables_throughout")
-
 CONFIG = """
 [data]
 catalog = "stars.ecsv"

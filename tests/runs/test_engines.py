@@ -60,7 +60,6 @@ ENGINES = {
 }
 
 
-@pytest.mark.usefixtures("small_tables")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
     data, settings = sky(400 if engine == "lognormal" else 80), ENGINES[engine]
@@ -82,7 +81,6 @@ def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
         assert again.hyperparameters.as_dict()[name] == pytest.approx(value, rel=apart), name
 
 
-@pytest.mark.usefixtures("small_tables")
 def test_nothing_learned_stays_where_it_starts() -> None:
     at = Hyperparameters(25.0, 0.003, 0.002, 1.3, scatter=0.004)
     for engine in ("exact", "global", "hip"):
@@ -202,7 +200,6 @@ def test_scatter_beside_outliers() -> None:
     assert {"nu", "scatter", "length"} <= fit.errors.keys()
 
 
-@pytest.mark.usefixtures("small_tables")
 def test_a_disc_is_the_mean_of_every_engine() -> None:
     disc = ("model.mean=disc", "model.disc_height=50pc", 'model.learn=["mean"]', "grid.spacing=20")
     data = sky(80)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints
+from dustmap.runs.checkpoints._state_file import DiskCheckpoints
 from tests.inference.checkpointers import Interrupted, same_bits
 from tests.inference.test_checkpoints_evidence import CASES as WHOLE
 from tests.inference.test_checkpoints_evidence import SLOW as SLOW_WHOLE

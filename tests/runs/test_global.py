@@ -18,8 +18,6 @@ from dustmap.sky.simulation import SimulatedSky, write_sky
 from dustmap.sky.stars import ExactDistances
 from tests.skies import plain_sky, write_plain_sky
 
-pytestmark = pytest.mark.usefixtures("small_tables_throughout")
-
 CONFIG = """
 [data]
 catalog = "sky.fits"

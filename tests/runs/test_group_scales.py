@@ -93,12 +93,12 @@ def test_measurements_are_predicted_with_scales_and_the_map_is_free_of_them(
     assert sides[0] / sides[1] == pytest.approx(1.0, abs=0.06)
 
 
-@pytest.mark.usefixtures("small_tables")
+@pytest.mark.parametrize("density", ["gaussian", pytest.param("lognormal", marks=pytest.mark.slow)])
 def test_a_killed_fit_with_scales_goes_on_to_the_same_bits(
-    sky: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sky: Path, density: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("model.noise=gaussian", "compute.checkpoint=0 s", "data.holdout=0.8", "grid.spacing=20")
-    settings = (*DENSITIES[mapped.name], *SETTINGS, *few)
+    settings = (*DENSITIES[density], *SETTINGS, *few)
     run(sky, tmp_path / "whole", *settings)
     path = tmp_path / "run"
 

@@ -74,7 +74,7 @@ def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: s
     ("family", "whitening", "line_integral"),
     [
         ("mean-field", "hip", "monte-carlo"),
-        ("low-rank", "torus", "table"),
+        pytest.param("low-rank", "torus", "table", marks=pytest.mark.slow),
         ("block", "torus", "table"),
     ],
 )
@@ -116,6 +116,7 @@ def test_a_finished_run_comes_back_with_its_engine(sky: Path, automatic: Path) -
     assert stars.evaluate(catalog)["n"] > 50
 
 
+@pytest.mark.slow
 def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None:
     closed = json.loads((run(sky, "closed", family="block") / "report.json").read_text())
     path = run(sky, "epochs", family="block", epochs=15, batch=20)

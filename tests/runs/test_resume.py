@@ -94,7 +94,7 @@ def interrupted(
         return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", counted)
+        patched.setattr("dustmap.runs.checkpoints._state_file.write_state", counted)
         try:
             go()
         except type(with_):
@@ -102,7 +102,7 @@ def interrupted(
     return False
 
 
-@pytest.mark.parametrize("states", [1, 7])
+@pytest.mark.parametrize("states", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_killed_fit_goes_on_to_the_same_bits(
     sky: Path, undisturbed: Path, tmp_path: Path, states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +297,7 @@ def failing(
         return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", full)
+        patched.setattr("dustmap.runs.checkpoints._state_file.write_state", full)
         go()
 
 

@@ -15,7 +15,7 @@ from dustmap.config import Config
 from dustmap.engines import KernelChoice, Watch
 from dustmap.linalg import Alone
 from dustmap.runs import execute_run, open_star_map, prepare
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints
+from dustmap.runs.checkpoints._state_file import DiskCheckpoints
 from dustmap.runs.stars import _kernel, _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._run import StarRun, assemble

@@ -14,8 +14,13 @@ import torch
 
 from dustmap.inference import State
 from dustmap.runs.checkpoints import _state_file
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, has_states
-from dustmap.runs.checkpoints._state_file import read_state, token_of, write_state
+from dustmap.runs.checkpoints._state_file import (
+    DiskCheckpoints,
+    has_states,
+    read_state,
+    token_of,
+    write_state,
+)
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32),

@@ -12,8 +12,8 @@ import torch
 from dustmap import config as configuration
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import AUTO, Config
-from dustmap.runs import _threads
-from dustmap.runs._threads import Products, Trial, Trials, allowed_cores, candidates, chosen
+from dustmap.runs import _machine
+from dustmap.runs._machine import Products, Trial, Trials, allowed_cores, candidates, chosen
 from dustmap.runs.stars import prepare_stars
 from tests.run_outputs import differences
 from tests.runs.test_resume_cli import CONFIG
@@ -24,7 +24,7 @@ from tests.skies import plain_sky, write_plain_sky
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two cores, and no number named in the environment."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(_threads, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(_machine, "allowed_cores", lambda: 2)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(2)
@@ -117,24 +117,24 @@ def test_every_number_is_timed_and_the_usual_one_is_left(monkeypatch: pytest.Mon
     seen: list[int] = []
     products = ((lambda: seen.append(torch.get_num_threads()), 1.0),)
     waits = iter(range(10**6))
-    monkeypatch.setattr(_threads, "_SECONDS", 0.0)
-    monkeypatch.setattr(_threads, "_involuntary_waits", lambda: 0)
-    trials = _threads.measured(lambda: products, (1, 2))
+    monkeypatch.setattr(_machine, "_SECONDS", 0.0)
+    monkeypatch.setattr(_machine, "_involuntary_waits", lambda: 0)
+    trials = _machine.measured(lambda: products, (1, 2))
     assert {number: len(each) for number, each in trials.items()} == {1: 1, 2: 1}
     assert not any(trial.disturbed for each in trials.values() for trial in each)
     assert seen == [1, 2, 1, 2]  # the first turn warms up
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(_threads, "_involuntary_waits", lambda: next(waits))
-    trials = _threads.measured(lambda: products, (1, 2))
+    monkeypatch.setattr(_machine, "_involuntary_waits", lambda: next(waits))
+    trials = _machine.measured(lambda: products, (1, 2))
     assert all(trial.disturbed for each in trials.values() for trial in each)
 
 
 def test_a_step_counts_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 2.0, 5.0, 6.0])
-    monkeypatch.setattr(_threads, "_involuntary_waits", lambda: 0)
+    monkeypatch.setattr(_machine, "_involuntary_waits", lambda: 0)
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     next(ticks)
-    assert _threads._trial(((int, 3.0), (int, 0.5))) == Trial(3.0 * 2.0 + 0.5 * 1.0)
+    assert _machine._trial(((int, 3.0), (int, 0.5))) == Trial(3.0 * 2.0 + 0.5 * 1.0)
 
 
 def no_products() -> Products:
@@ -162,17 +162,17 @@ def test_a_number_that_is_named_stands(
 ) -> None:
     if environment:
         monkeypatch.setenv(environment, "2")
-    choice = _threads.choose_threads(config_with(threads), no_products, None, ranks)
+    choice = _machine.choose_threads(config_with(threads), no_products, None, ranks)
     assert (choice.number, choice.why) == (2, why)
     assert torch.get_num_threads() == 2
 
 
 def test_one_core_and_a_gpu_need_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_threads, "device_of", lambda compute: torch.device("cuda"))
-    choice = _threads.choose_threads(config_with(AUTO), no_products, None, 1)
+    monkeypatch.setattr(_machine, "device_of", lambda compute: torch.device("cuda"))
+    choice = _machine.choose_threads(config_with(AUTO), no_products, None, 1)
     assert str(choice) == "2 (as many as torch takes, beside a GPU)"
-    monkeypatch.setattr(_threads, "allowed_cores", lambda: 1)
-    choice = _threads.choose_threads(config_with(AUTO), no_products, None, 1)
+    monkeypatch.setattr(_machine, "allowed_cores", lambda: 1)
+    choice = _machine.choose_threads(config_with(AUTO), no_products, None, 1)
     assert choice.number == torch.get_num_threads() == 1
 
 
@@ -197,7 +197,7 @@ def test_a_run_that_goes_on_keeps_its_number(
 ) -> None:
     def fastest_on(number: int) -> None:
         trials = trials_of({n: [1.0 if n == number else 2.0] for n in (1, 2)})
-        monkeypatch.setattr(_threads, "measured", lambda products, numbers: trials)
+        monkeypatch.setattr(_machine, "measured", lambda products, numbers: trials)
 
     fastest_on(1)
     assert main(command(sky, "--dry-run")) == DONE
@@ -230,7 +230,7 @@ def test_a_number_that_this_machine_lacks_is_chosen_anew(
     sky: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = trials_of({1: [2.0], 2: [1.0]})
-    monkeypatch.setattr(_threads, "measured", lambda products, numbers: trials)
+    monkeypatch.setattr(_machine, "measured", lambda products, numbers: trials)
     assert main(command(sky, "--until", "fit")) == DONE
     path = sky / "run" / "checkpoint" / "identity.json"
     content = json.loads(path.read_text())

@@ -17,8 +17,8 @@ from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs import open_star_map, prepare
 from dustmap.runs.stars._input import read_input
 from dustmap.runs.stars._model import grid_of
+from dustmap.runs.stars._parts import tile_of
 from dustmap.runs.stars._run import StarRun
-from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import star_store
 from dustmap.sky.maps import DustMap
 from tests.skies import plain_sky, write_plain_sky

@@ -14,8 +14,8 @@ from astropy.table import Table
 from dustmap.config import load
 from dustmap.gp import Prediction
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.runs.stars._kernel import without_each
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.runs.stars._unresolved import without_each
 from dustmap.sky import DustMap
 from dustmap.sky.simulation import Measurements, simulate, write_sky
 from dustmap.sky.stars import ExactDistances
@@ -147,7 +147,6 @@ def test_without_stars_held_out_the_factor_is_one(tmp_path: Path) -> None:
     assert report["unresolved"]["stars"] == 0
 
 
-@pytest.mark.usefixtures("small_tables")
 def test_a_gaussian_density_has_no_such_part(tmp_path: Path) -> None:
     settings = ("model.density=gaussian", "model.std=0.002", "export.formats=[]")
     assert "unresolved" not in run(tmp_path, 20.0, *settings, stars=60)

@@ -20,8 +20,6 @@ from tests.runs.test_engines import SIZE, wave
 from tests.runs.test_resume import Killed, interrupted
 
 OFFSET, ERROR = 0.1, 0.03
-pytestmark = pytest.mark.usefixtures("small_tables_throughout")
-
 CONFIG = """
 [data]
 catalog = "sky.fits"
@@ -160,10 +158,11 @@ def test_other_stars_of_the_surveys_are_predicted_with_their_zero_points(
     assert float(np.square(z[20:]).mean()) == pytest.approx(1.0, abs=0.4)
 
 
+@pytest.mark.parametrize("density", ["lognormal", pytest.param("gaussian", marks=pytest.mark.slow)])
 def test_a_killed_fit_of_groups_goes_on_to_the_same_bits(
-    sky: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sky: Path, density: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = (*DENSITIES[mapped.name], "compute.checkpoint=0 s", "data.holdout=0.8")
+    settings = (*DENSITIES[density], "compute.checkpoint=0 s", "data.holdout=0.8")
     settings = (*settings, "grid.spacing=20")
     run(sky, tmp_path / "whole", *settings)
     path = tmp_path / "run"

@@ -368,3 +368,16 @@ def test_errors_name_the_target(tmp_path: Path) -> None:
         f"{target} is odd",
         "plain",
     ]
+
+
+def test_what_the_block_packs_may_be_named_so(tmp_path: Path) -> None:
+    target = tmp_path / "a.csv.gz"
+    with (
+        pytest.raises(ValueError, match="what dustmap writes is not compressed"),
+        replacing(target, overwrite=False) as partial,
+    ):
+        partial.touch()
+    assert list(tmp_path.iterdir()) == []
+    with replacing(target, overwrite=False, packed=True) as partial:
+        partial.write_bytes(b"packed")
+    assert target.read_bytes() == b"packed"

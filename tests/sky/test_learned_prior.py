@@ -19,6 +19,7 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.stars._learned_prior import LEAST, MOST
 from dustmap.sky.stars._priors import SurveyRatio, prior_from
+from tests.combinations import covering
 
 Array = NDArray[np.float64]
 FLAT = FlatParallax(10_000.0)
@@ -57,7 +58,7 @@ class Survey:
         return self.under(learn_prior(self.under(FLAT)).prior)
 
 
-CASES = [(f, limited) for f in (0.05, 0.2, 0.3) for limited in (False, True)]
+CASES = covering((0.05, 0.2, 0.3), (False, True))
 
 
 def residuals(distances: ParallaxDistances, d: Array) -> tuple[Array, Array]:

@@ -75,7 +75,14 @@ def test_gaps_stay_gaps(tmp_path: Path, ending: str) -> None:
     np.testing.assert_array_equal(written, [1.5, np.nan, 3.5, 4.5, 5.5])
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(ending, marks=pytest.mark.slow if ending != each.endings[0] else ())
+        for each in FORMATS
+        for ending in each.endings
+    ],
+)
 def test_a_table_read_whole_is_written_in_every_format(tmp_path: Path, ending: str) -> None:
     """As predictions are: with all that came along, from any format into any other."""
     write_table(tmp_path / f"t{ending}", sample())

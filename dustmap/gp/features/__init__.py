@@ -20,8 +20,6 @@ from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
-from dustmap.gp.features._cell_residuals import CellResiduals as CellResiduals
-from dustmap.gp.features._cell_residuals import has_cells as has_cells
 from dustmap.gp.features._dense_covariance import DenseCovariance as DenseCovariance
 from dustmap.gp.features._dense_covariance import dense_bytes as dense_bytes
 from dustmap.gp.features._dense_covariance import dense_covariance as dense_covariance
@@ -47,7 +45,9 @@ from dustmap.gp.features._local import StencilOrder as StencilOrder
 from dustmap.gp.features._local import chosen_order as chosen_order
 from dustmap.gp.features._local import features_by_order as features_by_order
 from dustmap.gp.features._local import stencil_order as stencil_order
+from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps
+from dustmap.gp.features._local_weights import has_cells as has_cells
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator

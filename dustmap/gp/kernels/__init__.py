@@ -15,13 +15,13 @@ from dustmap.gp.kernels._kernel import ProjectedKernel as ProjectedKernel
 from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
 from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
 from dustmap.gp.kernels._kernel import SumKernel as SumKernel
-from dustmap.gp.kernels._matern import MaternProfile as MaternProfile
 from dustmap.gp.kernels._named import KERNELS as KERNELS
 from dustmap.gp.kernels._named import Matern as Matern
 from dustmap.gp.kernels._named import Matern12 as Matern12
 from dustmap.gp.kernels._named import Matern13 as Matern13
 from dustmap.gp.kernels._named import Matern32 as Matern32
 from dustmap.gp.kernels._named import Matern52 as Matern52
+from dustmap.gp.kernels._named import MaternProfile as MaternProfile
 from dustmap.gp.kernels._named import SquaredExponential as SquaredExponential
 from dustmap.gp.kernels._named import kernel_named as kernel_named
 from dustmap.gp.kernels._named import stationary_named as stationary_named

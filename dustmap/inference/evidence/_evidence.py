@@ -17,7 +17,7 @@ from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference.evidence._forward_differences import (
+from dustmap.inference.evidence._steps import (
     moved_models,
     noise_floor,
     noise_variance,

@@ -28,7 +28,7 @@ from dustmap.inference.evidence._newton_point import (
     SolvedState,
     T,
 )
-from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
+from dustmap.inference.evidence._steps import TrustRegion, bounded_step
 from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel
 from dustmap.linalg import KeyedNormal
 

@@ -12,13 +12,13 @@ from dustmap.gp import Batch, GPModel, Parameters
 from dustmap.gp.features import DenseCovariance
 from dustmap.inference import _state
 from dustmap.inference.evidence import _evidence
-from dustmap.inference.evidence._forward_differences import (
+from dustmap.inference.evidence._steps import (
     DENSE_SHIFT,
     differentiate_dense,
     moved_models,
     noise_variance,
+    secant_metric,
 )
-from dustmap.inference.evidence._trust_region import secant_metric
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 

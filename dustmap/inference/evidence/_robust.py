@@ -26,9 +26,9 @@ from dustmap.gp import Batch
 from dustmap.gp.likelihoods import SinhTrapezoid
 from dustmap.inference import _state
 from dustmap.inference.evidence import _student_t_noise
-from dustmap.inference.evidence._forward_differences import noise_variance
 from dustmap.inference.evidence._newton import LearnedModel
 from dustmap.inference.evidence._newton_point import AbstractSolver, T
+from dustmap.inference.evidence._steps import noise_variance
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 

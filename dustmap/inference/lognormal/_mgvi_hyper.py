@@ -15,8 +15,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import ParameterErrors, Parameters, RegularGrid
-from dustmap.inference.evidence._forward_differences import shifted
-from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
+from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem

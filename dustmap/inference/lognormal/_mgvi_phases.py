@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
-from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
 from dustmap.inference.lognormal._metric_solver import Preconditioner, node_preconditioner
 from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error

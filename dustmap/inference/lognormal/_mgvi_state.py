@@ -12,12 +12,12 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import MOST_INFLATION, GridPrior, ParameterErrors, Parameters, torus_for
 from dustmap.inference import _state
+from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
     RobustSettings,
     StudentTNoise,
     StudentTWeights,
 )
-from dustmap.inference.evidence._trust_region import TrustRegion
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem

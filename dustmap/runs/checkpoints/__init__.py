@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.runs.checkpoints._checkpointer import Notice as Notice
-    from dustmap.runs.checkpoints._checkpointer import Undisturbed as Undisturbed
     from dustmap.runs.checkpoints._directory import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints._life import check_free as check_free
     from dustmap.runs.checkpoints._life import check_resumable as check_resumable
@@ -16,6 +14,8 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._life import new_run as new_run
     from dustmap.runs.checkpoints._life import resumed_run as resumed_run
     from dustmap.runs.checkpoints._life import threads_of as threads_of
+    from dustmap.runs.checkpoints._state_file import Notice as Notice
+    from dustmap.runs.checkpoints._state_file import Undisturbed as Undisturbed
     from dustmap.runs.checkpoints._state_file import translating_damage as translating_damage
     from dustmap.runs.checkpoints._status import CONFIG as CONFIG
     from dustmap.runs.checkpoints._status import REPORT as REPORT

@@ -20,8 +20,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.inference import AbstractCheckpointer, NoCheckpoints
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints
-from dustmap.runs.checkpoints._state_file import durable
+from dustmap.runs.checkpoints._state_file import DiskCheckpoints, durable
 from dustmap.runs.checkpoints._status import CONFIG, LOG, METRICS, append, read_json
 from dustmap.runs.reports import peak_memory
 from dustmap.tables import words_of_damage

@@ -17,7 +17,6 @@ from dustmap.config import Config
 from dustmap.errors import UserError, one_line
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.checkpoints import _status
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, has_states
 from dustmap.runs.checkpoints._directory import (
     IDENTITY,
     Identity,
@@ -26,7 +25,13 @@ from dustmap.runs.checkpoints._directory import (
     differences,
     proves_run,
 )
-from dustmap.runs.checkpoints._state_file import sync_directory, translating_damage
+from dustmap.runs.checkpoints._state_file import (
+    DiskCheckpoints,
+    Notice,
+    has_states,
+    sync_directory,
+    translating_damage,
+)
 from dustmap.runs.checkpoints._status import CHECKPOINT, CONFIG, REPORT, STATES
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed

@@ -21,13 +21,13 @@ from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import reports
 from dustmap.runs._machine import (
     ALONE,
+    Products,
     dense_seconds,
     dense_trial,
     rounded,
     seconds_per_operation,
 )
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
-from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field

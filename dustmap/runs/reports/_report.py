@@ -15,7 +15,7 @@ from torch import Tensor
 from dustmap import __version__
 from dustmap.inference import DatumScores, Scores
 from dustmap.runs.reports._terms import words_of
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from dustmap.sky.stars import StarTable
 
 PACKAGES = ("torch", "numpy", "scipy", "astropy", "xarray", "zarr")

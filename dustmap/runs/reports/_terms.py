@@ -21,6 +21,8 @@ class Term:
     meaning: str = ""
 
 
+#: Names whose own words read oddly beside their values.
+_SPELT = {"threads_are": "why so many threads"}
 #: Units that names of numbers end in.
 _UNIT_ENDINGS = {"_pc": "pc", "_mag": "mag", "_mas": "mas", "_gib": "GiB"}
 
@@ -36,8 +38,8 @@ def term_of(name: str) -> Term:
 
 
 def words_of(name: str) -> str:
-    """Spell a name: spaces for underscores, a capital first."""
-    words = name.replace("_", " ")
+    """Spell a name: spaces for underscores, a capital first; some say more than they spell."""
+    words = _SPELT.get(name, name.replace("_", " "))
     return words[:1].upper() + words[1:]
 
 

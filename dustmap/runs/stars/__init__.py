@@ -1,7 +1,7 @@
 """Runs of data.kind = "stars": from a catalog to a map of the dust, and the map reopened.
 
-Start at `_run`: `prepare_stars` reads the stars (`_input`; a tile of a sky: `_tiles`; the part of a
-rank: `_share`) and checks them (`_checks`). `StarRun` plans (`_plan`), fits (`_distance_rounds`
+Start at `_run`: `prepare_stars` reads the stars (`_input`; the tile of a sky, the part of a rank:
+`_parts`) and checks them (`_checks`). `StarRun` plans (`_plan`), fits (`_distance_rounds`
 around `_engines`, on what `_model` makes of the configuration), scores and exports (`_export`).
 `_map` reopens a finished run.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from dustmap.runs.stars._map import StarMap as StarMap
     from dustmap.runs.stars._map import reopen_star_map as reopen_star_map
     from dustmap.runs.stars._model import prior_sky as prior_sky
+    from dustmap.runs.stars._parts import sky_of_tiles as sky_of_tiles
     from dustmap.runs.stars._plan import export_components as export_components
     from dustmap.runs.stars._plan import star_components as star_components
     from dustmap.runs.stars._run import prepare_stars as prepare_stars
-    from dustmap.runs.stars._tiles import sky_of_tiles as sky_of_tiles
 else:
     __getattr__, __dir__ = on_use(__name__)

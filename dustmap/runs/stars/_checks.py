@@ -26,7 +26,7 @@ from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, coverage_check
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
-from dustmap.runs.stars._share import SAMPLE, StarShare
+from dustmap.runs.stars._parts import SAMPLE, StarShare
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
 

@@ -1,8 +1,9 @@
-"""model.kernel = "auto": the smoothness of the dust, by stars in held-out patches of the sky.
+"""What stars that were held out say of the kernel: its smoothness, and how much of what the grid
+leaves out of the density they have.
 
-A patch is a HEALPix pixel in a shell of distances, wider than the length where learning starts, so
-that its stars have no neighbours left to be predicted by. Of many stars a random part is compared,
-and on a grid coarser than a fine one.
+model.kernel = "auto" is chosen by patches of the sky, HEALPix pixels in shells of distances,
+wider than the length where learning starts, whose stars have no neighbours left to be
+predicted by. Of many stars a random part is compared, and on a grid coarser than a fine one.
 """
 
 import itertools
@@ -13,20 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
-from dustmap.gp import whole_batch
-from dustmap.inference import StateReader, state_of
+from dustmap.gp import Prediction, whole_batch
+from dustmap.inference import LogNormalPosterior, StateReader, state_of
 from dustmap.linalg import AbstractWorld
+from dustmap.runs._machine import predicted
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _engines, _model
 from dustmap.runs.stars._distance_rounds import first_added
-from dustmap.sky import Observations
-from dustmap.sky.observations import sky_patches
+from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import Hyperparameters
+from dustmap.sky.observations import Observations, sky_patches
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,22 @@ _WIDTH, _LEAST_STARS, _IN_PATCHES = 2.0, 5, 0.7
 _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
+
+#: Stars of a kind that the dust between the nodes is judged by, at most.
+_STARS = 5_000
+#: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
+#: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
+#: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
+_MIXTURE = ((0.75, 0.4), (0.15, 1.2))
+#: Logarithms of factors: as far, densities at so many, cubic splines at so many.
+_WITHIN, _KNOTS, _STEPS = 4.0, 17, 129
+#: Scales of a learned noise: densities at so many, splines at so many, from below the least to
+#: above the largest of it and 1.
+_SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
+#: Samples below which what a star has told the fit is not known.
+_FEW = 16
+#: Of a leave-one-out residual, the relative bias that few samples may give its square.
+_BIAS = 1.0 / 16.0
 
 
 @final
@@ -173,3 +194,174 @@ def _patches(observed: Observations, some: Tensor, width: float) -> list[Tensor]
         if enough or len(counts) <= _PIXELS:
             return [(labels == patch).nonzero().squeeze(-1) for patch in large]
         width *= _WIDER
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Judges:
+    """Stars by which the factor is judged: measurements, errors σ² and added variance, what others
+    predict of them, nodes alone, and the variance more of a factor 1; all (N,)."""
+
+    y: Tensor
+    errors: Tensor
+    added: Tensor
+    resolved: Prediction
+    more: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def log_densities(self, at: Hyperparameters, log_scales: Tensor, logs: Tensor) -> Tensor:
+        """Σ_n ln p(y_n | the others) (T, 1 + F) at T scales of the noise, a factor of 0 and F,
+        by cubic splines in their logarithms through few of them; float64."""
+        known = logs[:: (len(logs) - 1) // (_KNOTS - 1)]
+        factors = [0.0, *known.exp().tolist()]
+        scales = log_scales[:: max(1, (len(log_scales) - 1) // (_SCALES - 1))]
+        noises = [replace(at, noise=math.exp(float(scale))) for scale in scales]
+        table = np.array([[self.log_density(noise, f) for f in factors] for noise in noises])
+        if len(scales) > 1:
+            table = CubicSpline(scales.numpy(), table)(log_scales.numpy())
+        others = CubicSpline(known.numpy(), table[:, 1:], axis=1)(logs.numpy())
+        return torch.from_numpy(np.concatenate([table[:, :1], others], 1))
+
+    def log_density(self, at: Hyperparameters, factor: float) -> float:
+        """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
+        if len(self) == 0:
+            return 0.0
+        variance = self.resolved.variance + factor * self.more
+        prediction = replace(self.resolved, variance=variance)
+        return float(at.log_density(self.y, self.errors, prediction, self.added).sum())
+
+
+@torch.no_grad()
+def judged(
+    config: Config, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
+) -> tuple[StarFit, dict[str, Any]]:
+    """Return the fit with the factor on that variance which the stars suggest, and a section of the
+    report; 1 where there are none to ask, and fits of other engines unchanged.
+
+    Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
+    too, by what the others say of them: there are more of them, and to tell nothing from something
+    needs no exact account of what each has told the fit. A scale of the noise that was learned has
+    taken what lies between the nodes for noise: then all stars weigh both against each other.
+    """
+    if not isinstance(fit.posterior, LogNormalPosterior):
+        return fit, {}
+    whole = _engines.with_unresolved(config, fit, 1.0)
+    posterior = whole.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.unresolved is not None
+    section: dict[str, Any] = {"length": posterior.unresolved.length}
+    unseen = _unseen(whole, observed, _some(holdout))
+    few = posterior.n_samples < _FEW
+    fitted = _left_out(whole, observed, _some(train[:0] if few else train))
+    stars = len(unseen) + len(fitted)
+    if stars == 0:
+        return whole, section | {"factor": 1.0, "stars": 0}
+    at = fit.hyperparameters
+    scales, (logs, log_prior) = _noise_scales(config, at), _prior()
+    factors = torch.cat([logs.new_zeros(1), logs.exp()])
+    size, presence = (each.log_densities(at, scales, logs) for each in (unseen, fitted))
+    if len(scales) == 1:
+        relative = torch.log_softmax(log_prior[1:], 0)
+        presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
+    joint = log_prior + size + presence
+    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
+    factor = float((weights * factors).sum())
+    std = float((weights * (factors - factor).square()).sum().sqrt())
+    more = torch.cat([unseen.more, fitted.more])
+    resolved = torch.cat([unseen.resolved.variance, fitted.resolved.variance])
+    share = float((more / (resolved + more)).median())
+    log.info(
+        "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
+        factor,
+        std,
+        stars,
+    )
+    fit = _engines.with_unresolved(config, whole, factor)
+    return fit, section | {
+        "factor": factor,
+        "factor_std": std,
+        "stars": stars,
+        "held_out": len(unseen),
+        "median_share_of_the_variance": factor * share / (factor * share + 1.0 - share),
+    }
+
+
+def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars that no fit has seen, and what the nodes alone say of them."""
+    posterior = fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    rays = observed.batch.functional[index]
+    both = predicted(posterior, rays)
+    resolved = predicted(replace(posterior, unresolved=None), rays)
+    beyond = observed.expected_beyond[index].to(resolved.mean)
+    return _Judges(
+        observed.measured[index],
+        observed.error_variance[index],
+        observed.added_variance[index],
+        replace(resolved, mean=resolved.mean + beyond),
+        (both.variance - resolved.variance).clamp_min(0.0),
+    )
+
+
+def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars of the fit as a fit without each would predict them: those for which samples tell.
+
+    h = S/σ² has the relative error √(2/K) of K samples, and (1 − h)⁻¹ the bias (2/K) (h/(1 − h))².
+    """
+    posterior, fitted = fit.posterior, _unseen(fit, observed, index)
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.unresolved is not None
+    after, at = fitted.resolved, fit.hyperparameters
+    noise = at.noise_variance(fitted.errors, after, fitted.added).to(after.variance)
+    ratio = math.sqrt(0.5 * _BIAS * posterior.n_samples)
+    kept = after.variance < ratio / (1.0 + ratio) * noise
+    known, more = after.variance[kept], fitted.more[kept]
+    without = without_each(fitted.y[kept], Prediction(after.mean[kept], known), noise[kept])
+    # more is √(S V), at most V, for the variance S after the fit.
+    whole = torch.where(more > known, more.square() / known, more)
+    return _Judges(
+        fitted.y[kept],
+        fitted.errors[kept],
+        fitted.added[kept],
+        without,
+        posterior.unresolved.of_integrals(without.variance, whole),
+    )
+
+
+def without_each(y: Tensor, after: Prediction, noise: Tensor) -> Prediction:
+    """Return what all other data say of each response, of a linear model.
+
+    Of a datum y of noise σ² whose response has the mean m and variance S after a fit to all,
+
+        m₋ = y − (y − m)/(1 − h),    S₋ = S/(1 − h),    h = S/σ² < 1
+
+    y, noise (N,).
+    """
+    rest = 1.0 - after.variance / noise
+    return Prediction((y - (y - after.mean) / rest).to(rest), after.variance / rest)
+
+
+def _some(index: Tensor) -> Tensor:
+    """All of few stars, every so many of many."""
+    if len(index) <= _STARS:
+        return index
+    return index[torch.linspace(0, len(index) - 1, _STARS).round().long()]
+
+
+def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:
+    """Logarithms of scales of the noise (T,) that are as likely as each other before the data: the
+    one of the fit, or where it was learned, those around it and the stated errors."""
+    if "noise" not in config.model.learn:
+        return torch.tensor([math.log(at.noise)], dtype=torch.float64)
+    low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
+    return torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
+
+
+def _prior() -> tuple[Tensor, Tensor]:
+    """Logarithms of factors (F,), and log-probabilities of 0 and them (1 + F,) before the data."""
+    logs = torch.linspace(-_WITHIN, _WITHIN, _STEPS, dtype=torch.float64)
+    parts = [w * torch.softmax(-0.5 * (logs / std).square(), 0) for w, std in _MIXTURE]
+    none = logs.new_tensor([1.0 - sum(weight for weight, _ in _MIXTURE)])
+    return logs, torch.cat([none, torch.stack(parts).sum(0)]).log()

@@ -30,12 +30,12 @@ from dustmap.runs.stars import (
     _input,
     _kernel,
     _model,
+    _parts,
     _run,
-    _share,
     _zero_points,
 )
 from dustmap.sky import Provenance, SchemaCard, observations
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.stars import AbstractDistances, ExactDistances, StarTable, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
@@ -126,7 +126,7 @@ class StarMap(AbstractFinishedRun):
                 seen,
                 len(stars),
             )
-        _checks.warn_of(_checks.catalog_checks(thinned(stars, _share.SAMPLE)))
+        _checks.warn_of(_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
         if not observed.exact:

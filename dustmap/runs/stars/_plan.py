@@ -22,9 +22,8 @@ from dustmap.gp.functionals import LineIntegrals, world_of
 from dustmap.inference import Unresolved
 from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
-from dustmap.runs._machine import dtype_of, own_rays
+from dustmap.runs._machine import Products, dtype_of, own_rays
 from dustmap.runs._run import Plan
-from dustmap.runs._threads import Products
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of

@@ -19,9 +19,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
-from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
+from dustmap.runs._machine import ALONE, Products, device_of, own_rays, rounded
 from dustmap.runs._run import AbstractRun, Plan
-from dustmap.runs._threads import Products
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
@@ -31,10 +30,8 @@ from dustmap.runs.stars import (
     _input,
     _kernel,
     _model,
+    _parts,
     _plan,
-    _share,
-    _tiles,
-    _unresolved,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -68,13 +65,13 @@ class StarRun(AbstractRun):
 
     asked: Config
     config: Config
-    share: _share.StarShare
+    share: _parts.StarShare
     grid: RegularGrid
     observed: Observations
     train: torch.Tensor
     holdout: torch.Tensor
     truth: DustMap | None
-    tile: _tiles.TilePart | None = None
+    tile: _parts.TilePart | None = None
     seconds_to_read: float = 0.0
     checks: tuple[Check, ...] = ()
 
@@ -206,7 +203,7 @@ class StarRun(AbstractRun):
         with work.watch.stage("ingest"):
             # A run that goes on has read its own.
             if self.leads and not archive.exists():
-                _share.archive_stars(archive, self.config, self.share.whole)
+                _parts.archive_stars(archive, self.config, self.share.whole)
         work.watch.add("ingest", self.seconds_to_read)
         precision, checks = _checks.parallax_precision(self.share, self.observed, self.train)
         work.checks += checks
@@ -235,7 +232,7 @@ class StarRun(AbstractRun):
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
             with in_one_part(work.progress, "dust between the nodes"):
-                fit, unresolved = _unresolved.judged(
+                fit, unresolved = _kernel.judged(
                     self.config, result.fit, result.observed, self.train, self.holdout
                 )
             result = replace(result, fit=fit)
@@ -388,13 +385,13 @@ def prepare_stars(
     if not config.data.tile and config.grid.spacing > 0.0:
         _plan.refuse_nodes(config)
     start = time.perf_counter()
-    share = _share.share_of_store(config, earlier, world)
+    share = _parts.share_of_store(config, earlier, world)
     if share is not None:
         catalog = share.own
     elif earlier is not None and (earlier / _input.ARCHIVE).exists():
         catalog = _input.archived_stars(earlier)
     else:
-        catalog = _tiles.read_part(config)
+        catalog = _parts.read_part(config)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
     if truth is not None and truth.system != catalog.stars.system:
@@ -418,7 +415,7 @@ def prepare_stars(
 
 def assemble(
     config: Config,
-    catalog: _input.StarInput | _share.StarShare,
+    catalog: _input.StarInput | _parts.StarShare,
     truth: DustMap | None = None,
     seconds: float = 0.0,
     world: AbstractWorld = ALONE,
@@ -428,11 +425,11 @@ def assemble(
     catalog: the stars, of which the ranks take their shares, or the share of this one.
     """
     asked, tile = config, None
-    if isinstance(catalog, _share.StarShare):
+    if isinstance(catalog, _parts.StarShare):
         share = catalog
     else:
-        config, catalog, tile = _tiles.part_of_sky(asked, catalog)
-        share = _share.StarShare.of_all(catalog, world)
+        config, catalog, tile = _parts.part_of_sky(asked, catalog)
+        share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
     config = _plan.with_spacing(config, share.sample)

@@ -1,10 +1,11 @@
 """Agreement of maps: extinctions of one beside those of others, published ones among them.
 
-`compare_maps` pairs the extinctions of two sources on the same `Segments` of rays; `score_table`
-scores them by distance and latitude. `published_source` opens the maps that the dustmaps package
-queries, which is imported only there.
+A `Comparison` has measured extinctions and their predictions. `compare_maps` pairs the extinctions
+of two sources on the same `Segments` of rays; `score_table` scores them by distance and latitude.
+`published_source` opens the maps that the dustmaps package queries, which is imported only there.
 """
 
+from dustmap.sky.agreement._scores import Comparison as Comparison
 from dustmap.sky.agreement._scores import Pairs as Pairs
 from dustmap.sky.agreement._scores import Score as Score
 from dustmap.sky.agreement._scores import compare_maps as compare_maps

@@ -24,7 +24,7 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import positions_of
+from dustmap.sky._coordinates import positions_of, refuse_bad_nside
 from dustmap.sky.maps import DustMap, muted_reports
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -50,8 +50,7 @@ class Segments:
         """Take the centres of HEALPix pixels."""
         import healpy
 
-        if nside < 1 or nside & (nside - 1):
-            raise UserError(f"nside: expected a power of two, got {nside}")
+        refuse_bad_nside(nside)
         l, b = healpy.pix2ang(nside, np.arange(12 * nside**2), lonlat=True)
         return cls(np.asarray(l, np.float64), np.asarray(b, np.float64), edges)
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.figures._agreement import agreement_figure as agreement_figure
-    from dustmap.sky.figures._clouds import CloudMarks as CloudMarks
-    from dustmap.sky.figures._comparison import Comparison as Comparison
+    from dustmap.sky.agreement import Comparison as Comparison
+    from dustmap.sky.figures._comparisons import agreement_figure as agreement_figure
     from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure
     from dustmap.sky.figures._comparisons import residual_figure as residual_figure
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
     from dustmap.sky.figures._lines_of_sight import profile_of_field as profile_of_field
     from dustmap.sky.figures._lines_of_sight import profile_of_map as profile_of_map
+    from dustmap.sky.figures._panels import CloudMarks as CloudMarks
     from dustmap.sky.figures._planes import Axis as Axis
     from dustmap.sky.figures._planes import projection_figure as projection_figure
     from dustmap.sky.figures._planes import slice_figure as slice_figure

@@ -1,11 +1,12 @@
-"""Pictures of measured extinctions beside their predictions.
+"""Extinctions side by side: measured ones and their predictions, those of a map and of another.
 
 Residuals on the sky, measured against predicted, and whether predictions keep what their standard
 deviations promise: of a predictive distribution P that is right, the probability integral
 transform P(less than measured) is uniform in (0, 1).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,11 +15,15 @@ from matplotlib.ticker import PercentFormatter
 from scipy.stats import binom
 
 from dustmap.errors import UserError
+from dustmap.sky.agreement import Comparison, Pairs, distance_edges
+from dustmap.sky.agreement._scores import INTEGRATED
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._comparison import Comparison
-from dustmap.sky.figures._panels import Panel
+from dustmap.sky.figures._panels import PER_MILLE, Panel
 from dustmap.sky.figures._sky_images import Pixels, SkyCells, graticule, whole_sky
 from dustmap.sky.figures._style import Array
+
+#: Ends of an axis across and of one up.
+Extent: TypeAlias = tuple[float, float, float, float]
 
 _PIT_BINS = 20
 #: Chance that a point lies inside a grey range.
@@ -42,6 +47,8 @@ _COLOURED_SIGMA = 3.0
 #: Stars in a cell, about.
 _PER_CELL = 8
 _PIXELS = Pixels.whole_sky(0.5)
+#: Percentiles of the pairs that are shown.
+_SHOWN = (0.1, 99.9)
 
 
 def coverage_curve(pit: Array, nominal: Array) -> Array:
@@ -165,22 +172,22 @@ def _standardised(figure: Figure, axis: Axes, compared: Comparison) -> None:
     axis.legend(loc="upper right")
 
 
+def _numbers(figure: Figure, axis: Axes, x: Array, y: Array, extent: Extent, what: str) -> None:
+    """Draw how many points lie in each hexagon, with a bar."""
+    cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
+    scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
+    cells.set_cmap(scale.colormap())
+    cells.set_norm(scale.norm)
+    cells.set_rasterized(True)
+    scale.bar(figure, cells, axis, what)
+
+
 def _dots(
-    figure: Figure,
-    axis: Axes,
-    x: Array,
-    y: Array,
-    extent: tuple[float, float, float, float],
-    error: Array | None,
+    figure: Figure, axis: Axes, x: Array, y: Array, extent: Extent, error: Array | None
 ) -> None:
     """Draw dots with vertical errors, or the number of stars in hexagons if there are too many."""
     if len(x) > _MOST_DOTS:
-        cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
-        scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
-        cells.set_cmap(scale.colormap())
-        cells.set_norm(scale.norm)
-        cells.set_rasterized(True)
-        scale.bar(figure, cells, axis, "stars")
+        _numbers(figure, axis, x, y, extent, "stars")
         return
     if error is not None:
         bars = axis.vlines(
@@ -251,3 +258,77 @@ def _cells(compared: Comparison) -> Panel:
     return Panel(
         title, shown, style.signed_scale(_COLOURED_SIGMA, values), "mean of a cell × √stars"
     )
+
+
+@style.styled()
+def agreement_figure(compared: Sequence[Pairs]) -> Figure:
+    """Draw a row for each set of pairs: numbers of pairs, bias and RMSE, slope and correlation.
+
+    The last two panels are by distance from the Sun, in the bins of the table.
+    """
+    if not compared:
+        raise UserError("compare: expected one other map or catalog at least")
+    figure = style.new_figure(style.TWO_COLUMNS, 2.35 * len(compared) + 0.2)
+    rows = figure.subplots(len(compared), 3, squeeze=False)
+    edges = distance_edges(compared)
+    for (left, middle, right), pairs in zip(rows, compared, strict=True):
+        factor, unit = 1.0, style.unit_of(pairs.system)
+        if pairs.kind != INTEGRATED:
+            factor, unit = PER_MILLE, style.density_unit(pairs.system)
+        _pairs(figure, left, pairs, factor, unit)
+        _scores(middle, right, pairs, edges, factor, unit)
+        for axis in (left, middle, right):
+            style.fix_ticks(axis)
+    for axis in rows[-1, 1:]:
+        axis.set_xlabel("distance [pc]")
+    return figure
+
+
+def _pairs(figure: Figure, axis: Axes, pairs: Pairs, factor: float, unit: str) -> None:
+    both = factor * np.stack([pairs.theirs, pairs.ours])
+    low, high = np.percentile(both, _SHOWN)
+    low, high = min(float(low), 0.0), max(float(high), float(low) + 1e-9)
+    _numbers(figure, axis, both[0], both[1], (low, high, low, high), "pairs")
+    axis.plot((low, high), (low, high), **_EQUAL)
+    score = pairs.score()
+    words = f"slope {score.slope:.2f}, correlation {score.correlation:.2f}"
+    axis.set_title(words.replace("-", "\N{MINUS SIGN}"))
+    axis.set_xlim(low, high)
+    axis.set_ylim(low, high)
+    axis.set_aspect("equal")
+    symbol = style.symbol_of(pairs.system)
+    what = symbol if pairs.kind == INTEGRATED else f"$\\rho$ in {symbol}"
+    axis.set_xlabel(f"{pairs.name}: {what} [{unit}]")
+    axis.set_ylabel(f"this map [{unit}]")
+
+
+def _scores(
+    spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float], factor: float, unit: str
+) -> None:
+    """Draw bias and RMSE on one axis, slope and correlation on the other, against distance."""
+    bins = [
+        (0.5 * (low + high), part.score())
+        for what, low, high, part in pairs.bins(edges)
+        if what == "distance"
+    ]
+    middle = np.array([at for at, _ in bins])
+
+    def curve(name: str) -> Array:
+        return np.array([getattr(score, name) for _, score in bins], np.float64)
+
+    looks: tuple[dict[str, Any], ...] = (
+        {"color": style.MODEL_COLOUR, "marker": "o", "markersize": 3.0},
+        {"color": style.TRUTH_COLOUR, "marker": "s", "markersize": 3.0},
+    )
+    for name, look in zip(("rmse", "bias"), looks, strict=True):
+        label = "RMSE" if name == "rmse" else name
+        spread.plot(middle, factor * curve(name), label=label, **look)
+    for name, look in zip(("slope", "correlation"), looks, strict=True):
+        line.plot(middle, curve(name), label=name, **look)
+    spread.axhline(0.0, **_EQUAL)
+    line.axhline(1.0, **_EQUAL)
+    spread.set_ylabel(f"{pairs.kind} [{unit}]")
+    line.set_ylim(bottom=min(0.0, line.get_ylim()[0]))
+    for axis in (spread, line):
+        axis.set_xlim(0.0, edges[-1])
+        axis.legend(loc="best")

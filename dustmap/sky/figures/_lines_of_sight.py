@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from astropy import units as u
 from astropy.coordinates import SkyCoord
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky._coordinates import cartesian, galactic, places_towards, positions_of
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
+from dustmap.sky.maps._answers import central_band, spread_of
 from dustmap.sky.maps._quantities import DATA_DOMINATED
-from dustmap.sky.maps._trilinear import chord
+from dustmap.sky.maps._trilinear import distances_through
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 
     from dustmap.sky.maps import AbstractDensityField
 
-#: Percentiles between which 68 % lie.
-_LOW, _HIGH = 16.0, 84.0
 #: Rows of cells among which the busiest is looked for.
 _ROWS = 40
-#: Places along a line at most.
-_MOST = 600
 #: Radius of a beam in degrees, unless the caller says otherwise.
 BEAM = 3.0
 
@@ -82,8 +78,7 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     extinction are the percentiles of the stored samples, if there are any.
     """
     step = 0.5 * min(density.grid.spacing)
-    distance = distances_within(density.grid.lower, density.grid.upper, step, l, b)
-    places = _along(l, b, distance)
+    distance, places = _places(density.grid.lower, density.grid.upper, step, l, b)
     bands = _band(density, places, False), _band(density, places, True)
     coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None
     return Profile(l, b, density.system, distance, *bands, coverage, *_truth(truth, places))
@@ -112,10 +107,10 @@ def profile_of_field(
 
     from dustmap.gp.functionals import LineIntegrals, PointValues
 
-    distance = distances_within(field.lower, field.upper, step, l, b)
-    points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
+    distance, line = _places(field.lower, field.upper, step, l, b)
     # Rounding must not carry the last place out of the box.
-    places = torch.from_numpy(np.clip(points, field.lower, field.upper)).to(device)
+    points = np.clip(positions_of(line), field.lower, field.upper)
+    places = torch.from_numpy(points).to(device)
     curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
     rho = field.evaluate(PointValues(places), MapRequest((*curve, Quantity.COVERAGE)))
     column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(curve))
@@ -123,15 +118,8 @@ def profile_of_field(
         Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column)
     )
     coverage = rho["coverage"].astype(np.float64)
-    true = _truth(truth, _along(l, b, distance))
+    true = _truth(truth, line)
     return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
-
-
-def _along(l: float, b: float, distance: Array) -> SkyCoord:
-    """Place points at distances (K,) in pc along one direction in degrees."""
-    same = np.ones_like(distance)
-    l, b = l * same * u.deg, b * same * u.deg
-    return SkyCoord(l=l, b=b, distance=distance * u.pc, frame="galactic")
 
 
 def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
@@ -161,38 +149,35 @@ def busiest_direction(stars: StarTable) -> tuple[float, float]:
     return round(float(l), 1), round(float(b), 1)
 
 
-def distances_within(
+def _places(
     lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
-) -> Array:
-    """Return places from the Sun to where the line leaves the box, at most `step` apart."""
+) -> tuple[Array, SkyCoord]:
+    """Return distances (K,) at most `step` apart to where the line leaves a box, and its places."""
     if not abs(b) <= 90.0:
         raise UserError(f"b = {b:g}: expected -90 to 90 degrees")
-    ahead = cartesian([l], [b], [1.0])
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise UserError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
             f"{tuple(upper)} pc)"
         )
-    # A component that is 0 but for round-off is along a face, should the Sun be on one.
-    _, leave = chord(lower, upper, np.where(np.abs(ahead) > 1e-12, ahead, 0.0))
-    far = float(leave[0])
-    count = min(max(2, int(np.ceil(far / step)) + 1), _MOST)
-    # A hair inside, so that rounding does not put the last place outside.
-    return np.linspace(far / count, far * (1.0 - 1e-9), count)
+    ahead = cartesian(l, b, 1.0)
+    along = distances_through(lower, upper, ahead, step)
+    if along is None:
+        raise UserError(
+            f"l = {l:g}, b = {b:g}: the Sun is on a face of the map, which is behind it"
+        )
+    # Nothing is in front of the Sun itself.
+    return along[1:], places_towards(ahead, along[1:])
 
 
 def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
     """Return the mean between percentiles, or mean ± std, as far as the map has them."""
     mean = density.query(places, integrated=integrated)
-    known = set() if integrated else set(density.available)
-    if density.n_samples > 1 or {Quantity.P16, Quantity.P84} <= known:
-        levels = [_LOW, _HIGH]
-        low, high = density.query(places, "percentile", levels, integrated).T
-        return Band(mean, low, high)
-    if Quantity.STD in known:
-        std = density.query(places, mode="std")
-        return Band(mean, mean - std, mean + std)
-    return Band(mean)
+    edges = central_band(density, places, integrated)
+    if edges is not None:
+        return Band(mean, *edges)
+    std = spread_of(density, places, integrated)
+    return Band(mean) if std is None else Band(mean, mean - std, mean + std)
 
 
 @style.styled()

@@ -1,8 +1,11 @@
-"""Panels of an image: mean, truth, uncertainty and difference, each with its scale."""
+"""Panels of an image: mean, truth, uncertainty and difference, each with its scale; and clouds on
+them, as outlines, with the names of those that have one.
+"""
 
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -13,8 +16,8 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from dustmap.sky._coordinates import cartesian
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._clouds import CloudMarks
 from dustmap.sky.figures._style import Array, Scale
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem
@@ -31,6 +34,10 @@ _HATCH = "////"
 _HATCH_COLOUR = "0.75"
 #: Inches for the title of a figure, and for the legend of its marks.
 _TITLE, _LEGEND = 0.3, 0.25
+#: Names on one panel, at most, those of the largest clouds.
+_MOST_NAMES = 20
+#: Pale green stands out from the colours of densities, of spreads and of differences alike.
+_OUTLINE_COLOUR = "#7CFFB2"
 
 
 @final
@@ -84,6 +91,47 @@ class AbstractImage(ABC):
     @abstractmethod
     def outline(self, place: Array, radius: float) -> Array | None:
         """Return the outline (P, 2) of a ball around X, Y, Z in pc; None where it is not shown."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CloudMarks:
+    """Clouds to be drawn: places (K, 3) in pc, radii (K,) in pc, names (K,), "" for none."""
+
+    places: Array
+    radii: Array
+    names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "CloudMarks":
+        """Read a table of `dustmap clouds`, or another with l, b, distance, radius and name."""
+        # Pictures without clouds wait for no reader of tables.
+        from dustmap.tables import number_column, read_tables, text_column
+
+        table = read_tables(path)
+        l, b, distance, radii = (
+            number_column(table, name) for name in ("l", "b", "distance", "radius")
+        )
+        named = "name" in table.colnames
+        names = text_column(table, "name") if named else ("",) * len(l)
+        return cls(cartesian(l, b, distance), radii, names)
+
+    def draw(self, axis: Axes, image: AbstractImage, named: bool) -> None:
+        """Outline the clouds that an image shows; named: with the names of the largest."""
+        left = _MOST_NAMES if named else 0
+        for k in np.argsort(-self.radii, kind="stable"):
+            outline = image.outline(self.places[k], float(self.radii[k]))
+            if outline is None:
+                continue
+            line: dict[str, Any] = {"color": _OUTLINE_COLOUR, "linewidth": 0.7, "scalex": False}
+            axis.plot(outline[:, 0], outline[:, 1], scaley=False, **line)
+            # The first of several, as the others are lines through the same cloud.
+            name = self.names[k].partition(";")[0]
+            if name and left:
+                left -= 1
+                x, y = (0.5 * (outline.max(0) + outline.min(0))).tolist()
+                words: dict[str, Any] = {"ha": "center", "va": "center"}
+                axis.text(x, y, name, **words, **style.outlined(style.SMALL - 1.0))
 
 
 def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:

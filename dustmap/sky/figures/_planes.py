@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._clouds import CloudMarks
-from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
+from dustmap.sky.figures._panels import AbstractImage, CloudMarks, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._clouds import CloudMarks
-from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
+from dustmap.sky.figures._panels import AbstractImage, CloudMarks, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem

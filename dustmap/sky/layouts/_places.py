@@ -131,12 +131,6 @@ def _where(
     return values
 
 
-def refuse_bad_nside(nside: int) -> None:
-    """Refuse what is no power of two, which NESTED pixels need."""
-    if nside < 1 or nside & (nside - 1) or nside > 8192:
-        raise UserError(f"nside: expected a power of two, 1 to 8192, got {nside}")
-
-
 def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
     """Return (start, stop) of blocks of pixels that hold `BLOCK` numbers at `per_pixel` each."""
     pixels = 12 * nside**2

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky import _provenance
+from dustmap.sky._coordinates import refuse_bad_nside
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, TablePlan, streamed_fits
 from dustmap.sky.layouts import _places
@@ -74,7 +75,7 @@ class HealpixOptions:
     integrated: tuple[Quantity, ...] = ()
 
     def __post_init__(self) -> None:
-        _places.refuse_bad_nside(self.nside)
+        refuse_bad_nside(self.nside)
         if self.bins is not None and self.bins.count > _MOST_COLUMNS:
             raise UserError(
                 f"distances: expected at most {_MOST_COLUMNS}, the columns of a FITS table, got "
@@ -215,7 +216,7 @@ class EdenhoferOptions:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        _places.refuse_bad_nside(self.nside)
+        refuse_bad_nside(self.nside)
         if self.floor is not None and not _TINY <= self.floor < np.inf:
             raise UserError(
                 f"floor: expected a density of at least {_TINY:g} mag/pc, got {self.floor:g}"
@@ -359,7 +360,7 @@ class BayestarOptions:
     n_stars: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        _places.refuse_bad_nside(self.nside)
+        refuse_bad_nside(self.nside)
         if self.samples < 1:
             raise UserError(f"samples: expected at least 1, got {self.samples}")
         if not 0 <= self.trusted <= 1:

@@ -1,5 +1,5 @@
-"""Answers of a map for places and rays, as numbers, and how far its data reach; and as columns
-of tables.
+"""Answers of a map for places and rays, as numbers, and how far its data reach; as columns of
+tables; and as xarray: cubes, a line of sight, shells on the sky in HEALPix.
 """
 
 import logging
@@ -7,19 +7,26 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from astropy import units as u
+from astropy.coordinates import SkyCoord
 from astropy.table import Column, Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
 from dustmap.sky.maps import _quantities, _trilinear
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
+from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube, Layout
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
-from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, distances_through
 from dustmap.sky.systems import ExtinctionSystem
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from dustmap.sky.maps._dust_map import DustMap
 
 log = logging.getLogger(__name__)
 _log_of_maps = logging.getLogger("dustmap.sky.maps")
@@ -32,6 +39,10 @@ _NUMBERS = 2**23
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 #: Points of all rays that are held at once.
 _POINTS = 2**20
+#: Percentiles between which 68 % lie.
+_BAND = (16.0, 84.0)
+#: Of what is made of a map, by its name.
+_UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
 
 @final
@@ -224,6 +235,24 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
 
 
+def central_band(
+    density: "DustMap", places: SkyCoord, integrated: bool
+) -> tuple[Floats, Floats] | None:
+    """Return the percentiles (N,) between which 68 % lie; None of a map that has none."""
+    held = {Quantity.P16, Quantity.P84} <= set(density.available) and not integrated
+    if not held and density.n_samples < 2:
+        return None
+    low, high = density.query(places, "percentile", list(_BAND), integrated).T
+    return low, high
+
+
+def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats | None:
+    """Return the standard deviation (N,); None of a map that has none."""
+    held = Quantity.STD in density.available and not integrated
+    known = held or density.n_samples > 1
+    return density.query(places, "std", integrated=integrated) if known else None
+
+
 #: What the names of the columns start with -> their unit.
 UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
 
@@ -268,3 +297,107 @@ def add_answers(
     if labelled:
         for label, value in labels(system).items():
             table[label] = value
+
+
+def cubes_of(density: "DustMap") -> "xr.Dataset":
+    """Return all cubes of a map as `DustMap.to_xarray` does."""
+    import xarray as xr
+
+    x, y, z = density.axes()
+    axes = {name: (name, at, {"units": "pc"}) for name, at in (("x", x), ("y", y), ("z", z))}
+    data: dict[str, Any] = {}
+    for quantity in density.available:
+        described = DESCRIPTIONS[quantity]
+        attributes = {"units": described.unit, "long_name": described.meaning}
+        if quantity is Quantity.SAMPLES:
+            cubes = [density.cube(quantity, k) for k in range(density.n_samples)]
+            data[described.variable] = ("sample", "z", "y", "x"), np.stack(cubes), attributes
+        else:
+            data[described.variable] = ("z", "y", "x"), density.cube(quantity), attributes
+    return xr.Dataset(data, axes, {"extinction_system": density.system.name})
+
+
+def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | None) -> "xr.Dataset":
+    """Return density and extinction along a direction as `DustMap.profile` does."""
+    import xarray as xr
+
+    direction = directions_of(coords)
+    if len(direction) != 1:
+        raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
+    grid = density.grid
+    if distances is None:
+        step = 0.5 * min(grid.spacing)
+        along = distances_through(grid.lower, grid.upper, direction[0], step)
+        if along is None:
+            raise UserError(f"coords: the line of sight does not meet the map ({density!r})")
+    else:
+        along = _checked(distances)
+    places = places_towards(direction, along)
+    bands = {"density": _band(density, places, False), "extinction": _band(density, places, True)}
+    data = {
+        f"{what}_{name}": (
+            "distance",
+            values,
+            {"units": _UNIT_OF[what]},
+        )
+        for what, band in bands.items()
+        for name, values in band.items()
+    }
+    if Quantity.COVERAGE in density.available:
+        data["coverage"] = ("distance", density.coverage(places), {"units": ""})
+    l, b, _ = galactic(direction[0])
+    seen = {"l_deg": float(l), "b_deg": float(b), "extinction_system": density.system.name}
+    return xr.Dataset(data, {"distance": ("distance", along, {"units": "pc"})}, seen)
+
+
+def sky_of(
+    density: "DustMap", nside: int, distances: u.Quantity, integrated: bool, nest: bool
+) -> "xr.Dataset":
+    """Return shells in HEALPix as `DustMap.to_healpix` does."""
+    import healpy
+    import xarray as xr
+
+    refuse_bad_nside(nside)
+    along = _checked(distances)
+    lon, lat = healpy.pix2ang(nside, np.arange(healpy.nside2npix(nside)), nest=nest, lonlat=True)
+    pixels = SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic")
+    shells = [places_towards(directions_of(pixels), np.full(len(lon), d)) for d in along]
+    name = "extinction" if integrated else "density"
+    means = [density.query(shell, integrated=integrated) for shell in shells]
+    spreads = [spread_of(density, shell, integrated) for shell in shells]
+    known = {"mean": means, "std": [std for std in spreads if std is not None]}
+    data = {
+        f"{name}_{mode}": (("distance", "pixel"), np.stack(values), {"units": _UNIT_OF[name]})
+        for mode, values in known.items()
+        if values
+    }
+    attributes = {
+        "nside": nside,
+        "ordering": "NESTED" if nest else "RING",
+        "frame": "galactic",
+        "extinction_system": density.system.name,
+    }
+    return xr.Dataset(data, {"distance": ("distance", along, {"units": "pc"})}, attributes)
+
+
+def _checked(distances: u.Quantity) -> NDArray[np.float64]:
+    """Return distances (K,) in pc, ascending; a bare number has no unit and is refused."""
+    try:
+        along = np.atleast_1d(u.Quantity(distances).to_value(u.pc)).astype(np.float64)
+    except u.UnitConversionError:
+        raise UserError(
+            f"distances: expected lengths with a unit, such as [100, 200] * u.pc, got {distances!r}"
+        ) from None
+    if along.ndim != 1 or not np.isfinite(along).all() or (along < 0).any():
+        raise UserError(f"distances: expected a row of lengths, 0 or more, got {distances!r}")
+    return along
+
+
+def _band(density: "DustMap", places: SkyCoord, integrated: bool) -> dict[str, NDArray[np.float64]]:
+    """Return mean, std and the edges of the central 68 %, as far as the map has them."""
+    found = {"mean": density.query(places, integrated=integrated)}
+    std = spread_of(density, places, integrated)
+    if std is not None:
+        found["std"] = std
+    edges = central_band(density, places, integrated)
+    return found if edges is None else found | {"p16": edges[0], "p84": edges[1]}

@@ -328,7 +328,7 @@ class DustMap:
         >>> density.profile(towards, [50, 80] * u.pc).extinction_mean.values.round(3)
         array([0.1 , 0.16])
         """
-        from dustmap.sky.maps._datasets import profile_of
+        from dustmap.sky.maps._answers import profile_of
 
         return profile_of(self, coords, distances)
 
@@ -337,7 +337,7 @@ class DustMap:
 
         Variables have the names of map.zarr; density_samples have one more axis, `sample`.
         """
-        from dustmap.sky.maps._datasets import cubes_of
+        from dustmap.sky.maps._answers import cubes_of
 
         return cubes_of(self)
 
@@ -350,7 +350,7 @@ class DustMap:
         `integrated`, density_mean there; their _std if the map has it. NaN where the map does not
         reach. Pixels are in ring order, or `nest`.
         """
-        from dustmap.sky.maps._datasets import sky_of
+        from dustmap.sky.maps._answers import sky_of
 
         return sky_of(self, nside, distances, integrated, nest)
 

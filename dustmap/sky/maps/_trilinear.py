@@ -29,6 +29,8 @@ _BLOCK = 64
 _PART = 0.25
 #: Points of all rays that are held at once.
 _POINTS = 2**21
+#: Places along one line of sight at most.
+_MOST_ALONG = 600
 _GAUSS = 0.5 / math.sqrt(3.0)
 
 
@@ -222,6 +224,22 @@ def chord(
     enter = np.where(moving, np.minimum(first, last), -still)
     leave = np.where(moving, np.maximum(first, last), still)
     return enter.max(-1), leave.min(-1)
+
+
+def distances_through(
+    lower: ArrayLike, upper: ArrayLike, ahead: Floats, step: float
+) -> Floats | None:
+    """Return distances (K,) at most `step` apart, but no more than 600, from the Sun or the near
+    face of a box to the far one, along one unit vector (3,); None where it is never met."""
+    # A component that is 0 but for round-off is along a face, should the Sun be on one.
+    enter, leave = chord(lower, upper, np.where(np.abs(ahead) > 1e-12, ahead, 0.0)[None])
+    near, far = max(float(enter[0]), 0.0), float(leave[0])
+    if not far > near:
+        return None
+    count = min(max(2, math.ceil((far - near) / step) + 1), _MOST_ALONG)
+    # A hair inside, so that rounding does not put the ends outside.
+    hair = 1e-9 * (far - near)
+    return np.linspace(near + hair, far - hair, count)
 
 
 def integrate(reader: CubeReader, cubes: tuple[Cube, ...], rays: Rays) -> Floats:

@@ -6,13 +6,13 @@ takes a store of any size through the rows of an engine once, chunk by chunk.
 """
 
 from dustmap.sky.observations._observe import STARS as STARS
+from dustmap.sky.observations._observe import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import StreamedPass as StreamedPass
 from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._observe import observe_share as observe_share
+from dustmap.sky.observations._observe import sky_patches as sky_patches
 from dustmap.sky.observations._observe import stream as stream
-from dustmap.sky.observations._pixels import HealpixBeams as HealpixBeams
-from dustmap.sky.observations._pixels import sky_patches as sky_patches
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
 from dustmap.sky.observations._sight_lines import BeyondBox as BeyondBox
 from dustmap.sky.observations._sight_lines import Moments as Moments

@@ -1,8 +1,8 @@
 """The page that turns, cuts and asks a map in any browser, from one file and without a network.
 
-`view_of` makes a `MapView` of a `DustMap`; it is saved as HTML, or shown by Jupyter. `_quantised`
-packs cubes as bytes, `_volumes` takes them from the map, as fine as a number of bytes allows, and
-`_page` joins them with the files of `page/`: HTML, CSS and JavaScript of this package's own.
+`view_of` makes a `MapView` of a `DustMap`; it is saved as HTML, or shown by Jupyter. `_volumes`
+takes cubes from the map, as fine as a number of bytes allows, and packs them as text; `_page` joins
+them with the files of `page/`: HTML, CSS and JavaScript of this package's own.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from pipelines.reproduce._experiment import Row, number
 from pipelines.reproduce._figures import BLUE, ORANGE, label, panels
 from pipelines.reproduce.clusters._problem import Fitted

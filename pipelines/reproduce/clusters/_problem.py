@@ -14,8 +14,8 @@ from scipy.spatial import cKDTree
 from dustmap import config as configuration
 from dustmap.gp import Prediction
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
+from dustmap.sky.agreement import Comparison
 from dustmap.sky.catalogs import card_named, read_catalog
-from dustmap.sky.figures import Comparison
 from dustmap.sky.stars import StarTable
 from pipelines.reproduce._experiment import Request
 from pipelines.reproduce._timing import stopwatch

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap.inference import scores
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from dustmap.sky.stars import StarTable
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.clusters import _figure as _clusters_figure

@@ -21,6 +21,8 @@ from scipy.ndimage import gaussian_filter1d
 from dustmap.sky import DustMap
 
 Array: TypeAlias = NDArray[np.float64]
+#: The half of the sight lines of Zucker et al. (2020) that the repository has.
+PUBLISHED = Path(__file__).resolve().parents[3] / "catalogs" / "clouds_zucker2020.csv"
 #: Steps along a sight line, nearest place that is asked, radius of the cone in degrees.
 STEP, NEAREST, RADIUS = 2.5, 30.0, 1.5
 #: Width of the Gaussian in pc.
@@ -46,17 +48,17 @@ class Cloud:
         return np.asarray(place.cartesian.xyz.to_value(u.pc), np.float64)
 
 
-def read_clouds(path: Path) -> list[Cloud]:
-    """Read name, GLON, GLAT, d16, d50, d84 of a table like that of Zucker et al. (2020)."""
+def read_clouds(path: Path = PUBLISHED) -> list[Cloud]:
+    """Read name, l, b and the percentiles of the distance of a table of sight lines."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
         Cloud(
-            row["Name"],
-            float(row["GLON"]),
-            float(row["GLAT"]),
-            float(row["d50"]),
-            0.5 * (float(row["d84"]) - float(row["d16"])),
+            row["name"],
+            float(row["l"]),
+            float(row["b"]),
+            float(row["distance_pc"]),
+            0.5 * (float(row["distance_p84"]) - float(row["distance_p16"])),
         )
         for row in rows
     ]

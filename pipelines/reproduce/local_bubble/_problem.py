@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.sky import DustMap
-from dustmap.sky.figures import Comparison
+from dustmap.sky.agreement import Comparison
 from pipelines.reproduce._timing import stopwatch
 
 Array: TypeAlias = NDArray[np.float64]

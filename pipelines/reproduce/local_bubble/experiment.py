@@ -44,7 +44,7 @@ ONE_SIGMA, TWO_SIGMA = 0.6827, 0.9545
 
 def run(request: Request) -> Outcome:
     """Fit, and score stars, cavity and clouds."""
-    published = clouds.read_clouds(request.file("clouds_zucker2020_half.csv"))
+    published = clouds.read_clouds()
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(Path(folder), QUICK if request.quick else ())
         rows = [*_held_out(fitted), _cavity(fitted)]
@@ -109,10 +109,10 @@ def _line(fitted: Fitted, cloud: clouds.Cloud) -> Row:
 
 def by_name(lines: Sequence[Row]) -> list[Row]:
     """Medians over the sight lines of each cloud."""
-    names = dict.fromkeys(str(row["name"]).split("_B")[0] for row in lines)
+    names = dict.fromkeys(str(row["name"]).split(" B")[0] for row in lines)
     rows: list[Row] = []
     for name in names:
-        mine = [row for row in lines if str(row["name"]).split("_B")[0] == name]
+        mine = [row for row in lines if str(row["name"]).split(" B")[0] == name]
         middle = {
             key: statistics.median(number(row, key) for row in mine)
             for key in ("distance", "peak", "peak_error", "half_rise", "half_rise_error")

@@ -274,5 +274,5 @@ def test_maps_that_share_no_place_are_refused(ours: MapSource) -> None:
     other = DustMap.from_arrays(far, {Quantity.MEAN: np.ones((3, 3, 3), np.float32)}, "A_V")
     with pytest.raises(ValueError, match="no segment of a ray up to 240 pc"):
         compare_maps(ours, MapSource("far", other), RAYS)
-    with pytest.raises(ValueError, match="nside: expected a power of two, got 3"):
+    with pytest.raises(ValueError, match="nside: expected a power of two, 1 to 8192, got 3"):
         Segments.of_pixels(3, EDGES)

@@ -36,6 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'[data]\ncatalog = "{path}/stars.ecsv"\nsystem = "A_V"\ndistance_max = 55\n'
         "[grid]\nsize = [120, 100, 60]\nspacing = 20\n[model]\nlearn = []\nlength = 60\n"
         '[fit]\nsamples = 4\ndistance_rounds = 0\n[export]\nformats = ["zarr", "fits"]\n'
+        "figures = []\n"
     )
     execute_run(prepare(load(path / "run.toml")), path / "run", load(path / "run.toml"), False)
     return path / "run"

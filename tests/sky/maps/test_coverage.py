@@ -81,8 +81,17 @@ def shares(density: str, dim: int, stars: int, samples: int, seed: int) -> tuple
     return found, of_log_density(grid, jacobian)
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("density", "dim"),
+    [
+        ("lognormal", 1),
+        ("gaussian", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("gaussian", 1), ("lognormal", 2), ("gaussian", 3), ("lognormal", 3))
+        ),
+    ],
+)
 def test_one_star_dominates_no_more_than_it_does(density: str, dim: int) -> None:
     """With eight samples; in a map of three dimensions it is wrong of 0.5 % of the voxels."""
     wrong, far = [], []

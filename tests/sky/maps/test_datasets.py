@@ -85,7 +85,7 @@ def test_bad_questions_are_refused() -> None:
         plain.profile(towards(0, 0), np.array([10.0]))
     with pytest.raises(UserError, match="one direction"):
         plain.profile(SkyCoord(l=[0, 1] * u.deg, b=[0, 1] * u.deg, frame="galactic"))
-    with pytest.raises(UserError, match="power of 2"):
+    with pytest.raises(UserError, match="power of two"):
         plain.to_healpix(3, 10 * u.pc)
     with pytest.raises(UserError, match="0 or more"):
         plain.to_healpix(2, -10 * u.pc)

@@ -21,7 +21,7 @@ def test_the_variance_is_the_contrast_squared() -> None:
     assert found.mean() == pytest.approx(0.0, abs=0.02)
 
 
-@pytest.mark.parametrize("slope", [-11.0 / 3.0, -5.0])
+@pytest.mark.parametrize("slope", [-11.0 / 3.0, pytest.param(-5.0, marks=pytest.mark.slow)])
 def test_the_spectrum_falls_with_the_slope(slope: float) -> None:
     """Periodogram along one axis, whose spectrum has a slope flatter by 2."""
     grid = RegularGrid.from_bounds((-64, -1, -1), (63, 1, 1), (128, 3, 3))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps import DustMap, Quantity
-from dustmap.sky.view._quantised import Scale
+from dustmap.sky.view._volumes import Scale
 
 #: The Sun is inside, and the box is neither a cube nor centred.
 GRID = RegularGrid(lower=(-100.0, -80.0, -50.0), spacing=(10.0, 10.0, 10.0), shape=(23, 18, 12))

@@ -24,6 +24,18 @@ SIDES = ("Width", "Height")
 #: All that is in the way of the cloud, switched off.
 BARE = {"fade": False, "names": False}
 
+Controls: TypeAlias = tuple[tuple[str, bool | float], ...]
+#: Controls and their values.
+CONTROLS: Controls = (
+    ("#plane-2", True),
+    ("#level-2", -10.0),
+    ("#level-2", 30.0),
+    ("#threshold", 0.2),
+)
+SAMPLE = ("input[value=sample]", True)
+MORE: Controls = (("#opacity", 0.9), ("input[value=spread]", True), ("#plane-0", True))
+#: What the browser asks for itself, as its first page does, which may be late.
+OWN = ("data:", "about:", "chrome://", "chrome-untrusted://")
 #: Does with a control what a hand does.
 SET = """(([name, value]) => {
   const control = document.querySelector(name);
@@ -84,13 +96,20 @@ def seen_at(place: Array, yaw: float, pitch: float, width: int, height: int) -> 
 
 
 def test_the_page_asks_for_nothing_but_itself(browser: Browser, page: Path) -> None:
-    asked = [url for url in browser.requests() if not url.startswith(("data:", "about:"))]
+    asked = [url for url in browser.requests() if not url.startswith(OWN)]
     assert [url.partition("#")[0] for url in asked] == [page.as_uri()]
     assert browser.ask("performance.getEntriesByType('resource').length") == 0
     assert browser.ask("document.getElementById('trouble').hidden")
 
 
-@pytest.mark.parametrize(("yaw", "pitch"), [(-90.0, 90.0), (-60.0, 30.0), (20.0, -15.0)])
+@pytest.mark.parametrize(
+    ("yaw", "pitch"),
+    [
+        (-60.0, 30.0),
+        pytest.param(-90.0, 90.0, marks=pytest.mark.slow),
+        pytest.param(20.0, -15.0, marks=pytest.mark.slow),
+    ],
+)
 def test_the_cloud_is_where_it_belongs(browser: Browser, yaw: float, pitch: float) -> None:
     """The middle of the cloud's light, weighted by how opaque it is, and the named point."""
     browser.change(yaw=yaw, pitch=pitch, **BARE)
@@ -106,6 +125,7 @@ def test_the_cloud_is_where_it_belongs(browser: Browser, yaw: float, pitch: floa
     assert np.linalg.norm(found - expected) < 4.0
 
 
+@pytest.mark.slow
 def test_a_higher_threshold_leaves_less_and_no_opacity_nothing(browser: Browser) -> None:
     light = []
     for part in ({"threshold": 0.1}, {"threshold": 0.6}, {"threshold": 0.9}, {"opacity": 0.0}):
@@ -123,20 +143,14 @@ def test_what_the_prior_made_is_fainter(browser: Browser) -> None:
     assert browser.picture()[..., 3].sum() < 0.8 * whole
 
 
-def test_controls_change_the_picture(browser: Browser) -> None:
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(MORE, marks=pytest.mark.slow)], ids=lambda more: f"{len(more)} more"
+)
+def test_controls_change_the_picture(browser: Browser, more: Controls) -> None:
     browser.change(**BARE)
     pictures = [browser.picture()]
     slices = [browser.picture("slice")]
-    for control, value in (
-        ("#plane-2", True),
-        ("#level-2", -10.0),
-        ("#level-2", 30.0),
-        ("#opacity", 0.9),
-        ("#threshold", 0.2),
-        ("input[value=spread]", True),
-        ("input[value=sample]", True),
-        ("#plane-0", True),
-    ):
+    for control, value in (*CONTROLS, *more, SAMPLE):
         browser.ask(SET, control, value)
         browser.change()
         pictures.append(browser.picture())

@@ -13,8 +13,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.view import view_of
-from dustmap.sky.view._quantised import MOST_DECADES, Scale
-from dustmap.sky.view._volumes import block_means
+from dustmap.sky.view._volumes import MOST_DECADES, Scale, block_means
 from tests.sky.view.blob import AROUND, PEAK, Page, blob_map, odd_maps
 
 PLACE = SkyCoord(30 * u.deg, -5 * u.deg, 70 * u.pc, frame="galactic")
