@@ -7,6 +7,7 @@ apart; both cells of a face do the same, so that a surface ends at the faces of 
 """
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -184,7 +185,7 @@ def _fan(loop: Loop) -> list[tuple[int, int, int]]:
     """
     turns = [loop[k:] + loop[:k] for k in range(len(loop))]
     first, *others = min(turns, key=lambda turn: sum(_share_face(turn[0], e) for e in turn[2:-1]))
-    return [(first, a, b) for a, b in zip(others, others[1:], strict=False)]
+    return [(first, a, b) for a, b in itertools.pairwise(others)]
 
 
 def _share_face(one: int, other: int) -> bool:
