@@ -155,7 +155,8 @@ def _zsh_word(text: str) -> str:
 def _fish(commands: tuple[_Command, ...]) -> Iterator[str]:
     yield "complete -c dustmap -f"
     for command in commands:
-        yield f"complete -c dustmap -n __fish_use_subcommand -a {command.name} -d '{command.meaning}'"
+        first = "complete -c dustmap -n __fish_use_subcommand"
+        yield f"{first} -a {command.name} -d '{command.meaning}'"
     for command in commands:
         here = f"complete -c dustmap -n '__fish_seen_subcommand_from {command.name}'"
         if command.choices:

@@ -61,7 +61,7 @@ class Surface:
         # Where triangles have no area, because a voxel is at the level, any direction will do.
         flat = length[:, 0] == 0.0
         total[flat], length[flat] = (0.0, 0.0, 1.0), 1.0
-        return total / length
+        return np.asarray(total / length)
 
 
 def iso_surface(density: NDArray[np.float32], level: float, grid: RegularGrid) -> Surface:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps import DustMap
+from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.view import Surface, iso_surface
 
 GRID = RegularGrid((-30.0, -42.0, -24.0), (5.0, 6.0, 4.0), (13, 15, 13))
@@ -38,7 +38,7 @@ def sides(surface: Surface) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("density", [ball(GRID, 9.0), rough()], ids=["ball", "rough"])
 def test_every_vertex_is_on_the_level(density: NDArray[np.float32]) -> None:
     surface = iso_surface(density, LEVEL, GRID)
-    between = DustMap.from_nodes(GRID, density.transpose(2, 1, 0).ravel(), None, "A_V")
+    between = DustMap.from_arrays(GRID, {Quantity.MEAN: density}, "A_V")
     np.testing.assert_allclose(between.mean_at(surface.vertices), LEVEL, rtol=1e-6)
 
 
