@@ -36,8 +36,8 @@ PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
 MOST = 100_000
 _ABOUT = """\
-Names are those of the 163 lines of sight through clouds of Zucker et al. (2020) that ship; of several
-with one name the middle one counts. Their distances hold where no other is given."""
+Names are those of the 163 lines of sight through clouds of Zucker et al. (2020) that ship; of
+several with one name the middle one counts. Their distances hold where no other is given."""
 
 
 def add_query(commands: _options.Commands) -> None:

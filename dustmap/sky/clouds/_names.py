@@ -43,7 +43,7 @@ class NamedPlaces:
         return len(self.names)
 
     def place(self, name: str) -> tuple[float, float, float]:
-        """Return l, b in degrees and distance in pc of a cloud: of the middle of its lines of sight.
+        """Return l, b in degrees and distance in pc of a cloud, of the middle one of its lines.
 
         Small and capital letters, spaces, hyphens and underscores make no difference.
 
