@@ -37,6 +37,8 @@ _HATCH_COLOUR = "0.65"
 _TITLE, _LEGEND = 0.3, 0.25
 #: Inches for a bar that panels share; columns of up to so many of them.
 _BAR = 0.55
+#: Inches for the labels of the axes of the first column.
+_LABELS = 0.5
 _COLUMNS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
 #: Names on one panel, at most, those of the largest clouds.
 _MOST_NAMES = 20
@@ -263,7 +265,7 @@ def sequence_figure(
     means = [next(p for p in panels_of(system, image) if p.of_mean) for image in images]
     scale = style.density_scale(*(p.values for p in means), colours=means[0].scale.colours)
     unknown = any(not np.isfinite(p.values).all() for p in means)
-    each = images[0].height_of_many(style.TWO_COLUMNS / columns)
+    each = images[0].height_of_many((style.TWO_COLUMNS - _LABELS) / columns)
     figure = style.new_figure(style.TWO_COLUMNS, rows * each + _TITLE + _LEGEND + _BAR)
     axes = figure.subplots(rows, columns, squeeze=False, **subplots).ravel()
     hatched = False

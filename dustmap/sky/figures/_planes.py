@@ -28,7 +28,7 @@ _TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
 #: Inches beside and above each of many.
-_MARGIN = 0.12
+_MARGIN = 0.2
 _PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
 
 

@@ -121,7 +121,9 @@ def save_figure(
     check_picture(path)
     kind, creator = path.suffix[1:].lower(), f"dustmap {__version__}"
     names = ("Software", "Description") if kind == "png" else ("Creator", "Subject")
-    metadata = dict(zip(names, (creator, "\n".join(history)), strict=True))
+    metadata: dict[str, Any] = dict(zip(names, (creator, "\n".join(history)), strict=True))
+    if kind == "pdf":
+        metadata["CreationDate"] = None  # the same figure, the same bytes
     with replacing(path, overwrite) as partial, styled():
         figure.savefig(partial, dpi=_DPI, format=kind, metadata=metadata)
 

@@ -239,7 +239,7 @@ def test_names_of_clouds_are_those_of_the_middle_of_their_lines() -> None:
     )
     assert known.place("taurus") == (172.0, -15.5, 140.0)
     assert known.place(" corona_Australis") == (0.0, -18.0, 150.0)
-    with pytest.raises(UserError, match="'Tauri'.*the nearest names are Taurus"):
+    with pytest.raises(UserError, match=r"'Tauri'.*the nearest names are Taurus"):
         known.place("Tauri")
     with pytest.raises(UserError, match="no name is near to it"):
         known.place("")
