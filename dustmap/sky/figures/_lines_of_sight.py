@@ -131,7 +131,8 @@ def profile_of_field(
     bands = []
     for values, functional in ((rho, at), (column, up_to)):
         low, high = field.percentiles(functional, _OUTER)
-        bands.append(Band(*(values[q.value].astype(np.float64) for q in curve), (low, high)))
+        mean, p16, p84 = (values[q.value].astype(np.float64) for q in curve)
+        bands.append(Band(mean, p16, p84, (low, high)))
     density, extinction = bands
     coverage = rho["coverage"].astype(np.float64)
     true = _truth(truth, line)

@@ -261,8 +261,7 @@ def slices_figure(
     planes = [slice_of(density, axis, level) for level in levels]
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
-    what = density.system, planes, labels, title, "outside the map", clouds
-    return sequence_figure(*what, sharex=True, sharey=True)
+    return sequence_figure(density.system, planes, labels, title, marks=clouds, **_PANELS)
 
 
 @style.styled()

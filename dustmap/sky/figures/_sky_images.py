@@ -333,8 +333,8 @@ def skies_figure(
     title = "Extinction up to distances" if integrated else "Dust density at distances"
     title = f"{title} from the Sun"
     projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
-    what = density.system, images, labels, title, "outside the map", clouds
-    return sequence_figure(*what, **projection)
+    grey = "outside the map"
+    return sequence_figure(density.system, images, labels, title, grey, clouds, **projection)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel, named: bool = True) -> QuadMesh:
