@@ -26,11 +26,13 @@ from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
+    from dustmap.gp.functionals import AbstractFunctional
     from dustmap.sky.maps import AbstractDensityField
 
-#: Probabilities between which 95 % lie.
-_OUTER = (0.025, 0.975)
+#: Probabilities between which 68 and 95 % lie.
+_INNER, _OUTER = (0.16, 0.84), (0.025, 0.975)
 _TARGET_COLOUR = "#009E73"
 #: Rows of cells among which the busiest is looked for.
 _ROWS = 40
@@ -124,19 +126,26 @@ def profile_of_field(
     # Rounding must not carry the last place out of the box.
     points = np.clip(positions_of(line), field.lower, field.upper)
     places = torch.from_numpy(points).to(device)
-    curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
     at, up_to = PointValues(places), LineIntegrals.from_observer(places)
-    rho = field.evaluate(at, MapRequest((*curve, Quantity.COVERAGE)))
-    column = field.evaluate(up_to, MapRequest(curve))
-    bands = []
-    for values, functional in ((rho, at), (column, up_to)):
-        low, high = field.percentiles(functional, _OUTER)
-        mean, p16, p84 = (values[q.value].astype(np.float64) for q in curve)
-        bands.append(Band(mean, p16, p84, (low, high)))
-    density, extinction = bands
+    rho = field.evaluate(at, MapRequest((Quantity.MEAN, Quantity.COVERAGE)))
+    column = field.evaluate(up_to, MapRequest((Quantity.MEAN,)))
+    density, extinction = (
+        _field_band(field, functional, values["mean"])
+        for functional, values in ((at, rho), (up_to, column))
+    )
     coverage = rho["coverage"].astype(np.float64)
     true = _truth(truth, line)
     return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
+
+
+def _field_band(
+    field: "AbstractDensityField",
+    functional: "AbstractFunctional",
+    mean: "NDArray[np.float32]",
+) -> Band:
+    """Return the mean between percentiles of the field's own samples."""
+    lowest, low, high, highest = field.percentiles(functional, (_OUTER[0], *_INNER, _OUTER[1]))
+    return Band(mean.astype(np.float64), low, high, (lowest, highest))
 
 
 def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
