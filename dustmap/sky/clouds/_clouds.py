@@ -10,8 +10,8 @@ of volume v:
     M = μ m_H (N_H / A_V) Σ A_V(ρ) v           mass of the gas
 
 Errors are standard deviations over the samples that have the cloud; its probability is their share.
-No sample knows where in a cell of the grid dust is: to the variances of x and d come h²/12 of cells
-of h along each axis, and along the line of sight.
+No sample knows where between the nodes dust is: the density there is that of hat functions around
+the nodes, whose variance h²/6, h the spacing along an axis, comes to those of x and d.
 """
 
 import logging
@@ -155,8 +155,8 @@ class Clouds:
         return np.hypot(self._spread(name), self._cell(name))
 
     def _cell(self, name: str) -> Array | float:
-        """Return the standard deviation of places within a cell, 0 of other properties."""
-        cell = np.array(self.grid.spacing) / math.sqrt(12.0)
+        """Return the standard deviation of places between nodes, 0 of other properties."""
+        cell = np.array(self.grid.spacing) / math.sqrt(6.0)
         if name == "place":
             return cell
         if name == "distance":
@@ -183,7 +183,7 @@ class Clouds:
         mass = solar_masses(self.system)
         errors = {name: self.error(name) for name in ("place", "distance", "radius", "peak")}
         density = u.mag / u.pc
-        placed = "std over the samples and within a cell"
+        placed = "std over the samples and between nodes"
         columns = (
             ("cloud", np.arange(1, len(self) + 1), None, "number, from the highest peak down"),
             ("name", np.array(self.names, np.str_), None, "of known clouds that it is"),
