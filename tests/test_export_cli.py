@@ -111,3 +111,10 @@ def test_an_existing_file_is_kept(
     assert export(finished, kind, path) == BAD_INPUT
     assert "exists already" in capsys.readouterr().err
     assert path.read_text() == "mine"
+
+
+def test_glb(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
+    path = tmp_path / "dust.glb"
+    assert export(finished, "glb", path, "--step", "20pc") == DONE
+    assert path.read_bytes()[:4] == b"glTF"
+    assert export(finished, "fits", tmp_path / "map.fits", "--iso", "0.01") == BAD_INPUT

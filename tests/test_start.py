@@ -69,6 +69,7 @@ def test_words_and_the_status_of_a_run_take_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "report.json").write_text('{"status": "done"}')
     words = [["--help"], ["--version"], ["run", "--help"], ["config", "--example"]]
+    words.append(["completion", "bash"])
     assert not imported(*words, ["status", str(tmp_path)]) & (HEAVY | ASTRONOMY)
 
 

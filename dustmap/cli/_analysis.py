@@ -95,11 +95,19 @@ def _summary(clouds: "Clouds") -> dict[str, Any]:
     from dustmap.sky.clouds import solar_masses
 
     mass = solar_masses(clouds.system) * float(clouds.mean.dust.sum())
+    known = np.isfinite(clouds.name_distance)
+    off = np.abs(clouds.mean.distance - clouds.name_distance)[known]
+    share = off / clouds.name_distance[known]
+    error = clouds.error("distance")[known]
     sure = int((clouds.probability >= 0.9).sum())
     return {
         "clouds": len(clouds),
         "clouds_in_nine_of_ten_samples": sure if clouds.samples else None,
         "clouds_with_a_name": sum(bool(name) for name in clouds.names),
+        "median_difference_to_published_distances": float(np.median(share)) if len(off) else None,
+        "published_distances_within_one_error": (
+            float(np.mean(off <= error)) if len(off) and clouds.samples else None
+        ),
         "mass_in_suns": mass if np.isfinite(mass) else None,
         "threshold": clouds.criteria.threshold,
         "samples": len(clouds.samples),

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dustmap import config as configuration
 from dustmap.cli import _options
 from dustmap.cli._exit import CHECK_FAILED, DONE
-from dustmap.cli._printing import print_plan, print_result
+from dustmap.cli._printing import print_plan, print_result, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from dustmap.sky.catalogs import SchemaCard
     from dustmap.sky.simulation import SkyModel
     from dustmap.sky.stars import AbstractDistancePrior, ToLearn
 
@@ -35,8 +36,13 @@ def add_catalogs(commands: _options.Commands) -> None:
         "list the schema cards of catalogs, or print one",
         "catalogs",
         "catalogs zgr23 > mine.toml",
+        "catalogs zgr23 --query > zgr23.adql",
+        about="A query is text in ADQL for the service named with it; no command sends it.",
     )
     command.add_argument("card", metavar="NAME", nargs="?", help="the card to print, as TOML")
+    command.add_argument(
+        "--query", action="store_true", help="of the card: the query that fetches its survey"
+    )
     _options.add_json(command)
 
 
@@ -45,17 +51,47 @@ def execute_catalogs(options: argparse.Namespace) -> int:
 
     if options.card is not None and options.json:
         raise UserError("catalogs: --json is for the list; a card is TOML")
+    if options.query:
+        return _print_query(options.card)
     if options.card is not None:
-        sys.stdout.write(card_path(options.card).read_text(encoding="utf-8"))
+        write(card_path(options.card).read_text(encoding="utf-8"))
         return DONE
     cards = [card_named(name) for name in known_cards()]
-    systems = {card.name: "" if card.system is None else card.system.name for card in cards}
     if options.json:
-        print_result({c.name: {"title": c.title, "system": systems[c.name]} for c in cards}, True)
+        print_result({card.name: _described(card) for card in cards}, True)
         return DONE
-    width, across = max(map(len, systems)), max(map(len, systems.values()))
+    width = max(len(card.name) for card in cards)
     for card in cards:
-        sys.stdout.write(f"{card.name:{width}}  {systems[card.name]:{across}}  {card.title}\n")
+        about = _described(card)
+        lines = [f"{card.name:{width}}  {card.title}"]
+        lines += [f"system: {about['system'] or 'that of the file'}"]
+        lines += [f"columns: {', '.join(about['columns'].values())}"]
+        lines += [f"query: {card.service or 'no query known'}"]
+        write(f"\n{' ' * (width + 2)}".join(lines) + "\n")
+    return DONE
+
+
+def _described(card: "SchemaCard") -> dict[str, Any]:
+    """System, columns by their roles as files call them first, and the query of a card."""
+    return {
+        "title": card.title,
+        "system": "" if card.system is None else card.system.name,
+        "columns": {role: str(column.aliases[0].ref) for role, column in card.columns.items()},
+        "service": card.service,
+        "query": card.query,
+    }
+
+
+def _print_query(name: str | None) -> int:
+    from dustmap.sky.catalogs import card_named, known_cards
+
+    if name is None:
+        raise UserError("catalogs: --query goes with the NAME of a card")
+    card = card_named(name)
+    if not card.query:
+        known = ", ".join(other for other in known_cards() if card_named(other).query)
+        raise UserError(f"catalogs {name}: no query known; {known} have one")
+    write(f"-- {card.service}\n{card.query}\n")
     return DONE
 
 

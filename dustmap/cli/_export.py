@@ -1,6 +1,7 @@
 """dustmap export and merge: the map of a run on any grid, and the maps of tiles as one."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,17 @@ if TYPE_CHECKING:
     from dustmap.gp import RegularGrid
     from dustmap.runs import Plan, RegressionResult, StarMap
     from dustmap.sky.layouts import LayoutRequest
-    from dustmap.sky.maps import AbstractDensityField, MapRequest
+    from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest
 
 #: Our own cubes, which take --box and --step; the layouts of published maps; of these, those of
 #: shells around the Sun, which take --nside, and --distances where the layout leaves them open.
 CUBES = ("zarr", "fits")
 LAYOUTS = ("healpix", "edenhofer2023", "leike2020", "bayestar", "gtomo")
-BOXED, PIXELS, BINNED = (*CUBES, "gtomo"), LAYOUTS[:2] + LAYOUTS[3:4], LAYOUTS[:2]
-#: Layouts that have no place for quantities of your choice.
-FIXED = ("leike2020",)
+#: Surfaces of constant density.
+SCENE = "glb"
+BOXED, PIXELS, BINNED = (*CUBES, "gtomo", SCENE), LAYOUTS[:2] + LAYOUTS[3:4], LAYOUTS[:2]
+#: Layouts that have no place for quantities of your choice, and what they have.
+FIXED = {"leike2020": "mean and std", SCENE: "surfaces of the mean"}
 #: What others have a place for, together in one file.
 PLACES = {
     "edenhofer2023": ("mean,std", "samples"),
@@ -36,15 +39,18 @@ def add_export(commands: _options.Commands) -> None:
     command = _options.new(
         commands,
         "export",
-        "write a run's map on any grid, or as published maps are laid out",
+        "write a run's map on any grid, as published maps are laid out, or as surfaces",
         "export run1 --format fits --output map.fits",
         "export run1 --format zarr --output part.zarr --box -100 100 -100 100 -50 50 --step 5pc",
         "export run1 --format zarr --output draws.zarr --quantity mean,std,samples --samples 12",
         "export run1 --format healpix --output map_hp.fits --nside 64 --distances 20 300 100",
         "export run1 --format healpix --output shells.fits --nside 64 --shells 50 100 0.2kpc",
+        "export map.zarr --format glb --output dust.glb --iso 0.002 0.005 0.01",
     )
-    command.add_argument("run", metavar="RUN")
-    command.add_argument("--format", choices=(*CUBES, *LAYOUTS), required=True)
+    command.add_argument(
+        "run", metavar="RUN|MAP", help="a run; for glb also a map.zarr or a map.fits"
+    )
+    command.add_argument("--format", choices=(*CUBES, *LAYOUTS, SCENE), required=True)
     _options.add_output(command, "the file")
     command.add_argument(
         "--box", nargs=6, metavar=("X0", "X1", "Y0", "Y1", "Z0", "Z1"), help="the run's by default"
@@ -69,6 +75,14 @@ def add_export(commands: _options.Commands) -> None:
         help="of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
     )
     command.add_argument("--samples", type=int, metavar="N", help="how many samples")
+    command.add_argument(
+        "--iso",
+        nargs="+",
+        type=float,
+        metavar="MAG/PC",
+        help="glb: densities of the surfaces [3, 6 and 12 times the mean of the map]",
+    )
+    command.add_argument("--clouds", metavar="FILE", help="glb: mark the clouds of this table")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     _options.add_json(command)
@@ -78,12 +92,18 @@ def execute_export(options: argparse.Namespace) -> int:
     from dustmap.runs import open_star_map, regression_at
     from dustmap.sky import check_output
 
-    output = Path(options.output)
-    check_output(output, options.overwrite, _options.inputs_of(map_or_run=options.run))
-    run = Path(options.run)
+    output, run = Path(options.output), Path(options.run)
+    inputs = _options.inputs_of(options.clouds, map_or_run=options.run)
+    check_output(output, options.overwrite, inputs)
+    _refuse_idle_options(options)
+    if options.format == SCENE:
+        from dustmap.sky.view import check_scene
+
+        check_scene(output)
+    if options.format == SCENE and not _options.is_run(run):
+        return _export_map(options)
     compute = _options.computing(options, run)
     regression = regression_at(run, compute)
-    _refuse_idle_options(options)
     if regression is not None:
         return _export_regression(regression, options)
     finished = open_star_map(run, compute)
@@ -103,6 +123,8 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         (options.nside, "--nside", PIXELS),
         (options.distances, "--distances", BINNED),
         (options.shells, "--shells", ("healpix",)),
+        (options.iso, "--iso", (SCENE,)),
+        (options.clouds, "--clouds", (SCENE,)),
     ):
         if given is not None and options.format not in takers:
             raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
@@ -112,7 +134,8 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     if other is not None and Path(options.output).suffix.lower() == other:
         raise UserError(f"--output {options.output}: --format {options.format} is no {other}")
     if options.format in FIXED and (options.quantity or options.samples):
-        raise UserError(f"--quantity, --samples: --format {options.format} is always mean and std")
+        words = f"--format {options.format} is always {FIXED[options.format]}"
+        raise UserError(f"--quantity, --samples: {words}")
     _refuse_other_quantities(options)
 
 
@@ -143,12 +166,15 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
-    from dustmap.sky.maps import Slabs
+    from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.made
     with progress() as shown:
         watched = WatchedField(field, f"writing {output.name}", shown)
+        if options.format == SCENE:
+            mean = DustMap.from_field(watched, grid, MapRequest((Quantity.MEAN,)))
+            return _write_scene(mean, options, provenance.history())
         if options.format in CUBES:
             compute, kind = finished.run.config.compute, options.format
             check_export(export_plan(finished, grid, request), grid, request, output)
@@ -163,6 +189,48 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
         writer = LAYOUT_WRITERS[options.format]
         counts = writer(output, watched, asked, provenance, options.overwrite)
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
+
+
+def _export_map(options: argparse.Namespace) -> int:
+    """Write the scene of a map in a file."""
+    from dustmap.sky.maps import DustMap
+
+    path = Path(options.run)
+    given = [f"--{name}" for name in ("box", "step", "dry_run") if getattr(options, name)]
+    if given:
+        raise UserError(f"{', '.join(given).replace('_', '-')}: for runs, and {path} is a map")
+    memory = _options.computing_on_map(options, path).memory_bytes // 2
+    result = _write_scene(DustMap.open(path, memory=memory), options, ())
+    print_result({"output": options.output, "format": SCENE, **result}, options.json)
+    return DONE
+
+
+def _write_scene(
+    density: "DustMap", options: argparse.Namespace, history: Sequence[str]
+) -> dict[str, Any]:
+    """Write surfaces, the Sun and clouds; return what was written."""
+    import numpy as np
+
+    from dustmap.sky.view import scene_at
+
+    names: list[str] = []
+    places = np.empty((0, 3))
+    if options.clouds is not None:
+        from dustmap.sky.figures import CloudMarks
+
+        marks = CloudMarks.read(Path(options.clouds))
+        known = [name.partition(";")[0] for name in marks.names]
+        names = [name or f"cloud {k}" for k, name in enumerate(known, 1)]
+        places = marks.places
+    made_by = (*history, _options.command_line(options))
+    scene = scene_at(density, options.iso or (), names, places, made_by)
+    scene.save(options.output, options.overwrite)
+    return {
+        "levels": [surface.level for surface in scene.surfaces],
+        "triangles": scene.triangles,
+        "points": len(names),
+        "bytes": scene.size,
+    }
 
 
 def _grid(finished: "StarMap", options: argparse.Namespace) -> "RegularGrid":

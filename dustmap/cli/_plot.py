@@ -3,7 +3,7 @@ one page of a map, which any browser opens without a network.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dustmap.runs import RegressionResult
-    from dustmap.sky.figures import CloudMarks, Comparison
+    from dustmap.sky.figures import CloudMarks, Comparison, Target
     from dustmap.sky.maps import DustMap
 
 #: Options that say more of a picture -> the options of the pictures that they belong to.
@@ -29,8 +29,10 @@ BELONGS = {
     "zoom": ("sky",),
     "beam": ("los",),
     "truth": ("slice", "top_down", "side_on", "sky", "los"),
-    "clouds": ("slice", "top_down", "side_on", "sky"),
+    "clouds": ("slice", "slices", "top_down", "side_on", "sky"),
 }
+#: Slices in one picture, at most.
+_MOST_SLICES = 36
 
 _MEGABYTE = 1e6
 #: Columns with names of points, whatever their case.
@@ -47,7 +49,10 @@ def add_plot(commands: _options.Commands) -> None:
         "plot map.zarr --top-down --output above.pdf",
         "plot map.zarr --sky 300pc --integrated --output sky.png",
         "plot map.zarr --sky 300 --zoom 160 -15 20 --output taurus.png",
+        "plot map.zarr --slices z=-200:200:50 --output slices.pdf",
+        "plot map.zarr --sky 100 200 300 --output skies.pdf",
         "plot run1 --los 160 -15 --beam 2 --output profile.png",
+        "plot run1 --los Taurus --output taurus.pdf",
         "plot run1 --top-down --clouds clouds.ecsv --output clouds.png",
         "plot run1 --calibration --output calibration.png",
     )
@@ -56,14 +61,24 @@ def add_plot(commands: _options.Commands) -> None:
     picture.add_argument("--slice", metavar="AXIS=PC", help="a plane, such as z=0 [the default]")
     picture.add_argument("--top-down", action="store_true", help="the extinction along z")
     picture.add_argument("--side-on", action="store_true", help="the extinction along y")
-    picture.add_argument("--sky", metavar="PC", help="the whole sky at a distance")
     picture.add_argument(
-        "--los", nargs=2, type=float, metavar=("L", "B"), help="a line of sight, in degrees"
+        "--slices", metavar="AXIS=FROM:TO:STEP", help="several planes, such as z=-200:200:50"
+    )
+    picture.add_argument(
+        "--sky", nargs="+", metavar="PC", help="the whole sky at a distance, or at several"
+    )
+    picture.add_argument(
+        "--los",
+        nargs="+",
+        metavar="L B|CLOUD",
+        help="a line of sight, in degrees, or to a cloud of Zucker et al. (2020) such as Taurus",
     )
     for name, meaning in _OF_RUNS.items():
         picture.add_argument(f"--{name}", action="store_true", help=f"of a run: {meaning}")
     command.add_argument(
-        "--integrated", action="store_true", help="with --sky: the extinction up to the distance"
+        "--integrated",
+        action="store_true",
+        help="with --sky: the extinction up to the distance, and its uncertainty",
     )
     command.add_argument(
         "--zoom",
@@ -143,6 +158,26 @@ def _slice(options: argparse.Namespace) -> "Figure":
     return slice_figure(_map(options), axis, parsecs(level), _truth(options), _clouds(options))
 
 
+def _slices(options: argparse.Namespace) -> "Figure":
+    from dustmap.sky.figures import Axis, slices_figure
+
+    name, _, levels = options.slices.partition("=")
+    bounds = levels.split(":")
+    if name.upper() not in Axis.__members__ or len(bounds) != 3:
+        raise UserError(
+            f"--slices {options.slices}: expected x, y or z=FROM:TO:STEP, such as z=-200:200:50"
+        )
+    start, end, step = map(parsecs, bounds)
+    count = 1 + int((end - start) / step + 1e-9) if step > 0 else 0
+    if not 1 <= count <= _MOST_SLICES:
+        raise UserError(
+            f"--slices {options.slices}: expected FROM <= TO and a STEP that makes 1 to "
+            f"{_MOST_SLICES} slices, got {max(0, count)}"
+        )
+    planes = [start + k * step for k in range(count)]
+    return slices_figure(_map(options), Axis[name.upper()], planes, _clouds(options))
+
+
 def _top_down(options: argparse.Namespace) -> "Figure":
     return _projection(options, "Z")
 
@@ -158,10 +193,16 @@ def _projection(options: argparse.Namespace, axis: str) -> "Figure":
 
 
 def _sky(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
+    from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure, skies_figure
 
-    distance, path = parsecs(options.sky), Path(options.map)
+    distances, path = [parsecs(written) for written in options.sky], Path(options.map)
     pixels = None if options.zoom is None else Pixels.around(*options.zoom)
+    if len(distances) > 1:
+        if options.truth is not None:
+            raise UserError("--truth: expected one distance of --sky to draw it beside")
+        several = _map(options), distances, pixels, options.integrated, _clouds(options)
+        return skies_figure(*several)
+    distance = distances[0]
     what, clouds = (_map(options), distance, pixels, _truth(options)), _clouds(options)
     if options.integrated:
         return extinction_sky_figure(*what, clouds)
@@ -177,12 +218,13 @@ def _los(options: argparse.Namespace) -> "Figure":
     """Draw a line of sight of a run's posterior with its stars, or of a map."""
     from dustmap.sky.figures import BEAM, line_of_sight_figure, profile_of_map
 
-    l, b = options.los
+    l, b, target = _towards(options.los)
     path, truth = Path(options.map), _truth(options)
     if not _options.is_run(path):
         if options.beam is not None:
             raise UserError(f"--beam needs the stars of a run, and {path} is a map")
-        return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
+        profile = profile_of_map(_map(options), l, b, truth)
+        return line_of_sight_figure(profile, target=target)
     from dustmap.runs import open_star_map
     from dustmap.sky.figures import profile_of_field
 
@@ -190,7 +232,24 @@ def _los(options: argparse.Namespace) -> "Figure":
     step = 0.25 * min(finished.run.grid.spacing)
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = BEAM if options.beam is None else options.beam
-    return line_of_sight_figure(profile, finished.run.stars, beam)
+    return line_of_sight_figure(profile, finished.run.stars, beam, target)
+
+
+def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
+    """Return l, b in degrees, and the cloud if it is one that is named."""
+    from dustmap.sky.figures import Target
+
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        from dustmap.sky.clouds import NamedPlaces
+
+        name = " ".join(words)
+        l, b, distance = NamedPlaces.read().place(name)
+        return l, b, Target(name, distance)
+    if len(numbers) != 2:
+        raise UserError(f"--los {' '.join(words)}: expected L and B in degrees, or the name of one")
+    return numbers[0], numbers[1], None
 
 
 def _extinctions(options: argparse.Namespace) -> "Figure":
@@ -221,6 +280,7 @@ def _held_out(options: argparse.Namespace) -> "Comparison":
 #: By the option that asks for it.
 _DRAWN_FOR: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "slice": _slice,
+    "slices": _slices,
     "top_down": _top_down,
     "side_on": _side_on,
     "sky": _sky,

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dustmap.runs import StarMap
+    from dustmap.sky import Places, SchemaCard
     from dustmap.sky.maps import DustMap
     from dustmap.sky.stars import AbstractDistances
     from dustmap.sky.systems import ExtinctionSystem
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Roles of columns that say where a row is.
+_COORDINATES = ("l", "b", "ra", "dec", "x", "y", "z")
+
 #: Percentiles of a profile.
 PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
 MOST = 100_000
+_ABOUT = """\
+Names are those of the 163 lines of sight through clouds of Zucker et al. (2020) that ship; of
+several with one name the middle one counts. Their distances hold where no other is given."""
 
 
 def add_query(commands: _options.Commands) -> None:
@@ -41,12 +49,15 @@ def add_query(commands: _options.Commands) -> None:
         "query map.zarr --ra 280 --dec -10 --distance 0.15kpc --percentiles 5 50 95 --json",
         "query run1 --l 30 --b 5 --profile > profile.csv",
         "query map.fits --file coords.csv > answers.csv",
+        "query run1 --name Taurus",
+        about=_ABOUT,
     )
     command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
     command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
     command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
     command.add_argument("--ra", type=float, metavar="DEG", help="or right ascension (ICRS)")
     command.add_argument("--dec", type=float, metavar="DEG", help="and declination")
+    command.add_argument("--name", metavar="CLOUD", help="or a cloud, such as Taurus")
     command.add_argument("--distance", metavar="PC", help="from the Sun, such as 120 or 0.3kpc")
     command.add_argument(
         "--profile",
@@ -55,7 +66,9 @@ def add_query(commands: _options.Commands) -> None:
     )
     command.add_argument("--step", metavar="PC", help="between its distances [a voxel]")
     command.add_argument(
-        "--file", metavar="COORDS.csv", help="many places: l, b (or ra, dec) and distance_pc"
+        "--file",
+        metavar="COORDS.csv",
+        help="many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
     )
     command.add_argument(
         "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
@@ -76,14 +89,17 @@ def execute_query(options: argparse.Namespace) -> int:
 
 
 def _refuse_half_a_place(options: argparse.Namespace) -> None:
-    present = [value is not None for value in (options.l, options.b, options.ra, options.dec)]
-    direction = present in ([True, True, False, False], [False, False, True, True])
+    given = (options.l, options.b, options.ra, options.dec, options.name)
+    present = [value is not None for value in given]
+    named = present == [False] * 4 + [True]
+    direction = present[:4] in ([True, True, False, False], [False, False, True, True])
     ways = (options.distance is not None) + options.profile
     many = options.file is not None
-    if (any(present) or ways) if many else not (direction and ways == 1):
+    one = (direction and not present[4] and ways == 1) or (named and ways <= 1)
+    if (any(present) or ways) if many else not one:
         raise UserError(
             "query: expected either --l, --b and --distance, or --file; --ra and --dec may stand "
-            "for --l and --b, and --profile for --distance"
+            "for --l and --b, --name for all three, and --profile for --distance"
         )
     if options.step is not None and not options.profile:
         raise UserError("query: --step goes with --profile")
@@ -96,8 +112,9 @@ def _one(options: argparse.Namespace) -> int:
 
     from dustmap.sky import labels, unit_of
 
-    l, b = _direction(options)
-    distance = _positive(options.distance, "--distance")
+    l, b, distance = _direction(options)
+    if options.distance is not None:
+        distance = _positive(options.distance, "--distance")
     source = _opened(options)
     lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
     answers = _answers(source, lon, lat, far, options.percentiles or ())
@@ -105,12 +122,13 @@ def _one(options: argparse.Namespace) -> int:
         raise UserError(
             f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of {options.map}"
         )
+    asked = {} if options.name is None else {"l": l, "b": b, "distance_pc": distance}
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
-        print_result(first | labels(source.system), True)
+        print_result(asked | first | labels(source.system), True)
         return DONE
     lines = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in answers.items()}
-    print_result(lines | {"extinction_system": source.system.name}, False)
+    print_result(asked | lines | {"extinction_system": source.system.name}, False)
     return DONE
 
 
@@ -121,7 +139,8 @@ def _many(options: argparse.Namespace) -> int:
     from dustmap.sky import card_named
 
     card = card_named(options.schema, _options.columns_of(options))
-    places = places_of_map(Path(options.map), Path(options.file), card)
+    named = _names_of_file(Path(options.file), card)
+    places = named or places_of_map(Path(options.map), Path(options.file), card)
     source = _opened(options)
     levels = options.percentiles or ()
     answers = _answers(source, places.l, places.b, places.distances, levels)
@@ -132,12 +151,41 @@ def _many(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
+    """Read a table with names of clouds and no coordinates; None for any other table.
+
+    Its column distance_pc, where it has one, counts before the distances of the clouds.
+    """
+    import numpy as np
+
+    from dustmap.sky import Places
+    from dustmap.sky.clouds import NamedPlaces
+    from dustmap.sky.stars import ExactDistances
+    from dustmap.tables import number_column, open_table, read_tables, text_column
+
+    held = {column.name.lower(): column.name for column in open_table(path).columns}
+    roles = [card.columns[role] for role in _COORDINATES if role in card.columns]
+    known = {alias.ref.name.lower() for role in roles for alias in role.aliases}
+    if "name" not in held or known & set(held):
+        return None
+    table, clouds = read_tables(path), NamedPlaces.read()
+    found = [clouds.place(name) for name in text_column(table, held["name"])]
+    l, b, distance = np.array(found).reshape(-1, 3).T
+    if "distance_pc" in held:
+        distance = number_column(table, held["distance_pc"])
+        if not (distance > 0.0).all():
+            raise UserError(f"{path}: distance_pc: expected more than 0 pc")
+    columns = {"l": l, "b": b, "distance_pc": distance}
+    table.update({name: values for name, values in columns.items() if name not in held})
+    return Places(table, l, b, ExactDistances(distance), False)
+
+
 def _profile(options: argparse.Namespace) -> int:
     """Answer at every step of distance in the box."""
     import numpy as np
     from astropy.table import Table
 
-    l, b = _direction(options)
+    l, b, _ = _direction(options)
     source = _opened(options)
     step = None if options.step is None else _positive(options.step, "--step")
     distance = _distances(source, l, b, step)
@@ -173,20 +221,24 @@ def _distances(
     return inside
 
 
-def _direction(options: argparse.Namespace) -> tuple[float, float]:
-    """Galactic l, b in degrees."""
+def _direction(options: argparse.Namespace) -> tuple[float, float, float]:
+    """Galactic l, b in degrees, and of a name the distance in pc, else NaN."""
+    if options.name is not None:
+        from dustmap.sky.clouds import NamedPlaces
+
+        return NamedPlaces.read().place(options.name)
     name = "b" if options.ra is None else "dec"
     latitude = getattr(options, name)
     if not abs(latitude) <= 90.0:
         raise UserError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
     if options.ra is None:
-        return options.l, options.b
+        return options.l, options.b, math.nan
     import numpy as np
 
     from dustmap.sky import galactic_from_icrs
 
     l, b = galactic_from_icrs(np.array([options.ra]), np.array([options.dec]))
-    return float(l[0]), float(b[0])
+    return float(l[0]), float(b[0]), math.nan
 
 
 def _positive(written: str, option: str) -> float:

@@ -16,7 +16,10 @@ from dustmap.config._values import (
 )
 
 #: Pictures of a run on stars, in the order of its report.
-STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "calibration")
+STAR_FIGURES = (
+    *("slice", "above", "slices", "shell", "line"),
+    *("extinctions", "residuals", "calibration"),
+)
 
 
 @final
@@ -104,7 +107,7 @@ class ExportConfig:
         tuple[str, ...],
         Key(
             choices(*STAR_FIGURES),
-            "stars: pictures in plots/, which the report shows; with any of them view.html, the "
-            "map to turn and to cut in a browser",
+            "stars: pictures in plots/, PNG for the report and PDF for print; with any of them "
+            "view.html, the map to turn and to cut in a browser",
         ),
     ] = STAR_FIGURES

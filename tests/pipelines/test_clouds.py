@@ -53,12 +53,31 @@ def line(error: float | None, seen: int = 10) -> Row:
 
 
 def test_goals_take_the_worst_sky() -> None:
-    median, share = clouds.goals([line(0.02), line(0.07, seen=9)])
+    median, share, *held = clouds.goals([line(0.02), line(0.07, seen=9)])
+    assert not any(goal.met for goal in held)
     assert median.reached == 0.07
     assert not median.met
     assert share.reached == pytest.approx(0.95)
     assert share.met
     assert not clouds.goals([line(None, seen=0)])[0].met
+
+
+def test_goals_of_errors_weigh_skies_by_their_clouds() -> None:
+    shares: Row = {"clouds_within_one_error": 0.5, "clouds_compared": 30, "within_one_error": 0.9}
+    more: Row = {"clouds_within_one_error": 0.8, "clouds_compared": 60, "within_one_error": 0.9}
+    _, _, *held = clouds.goals([{**line(0.02), **shares}, {**line(0.02), **more}])
+    assert [goal.reached for goal in held] == pytest.approx([0.7, 0.7, 0.9, 0.9])
+    assert [goal.met for goal in held] == [True, True, True, False]
+
+
+def test_balls_lie_in_the_basins_of_their_clouds() -> None:
+    blobs = problem.Blobs.draw(clouds.QUICK, seed=1)
+    nodes = 1e-3 + blobs.density(GRID.points().numpy())
+    density = DustMap.from_nodes(GRID, nodes, None, "A_V")
+    found = find_clouds(density, known=blobs.places)
+    assert clouds.basins_at(found, blobs.centres).tolist() == clouds.owners(found, blobs)
+    again = found.forms_in(density.mean)
+    np.testing.assert_allclose(again.distance, found.mean.distance)
 
 
 @pytest.mark.slow

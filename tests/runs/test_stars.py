@@ -84,6 +84,8 @@ def test_the_run_directory_is_complete(sky: Path) -> None:
         "map.zarr",
         "map.fits",
         "plots/slice.png",
+        "plots/slice.pdf",
+        "plots/slices.png",
         "plots/calibration.png",
     }
     assert expected <= names

@@ -33,7 +33,7 @@ OWN = "|".join(
         rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md|html)|view\.html|{LOCK}",
         rf"map\.fits|(?:map|stars)\.zarr/{STORE}",
         rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|(?:kept/learned|model)/[^/]+)\.(?:json|npz)",
-        rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.png",
+        rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.(?:png|pdf)",
     )
 )
 # Keys of a line of metrics that are no numbers of a step.

@@ -185,8 +185,9 @@ class RegressionRun(AbstractRun):
             if not (directory.path / name).exists():
                 write_field(directory.path / name, form, field, made, False)
         path = directory.path / PICTURE
-        if not path.exists():
-            save_figure(plot_field(field, self.mapped), path, history=made.history())
+        for file in (path, path.with_suffix(".pdf")):
+            if not file.exists():
+                save_figure(plot_field(field, self.mapped), file, history=made.history())
         return outputs | {"picture": PICTURE}
 
 

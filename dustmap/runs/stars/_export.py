@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Nodes that are compared with the truth at most, drawn at random beyond.
 MOST_NODES = 500_000
+#: Planes of the picture of many, at most.
+_SLICES = 9
 #: Quantities of the posterior that are compared with the truth.
 _COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
@@ -208,12 +210,15 @@ def draw_figures(
     for i, name in enumerate(names):
         progress("drawing figures", i, len(names))
         path, (caption, draw) = f"plots/{name}.png", _figure_named(name)
+        picture, printed = (directory.path / f"plots/{name}.{kind}" for kind in ("png", "pdf"))
         # Pictures are written whole: one that is there was drawn before the run was interrupted.
-        if not (directory.path / path).exists():
-            figure = draw(material)
-            if figure is None:
-                continue
-            figures.save_figure(figure, directory.path / path, history=material.made.history())
+        missing = [file for file in (picture, printed) if not file.exists()]
+        figure = draw(material) if missing else None
+        if missing and figure is None:
+            continue
+        for file in missing:
+            assert figure is not None
+            figures.save_figure(figure, file, history=material.made.history())
         pictures.append(reports.Picture(path, caption))
     if names:
         progress("drawing figures", len(names), len(names))
@@ -237,6 +242,8 @@ def _figure_named(name: str) -> tuple[str, Draw]:
             return "Dust density and its uncertainty in the middle of the box", _slice
         case "above":
             return "Extinction through the whole height of the map, from above", _projection
+        case "slices":
+            return "Dust density on planes from the bottom to the top of the box", _slices
         case "shell":
             return "Dust density on a sphere around the Sun", _shell
         case "line":
@@ -256,6 +263,15 @@ def _figure_named(name: str) -> tuple[str, Draw]:
 def _slice(material: Material) -> "Figure":
     level = material.config.grid.center[2]
     return figures.slice_figure(material.density, figures.Axis.Z, level, material.truth)
+
+
+def _slices(material: Material) -> "Figure":
+    """Draw the planes in the middle of as many parts of the box."""
+    grid = material.density.grid
+    count = min(_SLICES, grid.shape[2])
+    planes = np.unique(((np.arange(count) + 0.5) / count * grid.shape[2]).astype(np.int64))
+    levels = (grid.lower[2] + planes * grid.spacing[2]).tolist()
+    return figures.slices_figure(material.density, figures.Axis.Z, levels)
 
 
 def _projection(material: Material) -> "Figure":

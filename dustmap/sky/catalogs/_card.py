@@ -24,7 +24,7 @@ from dustmap.tables import ColumnRef, ColumnType
 
 Kind = TypeVar("Kind", bound=enum.Enum)
 _KEYS = (
-    *("title", "reference", "system", "invalid", "identifiers"),
+    *("title", "reference", "service", "query", "system", "invalid", "identifiers"),
     *("positions", "distances", "extinctions"),
     *("columns", "constants", "flags", "cuts"),
 )
@@ -82,6 +82,7 @@ class SchemaCard:
     Attributes
     ----------
     name, title, reference, system
+    service, query : where the survey is fetched from, and by which ADQL; "" for none known
     positions, distances, extinctions : in order of preference; the first whose columns the file has
     invalid, identifiers : what becomes of rows that are no stars, and of repeated identifiers
     columns : by role or name
@@ -94,6 +95,8 @@ class SchemaCard:
     name: str
     title: str
     reference: str
+    service: str
+    query: str
     system: ExtinctionSystem | None
     invalid: _rows.InvalidRows
     identifiers: _rows.IdentifierPolicy
@@ -174,6 +177,8 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         name=name,
         title=table.text("title"),
         reference=table.text_or("reference", ""),
+        service=table.text_or("service", ""),
+        query=table.text_or("query", "").strip(),
         system=_system(table),
         invalid=_one(table, "invalid", _rows.InvalidRows),
         identifiers=_one(table, "identifiers", _rows.IdentifierPolicy),
@@ -185,6 +190,8 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         flags=MappingProxyType(flags),
         presets=MappingProxyType(_presets(table, flags, columns)),
     )
+    if bool(card.service) != bool(card.query):
+        raise table.error("service, query: expected both, or neither of them")
     _check_roles(table, card)
     return card
 

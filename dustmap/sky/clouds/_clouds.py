@@ -10,6 +10,8 @@ of volume v:
     M = μ m_H (N_H / A_V) Σ A_V(ρ) v           mass of the gas
 
 Errors are standard deviations over the samples that have the cloud; its probability is their share.
+No sample knows where between the nodes dust is: the density there is that of hat functions around
+the nodes, whose variance h²/6, h the spacing along an axis, comes to those of x and d.
 """
 
 import logging
@@ -119,6 +121,7 @@ class Clouds:
         Mean coverage of its voxels; NaN where the map has none.
     criteria, system
     structures : the voxels of each
+    grid : whose nodes are the voxels' centres
     """
 
     mean: Forms
@@ -130,9 +133,14 @@ class Clouds:
     criteria: Criteria
     system: ExtinctionSystem
     structures: Structures
+    grid: RegularGrid
 
     def __len__(self) -> int:
         return self.structures.count
+
+    def forms_in(self, density: Values) -> Forms:
+        """Measure these clouds in another density (z, y, x) on the same grid, as in a sample."""
+        return _form_in(density, self.structures, self.criteria, self.grid)
 
     @property
     def probability(self) -> Array:
@@ -143,7 +151,21 @@ class Clouds:
         return np.asarray(np.mean(held, axis=0), np.float64)
 
     def error(self, name: str) -> Array:
-        """Return the standard deviation (K, ...) of a property over the samples that have it."""
+        """Return the error (K, ...) of a property: place, distance, radius, peak or dust."""
+        return np.hypot(self._spread(name), self._cell(name))
+
+    def _cell(self, name: str) -> Array | float:
+        """Return the standard deviation of places between nodes, 0 of other properties."""
+        cell = np.array(self.grid.spacing) / math.sqrt(6.0)
+        if name == "place":
+            return cell
+        if name == "distance":
+            ahead = self.mean.place / self.mean.distance[:, None]
+            return np.asarray(np.linalg.norm(ahead * cell, axis=1))
+        return 0.0
+
+    def _spread(self, name: str) -> Array:
+        """Return the standard deviation (K, ...) over the samples that have the cloud."""
         if not self.samples:
             return np.full_like(getattr(self.mean, name), np.nan)
         # In the order of their size: sums do not depend on that of the samples.
@@ -161,19 +183,20 @@ class Clouds:
         mass = solar_masses(self.system)
         errors = {name: self.error(name) for name in ("place", "distance", "radius", "peak")}
         density = u.mag / u.pc
+        placed = "std over the samples and between nodes"
         columns = (
             ("cloud", np.arange(1, len(self) + 1), None, "number, from the highest peak down"),
             ("name", np.array(self.names, np.str_), None, "of known clouds that it is"),
             ("l", l, u.deg, "Galactic longitude of its centre of mass"),
             ("b", b, u.deg, "Galactic latitude of its centre of mass"),
             ("distance", self.mean.distance, u.pc, "of its centre of mass from the Sun"),
-            ("distance_std", errors["distance"], u.pc, "std over the samples"),
+            ("distance_std", errors["distance"], u.pc, placed),
             ("x", x, u.pc, "heliocentric Galactic X of its centre of mass"),
             ("y", y, u.pc, "heliocentric Galactic Y of its centre of mass"),
             ("z", z, u.pc, "heliocentric Galactic Z of its centre of mass"),
-            ("x_std", errors["place"][:, 0], u.pc, "std over the samples"),
-            ("y_std", errors["place"][:, 1], u.pc, "std over the samples"),
-            ("z_std", errors["place"][:, 2], u.pc, "std over the samples"),
+            ("x_std", errors["place"][:, 0], u.pc, placed),
+            ("y_std", errors["place"][:, 1], u.pc, placed),
+            ("z_std", errors["place"][:, 2], u.pc, placed),
             ("radius", self.mean.radius, u.pc, "of the ball of its volume"),
             ("radius_std", errors["radius"], u.pc, "std over the samples"),
             ("peak_density", self.mean.peak, density, f"largest density in {self.system}"),
@@ -249,9 +272,8 @@ def find_clouds(
     named = (("",) * found.count, np.full(found.count, np.nan))
     if known is not None:
         named = names_of(known, mean, found, density.grid)
-    return Clouds(
-        forms, drawn, *named, at_face, _coverage(density, found), criteria, density.system, found
-    )
+    covered, system, grid = _coverage(density, found), density.system, density.grid
+    return Clouds(forms, drawn, *named, at_face, covered, criteria, system, found, grid)
 
 
 def _form_in(density: Values, found: Structures, criteria: Criteria, grid: RegularGrid) -> Forms:

@@ -4,6 +4,8 @@ A known cloud is the structure with the most extinction along its line of sight,
 structure, if the structure's distance agrees with that of the known one, where it has one.
 """
 
+import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -40,6 +42,33 @@ class NamedPlaces:
     def __len__(self) -> int:
         return len(self.names)
 
+    def place(self, name: str) -> tuple[float, float, float]:
+        """Return l, b in degrees and distance in pc of a cloud, of the middle one of its lines.
+
+        Small and capital letters, spaces, hyphens and underscores make no difference.
+
+        Raises
+        ------
+        UserError
+            Where no line has the name, with those that are nearest.
+
+        Examples
+        --------
+        >>> NamedPlaces.read().place("corona australis")
+        (359.5, -17.8, 147.0)
+        """
+        by = {_plain(each): each for each in self.names}
+        if _plain(name) not in by:
+            parts = [each for plain, each in by.items() if _plain(name) and _plain(name) in plain]
+            close = difflib.get_close_matches(_plain(name), by, n=3, cutoff=0.5)
+            near = list(dict.fromkeys([*parts, *(by[each] for each in close)]))[:4]
+            hint = f"the nearest names are {', '.join(near)}" if near else "no name is near to it"
+            raise UserError(f"{name!r}: no line of sight has this name; {hint}")
+        lines = np.flatnonzero([_plain(each) == _plain(name) for each in self.names])
+        ahead = cartesian(self.l[lines], self.b[lines], np.ones(len(lines)))
+        k = int(lines[(ahead @ ahead.mean(0)).argmax()])
+        return float(self.l[k]), float(self.b[k]), float(self.distance[k])
+
     @classmethod
     def read(cls, path: Path | None = None) -> "NamedPlaces":
         """Read a table with the columns name, l, b and, if known, distance_pc; or the one shipped.
@@ -61,6 +90,11 @@ class NamedPlaces:
             column = np.ma.asarray(table["distance_pc"])
             distance = np.asarray(np.ma.filled(column.astype(np.float64), np.nan))
         return cls(text_column(table, "name"), l, b, distance)
+
+
+def _plain(name: str) -> str:
+    """Return a name without capitals and what stands between its words."""
+    return re.sub(r"[\s_-]+", " ", name.strip().casefold())
 
 
 def names_of(

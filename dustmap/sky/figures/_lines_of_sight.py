@@ -26,9 +26,14 @@ from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
+    from dustmap.gp.functionals import AbstractFunctional
     from dustmap.sky.maps import AbstractDensityField
 
+#: Probabilities between which 68 and 95 % lie.
+_INNER, _OUTER = (0.16, 0.84), (0.025, 0.975)
+_TARGET_COLOUR = "#009E73"
 #: Rows of cells among which the busiest is looked for.
 _ROWS = 40
 #: Radius of a beam in degrees, unless the caller says otherwise.
@@ -38,11 +43,21 @@ BEAM = 3.0
 @final
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A curve (K,), with the edges of its central 68 % where they are known."""
+    """A curve (K,), with the edges of its central 68 % and 95 % where they are known."""
 
     mean: Array
     low: Array | None = None
     high: Array | None = None
+    outer: tuple[Array, Array] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Target:
+    """A known cloud on a line of sight: its name, and its distance in pc, NaN for none."""
+
+    name: str
+    distance: float
 
 
 @final
@@ -111,15 +126,26 @@ def profile_of_field(
     # Rounding must not carry the last place out of the box.
     points = np.clip(positions_of(line), field.lower, field.upper)
     places = torch.from_numpy(points).to(device)
-    curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
-    rho = field.evaluate(PointValues(places), MapRequest((*curve, Quantity.COVERAGE)))
-    column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(curve))
+    at, up_to = PointValues(places), LineIntegrals.from_observer(places)
+    rho = field.evaluate(at, MapRequest((Quantity.MEAN, Quantity.COVERAGE)))
+    column = field.evaluate(up_to, MapRequest((Quantity.MEAN,)))
     density, extinction = (
-        Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column)
+        _field_band(field, functional, values["mean"])
+        for functional, values in ((at, rho), (up_to, column))
     )
     coverage = rho["coverage"].astype(np.float64)
     true = _truth(truth, line)
     return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
+
+
+def _field_band(
+    field: "AbstractDensityField",
+    functional: "AbstractFunctional",
+    mean: "NDArray[np.float32]",
+) -> Band:
+    """Return the mean between percentiles of the field's own samples."""
+    lowest, low, high, highest = field.percentiles(functional, (_OUTER[0], *_INNER, _OUTER[1]))
+    return Band(mean.astype(np.float64), low, high, (lowest, highest))
 
 
 def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
@@ -175,19 +201,27 @@ def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
     mean = density.query(places, integrated=integrated)
     edges = central_band(density, places, integrated)
     if edges is not None:
-        return Band(mean, *edges)
+        outer = None
+        if density.n_samples > 1:
+            percents = [100.0 * level for level in _OUTER]
+            low, high = density.query(places, "percentile", percents, integrated).T
+            outer = low, high
+        return Band(mean, *edges, outer)
     std = spread_of(density, places, integrated)
     return Band(mean) if std is None else Band(mean, mean - std, mean + std)
 
 
 @style.styled()
 def line_of_sight_figure(
-    profile: Profile, stars: StarTable | None = None, beam: float = BEAM
+    profile: Profile,
+    stars: StarTable | None = None,
+    beam: float = BEAM,
+    target: Target | None = None,
 ) -> Figure:
-    """Draw ρ and A(<d) against distance: the mean, its 68 % band and the truth.
+    """Draw ρ and A(<d) against distance: the mean, its 68 and 95 % bands and the truth.
 
     stars: those within `beam` degrees are drawn, with the central 68 % of their distances and with
-    the errors of their extinctions.
+    the errors of their extinctions. target: a cloud whose published distance is marked.
     """
     figure = style.new_figure(style.ONE_COLUMN, 4.3)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.35))
@@ -198,6 +232,11 @@ def line_of_sight_figure(
     near = None if stars is None else in_beam(stars, profile, beam)
     if near is not None:
         _draw_stars(below, near, beam)
+    if target is not None and 0.0 < target.distance < profile.distance[-1]:
+        dashes: dict[str, Any] = {"color": _TARGET_COLOUR, "linestyle": (0, (1.5, 1.5))}
+        label = f"published: {style.plain(target.distance)} pc"
+        for axis in (above, below):
+            axis.axvline(target.distance, label=label, linewidth=1.0, **dashes)
     above.set_ylabel(f"{style.density_of(system)}\n[{style.density_unit(system)}]")
     below.set_ylabel(f"{style.symbol_of(system)}$({{<}}d)$ [{style.unit_of(system)}]")
     below.set_xlabel("distance $d$ [pc]")
@@ -206,7 +245,8 @@ def line_of_sight_figure(
     for axis in (above, below):
         style.fix_ticks(axis)
     below.set_xlim(0.0, profile.distance[-1])
-    figure.suptitle(f"Towards $l$ = {style.plain(profile.l)}°, $b$ = {style.plain(profile.b)}°")
+    place = f"$l$ = {style.plain(profile.l)}°, $b$ = {style.plain(profile.b)}°"
+    figure.suptitle(f"Towards {place}" if target is None else f"{target.name}: {place}")
     figure.align_ylabels()
     handles, labels = below.get_legend_handles_labels()
     more_handles, more_labels = above.get_legend_handles_labels()
@@ -216,16 +256,12 @@ def line_of_sight_figure(
 
 
 def _curves(axis: Axes, distance: Array, band: Band, truth: Array | None, factor: float) -> None:
-    if band.low is not None and band.high is not None:
-        axis.fill_between(
-            distance,
-            factor * band.low,
-            factor * band.high,
-            color=style.MODEL_COLOUR,
-            alpha=0.3,
-            linewidth=0.0,
-            label="68 % of the posterior",
-        )
+    inner = None if band.low is None or band.high is None else (band.low, band.high)
+    for edges, share, alpha in ((band.outer, 95, 0.15), (inner, 68, 0.3)):
+        if edges is not None:
+            low, high = (factor * edge for edge in edges)
+            look: dict[str, Any] = {"color": style.MODEL_COLOUR, "alpha": alpha, "linewidth": 0.0}
+            axis.fill_between(distance, low, high, label=f"{share} % of the posterior", **look)
     known = band.low is not None
     label = "posterior mean" if known else "map"
     axis.plot(distance, factor * band.mean, color=style.MODEL_COLOUR, label=label)

@@ -4,7 +4,8 @@ them, as outlines, with the names of those that have one.
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -31,9 +32,14 @@ _PER_LETTER = 0.066
 _UNSEEN = r"\\mathrm|\\rho|[${}^_]"
 _TRUTH, _MEAN = "truth", "posterior mean"
 _HATCH = "////"
-_HATCH_COLOUR = "0.75"
+_HATCH_COLOUR = "0.65"
 #: Inches for the title of a figure, and for the legend of its marks.
 _TITLE, _LEGEND = 0.3, 0.25
+#: Inches for a bar that panels share; columns of up to so many of them.
+_BAR = 0.55
+#: Inches for the labels of the axes of the first column.
+_LABELS = 0.5
+_COLUMNS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
 #: Names on one panel, at most, those of the largest clouds.
 _MOST_NAMES = 20
 #: Pale green stands out from the colours of densities, of spreads and of differences alike.
@@ -85,8 +91,25 @@ class AbstractImage(ABC):
         """Return inches of a panel of so many inches width."""
 
     @abstractmethod
-    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
-        """Draw a panel and its bar, `height` inches high; return centres (H,), (V,) of pixels."""
+    def draw(
+        self, figure: Figure, axis: Axes, panel: Panel, height: float | None
+    ) -> tuple[Array, Array]:
+        """Draw a panel and its bar, `height` inches high; return centres (H,), (V,) of pixels.
+
+        height: None for one of many panels, without a bar and with few words.
+        """
+
+    @abstractmethod
+    def height_of_many(self, width: float) -> float:
+        """Return inches of a panel without a bar, of so many inches width."""
+
+    @abstractmethod
+    def label(self, axis: Axes, text: str) -> None:
+        """Write what one of many panels is, in it or above it."""
+
+    @abstractmethod
+    def orient(self, axis: Axes) -> None:
+        """Write on the first of many panels where directions are."""
 
     @abstractmethod
     def outline(self, place: Array, radius: float) -> Array | None:
@@ -221,6 +244,42 @@ def panels_figure(
             marks.draw(axis, image, named=panel.of_mean)
         if panel.of_mean:
             hatched = _hatch_prior(axis, across, up, image.coverage)
+    figure.suptitle(f"{title} ({style.symbol_of(system)})")
+    _legend_of_marks(figure, hatched, grey if unknown else None)
+    return figure
+
+
+@style.styled()
+def sequence_figure(
+    system: ExtinctionSystem,
+    images: Sequence[AbstractImage],
+    labels: Sequence[str],
+    title: str,
+    grey: str,
+    marks: CloudMarks | None = None,
+    **subplots: Any,
+) -> Figure:
+    """Draw the means of images beside each other, labelled, with one scale and one bar."""
+    columns = next(c for c, most in _COLUMNS if len(images) <= most)
+    rows = -(-len(images) // columns)
+    means = [next(p for p in panels_of(system, image) if p.of_mean) for image in images]
+    scale = style.density_scale(*(p.values for p in means), colours=means[0].scale.colours)
+    unknown = any(not np.isfinite(p.values).all() for p in means)
+    each = images[0].height_of_many((style.TWO_COLUMNS - _LABELS) / columns)
+    figure = style.new_figure(style.TWO_COLUMNS, rows * each + _TITLE + _LEGEND + _BAR)
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots).ravel()
+    hatched = False
+    for image, panel, label, axis in zip(images, means, labels, axes, strict=False):
+        across, up = image.draw(figure, axis, replace(panel, scale=scale), None)
+        image.label(axis, label)
+        if marks is not None:
+            marks.draw(axis, image, named=False)
+        hatched |= _hatch_prior(axis, across, up, image.coverage)
+    images[0].orient(axes[0])
+    for axis in axes[len(images) :]:
+        axis.remove()
+    what = f"{means[0].quantity} [{means[0].unit}]"
+    scale.shared_bar(figure, list(axes[: len(images)]), what)
     figure.suptitle(f"{title} ({style.symbol_of(system)})")
     _legend_of_marks(figure, hatched, grey if unknown else None)
     return figure

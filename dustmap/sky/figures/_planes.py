@@ -1,6 +1,7 @@
 """Planes through a map, and the map projected on a plane, as arrays and as pictures."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,7 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import AbstractImage, CloudMarks, Panel, panels_figure
+from dustmap.sky.figures._panels import (
+    AbstractImage,
+    CloudMarks,
+    Panel,
+    panels_figure,
+    sequence_figure,
+)
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
@@ -20,6 +27,8 @@ _DEPTH = 16
 _TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
+#: Inches beside and above each of many.
+_MARGIN = 0.2
 _PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
 
 
@@ -59,7 +68,19 @@ class Plane(AbstractImage):
         left, right, bottom, top = self.extent
         return min((width - _BESIDE) * (top - bottom) / (right - left), _TALLEST) + _ABOVE
 
-    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+    def height_of_many(self, width: float) -> float:
+        left, right, bottom, top = self.extent
+        return min((width - _MARGIN) * (top - bottom) / (right - left), _TALLEST) + _MARGIN
+
+    def label(self, axis: Axes, text: str) -> None:
+        axis.text(0.03, 0.96, text, transform=axis.transAxes, va="top", **style.outlined())
+
+    def orient(self, axis: Axes) -> None:
+        _mark_centre(axis, self)
+
+    def draw(
+        self, figure: Figure, axis: Axes, panel: Panel, height: float | None
+    ) -> tuple[Array, Array]:
         image = axis.imshow(
             panel.values,
             origin="lower",
@@ -72,11 +93,12 @@ class Plane(AbstractImage):
         axis.set_xlabel(f"{across.name} [pc]")
         axis.set_ylabel(f"{up.name} [pc]")
         style.fix_ticks(axis)
-        _mark_sun(axis, self)
-        _mark_centre(axis, self)
+        _mark_sun(axis, self, named=height is not None)
         axis.set_xlim(self.extent[:2])
         axis.set_ylim(self.extent[2:])
-        panel.scale.bar(figure, image, axis, panel.label_for(height - _ABOVE))
+        if height is not None:
+            _mark_centre(axis, self)
+            panel.scale.bar(figure, image, axis, panel.label_for(height - _ABOVE))
         axis.label_outer()
         (left, right, bottom, top), (rows, columns) = self.extent, self.mean.shape
         dx, dy = (right - left) / columns, (top - bottom) / rows
@@ -229,6 +251,19 @@ def slice_figure(
     return panels_figure(density.system, plane, f"Dust density at {where}", marks=clouds, **_PANELS)
 
 
+def slices_figure(
+    density: DustMap,
+    axis: Axis,
+    levels: Sequence[float],
+    clouds: CloudMarks | None = None,
+) -> Figure:
+    """Draw the mean on several planes of voxels, with one scale: those nearest to levels in pc."""
+    planes = [slice_of(density, axis, level) for level in levels]
+    labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
+    title = f"Dust density on planes of {axis.name}"
+    return sequence_figure(density.system, planes, labels, title, marks=clouds, **_PANELS)
+
+
 @style.styled()
 def projection_figure(
     density: DustMap,
@@ -244,7 +279,7 @@ def projection_figure(
     return panels_figure(density.system, plane, title, marks=clouds, **_PANELS)
 
 
-def _mark_sun(axis: Axes, plane: Plane) -> None:
+def _mark_sun(axis: Axes, plane: Plane, named: bool) -> None:
     """Draw the Sun's symbol ☉ where the Sun is, or below and above it."""
     left, right, bottom, top = plane.extent
     if not (left <= 0.0 <= right and bottom <= 0.0 <= top):
@@ -252,8 +287,9 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
     ring: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black"}
     axis.plot(0.0, 0.0, "o", markersize=5.0, markeredgewidth=0.6, **ring)
     axis.plot(0.0, 0.0, ".", markersize=1.6, color="black")
-    offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
-    axis.annotate("Sun", (0.0, 0.0), **offset, **style.outlined())
+    if named:
+        offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
+        axis.annotate("Sun", (0.0, 0.0), **offset, **style.outlined())
 
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:

@@ -3,7 +3,8 @@
 `SkyCells` are parts of the sky of nearly equal area, for means of stars.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -17,7 +18,13 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import AbstractImage, CloudMarks, Panel, panels_figure
+from dustmap.sky.figures._panels import (
+    AbstractImage,
+    CloudMarks,
+    Panel,
+    panels_figure,
+    sequence_figure,
+)
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
@@ -138,10 +145,24 @@ class SkyImage(AbstractImage):
     def height(self, width: float) -> float:
         return 0.5 * width + 0.72 if self.pixels.whole else width - 0.6
 
-    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+    def height_of_many(self, width: float) -> float:
+        return 0.5 * width + 0.12 if self.pixels.whole else width - 0.1
+
+    def label(self, axis: Axes, text: str) -> None:
+        axis.set_title(text, pad=3.0)
+
+    def orient(self, axis: Axes) -> None:
+        if self.pixels.whole:
+            graticule(axis)
+
+    def draw(
+        self, figure: Figure, axis: Axes, panel: Panel, height: float | None
+    ) -> tuple[Array, Array]:
         pixels, label = self.pixels, panel.label_for(np.inf)
         if pixels.whole:
-            panel.scale.bar_below(figure, whole_sky(axis, pixels, panel), axis, label)
+            mesh = whole_sky(axis, pixels, panel, named=height is not None)
+            if height is not None:
+                panel.scale.bar_below(figure, mesh, axis, label)
             return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
         mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
         axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
@@ -154,7 +175,8 @@ class SkyImage(AbstractImage):
         axis.set_ylabel("Galactic latitude $b$ [deg]")
         style.fix_ticks(axis)
         axis.label_outer()
-        panel.scale.bar(figure, mesh, axis, label)
+        if height is not None:
+            panel.scale.bar(figure, mesh, axis, label)
         return pixels.longitudes, pixels.latitudes
 
     def outline(self, place: Array, radius: float) -> Array | None:
@@ -197,6 +219,19 @@ def sky_image(
     The standard deviation of A is that of the stored samples, if there are any; that of ρ is the
     field's, where there is one: between voxels a map has only what its voxels have.
     """
+    image, known = mean_image(density, distance, pixels, integrated), density.available
+    coords = pixels.at(distance)
+    spread = density.n_samples > 1 if integrated else Quantity.STD in known
+    with muted_reports():  # the mean has reported how many places are outside
+        std = density.query(coords, mode="std", integrated=integrated) if spread else None
+        if field is not None and not integrated:
+            std = _spread_of(field, coords, np.isfinite(image.mean), device)
+        true = None if truth is None else truth.query(coords, integrated=integrated)
+    return replace(image, std=std, truth=true)
+
+
+def mean_image(density: DustMap, distance: float, pixels: Pixels, integrated: bool) -> SkyImage:
+    """Ask for the mean of ρ or A(<d), and the coverage of ρ; NaN where that leaves the map."""
     near, far = density.distance_bounds.to_value(u.pc)
     if not max(near, 0.0) < distance <= far:
         raise UserError(
@@ -210,22 +245,10 @@ def sky_image(
         raise UserError(
             f"{nothing} {distance:g} pc in this direction is inside the map: choose another"
         )
-    known = density.available
-    spread = density.n_samples > 1 if integrated else Quantity.STD in known
-    with muted_reports():  # the mean has reported how many places are outside
-        covered = Quantity.COVERAGE in known and not integrated
-        std = density.query(coords, mode="std", integrated=integrated) if spread else None
-        if field is not None and not integrated:
-            std = _spread_of(field, coords, np.isfinite(mean), device)
-        return SkyImage(
-            integrated,
-            mean,
-            std=std,
-            coverage=density.coverage(coords) if covered else None,
-            truth=None if truth is None else truth.query(coords, integrated=integrated),
-            pixels=pixels,
-            distance=distance,
-        )
+    covered = Quantity.COVERAGE in density.available and not integrated
+    with muted_reports():
+        coverage = density.coverage(coords) if covered else None
+    return SkyImage(integrated, mean, None, coverage, None, pixels, distance)
 
 
 def _spread_of(
@@ -294,20 +317,43 @@ def extinction_sky_figure(
     return image.figure(density.system, clouds)
 
 
-def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
+@style.styled()
+def skies_figure(
+    density: DustMap,
+    distances: Sequence[float],
+    pixels: Pixels | None = None,
+    integrated: bool = False,
+    clouds: CloudMarks | None = None,
+) -> Figure:
+    """Draw the mean at several distances from the Sun in pc, or integrated up to them, with one
+    scale, on these pixels or the whole sky."""
+    pixels = pixels or Pixels.whole_sky(_COARSE)
+    images = [mean_image(density, distance, pixels, integrated) for distance in distances]
+    labels = [f"{style.plain(distance)} pc" for distance in distances]
+    title = "Extinction up to distances" if integrated else "Dust density at distances"
+    title = f"{title} from the Sun"
+    projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
+    grey = "outside the map"
+    return sequence_figure(density.system, images, labels, title, grey, clouds, **projection)
+
+
+def whole_sky(axis: Axes, pixels: Pixels, panel: Panel, named: bool = True) -> QuadMesh:
     """Draw all pixels in Mollweide's projection; l = 0 in the centre, growing leftwards."""
     mesh = panel.mesh(axis, -np.radians(pixels.l_edges), np.radians(pixels.b_edges))
-    graticule(axis)
+    graticule(axis, named)
     return mesh
 
 
-def graticule(axis: Axes) -> None:
-    """Draw meridians and parallels of Galactic coordinates with their degrees."""
+def graticule(axis: Axes, named: bool = True) -> None:
+    """Draw meridians and parallels of Galactic coordinates, named: with their degrees."""
     axis.set_xticks(-np.radians(_LONGITUDES), [])
     axis.set_yticks(np.radians([-60, -30, 0, 30, 60]))
     axis.set_yticklabels([f"{style.plain(b)}°" for b in (-60, -30, 0, 30, 60)])
     axis.grid(color="white", linewidth=0.3, alpha=0.5)
     style.fix_ticks(axis)
+    if not named:
+        axis.set_yticklabels([])
+        return
     for l, side in (*((l, "center") for l in _LONGITUDES), *_EDGES):
         axis.text(
             -np.radians(l),

@@ -40,7 +40,8 @@ OUTSIDE_COLOUR = "0.8"
 #: Of curves: blue, vermilion and grey of Okabe and Ito's palette.
 MODEL_COLOUR, TRUTH_COLOUR, STAR_COLOUR = "#0072B2", "#D55E00", "0.35"
 _PICTURES = (".png", ".pdf")
-_DPI = 220
+#: Of PNG files, and of images in PDF files.
+_DPI = 300
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -120,7 +121,9 @@ def save_figure(
     check_picture(path)
     kind, creator = path.suffix[1:].lower(), f"dustmap {__version__}"
     names = ("Software", "Description") if kind == "png" else ("Creator", "Subject")
-    metadata = dict(zip(names, (creator, "\n".join(history)), strict=True))
+    metadata: dict[str, Any] = dict(zip(names, (creator, "\n".join(history)), strict=True))
+    if kind == "pdf":
+        metadata["CreationDate"] = None  # the same figure, the same bytes
     with replacing(path, overwrite) as partial, styled():
         figure.savefig(partial, dpi=_DPI, format=kind, metadata=metadata)
 
@@ -189,6 +192,13 @@ class Scale:
         """Draw the labelled bar below `axis`."""
         place = axis.inset_axes((0.08, -0.1, 0.84, 0.045))
         bar = figure.colorbar(image, cax=place, extend=self.extend, orientation="horizontal")
+        return self._finish(bar, label)
+
+    def shared_bar(self, figure: Figure, axes: Sequence[Axes], label: str) -> Colorbar:
+        """Draw the labelled bar below all of `axes`."""
+        image = ScalarMappable(norm=self.norm, cmap=self.colormap())
+        look: dict[str, Any] = {"orientation": "horizontal", "shrink": 0.6, "aspect": 45.0}
+        bar = figure.colorbar(image, ax=list(axes), extend=self.extend, pad=0.02, **look)
         return self._finish(bar, label)
 
     def _finish(self, bar: Colorbar, label: str) -> Colorbar:

@@ -7,7 +7,7 @@ import pytest
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import card_named, known_cards
-from dustmap.sky.catalogs._card import card_directory
+from dustmap.sky.catalogs._card import card_directory, parse_card
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMES = (
@@ -56,6 +56,38 @@ def test_the_cards_that_come_along() -> None:
         assert card.name == name
         assert (card.system is None) == (name == "generic")
     assert "edenhofer24" in card_named("zgr23").presets
+
+
+def test_queries_fetch_what_their_card_reads() -> None:
+    """Of the columns of the alternatives that a card prefers, all but where it asks for all."""
+    known = {name for name in NAMES if card_named(name).query}
+    assert known == {
+        *("dias2021", "gaia-gspphot", "hunt2023", "starhorse-edr3", "starhorse-i354", "zgr23"),
+    }
+    for name in known:
+        card = card_named(name)
+        assert card.service.startswith("TAP service of ")
+        assert card.query.startswith("SELECT ")
+        asked, _, _ = card.query.removeprefix("SELECT ").partition("FROM")
+        if asked.strip() == "*":
+            continue
+        fetched = {word.strip().rpartition(".")[2] for word in asked.split(",")}
+        ways = (*card.distances[:1], *card.extinctions[:1])
+        places = [set(way.columns) for way in card.positions]
+        needed = {role for way in ways for role in way.columns} | {"source_id"}
+        needed |= {column for cut in card.cuts("default") for column in cut.quantity.columns}
+        held = {
+            role
+            for role, column in card.columns.items()
+            if fetched & {alias.ref.name for alias in column.aliases}
+        }
+        assert needed <= held, name
+        assert any(place <= held for place in places), name
+
+
+def test_a_query_says_where_it_is_sent() -> None:
+    with pytest.raises(UserError, match="service, query: expected both"):
+        parse_card(tomllib.loads('query = "SELECT *"\n' + SMALL), "mine")
 
 
 def test_the_wheel_has_the_cards() -> None:

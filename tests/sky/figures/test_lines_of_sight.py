@@ -8,6 +8,7 @@ from matplotlib.container import ErrorbarContainer
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.figures import (
+    Target,
     busiest_direction,
     line_of_sight_figure,
     profile_of_field,
@@ -100,6 +101,29 @@ def test_axes_have_units_and_the_legend_says_what_is_what() -> None:
         1e3 * profile_of_map(posterior(), 20.0, -5.0).density.mean,
     )
     assert truth.get_linestyle() == "--"
+
+
+def test_bands_of_95_percent_are_around_those_of_68() -> None:
+    field = node_field()
+    request = MapRequest(tuple(Quantity), samples=field.n_samples)
+    mapped = profile_of_map(DustMap.from_field(field, NODES, request), 30.0, 10.0)
+    for profile in (profile_of_field(field, 5.0, 30.0, 10.0), mapped):
+        for band in (profile.density, profile.extinction):
+            assert band.outer is not None
+            assert band.low is not None
+            assert band.high is not None
+            assert (band.outer[0] < band.low).all()
+            assert (band.outer[1] > band.high).all()
+    assert "95 % of the posterior" in every_text(line_of_sight_figure(mapped))
+
+
+def test_a_cloud_on_the_line_is_named_and_marked() -> None:
+    profile = profile_of_map(posterior(), 20.0, -5.0)
+    figure = line_of_sight_figure(profile, target=Target("Taurus", 30.0))
+    assert figure.get_suptitle() == "Taurus: $l$ = 20°, $b$ = −5°"
+    assert "published: 30 pc" in every_text(figure)
+    behind = line_of_sight_figure(profile, target=Target("Orion", 400.0))
+    assert "published" not in every_text(behind)
 
 
 def test_a_posterior_answers_for_itself_as_its_map_does() -> None:

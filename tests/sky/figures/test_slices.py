@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import AsinhNorm, LogNorm
 
 from dustmap.gp import RegularGrid
-from dustmap.sky.figures import Axis, projection_figure, slice_figure
+from dustmap.sky.figures import Axis, projection_figure, skies_figure, slice_figure, slices_figure
 from dustmap.sky.maps import DustMap
 from tests.sky.figures.clouds import bar_labels, cloud, every_text, posterior, shown, titled
 
@@ -132,3 +132,29 @@ def test_a_truth_smaller_than_the_map_leaves_grey() -> None:
     assert "outside the truth" in every_text(figure)
     assert np.isfinite(shown(titled(figure)["truth"].images[0])).sum() == 5 * 3
     figure.draw_without_rendering()
+
+
+def test_planes_beside_each_other_have_one_scale_and_one_bar() -> None:
+    density = posterior()
+    figure = slices_figure(density, Axis.Z, [-10.0, 0.0, 10.0])
+    panels = [axis for axis in figure.axes if axis.images]
+    assert len(panels) == 3
+    assert all(axis.images[0].norm is panels[0].images[0].norm for axis in panels)
+    for axis, plane in zip(panels, (0, 2, 4), strict=True):
+        np.testing.assert_allclose(shown(axis.images[0]), 1e3 * density.mean[plane], rtol=1e-6)
+    told = every_text(figure)
+    for words in ("Z = −10 pc", "Z = 0 pc", "Z = +10 pc", "the prior dominates"):
+        assert words in told
+    assert told.count("Galactic centre") == 1
+    bars = [axis for axis in figure.axes if "mag pc$^{-1}$" in axis.get_xlabel()]
+    assert len(bars) == 1
+    figure.draw_without_rendering()
+
+
+def test_skies_beside_each_other_have_one_scale() -> None:
+    for integrated, unit in ((False, "mag pc$^{-1}$"), (True, "[mag]")):
+        figure = skies_figure(posterior(), [5.0, 9.0], integrated=integrated)
+        first, second = titled(figure).values()
+        assert [axis.get_title() for axis in (first, second)] == ["5 pc", "9 pc"]
+        assert first.collections[0].norm is second.collections[0].norm
+        assert sum(unit in axis.get_xlabel() for axis in figure.axes) == 1
