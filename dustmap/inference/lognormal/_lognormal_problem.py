@@ -74,7 +74,7 @@ class LogNormalProblem:
             rows,
             model.latent_root(),
             log_mean,
-            model.prior.covariance(),
+            model.prior.covariance_products(),
             data.y.to(dtype),
             noise,
             torch.ones_like(data.y, dtype=dtype),
@@ -97,7 +97,7 @@ class LogNormalProblem:
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
         root = replace(self.root, root=prior.root())
-        return replace(self, model=model, root=root, covariance=prior.covariance())
+        return replace(self, model=model, root=root, covariance=prior.covariance_products())
 
     @property
     def theta(self) -> Tensor:

@@ -198,7 +198,11 @@ class Tangent:
 
 def _covaried(covariance: linalg.AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
     """T Tᵀ v (..., M) = (K + (H B)(H B)ᵀ) v for v (..., M)."""
-    return covariance.matmul(v) + (v @ columns) @ columns.mT
+    field = covariance.matmul(v)
+    if columns.shape[1] == 0:
+        return field
+    rows, vectors = field.reshape(-1, len(columns)), v.reshape(-1, len(columns))
+    return rows.addmm_(vectors @ columns, columns.mT).view(v.shape)
 
 
 @final
