@@ -154,18 +154,20 @@ class LogNormalEngine(AbstractEngine):
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Mode, hyperparameters and samples; priors are centred on the problem's origin."""
-        settings, division = self.settings, self.division(problem)
+        settings, start = self.settings, _start_of(problem)
+        order = _order_of(problem.data.functional, 0 if start is None else len(start.pull))
+        problem = replace(problem, data=problem.data[order])
+        division = self.division(problem)
         # Ranks that divide draws need the rays of all.
         data = whole_batch(problem.data) if division.draws.size > 1 else problem.data
         for what, which in division.in_words.items():
             log.info("%s: %s", what, which)
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
-        names, start = problem.model.log_names, _start_of(problem)
-        order = _order_of(data.functional, 0 if start is None else len(start.pull))
+        names = problem.model.log_names
         solution = inference.fit_mgvi(
             self._model(problem, division),
-            data[order],
+            data,
             inference.MGVISettings(
                 samples=settings.drawn,
                 cg_steps=settings.cg_steps,

@@ -238,7 +238,7 @@ class _Slopes:
         prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
         kernels, noises, box = list[linalg.CirculantOperator](), list[Tensor](), prior.grid.shape
         for kernel in shifted(Parameters.of(prior.kernel), _STEP):
-            change = (prior.with_kernel(kernel).spectrum - prior.spectrum) / _STEP
+            change = (prior.spectrum_of(kernel) - prior.spectrum) / _STEP
             slope = change.to(dtype)
             kernels.append(
                 linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)

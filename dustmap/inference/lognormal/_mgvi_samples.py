@@ -6,7 +6,7 @@ to samples, so that a draw is the same whichever rank makes it. A rank alone mak
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import final
 
@@ -19,6 +19,7 @@ from dustmap.inference.lognormal._metric_solver import Preconditioner
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
+    KeptNumbers,
     Perturbations,
     answered,
     curved_at_once,
@@ -51,19 +52,24 @@ _CURVING = "curved draws"
 
 @torch.no_grad()
 def straight_pairs(
-    mean: Iterate, seed: int, both: Tensor, solver: DrawSolver, start: Tensor | None
+    mean: Iterate,
+    seed: int,
+    both: Tensor,
+    solver: DrawSolver,
+    start: Tensor | None,
+    kept: KeptNumbers | None = None,
 ) -> SolveResult:
     """Write all δ_s of `metric_draws`, then all −δ_s, to `both` (2K, n); multipliers (K, Q)
     of all.
 
-    start (K, Q): those of the same samples at a centre nearby.
+    start (K, Q): those of the same samples at a centre nearby; kept: numbers of earlier draws.
     """
     world, pairs = mean.problem.world, len(both) // 2
     straight = both[:pairs]
 
     def drawn(own: slice) -> SolveResult:
         samples, known = range(pairs)[own], None if start is None else start[own]
-        perturbations = Perturbations.of(mean.problem, seed, samples, straight[own])
+        perturbations = Perturbations.of(mean.problem, seed, samples, straight[own], kept)
         return metric_draws(mean.apart(), perturbations, solver, known)[1]
 
     solve = shared_solve(world, pairs, drawn)
@@ -86,12 +92,18 @@ class Probe:
 
 @torch.no_grad()
 def probed(
-    mean: Iterate, seed: int, count: int, group: int, solver: DrawSolver, start: Tensor | None
+    mean: Iterate,
+    seed: int,
+    count: int,
+    group: int,
+    solver: DrawSolver,
+    start: Tensor | None,
+    kept: KeptNumbers | None = None,
 ) -> Probe:
     """The K = count draws behind a gradient of the evidence, perturbed `group` at a time by a rank.
 
     W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s gives the spread. start (≤ K, N): those of a
-    centre nearby.
+    centre nearby; kept: numbers of earlier draws.
     """
     world, squares = mean.problem.world, torch.zeros_like(mean.problem.y)
     draws, steps, alone = list[Tensor](), 0, mean.apart()
@@ -100,7 +112,7 @@ def probed(
         known = None if start is None or begun < part.stop else start[part.start : part.stop]
 
         def drawn(own: slice, part: range = part, known: Tensor | None = known) -> SolveResult:
-            perturbations = Perturbations.of(mean.problem, seed, part[own])
+            perturbations = Perturbations.of(mean.problem, seed, part[own], kept=kept)
             solve = solver(alone, perturbations, None if known is None else known[own])
             squares.add_(answered(alone, perturbations, solve.x).square().sum(0))
             return solve
@@ -190,7 +202,8 @@ class Sampler:
     """Draws the samples of a fit, which ranks divide among them.
 
     at_once, curved_at_once: samples that a rank draws together, and curved ones; together: curved
-    samples of a rank between two states; start: the earlier fit that it started from, if any.
+    samples of a rank between two states; start: the earlier fit that it started from, if any;
+    numbers: of all draws.
     """
 
     settings: MGVISettings
@@ -199,6 +212,7 @@ class Sampler:
     curved_at_once: AdaptiveBatch
     together: int
     start: MGVIStart | None = None
+    numbers: KeptNumbers = field(default_factory=KeptNumbers)
 
     @staticmethod
     def of(
@@ -226,7 +240,7 @@ class Sampler:
             known = first_rows(state.evidence_draws, pairs)
         # Samples need half the accuracy of gradients.
         solver = self.solver(state, 2.0 * settings.residual)
-        solve = straight_pairs(mode, settings.seed, both, solver, known)
+        solve = straight_pairs(mode, settings.seed, both, solver, known, self.numbers)
         curved = state.curved
         if settings.curved is None and not curved:
             curved = bends(mode, both[:pairs], self.at_once)
@@ -276,7 +290,7 @@ class Sampler:
         """Curved draws `which`, made by this rank alone."""
         settings, pairs = self.settings, self.settings.samples // 2
         pair = [s % pairs for s in which]
-        own = Perturbations.of(state.problem, settings.seed, pair)
+        own = Perturbations.of(state.problem, settings.seed, pair, kept=self.numbers)
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
         steps, residual = _CURVED.steps, _CURVED.residual
         if state.curve_draws is not None:
