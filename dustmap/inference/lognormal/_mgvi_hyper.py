@@ -26,7 +26,7 @@ from dustmap.inference.lognormal._metric_solver import (
     metric_solver,
 )
 from dustmap.inference.lognormal._mgvi_draws import shared_solve
-from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.inference.lognormal._tangent import Tangent, spread_on
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
@@ -272,4 +272,4 @@ class _Slopes:
     def _spread(self, z: Tensor) -> Tensor:
         """diag(ρ) Lᵀ W^½ z (..., M)."""
         tangent = self.tangent
-        return tangent.density * tangent.rows.rmatmul(tangent.noise.rsqrt() * z)
+        return spread_on(tangent.density, tangent.rows, tangent.noise.rsqrt() * z)

@@ -34,12 +34,17 @@ from dustmap.linalg import AdaptiveBatch, Progress, SolveResult
 
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
+#: Residuals of CG of straight deviations, in units of that of the settings: to see whether they
+#: bend, where that is not known, and of those that stay straight.
+_STRAIGHT = (4.0, 2.0)
 #: Samples that are turned into fields at once.
 _FIELDS = 8
 #: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
 #: Where that is ten times looser, rounding decides where descents end: a change of the data by 1e-7
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
 _CURVED = Accuracy(residual=4.0, decrease=2e-3, steps=5)
+#: The same of samples that are drawn again at the mean that follows from them.
+_ROUGHLY = Accuracy(residual=8.0, decrease=1e-2, steps=3)
 #: Share of new data up to which one step, with this residual of CG (same units), does for curved
 #: samples of an earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it
 #: takes them from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where
@@ -238,12 +243,14 @@ class Sampler:
         known = state.sample_draws
         if known is None and state.evidence_draws is not None:
             known = first_rows(state.evidence_draws, pairs)
-        # Samples need half the accuracy of gradients.
-        solver = self.solver(state, 2.0 * settings.residual)
-        solve = straight_pairs(mode, settings.seed, both, solver, known, self.numbers)
         curved = state.curved
-        if settings.curved is None and not curved:
-            curved = bends(mode, both[:pairs], self.at_once)
+        for residual in _STRAIGHT if settings.curved is None else _STRAIGHT[1:]:
+            solver = self.solver(state, residual * settings.residual)
+            solve = straight_pairs(mode, settings.seed, both, solver, known, self.numbers)
+            if settings.curved is None and not curved:
+                known, curved = solve.x, bends(mode, both[:pairs], self.at_once)
+            if curved:
+                break
         return replace(
             state,
             deviations=both,
@@ -292,7 +299,9 @@ class Sampler:
         pair = [s % pairs for s in which]
         own = Perturbations.of(state.problem, settings.seed, pair, kept=self.numbers)
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
-        steps, residual = _CURVED.steps, _CURVED.residual
+        at_last = settings.refinements == 0 or state.turn > 0 or self.start is not None
+        wanted = _CURVED if at_last else _ROUGHLY
+        steps, residual = wanted.steps, wanted.residual
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
@@ -303,7 +312,7 @@ class Sampler:
                 steps, residual = 1, _SHORT_RESIDUAL
         accuracy = Accuracy(
             residual * settings.residual,
-            _CURVED.decrease * len(state.problem.y),
+            wanted.decrease * len(state.problem.y),
             steps,
             settings.cg_steps,
         )
