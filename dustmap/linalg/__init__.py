@@ -68,6 +68,7 @@ from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
+from dustmap.linalg._operator import row_slice as row_slice
 from dustmap.linalg._preconditioners import NystromPreconditioner as NystromPreconditioner
 from dustmap.linalg._preconditioners import NystromStack as NystromStack
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator

@@ -1,13 +1,14 @@
 """The order in which log-normal fits take rays: that of the sky, whatever order they come in."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from dustmap import inference
 from dustmap.engines import EngineFit, LogNormalEngine, LogNormalSettings, Problem, Watch
-from dustmap.engines import _lognormal as engine_module
 from dustmap.gp.features import _local_weights
 from dustmap.gp.functionals import LineIntegrals, sky_order
 from tests.contracts.engines import positive_rays, positive_surveys
@@ -55,9 +56,11 @@ def log_fields(fit: EngineFit) -> Tensor:
 
 
 @pytest.mark.parametrize("make", [positive_rays, positive_surveys])
-def test_a_fit_of_permuted_rows_is_the_same_but_for_rounding(make: object) -> None:
+def test_a_fit_of_permuted_rows_is_the_same_but_for_rounding(
+    make: Callable[[bool], Problem],
+) -> None:
     """So is one of more rows that starts from it, whose first rows are in its own order."""
-    problem = make(False)  # type: ignore[operator]
+    problem = make(False)
     few = replace(problem, data=problem.data[slice(0, 50)])
     shuffled = torch.randperm(50, generator=torch.Generator().manual_seed(3))
     first, other = fitted(few), fitted(replace(few, data=few.data[shuffled]))
@@ -78,14 +81,14 @@ def test_rows_are_stored_in_the_memory_that_is_planned_for_them(
         raise AssertionError("rows are computed anew")
 
     problem = positive_rays(False)
-    solve = engine_module.inference.fit_mgvi
+    solve = inference.fit_mgvi
 
     def watched(*args: object, **how: object) -> object:
         with pytest.MonkeyPatch.context() as here:
             here.setattr(_local_weights, "RecomputedOperator", refused)
             return solve(*args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module.inference, "fit_mgvi", watched)
+    monkeypatch.setattr(inference, "fit_mgvi", watched)
     fitted(problem)
 
 
