@@ -27,8 +27,8 @@ _CPU = torch.device("cpu")
 _TRIALS = 3
 #: Rows of the matrix that is factored for a trial: on a GPU fewer would be over before they begin.
 TRIAL_SIZE = {"cpu": 400, "cuda": 3000}
-#: Parameters of `mallopt` in glibc, and their bytes: blocks up to 32 MiB, the most that it takes, are
-#: of the heap, whose end goes back to the system where so much of it is free.
+#: Parameters of `mallopt` in glibc, and their bytes: blocks up to 32 MiB, the most that it takes,
+#: are of the heap, whose end goes back to the system where so much of it is free.
 _ALLOCATOR = {"M_MMAP_THRESHOLD": (-3, 2**25), "M_TRIM_THRESHOLD": (-1, 2**28)}
 # Steps of learning by a dense factorisation.
 _DENSE_STEPS = 60
