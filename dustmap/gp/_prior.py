@@ -191,17 +191,6 @@ class GridPrior(AbstractParametric):
             makers=self.makers,
         )
 
-    def spectrum_of(self, kernel: AbstractKernel) -> Tensor:
-        """Return the spectrum of another kernel on the same torus, without a new table of lags
-        where it differs by its variance or by the share of its projection alone."""
-        if self.nugget > 0.0 or not self.kernel.has_shape_of(kernel):
-            return self.with_kernel(kernel).spectrum
-        ratio = kernel.variance() / self.kernel.variance()
-        for sign, one in ((1.0, kernel), (-1.0, self.kernel)):
-            if isinstance(one, ProjectedKernel):
-                ratio = ratio * one.spectrum_factor(self.torus_shape) ** sign
-        return self.spectrum * ratio
-
     @property
     def torus_shape(self) -> tuple[int, ...]:
         """Points per axis of the torus."""

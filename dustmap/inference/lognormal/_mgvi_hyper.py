@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import ParameterErrors, Parameters, RegularGrid
+from dustmap.gp import GridPrior, ParameterErrors, Parameters, RegularGrid
+from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 from dustmap.inference.evidence._forward_differences import shifted
 from dustmap.inference.evidence._trust_region import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
@@ -238,7 +239,7 @@ class _Slopes:
         prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
         kernels, noises, box = list[linalg.CirculantOperator](), list[Tensor](), prior.grid.shape
         for kernel in shifted(Parameters.of(prior.kernel), _STEP):
-            change = (prior.spectrum_of(kernel) - prior.spectrum) / _STEP
+            change = (_spectrum_of(kernel, prior) - prior.spectrum) / _STEP
             slope = change.to(dtype)
             kernels.append(
                 linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
@@ -273,3 +274,15 @@ class _Slopes:
         """diag(ρ) Lᵀ W^½ z (..., M)."""
         tangent = self.tangent
         return spread_on(tangent.density, tangent.rows, tangent.noise.rsqrt() * z)
+
+
+def _spectrum_of(kernel: AbstractKernel, prior: GridPrior) -> Tensor:
+    """The spectrum of another kernel on the torus of a prior, without a new table of lags where it
+    differs by its variance or by the share of its projection alone."""
+    if prior.nugget > 0.0 or not prior.kernel.has_shape_of(kernel):
+        return prior.with_kernel(kernel).spectrum
+    spectrum = prior.spectrum * (kernel.variance() / prior.kernel.variance())
+    if isinstance(kernel, ProjectedKernel) and isinstance(prior.kernel, ProjectedKernel):
+        torus = prior.torus_shape
+        spectrum = spectrum * (kernel.spectrum_factor(torus) / prior.kernel.spectrum_factor(torus))
+    return spectrum

@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 _LARGEST_WRAP = 0.15
 #: A torus with this many times the points that the present length scale asks for is replaced.
 _WASTE = 1.5
-#: Relative difference of sums over the same data in the same order, at most.
-_SAME_ORDER = 1e-6
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
 #: ξ (n,), and multipliers (Q,) of solves.
@@ -215,8 +213,6 @@ class Phase(enum.Enum):
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
     noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z.
-
-    ordered_sum: Σ_n n y_n of the data as they came, which tells whether they come in that order.
     """
 
     data: int
@@ -348,7 +344,7 @@ class FitState:
         centre, problem, weights = self.centre, self.centre.problem, self.weights
         return _Place(
             len(problem.y),
-            _ordered_sum(problem.y),
+            problem.ordered_sum,
             problem.model.prior.grid.size,
             problem.model.prior.torus_shape,
             self.prior.centre,
@@ -374,7 +370,7 @@ class FitState:
         like = {"data": y, "theta": theta, "space": y}
         place = reader.read(_Place, like, N=len(y), Q=problem.n_multipliers, P=len(theta))
         reader.refuse_other("data", place.data, len(y))
-        if abs(place.ordered_sum - _ordered_sum(y)) > _SAME_ORDER * _ordered_sum(y.abs()):
+        if not problem.has_order_of(place.ordered_sum):
             raise reader.refusal("the data in another order")
         reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
@@ -402,11 +398,6 @@ class FitState:
             weights=weights,
             **reader.fields(FitState, like, **sizes, **samples),
         )
-
-
-def _ordered_sum(y: Tensor) -> float:
-    """Σ_n n y_n of data (N,)."""
-    return float(torch.arange(1, len(y) + 1, device=y.device).double() @ y.double())
 
 
 def posterior_at(
