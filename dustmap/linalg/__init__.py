@@ -5,6 +5,7 @@ Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperato
 circulant given by its spectrum: covariances, roots and preconditioners on a torus. An
 `AbstractStack` has a matrix of its own for every vector.
 `ToeplitzOperator` is a stationary covariance given by its lags, exact for any lags.
+`HartleyOperator` is the block of a circulant for boxes of short axes, by products of matrices.
 
 `pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
 Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
