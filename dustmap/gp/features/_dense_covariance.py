@@ -129,23 +129,21 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
     lines = lags.reshape(-1, m)[:, apart].transpose(0, 1).contiguous()  # (m_D, lags, m_D)
     count = math.prod(others)
     for part in chunks(count, max(1, _COLUMNS // m)):
-        line, place = torch.arange(part.start, part.stop, device=lags.device), None
-        stride = 1
+        line, stride = torch.arange(part.start, part.stop, device=lags.device), 1
+        place = torch.zeros_like(line)
         for axis, length in reversed(list(enumerate(others))):
             along = torch.arange(length, device=lags.device)[:, None]
             shape = [1] * len(others)
             shape[axis] = length
-            lag = stride * (along - line.remainder(length)).abs().reshape(*shape, -1)
-            place = lag if place is None else place + lag
+            lag = (along - line.remainder(length)).abs()
+            place = place + stride * lag.reshape(*shape, -1)
             line, stride = line // length, stride * length
-        width = part.stop - part.start
-        picked = torch.zeros(1) if place is None else place
-        columns = lags.new_empty(count, m, width, m)
+        columns = lags.new_empty(count, m, len(line), m)
         for i in range(m):
-            chosen = lines[i].index_select(0, picked.flatten().to(torch.int64))
-            columns[:, i] = chosen.reshape(count, width, m)
+            picked = lines[i].index_select(0, place.flatten())
+            columns[:, i] = picked.reshape(count, len(line), m)
         nodes = slice(part.start * m, part.stop * m)
-        yield nodes, columns.reshape(count * m, width * m)
+        yield nodes, columns.reshape(count * m, len(line) * m)
 
 
 def _dense_rows(W: Tensor, part: slice) -> Tensor:
