@@ -94,8 +94,9 @@ def execute_run(options: argparse.Namespace) -> int:
 def _execute(
     options: argparse.Namespace, config: configuration.Config, notice: _exit.Notice
 ) -> int:
-    from dustmap.runs import ranks_of
+    from dustmap.runs import keep_freed_memory, ranks_of
 
+    keep_freed_memory()
     with ExitStack() as left:
         world = left.enter_context(ranks_of(config))
         if world.rank > 0:

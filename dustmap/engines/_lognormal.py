@@ -17,7 +17,13 @@ from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning,
 from dustmap.engines._errors import errors_of_coefficients, with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import GridPrior, ParameterErrors, Parameters, features, whole_batch
-from dustmap.gp.functionals import LineIntegrals, Sharded, world_of
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    LineIntegrals,
+    Sharded,
+    sky_order,
+    world_of,
+)
 from dustmap.inference import MGVIRound, MGVISolution
 from dustmap.linalg import AbstractWorld, Alone
 
@@ -32,6 +38,8 @@ STEP_VECTORS = 15
 #: Rank of the preconditioner; arrays over the nodes for each sample of two iterates, and for each
 #: of the products that the preconditioner takes together.
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
+#: Bytes of random numbers that are kept, and draws of a gradient of the evidence.
+_KEPT, _DRAWS = inference.KEPT_BYTES, inference.MGVISettings.most_draws
 #: Bytes of an entry of sums of sparse products, float64, while they are made.
 _SUMMED = 48
 #: Data a node from which on rays of one observer are surely solved for among the nodes, whose
@@ -120,6 +128,9 @@ class LogNormalEngine(AbstractEngine):
             Component("samples", 3 * s.samples * field_bytes, During.WHOLE, samples),
             _memory.spectra_component(s),
             Component("draws", drawing_bytes(s), During.DRAWING, draws),
+            Component(
+                "random numbers", number_bytes(s), During.FIT, "of draws, kept for the next time"
+            ),
             Component("fields", _DRAWN_FIELDS * s.samples * field_bytes, During.DRAWING, fields),
             Component("making the preconditioner", making, During.PREPARING, products),
             Component("solver", solving, During.FIT, vectors),
@@ -148,7 +159,10 @@ class LogNormalEngine(AbstractEngine):
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Mode, hyperparameters and samples; priors are centred on the problem's origin."""
-        settings, division = self.settings, self.division(problem)
+        settings, start = self.settings, _start_of(problem)
+        order = _order_of(problem.data.functional, 0 if start is None else len(start.pull))
+        problem = replace(problem, data=problem.data[order])
+        division = self.division(problem)
         # Ranks that divide draws need the rays of all.
         data = whole_batch(problem.data) if division.draws.size > 1 else problem.data
         for what, which in division.in_words.items():
@@ -167,7 +181,7 @@ class LogNormalEngine(AbstractEngine):
             ),
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
-            start=_start_of(problem),
+            start=start and start.in_order(order[: len(start.pull)]),
             world=division.draws,
             checkpointer=watch.checkpointer,
             progress=watch.progress,
@@ -191,7 +205,7 @@ class LogNormalEngine(AbstractEngine):
             report=_report(solution),
             learning=Learning.of(solution.status, len(data), trace, errors=_errors_of(solution)),
             noise=None if solution.weights is None else solution.weights.noise,
-            start=_start_arrays(solution.start),
+            start=_start_arrays(solution.start.in_order(order.argsort())),
         )
         return with_errors(made, data, settings.robust)
 
@@ -248,7 +262,7 @@ class LogNormalEngine(AbstractEngine):
     def division(self, problem: Problem) -> "RankDivision":
         """Divide draws among the ranks where each of them can store all rows, or else the rows."""
         sizes, functional = self.sizes(problem), problem.data.functional
-        world, held = world_of(functional), drawing_bytes(sizes)
+        world, held = world_of(functional), drawing_bytes(sizes) + number_bytes(sizes)
         rays = functional.local if isinstance(functional, Sharded) else functional
         assert isinstance(rays, LineIntegrals)
         own = self.row_bytes(problem)(rays) if len(rays) else 0
@@ -309,6 +323,19 @@ class RankDivision:
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
     """Return the bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
+
+
+def number_bytes(sizes: _memory.GriddedSizes) -> int:
+    """Return the bytes of random numbers that are kept."""
+    return min(_KEPT, max(_DRAWS, sizes.samples // 2) * sizes.vector)
+
+
+def _order_of(rays: AbstractFunctional, first: int) -> torch.Tensor:
+    """The order (N,) in which a fit takes rays, whose products are faster then: the first ones, of
+    an earlier fit, as they had it there, and the others after them."""
+    assert isinstance(rays, LineIntegrals | Sharded)
+    parts = sky_order(rays[:first]), sky_order(rays[first:]) + first
+    return torch.cat(parts)
 
 
 def _report(solution: MGVISolution) -> dict[str, object]:

@@ -208,12 +208,25 @@ class GridPrior(AbstractParametric):
 
     def covariance(self) -> linalg.AbstractOperator:
         """Return K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
-        minimal = math.prod(linalg.fast_length(2 * m - 1) for m in self.grid.shape)
-        if minimal < self.n_white:
-            return linalg.divided(
-                linalg.ToeplitzOperator(self.lags.detach(), self.dtype), self.world
-            )
+        if self._is_minimal_smaller:
+            toeplitz = linalg.ToeplitzOperator(self.lags.detach(), self.dtype)
+            return linalg.divided(toeplitz, self.world)
         return self._block(self.spectrum.detach(), self.grid.shape)
+
+    def covariance_products(self) -> linalg.AbstractOperator:
+        """Return K_uu (M, M) for many products in one precision, by Hartley transforms where they
+        are faster; carries no graph."""
+        torus, box, spectrum = self.torus_shape, self.grid.shape, self.spectrum.detach()
+        if self._is_minimal_smaller or not linalg.suits_matrices(torus, box, spectrum.device):
+            return self.covariance()
+        hartley = linalg.HartleyOperator.of(spectrum, torus, box, self.dtype)
+        return linalg.divided(hartley, self.world)
+
+    @property
+    def _is_minimal_smaller(self) -> bool:
+        """Whether the smallest torus that holds every lag twice is smaller than the prior's."""
+        minimal = math.prod(linalg.fast_length(2 * m - 1) for m in self.grid.shape)
+        return minimal < self.n_white
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w) = first block row of C^{1/2} (002, eq. 20); differentiable in the kernel."""

@@ -5,6 +5,7 @@ Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperato
 circulant given by its spectrum: covariances, roots and preconditioners on a torus. An
 `AbstractStack` has a matrix of its own for every vector.
 `ToeplitzOperator` is a stationary covariance given by its lags, exact for any lags.
+`HartleyOperator` is the block of a circulant for boxes of short axes, by products of matrices.
 
 `pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
 Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
@@ -53,6 +54,8 @@ from dustmap.linalg._covariance_cg import SparseGram as SparseGram
 from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
 from dustmap.linalg._covariance_cg import entered_columns as entered_columns
 from dustmap.linalg._covariance_cg import estimated_entries as estimated_entries
+from dustmap.linalg._hartley import HartleyOperator as HartleyOperator
+from dustmap.linalg._hartley import suits_matrices as suits_matrices
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -69,6 +72,7 @@ from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
+from dustmap.linalg._operator import row_slice as row_slice
 from dustmap.linalg._preconditioners import NystromPreconditioner as NystromPreconditioner
 from dustmap.linalg._preconditioners import NystromStack as NystromStack
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator

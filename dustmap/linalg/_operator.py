@@ -370,7 +370,7 @@ def _summed(matrix: Tensor, columns: Tensor) -> Tensor:
 
 
 def row_slice(matrix: Tensor, first: int, last: int) -> Tensor:
-    """Rows first … last − 1 of a CSR tensor, in the memory of its entries."""
+    """Return rows first … last − 1 of a CSR tensor (m, n), in the memory of its entries."""
     starts = matrix.crow_indices()[first : last + 1]
     part, shape = slice(int(starts[0]), int(starts[-1])), (last - first, matrix.shape[1])
     cols, values = matrix.col_indices()[part], matrix.values()[part]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dustmap.runs._commands import regression_at as regression_at
     from dustmap.runs._commands import sky_plan as sky_plan
     from dustmap.runs._machine import choose_threads as choose_threads
+    from dustmap.runs._machine import keep_freed_memory as keep_freed_memory
     from dustmap.runs._machine import ranks_of as ranks_of
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun

@@ -17,6 +17,7 @@ from dustmap.linalg import (
     CirculantOperator,
     DenseOperator,
     DiagonalOperator,
+    HartleyOperator,
     SparseGram,
     SparseOperator,
     ToeplitzOperator,
@@ -248,6 +249,20 @@ def circulant_case(
     )
 
 
+def hartley_case(torus: tuple[int, ...], box: tuple[int, ...]) -> OperatorCase:
+    """A column that is symmetric in every axis."""
+    column = np.random.default_rng(2).standard_normal(torus)
+    for axis, length in enumerate(torus):
+        column = column + column.take(-np.arange(length) % length, axis)
+    spectrum = torch.from_numpy(half_spectrum(column))
+    block = leading_block(circulant_matrix(column), torus, box, box)
+    return OperatorCase(
+        f"hartley{torus}{box}",
+        lambda dtype: HartleyOperator.of(spectrum, torus, box, dtype),
+        torch.from_numpy(block),
+    )
+
+
 def toeplitz_case(shape: tuple[int, ...]) -> OperatorCase:
     """Random lags: nothing about this matrix or its embedding is positive."""
     lags = np.random.default_rng(1).standard_normal(shape)
@@ -279,6 +294,10 @@ OPERATOR_CASES: tuple[OperatorCase, ...] = (
     circulant_case((4, 6), rows=(3, 2)),
     circulant_case((5, 6), rows=(3, 4), columns=(4, 5)),
     circulant_case((4, 3, 6), rows=(2, 2, 4), columns=(3, 3, 3)),
+    hartley_case((7,), (4,)),
+    hartley_case((5, 6), (3, 6)),
+    hartley_case((4, 3, 6), (2, 1, 5)),
+    hartley_case((8, 5, 4), (3, 4, 2)),
     toeplitz_case((1,)),
     toeplitz_case((9,)),
     toeplitz_case((4, 5)),

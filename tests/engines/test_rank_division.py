@@ -71,7 +71,7 @@ def test_rows_are_divided_where_they_do_not_fit(problem: Problem) -> None:
     """From the first budget on at which a rank stores all rows, draws are divided, and the plan of
     a rank never holds more than the budget lets it store."""
     both, seen = shared(problem), list[tuple[int, int]]()
-    for budget in range(50 * MIB, 130 * MIB, MIB):
+    for budget in range(50 * MIB, 66 * MIB, MIB // 4):
         found = engine(budget).division(both)
         assert (found.draws.size, found.rows.size) in ((2, 1), (1, 2))
         assert found.allotment.rows in (0, found.row_bytes)

@@ -14,8 +14,10 @@ from dustmap.gp.kernels import (
     Matern13,
     Matern32,
     Matern52,
+    ProjectedKernel,
     SquaredExponential,
 )
+from dustmap.linalg import HartleyOperator, _hartley
 from tests.gp.parameters import of_parameters
 
 SHAPES = [(17,), (7, 6), (5, 4, 3)]
@@ -79,6 +81,24 @@ def test_one_length_scale_per_axis(shape: tuple[int, ...]) -> None:
     prior = GridPrior.padded(kernel, grid)
     K = wrapped_dense(kernel, grid.points(), grid.points(), periods_of(prior))
     torch.testing.assert_close(prior.covariance().to_dense(), K, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("projected", [False, True])
+def test_products_by_matrices_are_those_of_the_covariance(
+    shape: tuple[int, ...], projected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every box where it is small enough, with one length scale per axis."""
+    monkeypatch.setattr(_hartley, "_FEWEST", 1)
+    monkeypatch.setattr(_hartley, "_MOST_OF_OTHERS", 1e9)
+    monkeypatch.setattr(_hartley, "_MOST", {})
+    grid = make_grid(shape)
+    kernel: AbstractKernel = Matern32((0.1, 0.2, 0.15)[: grid.dim], 0.6)
+    prior = GridPrior.padded(ProjectedKernel.of(kernel, 0.6) if projected else kernel, grid)
+    products = prior.covariance_products()
+    x = torch.randn(3, grid.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert isinstance(products, HartleyOperator)
+    torch.testing.assert_close(products.matmul(x), prior.covariance().matmul(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

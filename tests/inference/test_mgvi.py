@@ -31,6 +31,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
+    KeptNumbers,
     Perturbations,
     draws_at_once,
     metric_draws,
@@ -209,6 +210,19 @@ def test_numbers_of_a_sample_depend_on_its_index_alone() -> None:
     assert torch.equal(both.white[1], second.white[0])
     assert torch.equal(both.noise[1], second.noise[0])
     assert not torch.equal(both.noise[0], Perturbations.of(problem, 4, range(1)).noise[0])
+
+
+@pytest.mark.parametrize("most", [0, 2**10, 2**20])
+def test_numbers_are_the_same_whether_they_are_kept_or_not(most: int) -> None:
+    problem, kept = small_problem(), KeptNumbers(most)
+    plain = Perturbations.of(problem, 3, range(4))
+    for _ in range(2):
+        again = Perturbations.of(problem, 3, range(4), kept=kept)
+        assert torch.equal(again.white, plain.white)
+        assert torch.equal(again.noise, plain.noise)
+    like = problem.y
+    assert torch.equal(kept.draw(3, 101, 0, 5, like), plain.white[0, :5])
+    assert len(kept.draw(3, 101, 0, 9999, like)) == 9999
 
 
 def test_descent_reaches_the_mode() -> None:

@@ -8,9 +8,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GridPrior, Parameters, RegularGrid
+from dustmap.gp.kernels import AbstractKernel, Matern12, ProjectedKernel
 from dustmap.inference import MGVISettings, MGVIStatus, fit_mgvi, typical_log_density
-from dustmap.inference.lognormal._mgvi_hyper import longest_length
+from dustmap.inference.lognormal._mgvi_hyper import _spectrum_of, longest_length
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 NODES, RAYS, NOISE, LENGTH = 24, 30, 0.1, 0.3
@@ -162,3 +163,18 @@ def test_on_a_flat_box_the_torus_has_sixteen_times_the_nodes() -> None:
     assert length < 1200.0
     torus = math.prod(m + 3.0 * length / 20.0 for m in grid.shape)
     assert torus == pytest.approx(16.0 * grid.size, rel=1e-4)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_spectra_of_other_variances_and_shares_take_no_table(projected: bool) -> None:
+    """They are those of another prior on the same torus, as are those of other lengths."""
+    kernel: AbstractKernel = Matern12((0.3, 0.5), 1.3)
+    kernel = ProjectedKernel.of(kernel, 0.4) if projected else kernel
+    prior = GridPrior.padded(kernel, box(2, 9))
+    learned, rescaled = Parameters.of(kernel), 0
+    for unit in torch.eye(len(learned), dtype=torch.float64):
+        other = learned.build(learned.theta + 0.1 * unit)
+        rescaled += kernel.has_shape_of(other)
+        expected = prior.with_kernel(other).spectrum.detach()
+        torch.testing.assert_close(_spectrum_of(other, prior).detach(), expected, rtol=1e-9, atol=0)
+    assert rescaled == (2 if projected else 1)

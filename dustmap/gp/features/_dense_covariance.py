@@ -15,7 +15,7 @@ from dustmap.gp.features._base import AbstractFeatureMap
 from dustmap.gp.features._grouped import GroupedFeatures, SideBySide, field_features
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, PointValues
-from dustmap.linalg import AbstractOperator, SparseOperator, ToeplitzOperator, chunks
+from dustmap.linalg import AbstractOperator, SparseOperator, ToeplitzOperator, chunks, row_slice
 
 #: Columns of matrices that are made together.
 _COLUMNS = 256
@@ -88,7 +88,10 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     n = len(functional)
     covariance: Tensor = lags.new_empty(n, n)
     for part, rows in _looked_up(W, lags) if _is_small(W) else _transformed(W, lags):
-        covariance[part] = W.matmul(rows)
+        # What comes before is there already, on the other side of the diagonal.
+        after = row_slice(W.matrix, part.start, n)
+        covariance[part.start :, part] = after @ rows.mT
+        covariance[part, part.stop :] = covariance[part.stop :, part].mT
     return covariance
 
 
@@ -109,25 +112,38 @@ def _transformed(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tenso
 def _looked_up(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows (k, M) of W K, some at a time, all of W K made before by columns of K."""
     table = lags.new_empty(W.shape)
-    for part in chunks(W.shape[1], _COLUMNS):
-        table[:, part] = W.matrix @ _columns(lags, part)
+    for part, columns in _columns(lags):
+        table[:, part] = W.matrix @ columns
     for part in chunks(W.shape[0], _COLUMNS):
         yield part, table[part]
 
 
-def _columns(lags: Tensor, part: slice) -> Tensor:
-    """Columns (M, k) of the Toeplitz matrix of lags (m_1, .., m_D)."""
-    column, place = torch.arange(part.start, part.stop, device=lags.device), None
-    stride = 1
-    for axis, m in reversed(list(enumerate(lags.shape))):
-        apart = (torch.arange(m, device=lags.device)[:, None] - column.remainder(m)).abs()
-        shape = [1] * lags.ndim
-        shape[axis] = m
-        apart = (stride * apart).reshape(*shape, -1)
-        place = apart if place is None else place + apart
-        column, stride = column // m, stride * m
-    assert place is not None
-    return lags.flatten()[place.reshape(-1, part.stop - part.start)]
+def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Columns (M, k) of the Toeplitz matrix of lags (m_1, .., m_D), some at a time.
+
+    Those of nodes on one line along the last axis are Toeplitz matrices (m_D, m_D), one for every
+    lag of the other axes, side by side.
+    """
+    *others, m = lags.shape
+    apart = (torch.arange(m)[:, None] - torch.arange(m)).abs().to(lags.device)
+    lines = lags.reshape(-1, m)[:, apart].transpose(0, 1).contiguous()  # (m_D, lags, m_D)
+    count = math.prod(others)
+    for part in chunks(count, max(1, _COLUMNS // m)):
+        line, stride = torch.arange(part.start, part.stop, device=lags.device), 1
+        place = torch.zeros_like(line)
+        for axis, length in reversed(list(enumerate(others))):
+            along = torch.arange(length, device=lags.device)[:, None]
+            shape = [1] * len(others)
+            shape[axis] = length
+            lag = (along - line.remainder(length)).abs()
+            place = place + stride * lag.reshape(*shape, -1)
+            line, stride = line // length, stride * length
+        columns = lags.new_empty(count, m, len(line), m)
+        for i in range(m):
+            picked = lines[i].index_select(0, place.flatten())
+            columns[:, i] = picked.reshape(count, len(line), m)
+        nodes = slice(part.start * m, part.stop * m)
+        yield nodes, columns.reshape(count * m, len(line) * m)
 
 
 def _dense_rows(W: Tensor, part: slice) -> Tensor:

@@ -2,7 +2,8 @@
 
 `PointValues` for ordinary regression, `Derivatives` for slopes, `LineIntegrals` for extinctions
 (plain, weighted along the ray, or means over segments), `Stacked` for several kinds at once.
-`Sharded` is functionals of which every rank of a world holds some.
+`Sharded` is functionals of which every rank of a world holds some; `sky_order` brings rays that see
+the same part of a grid together.
 `PointMeasure`, a weighted sum over points, is the common form that every functional takes under a
 rule: `GaussLegendre` where accuracy counts, `Stratified` for seeded Monte Carlo.
 Coordinates are float64 throughout; the covariance estimators choose the dtype of their results.
@@ -27,6 +28,7 @@ from dustmap.gp.functionals._rays import groups_of as groups_of
 from dustmap.gp.functionals._rays import responses_of as responses_of
 from dustmap.gp.functionals._rays import with_responses as with_responses
 from dustmap.gp.functionals._rays import without_groups as without_groups
+from dustmap.gp.functionals._sky_order import sky_order as sky_order
 from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked
 from dustmap.gp.functionals._stacked import by_rows as by_rows

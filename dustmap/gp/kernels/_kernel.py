@@ -126,6 +126,14 @@ class AbstractKernel(AbstractParametric, ABC):
             total = total + term.variance * term.lengthscale.prod() * density
         return total
 
+    def has_shape_of(self, other: "AbstractKernel") -> bool:
+        """Tell whether both are one term each, of one profile and one length scale, so that k
+        differs by a factor alone."""
+        terms = (*self.terms(), *other.terms())
+        if len(terms) != 2 or terms[0].profile is not terms[1].profile:
+            return False
+        return torch.equal(terms[0].lengthscale, terms[1].lengthscale)
+
     def cutoff(self, tolerance: float) -> Tensor:
         """Half axes (D,) of an ellipsoid outside which |k| <= tolerance · k(0)."""
         with torch.no_grad():

@@ -15,6 +15,9 @@ from dustmap.inference.lognormal._seen_nodes import SeenNodes
 from dustmap.inference.lognormal._tangent import Tangent, TangentStack
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, DiagonalOperator
 
+#: Relative difference of sums over the same data in the same order, at most.
+_SAME_ORDER = 1e-6
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class LogNormalProblem:
             rows,
             model.latent_root(),
             log_mean,
-            model.prior.covariance(),
+            model.prior.covariance_products(),
             data.y.to(dtype),
             noise,
             torch.ones_like(data.y, dtype=dtype),
@@ -97,7 +100,21 @@ class LogNormalProblem:
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
         root = replace(self.root, root=prior.root())
-        return replace(self, model=model, root=root, covariance=prior.covariance())
+        return replace(self, model=model, root=root, covariance=prior.covariance_products())
+
+    @property
+    def ordered_sum(self) -> float:
+        """Σ_n n y_n, which tells the order of the data."""
+        return self._in_order(self.y)
+
+    def has_order_of(self, ordered_sum: float) -> bool:
+        """Whether that is the sum of these data, but for rounding."""
+        return abs(ordered_sum - self.ordered_sum) <= _SAME_ORDER * self._in_order(self.y.abs())
+
+    def _in_order(self, values: Tensor) -> float:
+        """Return Σ_n n v_n of values (N,)."""
+        places = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
+        return float(places @ values.double())
 
     @property
     def theta(self) -> Tensor:

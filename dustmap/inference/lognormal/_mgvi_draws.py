@@ -24,6 +24,8 @@ from dustmap.linalg import (
 _WHITE, _NOISE = 101, 102
 #: Curved samples at once on a CPU: a sparse product with 8 vectors takes as long as with one.
 _CURVED_TOGETHER = 8
+#: Bytes of random numbers that a fit keeps.
+KEPT_BYTES = 2**27
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 #: What is counted while they are made.
@@ -44,6 +46,30 @@ def curved_at_once(count: int, device: torch.device) -> AdaptiveBatch:
 
 
 @final
+class KeptNumbers:
+    """Random numbers of samples, kept for the next time as far as `most` bytes go.
+
+    They are the same whether they are kept or not; samples are drawn again and again.
+    """
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._left, self._kept = most, dict[tuple[int, int, int], Tensor]()
+
+    def draw(self, seed: int, stream: int, sample: int, size: int, like: Tensor) -> Tensor:
+        """Return the first `size` numbers of a sample, in dtype and on the device of `like`."""
+        key = seed, stream, sample
+        known = self._kept.get(key)
+        if known is not None and len(known) >= size:
+            return known[:size]
+        made = KeyedNormal(seed, stream).draw(sample, size, like.dtype, like.device)
+        more = made.nbytes - (0 if known is None else known.nbytes)
+        if more <= self._left:
+            self._left -= more
+            self._kept[key] = made
+        return made
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Perturbations:
     """ξ₀ ~ N(0, I) (K, n) and η ~ N(0, I) (K, N), functions of (seed, sample, position) only."""
@@ -57,15 +83,16 @@ class Perturbations:
         seed: int,
         samples: Sequence[int],
         white: Tensor | None = None,
+        kept: KeptNumbers | None = None,
     ) -> "Perturbations":
-        """Those of the given samples; white (K, n): where ξ₀ goes, if there is a place for it."""
-        like, count = problem.y, len(samples)
+        """Those of the given samples; white (K, n): where ξ₀ goes, if there is a place for it;
+        kept: the numbers of earlier times."""
+        like, count, numbers = problem.y, len(samples), kept or KeptNumbers(0)
         white = like.new_empty(count, problem.n_latent) if white is None else white
         noise = like.new_empty(count, len(like))
         for stream, drawn in ((_WHITE, white), (_NOISE, noise)):
-            numbers = KeyedNormal(seed, stream)
             for row, sample in zip(drawn, samples, strict=True):
-                row.copy_(numbers.draw(sample, len(row), like.dtype, like.device))
+                row.copy_(numbers.draw(seed, stream, sample, len(row), like))
         return Perturbations(white, noise)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import ParameterErrors, Parameters, RegularGrid
+from dustmap.gp import GridPrior, ParameterErrors, Parameters, RegularGrid
+from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
@@ -25,7 +26,7 @@ from dustmap.inference.lognormal._metric_solver import (
     metric_solver,
 )
 from dustmap.inference.lognormal._mgvi_draws import shared_solve
-from dustmap.inference.lognormal._tangent import Tangent
+from dustmap.inference.lognormal._tangent import Tangent, spread_on
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
@@ -237,7 +238,7 @@ class _Slopes:
         prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
         kernels, noises, box = list[linalg.CirculantOperator](), list[Tensor](), prior.grid.shape
         for kernel in shifted(Parameters.of(prior.kernel), _STEP):
-            change = (prior.with_kernel(kernel).spectrum - prior.spectrum) / _STEP
+            change = (_spectrum_of(kernel, prior) - prior.spectrum) / _STEP
             slope = change.to(dtype)
             kernels.append(
                 linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
@@ -271,4 +272,16 @@ class _Slopes:
     def _spread(self, z: Tensor) -> Tensor:
         """diag(ρ) Lᵀ W^½ z (..., M)."""
         tangent = self.tangent
-        return tangent.density * tangent.rows.rmatmul(tangent.noise.rsqrt() * z)
+        return spread_on(tangent.density, tangent.rows, tangent.noise.rsqrt() * z)
+
+
+def _spectrum_of(kernel: AbstractKernel, prior: GridPrior) -> Tensor:
+    """The spectrum of another kernel on the torus of a prior, without a new table of lags where it
+    differs by its variance or by the share of its projection alone."""
+    if prior.nugget > 0.0 or not prior.kernel.has_shape_of(kernel):
+        return prior.with_kernel(kernel).spectrum
+    spectrum = prior.spectrum * (kernel.variance() / prior.kernel.variance())
+    if isinstance(kernel, ProjectedKernel) and isinstance(prior.kernel, ProjectedKernel):
+        torus = prior.torus_shape
+        spectrum = spectrum * (kernel.spectrum_factor(torus) / prior.kernel.spectrum_factor(torus))
+    return spectrum

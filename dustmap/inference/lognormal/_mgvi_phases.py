@@ -208,7 +208,8 @@ class Fit:
         """The gradient's draws at the centre, from the same random numbers every time."""
         counts, seed = (state.evidence_count, self.settings.draws), self.settings.seed
         solver = self.sampler.solver(state, self.settings.residual)
-        probe = probed(state.centre, seed, *counts, solver, state.evidence_draws)
+        known, numbers = state.evidence_draws, self.sampler.numbers
+        probe = probed(state.centre, seed, *counts, solver, known, kept=numbers)
         slowest = max(state.slowest, probe.cg_steps)
         return replace(state, evidence_draws=probe.z, slowest=slowest), probe
 

@@ -6,7 +6,7 @@ to samples, so that a draw is the same whichever rank makes it. A rank alone mak
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import final
 
@@ -19,6 +19,7 @@ from dustmap.inference.lognormal._metric_solver import Preconditioner
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
+    KeptNumbers,
     Perturbations,
     answered,
     curved_at_once,
@@ -33,12 +34,17 @@ from dustmap.linalg import AdaptiveBatch, Progress, SolveResult
 
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
+#: Residuals of CG of straight deviations, in units of that of the settings: to see whether they
+#: bend, where that is not known, and of those that stay straight.
+_STRAIGHT = (4.0, 2.0)
 #: Samples that are turned into fields at once.
 _FIELDS = 8
 #: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
 #: Where that is ten times looser, rounding decides where descents end: a change of the data by 1e-7
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
 _CURVED = Accuracy(residual=4.0, decrease=2e-3, steps=5)
+#: The same of samples that are drawn again at the mean that follows from them.
+_ROUGHLY = Accuracy(residual=8.0, decrease=1e-2, steps=3)
 #: Share of new data up to which one step, with this residual of CG (same units), does for curved
 #: samples of an earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it
 #: takes them from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where
@@ -51,19 +57,24 @@ _CURVING = "curved draws"
 
 @torch.no_grad()
 def straight_pairs(
-    mean: Iterate, seed: int, both: Tensor, solver: DrawSolver, start: Tensor | None
+    mean: Iterate,
+    seed: int,
+    both: Tensor,
+    solver: DrawSolver,
+    start: Tensor | None,
+    kept: KeptNumbers | None = None,
 ) -> SolveResult:
     """Write all δ_s of `metric_draws`, then all −δ_s, to `both` (2K, n); multipliers (K, Q)
     of all.
 
-    start (K, Q): those of the same samples at a centre nearby.
+    start (K, Q): those of the same samples at a centre nearby; kept: numbers of earlier draws.
     """
     world, pairs = mean.problem.world, len(both) // 2
     straight = both[:pairs]
 
     def drawn(own: slice) -> SolveResult:
         samples, known = range(pairs)[own], None if start is None else start[own]
-        perturbations = Perturbations.of(mean.problem, seed, samples, straight[own])
+        perturbations = Perturbations.of(mean.problem, seed, samples, straight[own], kept)
         return metric_draws(mean.apart(), perturbations, solver, known)[1]
 
     solve = shared_solve(world, pairs, drawn)
@@ -86,12 +97,18 @@ class Probe:
 
 @torch.no_grad()
 def probed(
-    mean: Iterate, seed: int, count: int, group: int, solver: DrawSolver, start: Tensor | None
+    mean: Iterate,
+    seed: int,
+    count: int,
+    group: int,
+    solver: DrawSolver,
+    start: Tensor | None,
+    kept: KeptNumbers | None = None,
 ) -> Probe:
     """The K = count draws behind a gradient of the evidence, perturbed `group` at a time by a rank.
 
     W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s gives the spread. start (≤ K, N): those of a
-    centre nearby.
+    centre nearby; kept: numbers of earlier draws.
     """
     world, squares = mean.problem.world, torch.zeros_like(mean.problem.y)
     draws, steps, alone = list[Tensor](), 0, mean.apart()
@@ -100,7 +117,7 @@ def probed(
         known = None if start is None or begun < part.stop else start[part.start : part.stop]
 
         def drawn(own: slice, part: range = part, known: Tensor | None = known) -> SolveResult:
-            perturbations = Perturbations.of(mean.problem, seed, part[own])
+            perturbations = Perturbations.of(mean.problem, seed, part[own], kept=kept)
             solve = solver(alone, perturbations, None if known is None else known[own])
             squares.add_(answered(alone, perturbations, solve.x).square().sum(0))
             return solve
@@ -190,7 +207,8 @@ class Sampler:
     """Draws the samples of a fit, which ranks divide among them.
 
     at_once, curved_at_once: samples that a rank draws together, and curved ones; together: curved
-    samples of a rank between two states; start: the earlier fit that it started from, if any.
+    samples of a rank between two states; start: the earlier fit that it started from, if any;
+    numbers: of all draws.
     """
 
     settings: MGVISettings
@@ -199,6 +217,7 @@ class Sampler:
     curved_at_once: AdaptiveBatch
     together: int
     start: MGVIStart | None = None
+    numbers: KeptNumbers = field(default_factory=KeptNumbers)
 
     @staticmethod
     def of(
@@ -224,12 +243,14 @@ class Sampler:
         known = state.sample_draws
         if known is None and state.evidence_draws is not None:
             known = first_rows(state.evidence_draws, pairs)
-        # Samples need half the accuracy of gradients.
-        solver = self.solver(state, 2.0 * settings.residual)
-        solve = straight_pairs(mode, settings.seed, both, solver, known)
         curved = state.curved
-        if settings.curved is None and not curved:
-            curved = bends(mode, both[:pairs], self.at_once)
+        for residual in _STRAIGHT if settings.curved is None else _STRAIGHT[1:]:
+            solver = self.solver(state, residual * settings.residual)
+            solve = straight_pairs(mode, settings.seed, both, solver, known, self.numbers)
+            if settings.curved is None and not curved:
+                known, curved = solve.x, bends(mode, both[:pairs], self.at_once)
+            if curved:
+                break
         return replace(
             state,
             deviations=both,
@@ -276,9 +297,11 @@ class Sampler:
         """Curved draws `which`, made by this rank alone."""
         settings, pairs = self.settings, self.settings.samples // 2
         pair = [s % pairs for s in which]
-        own = Perturbations.of(state.problem, settings.seed, pair)
+        own = Perturbations.of(state.problem, settings.seed, pair, kept=self.numbers)
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
-        steps, residual = _CURVED.steps, _CURVED.residual
+        at_last = settings.refinements == 0 or state.turn > 0 or self.start is not None
+        wanted = _CURVED if at_last else _ROUGHLY
+        steps, residual = wanted.steps, wanted.residual
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
@@ -289,7 +312,7 @@ class Sampler:
                 steps, residual = 1, _SHORT_RESIDUAL
         accuracy = Accuracy(
             residual * settings.residual,
-            _CURVED.decrease * len(state.problem.y),
+            wanted.decrease * len(state.problem.y),
             steps,
             settings.cg_steps,
         )

@@ -184,6 +184,10 @@ class MGVIStart:
     curved: bool
     pull: Tensor
 
+    def in_order(self, order: Tensor) -> "MGVIStart":
+        """Return the same for these data in another order (N,)."""
+        return replace(self, pull=self.pull[order])
+
     def fits(self, problem: LogNormalProblem, settings: MGVISettings) -> bool:
         """Whether the problem has such variables, and as many samples are asked for."""
         prior = problem.model.prior
@@ -208,9 +212,11 @@ class Phase(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
-    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
+    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z.
+    """
 
     data: int
+    ordered_sum: float
     nodes: int
     torus: tuple[int, ...]
     origin: _state.ParameterVector
@@ -338,6 +344,7 @@ class FitState:
         centre, problem, weights = self.centre, self.centre.problem, self.weights
         return _Place(
             len(problem.y),
+            problem.ordered_sum,
             problem.model.prior.grid.size,
             problem.model.prior.torus_shape,
             self.prior.centre,
@@ -363,6 +370,8 @@ class FitState:
         like = {"data": y, "theta": theta, "space": y}
         place = reader.read(_Place, like, N=len(y), Q=problem.n_multipliers, P=len(theta))
         reader.refuse_other("data", place.data, len(y))
+        if not problem.has_order_of(place.ordered_sum):
+            raise reader.refusal("the data in another order")
         reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
         problem = _on_torus(problem.at(place.theta), place.torus)

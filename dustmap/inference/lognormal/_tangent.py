@@ -43,7 +43,7 @@ class GramOperator(linalg.AbstractSymmetric):
 
     def matmul(self, x: Tensor) -> Tensor:
         weighted = self.root_weights * x
-        spread = self.density * self.rows.rmatmul(weighted)
+        spread = spread_on(self.density, self.rows, weighted)
         seen = self.rows.matmul(self.density * _covaried(self.covariance, self.columns, spread))
         if self.groups is not None:
             seen = seen + self.groups.matmul(self.groups.rmatmul(weighted))
@@ -109,7 +109,7 @@ class TangentStack(linalg.AbstractStack):
         c = v[:, :0] if self.groups is None else self.groups.pulled(v, self.seen)
         if self.gains is not None:
             v = self.gains * v
-        return self.densities * self.rows.rmatmul(v), c
+        return spread_on(self.densities, self.rows, v), c
 
     def pull_of(self, multipliers: Tensor) -> tuple[Tensor, Tensor]:
         """The same of W^½ z_s for multipliers (S, Q): z_s, or those of nodes."""
@@ -174,7 +174,7 @@ class Tangent:
 
     def rmatmul(self, v: Tensor) -> Tensor:
         """Jᵀ v (..., n) for v (..., N)."""
-        pull = self.root.rmatmul(self.density * self.rows.rmatmul(v))
+        pull = self.root.rmatmul(spread_on(self.density, self.rows, v))
         if self.groups is not None:
             pull[..., self.root.n_field :] = self.groups.rmatmul(v)
         return pull
@@ -196,9 +196,19 @@ class Tangent:
         return self.root_weights * self.rows.matmul(self.density)
 
 
+def spread_on(density: Tensor, rows: linalg.AbstractOperator, v: Tensor) -> Tensor:
+    """ρ Lᵀ v (..., M) of v (..., N), one vector after the other in memory, as transforms want
+    them: products of rows have them side by side."""
+    return rows.rmatmul(v).contiguous().mul_(density)
+
+
 def _covaried(covariance: linalg.AbstractOperator, columns: Tensor, v: Tensor) -> Tensor:
     """T Tᵀ v (..., M) = (K + (H B)(H B)ᵀ) v for v (..., M)."""
-    return covariance.matmul(v) + (v @ columns) @ columns.mT
+    field = covariance.matmul(v)
+    if columns.shape[1] == 0:
+        return field
+    rows, vectors = field.reshape(-1, len(columns)), v.reshape(-1, len(columns))
+    return rows.addmm_(vectors @ columns, columns.mT).view(v.shape)
 
 
 @final

@@ -1,8 +1,9 @@
-"""Products of a log-normal fit beside what they need at least.
+"""Products of a log-normal fit, whose rays are in the order of the sky, beside what they need at
+least.
 
 The limit of a Gram product of 8 vectors is the time to read the rows and their transpose once at
 the bandwidth of a copy, and a real transform and its inverse of every vector at the speed of
-transforms on their own.
+transforms on their own. Products with K by matrices in place of fast transforms may be below it.
 """
 
 import functools
@@ -14,7 +15,7 @@ import torch
 
 from dustmap.gp import GridPrior
 from dustmap.gp.features import interpolation
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.functionals import LineIntegrals, sky_order
 from dustmap.gp.kernels import Matern12
 from dustmap.linalg import SparseOperator
 from pipelines.reproduce._experiment import Row
@@ -48,7 +49,8 @@ def product(case: Products) -> Row:
     grid, half = sky.grid(), 0.5 * torch.tensor(sky.size, dtype=torch.float64)
     random = torch.Generator().manual_seed(0)
     ends = half * (2.0 * torch.rand(case.stars, 3, dtype=torch.float64, generator=random) - 1.0)
-    rows = interpolation(LineIntegrals.from_observer(ends), grid, memory=2**34)
+    rays = LineIntegrals.from_observer(ends)
+    rows = interpolation(rays[sky_order(rays)], grid, memory=2**34)
     assert isinstance(rows, SparseOperator)
     prior = GridPrior.padded(Matern12(60.0, 1.0, dim=3), grid, dtype=torch.float32)
     x, y = torch.randn(VECTORS, grid.size), torch.randn(VECTORS, case.stars)
@@ -58,7 +60,7 @@ def product(case: Products) -> Row:
     calls = {
         "rows": functools.partial(rows.matmul, x),
         "transposed": functools.partial(rows.rmatmul, y),
-        "covariance": functools.partial(prior.covariance().matmul, x),
+        "covariance": functools.partial(prior.covariance_products().matmul, x),
         "copy": functools.partial(target.copy_, source),
         "transforms": functools.partial(_there_and_back, torus),
     }
