@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, ExactGP, GPModel, GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm
