@@ -44,7 +44,8 @@ def commands(page: Path) -> Iterator[list[str]]:
             for line in block.replace("\\\n", " ").splitlines():
                 if line.strip().startswith("dustmap "):
                     words = shlex.split(line, comments=True)
-                    yield words[1 : words.index(">") if ">" in words else None]
+                    ends = [words.index(mark) for mark in (">", "|") if mark in words]
+                    yield words[1 : min(ends, default=None)]
 
 
 @every_page
