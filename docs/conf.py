@@ -13,11 +13,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+
 import dustmap
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from docstrings import to_rst
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "generated"
@@ -44,6 +49,8 @@ include_patterns = [
     "notebooks/*.ipynb",
     "pipelines/*/README.md",
 ]
+# Formulae are MathML, which browsers draw themselves: pages need no network.
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"dustmap {release}"
 html_show_sphinx = False
@@ -168,6 +175,18 @@ def translate(
     lines[:] = ["\\ "] * (what in {"attribute", "property"}) + to_rst(lines)
 
 
+def draw_formula(page: Any, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula as MathML; one that cannot be is a warning."""
+    is_block = isinstance(node, nodes.math_block)
+    try:
+        formula = tex2mathml(node.astext().replace("°", r"^\circ"), as_block=is_block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("formula: %s", error, location=node)
+        formula = f"<code>{page.encode(node.astext())}</code>"
+    page.body.append(f'<div class="math">{formula}</div>' if is_block else formula)
+    raise nodes.SkipNode
+
+
 def is_foreign(_app: Any, _what: str, _name: str, value: Any, skip: bool, _options: Any) -> bool:
     """Leave out what scikit-learn and others add to classes."""
     module = getattr(value, "__module__", None) or "dustmap"
@@ -175,6 +194,7 @@ def is_foreign(_app: Any, _what: str, _name: str, value: Any, skip: bool, _optio
 
 
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (draw_formula, None), (draw_formula, None))
     app.connect("builder-inited", generate)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", translate, priority=400)

@@ -3,6 +3,7 @@
 
     scripts/screenshots.py MAP FOLDER                 a run, a map.zarr or a map.fits
     scripts/screenshots.py MAP FOLDER --points FILE   and what else `dustmap view` takes
+    scripts/screenshots.py RUN FOLDER --report        the top of report.html, too
 
 Needs dustmap[browser], and a Chromium with its driver (Debian: apt install chromium-driver).
 """
@@ -55,6 +56,7 @@ PICTURES = (
     Picture("view_sample.png", 1280, 800, "theme=dark&show=sample&sample=1&yaw=-90&pitch=90"),
     Picture("view_narrow.png", 420, 1400, "theme=light&planes=Z"),
 )
+REPORT = Picture("report.png", 1000, 1250, "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("folder", help="where the pictures go")
     command.add_argument("--picked", default="100,0,0", help="X,Y,Z of a place to ask, in pc")
     command.add_argument("--only", nargs="*", help="names of pictures, such as view_dark.png")
+    command.add_argument("--report", action="store_true", help="take a picture of report.html, too")
     options, of_view = command.parse_known_args(arguments)
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not options.only or picture.name in options.only:
                     address = f"{page.as_uri()}#{picture.view.format(picked=options.picked)}"
                     print(folder / picture.name, *take(driver, address, picture, folder))
+            if options.report:
+                open_at(driver, (Path(options.map) / "report.html").resolve().as_uri(), REPORT)
+                driver.save_screenshot(str(folder / REPORT.name))
+                print(folder / REPORT.name)
         finally:
             driver.quit()
     return 0
@@ -93,12 +100,17 @@ def browser(profile: Path) -> Any:
     return driver
 
 
-def take(driver: Any, address: str, picture: Picture, folder: Path) -> tuple[str, str]:
-    """Write a picture, and say how long the page took to open and to draw."""
+def open_at(driver: Any, address: str, picture: Picture) -> None:
+    """Open an address in a window of the picture's size."""
     size = {"width": picture.width, "height": picture.height, "deviceScaleFactor": 1}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "mobile": False})
     driver.get("about:blank")
     driver.get(address)
+
+
+def take(driver: Any, address: str, picture: Picture, folder: Path) -> tuple[str, str]:
+    """Write a picture, and say how long the page took to open and to draw."""
+    open_at(driver, address, picture)
     spent = driver.execute_async_script(READY)
     if isinstance(spent, str):
         raise SystemExit(f"screenshots: {spent}")
