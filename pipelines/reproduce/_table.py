@@ -14,6 +14,7 @@ from pipelines.reproduce.ciq import _full as _ciq_full
 from pipelines.reproduce.ciq import experiment as ciq
 from pipelines.reproduce.clouds import experiment as clouds
 from pipelines.reproduce.clusters import experiment as clusters
+from pipelines.reproduce.defaults import experiment as defaults
 from pipelines.reproduce.derivatives import experiment as derivatives
 from pipelines.reproduce.dust import experiment as dust
 from pipelines.reproduce.engines import experiment as engines
@@ -133,6 +134,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "calibration",
         "what fits claim, beside Gibbs sampling, dense algebra and quadrature; before and after",
         calibration.run,
+    ),
+    Experiment(
+        "defaults",
+        "turbulent skies of 20,000 stars with default settings, beside an earlier version's",
+        defaults.run,
     ),
     Experiment(
         "kernels",

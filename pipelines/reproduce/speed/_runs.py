@@ -1,20 +1,15 @@
 """Runs of `dustmap run` in processes of their own: seconds, memory and scores."""
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from pipelines.reproduce._experiment import Request, Row
-
-ROOT = Path(__file__).resolve().parents[3]
+from pipelines.reproduce._versions import ROOT, dustmap
 
 #: A box of known hyperparameters.
 KNOWN = """
@@ -144,27 +139,3 @@ def _run(case: Case, tree: Path, folder: Path, catalog: Path) -> dict[str, float
     report = json.loads((output / "report.json").read_text(encoding="utf-8"))
     scores = report["held_out_stars"]
     return taken | {key: float(scores[key]) for key in ("rmse", "coverage68")}
-
-
-def dustmap(tree: Path, arguments: Sequence[str], threads: int) -> dict[str, float]:
-    """Seconds, CPU seconds and peak memory of `dustmap ARGUMENTS` of a tree; code 3 is no error."""
-    count = str(threads)
-    own = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "dustmap", *arguments]
-    with tempfile.TemporaryFile("w+") as log:
-        begun = time.perf_counter()
-        process = subprocess.Popen(
-            command, env=os.environ | own, cwd=tree, stdout=subprocess.DEVNULL, stderr=log
-        )
-        _, status, used = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - begun
-        # The process has been waited for.
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in (0, 3):
-            log.seek(0)
-            raise RuntimeError(f"dustmap {' '.join(arguments)}: {log.read()[-2000:]}")
-    return {
-        "wall_s": seconds,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_gib": used.ru_maxrss / 2**20,
-    }

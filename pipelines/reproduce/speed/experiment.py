@@ -5,24 +5,19 @@ the repository's history.
 """
 
 import logging
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
+from pipelines.reproduce._versions import BEFORE, earlier_tree
 from pipelines.reproduce.speed._products import VECTORS, product, sizes
-from pipelines.reproduce.speed._runs import ROOT, cases, measured
+from pipelines.reproduce.speed._runs import cases, measured
 
 _log = logging.getLogger(__name__)
 
-#: The version that runs are held beside, in the history of the repository.
-BEFORE = "3f1bfc2"
 _PRODUCTS = "products"
 #: Parts of the experiment: runs, and products.
 PARTS = ("demo", "grid", "ananke", "semireal", "many", "millions", _PRODUCTS)
@@ -42,7 +37,7 @@ def run(request: Request) -> Outcome:
     """Runs of both versions, and products beside their limits."""
     wanted = request.wanted(PARTS)
     rows = [row for row in request.earlier if row["part"] not in wanted]
-    with _earlier_tree() as before:
+    with earlier_tree() as before:
         for case in cases(request.quick):
             if case.part in wanted:
                 rows.append(measured(case, request, before))
@@ -52,20 +47,6 @@ def run(request: Request) -> Outcome:
     rows.sort(key=lambda row: PARTS.index(str(row["part"])))
     settings: Row = {"before": BEFORE, "vectors": VECTORS, "threads": torch.get_num_threads()}
     return Outcome(settings, rows, goals(rows), draw(rows))
-
-
-@contextmanager
-def _earlier_tree() -> Iterator[Path | None]:
-    """The earlier version in a folder of its own; None where the history does not reach it."""
-    with tempfile.TemporaryDirectory() as folder:
-        archive = ["git", "-C", str(ROOT), "archive", BEFORE]
-        made = subprocess.run(archive, capture_output=True)
-        if made.returncode != 0:
-            _log.warning("%s is not in the history of this repository", BEFORE)
-            yield None
-            return
-        subprocess.run(["tar", "-x", "-C", folder], input=made.stdout, check=True)
-        yield Path(folder)
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
