@@ -230,7 +230,7 @@ def draw_figures(
 def _write_page(material: Material, path: Path) -> None:
     """Write the page that turns and cuts the map, unless it is there."""
     if not path.exists():
-        title = f"Dust density from {', '.join(material.made.catalog)}"
+        title = f"Dust density from {', '.join(Path(name).name for name in material.made.catalog)}"
         words = {"title": title, "history": material.made.history()}
         page_of(material.density, (), np.empty((0, 3)), SAMPLES, MOST_BYTES, words).save(path)
 
