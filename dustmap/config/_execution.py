@@ -5,6 +5,7 @@ from typing import Annotated, final
 
 from dustmap.config._values import (
     Key,
+    boolean,
     bytes_of,
     choice,
     choices,
@@ -107,7 +108,8 @@ class ExportConfig:
         tuple[str, ...],
         Key(
             choices(*STAR_FIGURES),
-            "stars: pictures in plots/, PNG for the report and PDF for print; with any of them "
-            "view.html, the map to turn and to cut in a browser",
+            "stars: pictures in plots/; with any of them view.html, the map to turn and to cut in "
+            "a browser",
         ),
     ] = STAR_FIGURES
+    pdf: Annotated[bool, Key(boolean(), "these pictures as PDF files for print, too")] = False

@@ -39,6 +39,9 @@ learn = ["length", "std", "mean"]
 [fit]
 engine = "exact"
 learn_rows = 60
+[export]
+figures = ["slice", "slices", "calibration"]
+pdf = true
 """
 MEAN = MapRequest((Quantity.MEAN,))
 

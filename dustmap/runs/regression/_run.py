@@ -185,7 +185,8 @@ class RegressionRun(AbstractRun):
             if not (directory.path / name).exists():
                 write_field(directory.path / name, form, field, made, False)
         path = directory.path / PICTURE
-        for file in (path, path.with_suffix(".pdf")):
+        printed = [path.with_suffix(".pdf")] if self.config.export.pdf else []
+        for file in (path, *printed):
             if not file.exists():
                 save_figure(plot_field(field, self.mapped), file, history=made.history())
         return outputs | {"picture": PICTURE}

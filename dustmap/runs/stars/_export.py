@@ -207,12 +207,13 @@ def draw_figures(
 ) -> tuple[reports.Picture, ...]:
     """Draw those of export.figures that this run has, and write the page of the map."""
     pictures, names = [], material.config.export.figures
+    kinds = ("png", "pdf") if material.config.export.pdf else ("png",)
     for i, name in enumerate(names):
         progress("drawing figures", i, len(names))
         path, (caption, draw) = f"plots/{name}.png", _figure_named(name)
-        picture, printed = (directory.path / f"plots/{name}.{kind}" for kind in ("png", "pdf"))
+        files = [directory.path / f"plots/{name}.{kind}" for kind in kinds]
         # Pictures are written whole: one that is there was drawn before the run was interrupted.
-        missing = [file for file in (picture, printed) if not file.exists()]
+        missing = [file for file in files if not file.exists()]
         figure = draw(material) if missing else None
         if missing and figure is None:
             continue
