@@ -269,6 +269,7 @@ def test_engine_is_chosen_by_size_and_columns() -> None:
     assert given.grid_.shape == (40,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_are_quick")
 def test_one_row_more_changes_nothing_where_the_engine_may() -> None:
     """Detail that no grid of few points resolves: what follows the exact engine is as good."""

@@ -37,7 +37,6 @@ QUICK = (
     "spectra",
     "picked",
     "preconditioner",
-    "lognormal",
     "lognormal-curved",
     "lognormal-rows",
     "gaussian",
@@ -45,6 +44,7 @@ QUICK = (
 )
 SLOW = (
     "preconditioner-uneven",
+    "lognormal",
     "lognormal-robust",
     "lognormal-robust-rows",
     "gaussian-robust",

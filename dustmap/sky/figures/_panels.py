@@ -276,8 +276,11 @@ def sequence_figure(
             marks.draw(axis, image, named=False)
         hatched |= _hatch_prior(axis, across, up, image.coverage)
     images[0].orient(axes[0])
-    for axis in axes[len(images) :]:
-        axis.remove()
+    for k in range(len(images), len(axes)):
+        axes[k].remove()
+        above = axes[k - columns]  # now the lowest of its column
+        above.tick_params(labelbottom=True)
+        above.set_xlabel(axes[-columns].get_xlabel())
     what = f"{means[0].quantity} [{means[0].unit}]"
     scale.shared_bar(figure, list(axes[: len(images)]), what)
     figure.suptitle(f"{title} ({style.symbol_of(system)})")

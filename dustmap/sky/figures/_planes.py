@@ -261,7 +261,8 @@ def slices_figure(
     planes = [slice_of(density, axis, level) for level in levels]
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
-    return sequence_figure(density.system, planes, labels, title, marks=clouds, **_PANELS)
+    named = {**_PANELS, "grey": "outside the map"}
+    return sequence_figure(density.system, planes, labels, title, marks=clouds, **named)
 
 
 @style.styled()

@@ -30,10 +30,9 @@ CONTROLS: Controls = (
     ("#plane-2", True),
     ("#level-2", -10.0),
     ("#level-2", 30.0),
-    ("#threshold", 0.2),
 )
-SAMPLE = ("input[value=sample]", True)
-MORE: Controls = (("#opacity", 0.9), ("input[value=spread]", True), ("#plane-0", True))
+LAST: Controls = (("#threshold", 0.2), ("input[value=sample]", True))
+MORE: Controls = (("#plane-0", True), ("#opacity", 0.9), ("input[value=spread]", True))
 #: What the browser asks for itself, as its first page does, which may be late.
 OWN = ("data:", "about:", "chrome://", "chrome-untrusted://")
 #: Does with a control what a hand does.
@@ -150,7 +149,7 @@ def test_controls_change_the_picture(browser: Browser, more: Controls) -> None:
     browser.change(**BARE)
     pictures = [browser.picture()]
     slices = [browser.picture("slice")]
-    for control, value in (*CONTROLS, *more, SAMPLE):
+    for control, value in (*CONTROLS, *more, *LAST):
         browser.ask(SET, control, value)
         browser.change()
         pictures.append(browser.picture())
