@@ -16,15 +16,22 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 #: Pages whose blocks run as they are, in this order, in one folder.
 IN_ORDER = ("own_catalog", "reading_maps", "choosing_a_grid")
-#: Commands that a shell has in place of the one of the environment. The tutorial's map is a coarse
-#: one here, of few stars and samples.
+#: What a shell has in place of the commands of the environment; for the tutorial, whose map is a
+#: coarse one here, with a length that its nodes resolve.
 DUSTMAP = (
     f'dustmap() {{ "{sys.executable}" -m dustmap "$@"; }}\n'
     f'python() {{ "{sys.executable}" "$@"; }}\n'
 )
+SET = (
+    "grid.spacing=40pc",
+    "fit.samples=8",
+    "model.length=100pc",
+    "model.learn=[mean, noise, relative_scatter]",
+)
 COARSE = DUSTMAP + (
-    'dustmap() { if [ "$1" = run ]; then set -- "$@" --set grid.spacing=40pc --set fit.samples=8; '
-    f'fi; "{sys.executable}" -m dustmap "$@"; }}\n'
+    'dustmap() { [ "$1" != run ] || set -- "$@" '
+    + " ".join(f"--set '{each}'" for each in SET)
+    + f'; "{sys.executable}" -m dustmap "$@"; }}\n'
 )
 LARGEST = 300_000
 
