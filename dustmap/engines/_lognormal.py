@@ -38,8 +38,8 @@ STEP_VECTORS = 15
 #: Rank of the preconditioner; arrays over the nodes for each sample of two iterates, and for each
 #: of the products that the preconditioner takes together.
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
-#: Bytes of random numbers that are kept, and draws of a gradient of the evidence.
-_KEPT, _DRAWS = inference.KEPT_BYTES, inference.MGVISettings.most_draws
+#: Share of the memory for random numbers that are kept, and draws of a gradient of the evidence.
+_KEPT_SHARE, _DRAWS = 32, inference.MGVISettings.most_draws
 #: Bytes of an entry of sums of sparse products, float64, while they are made.
 _SUMMED = 48
 #: Data a node from which on rays of one observer are surely solved for among the nodes, whose
@@ -129,7 +129,10 @@ class LogNormalEngine(AbstractEngine):
             _memory.spectra_component(s),
             Component("draws", drawing_bytes(s), During.DRAWING, draws),
             Component(
-                "random numbers", number_bytes(s), During.FIT, "of draws, kept for the next time"
+                "random numbers",
+                self._number_bytes(s),
+                During.FIT,
+                "of draws, kept for the next time",
             ),
             Component("fields", _DRAWN_FIELDS * s.samples * field_bytes, During.DRAWING, fields),
             Component("making the preconditioner", making, During.PREPARING, products),
@@ -177,6 +180,7 @@ class LogNormalEngine(AbstractEngine):
                 samples=settings.drawn,
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
+                kept=self._kept,
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),
@@ -259,10 +263,19 @@ class LogNormalEngine(AbstractEngine):
         """Sizes of the solve on the map's grid."""
         return problem.sizes(self.settings.drawn, self.settings.dtype.itemsize)
 
+    @property
+    def _kept(self) -> int:
+        """Bytes of random numbers that are kept, at most."""
+        return min(inference.MGVISettings.kept, self.settings.memory // _KEPT_SHARE)
+
+    def _number_bytes(self, sizes: _memory.GriddedSizes) -> int:
+        """Those of a fit."""
+        return min(self._kept, max(_DRAWS, sizes.samples // 2) * sizes.vector)
+
     def division(self, problem: Problem) -> "RankDivision":
         """Divide draws among the ranks where each of them can store all rows, or else the rows."""
         sizes, functional = self.sizes(problem), problem.data.functional
-        world, held = world_of(functional), drawing_bytes(sizes) + number_bytes(sizes)
+        world, held = world_of(functional), drawing_bytes(sizes) + self._number_bytes(sizes)
         rays = functional.local if isinstance(functional, Sharded) else functional
         assert isinstance(rays, LineIntegrals)
         own = self.row_bytes(problem)(rays) if len(rays) else 0
@@ -323,11 +336,6 @@ class RankDivision:
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
     """Return the bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
-
-
-def number_bytes(sizes: _memory.GriddedSizes) -> int:
-    """Return the bytes of random numbers that are kept."""
-    return min(_KEPT, max(_DRAWS, sizes.samples // 2) * sizes.vector)
 
 
 def _order_of(rays: AbstractFunctional, first: int) -> torch.Tensor:

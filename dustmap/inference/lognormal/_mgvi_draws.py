@@ -24,8 +24,6 @@ from dustmap.linalg import (
 _WHITE, _NOISE = 101, 102
 #: Curved samples at once on a CPU: a sparse product with 8 vectors takes as long as with one.
 _CURVED_TOGETHER = 8
-#: Bytes of random numbers that a fit keeps.
-KEPT_BYTES = 2**27
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 #: What is counted while they are made.
@@ -52,7 +50,7 @@ class KeptNumbers:
     They are the same whether they are kept or not; samples are drawn again and again.
     """
 
-    def __init__(self, most: int = KEPT_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self._left, self._kept = most, dict[tuple[int, int, int], Tensor]()
 
     def draw(self, seed: int, stream: int, sample: int, size: int, like: Tensor) -> Tensor:

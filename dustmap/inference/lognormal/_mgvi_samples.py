@@ -217,7 +217,7 @@ class Sampler:
     curved_at_once: AdaptiveBatch
     together: int
     start: MGVIStart | None = None
-    numbers: KeptNumbers = field(default_factory=KeptNumbers)
+    numbers: KeptNumbers = field(default_factory=lambda: KeptNumbers(0))
 
     @staticmethod
     def of(
@@ -226,7 +226,8 @@ class Sampler:
         """For a device."""
         at_once = draws_at_once(max(settings.samples // 2, settings.draws))
         curved = curved_at_once(settings.samples, device)
-        return Sampler(settings, progress, at_once, curved, curved.size, start)
+        numbers = KeptNumbers(settings.kept)
+        return Sampler(settings, progress, at_once, curved, curved.size, start, numbers)
 
     def drawn(self, state: FitState) -> FitState:
         """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""

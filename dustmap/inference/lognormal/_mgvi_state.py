@@ -65,6 +65,7 @@ class MGVISettings:
     cg_steps : most steps of a solve
     padding : of a torus that replaces the prior's own, in length scales
     seed : of the draws
+    kept : bytes of random numbers of draws that are kept for the next time, at most
     robust : RobustSettings or None
         Student-t noise, its ν and scale, and the most rounds of weights before anything else is
         learned; None for normal noise.
@@ -83,6 +84,7 @@ class MGVISettings:
     cg_steps: int = 300
     padding: float = 3.0
     seed: int = 0
+    kept: int = 2**27
     robust: RobustSettings | None = None
 
     def __post_init__(self) -> None:
