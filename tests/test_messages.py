@@ -8,7 +8,7 @@ import pytest
 from astropy.io import fits
 
 from dustmap.cli import BAD_INPUT, DONE, main
-from dustmap.cli._printing import print_result
+from dustmap.cli._console import print_result
 from dustmap.gp import RegularGrid
 from dustmap.runs import RunDirectory
 from dustmap.sky import DustMap, Provenance, write_map

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dustmap.cli import _printing
+from dustmap.cli import _console
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
@@ -14,17 +14,17 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(_printing, "DELAY", 0.0)
+    monkeypatch.setattr(_console, "DELAY", 0.0)
     return shown
 
 
 def test_a_bar_has_parts_and_what_has_none_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch)
-    with _printing.progress() as told:
+    with _console.progress() as told:
         told("posterior", 0, 1)
         told("draws", 0, 4)
         told("draws", 2, 4)
-        assert isinstance(told, _printing._Bars)
+        assert isinstance(told, _console._Bars)
         told.beat()
         assert "posterior: 00:0" in shown.getvalue()
         assert "posterior:   0%" not in shown.getvalue()
@@ -35,7 +35,7 @@ def test_a_bar_has_parts_and_what_has_none_has_its_time(monkeypatch: pytest.Monk
 
 
 def failing() -> None:
-    with _printing.progress() as told:
+    with _console.progress() as told:
         told("draws", 1, 4)
         raise ValueError("no factor")
 
@@ -49,9 +49,9 @@ def test_a_computation_that_fails_leaves_no_bar(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_silent_parts_are_looked_at_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_printing, "BEAT", 0.001)
+    monkeypatch.setattr(_console, "BEAT", 0.001)
     beats = threading.Semaphore(0)
-    with _printing._beating(beats.release):
+    with _console._beating(beats.release):
         for _ in range(3):
             assert beats.acquire(timeout=60.0)
     assert "progress" not in [thread.name for thread in threading.enumerate()]

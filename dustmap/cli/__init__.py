@@ -20,14 +20,13 @@ from typing import final
 
 from dustmap import __version__
 from dustmap.cli import _analysis, _catalogs, _completion, _export, _plot, _query, _run
-from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
-from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
-from dustmap.cli._exit import DONE as DONE
-from dustmap.cli._exit import FAILED as FAILED
-from dustmap.cli._exit import PREEMPTED as PREEMPTED
-from dustmap.cli._exit import Preempted, Terminated, terminating
+from dustmap.cli._console import BAD_INPUT as BAD_INPUT
+from dustmap.cli._console import CHECK_FAILED as CHECK_FAILED
+from dustmap.cli._console import DONE as DONE
+from dustmap.cli._console import FAILED as FAILED
+from dustmap.cli._console import PREEMPTED as PREEMPTED
+from dustmap.cli._console import STDOUT, Preempted, Terminated, terminating, write
 from dustmap.cli._options import Commands
-from dustmap.cli._printing import STDOUT, write
 from dustmap.errors import UserError
 
 DESCRIPTION = """\

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dustmap import config as configuration
 from dustmap.cli import _options
-from dustmap.cli._exit import CHECK_FAILED, DONE
-from dustmap.cli._printing import print_plan, print_result, write
+from dustmap.cli._console import CHECK_FAILED, DONE, print_plan, print_result, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dustmap.cli import _options
-from dustmap.cli._exit import DONE
-from dustmap.cli._printing import write
+from dustmap.cli._console import DONE, write
 
 #: What stands for values that are files, or may be.
 _FILES = ("FILE", "RUN", "MAP", "CATALOG", "TILE", "OTHER", ".csv", ".toml", ".zarr", ".fits")

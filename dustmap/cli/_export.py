@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap.cli import _options
-from dustmap.cli._exit import DONE
-from dustmap.cli._printing import print_plan, print_result, progress
+from dustmap.cli._console import DONE, print_plan, print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
 from dustmap.cli import _options
-from dustmap.cli._exit import DONE
-from dustmap.cli._printing import print_result
+from dustmap.cli._console import DONE, print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dustmap.cli import _options
-from dustmap.cli._exit import DONE
-from dustmap.cli._printing import print_result, progress, write
+from dustmap.cli._console import DONE, print_result, progress, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
-from dustmap.cli import _exit, _options
-from dustmap.cli._printing import print_plan, print_result, progress, write
+from dustmap.cli import _console, _options
+from dustmap.cli._console import print_plan, print_result, progress, write
 from dustmap.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ and report.json in RUN, and disturbs no run."""
 
 #: What asks a run to end, or ends it.
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-_MEANT = (_exit.DONE, _exit.BAD_INPUT, _exit.CHECK_FAILED, _exit.PREEMPTED)
+_MEANT = (_console.DONE, _console.BAD_INPUT, _console.CHECK_FAILED, _console.PREEMPTED)
 
 
 def add_run(commands: _options.Commands) -> None:
@@ -82,7 +82,7 @@ def add_run(commands: _options.Commands) -> None:
 
 
 def execute_run(options: argparse.Namespace) -> int:
-    with _exit.preempting() as notice:
+    with _console.preempting() as notice:
         overrides = [*options.set, *_columns(options), *_options.compute_overrides(options)]
         config = configuration.load(options.config, overrides)
         _options.use_threads(config.compute.threads)
@@ -92,7 +92,7 @@ def execute_run(options: argparse.Namespace) -> int:
 
 
 def _execute(
-    options: argparse.Namespace, config: configuration.Config, notice: _exit.Notice
+    options: argparse.Namespace, config: configuration.Config, notice: _console.Notice
 ) -> int:
     from dustmap.runs import keep_freed_memory, ranks_of
 
@@ -112,7 +112,7 @@ def _columns(options: argparse.Namespace) -> list[str]:
 def _on_ranks(
     options: argparse.Namespace,
     config: configuration.Config,
-    notice: _exit.Notice,
+    notice: _console.Notice,
     world: "AbstractWorld",
 ) -> int:
     """All ranks do the same; what is written and result is the first's."""
@@ -121,7 +121,7 @@ def _on_ranks(
 
     output, until = Path(options.output), Stage(options.until)
     if _is_finished(options, config, world):
-        return _print_finished(output, options) if world.rank == 0 else _exit.DONE
+        return _print_finished(output, options) if world.rank == 0 else _console.DONE
     with progress() as shown:
         with in_one_part(shown if world.rank == 0 else unwatched, "reading the data"):
             earlier = output if options.resume else None
@@ -132,7 +132,7 @@ def _on_ranks(
             plan = prepared.plan().with_counts({"threads": str(threads)})
             if world.rank == 0:
                 print_plan(plan, prepared.seconds(), options.json)
-            return _exit.DONE if plan.passed else _exit.CHECK_FAILED
+            return _console.DONE if plan.passed else _console.CHECK_FAILED
         report = execute_run(
             prepared,
             output,
@@ -146,11 +146,11 @@ def _on_ranks(
             threads=threads,
         )
     if world.rank > 0:
-        return _exit.DONE
+        return _console.DONE
     print_result(
         report.as_dict() if options.json else _summary(report.as_dict(), output), options.json
     )
-    return _exit.DONE if report.passed else _exit.CHECK_FAILED
+    return _console.DONE if report.passed else _console.CHECK_FAILED
 
 
 def _is_finished(
@@ -187,7 +187,7 @@ def _print_finished(output: Path, options: argparse.Namespace) -> int:
     report = report_of(output)
     log.info("%s is finished: there is nothing to go on with", output)
     print_result(report if options.json else _summary(report, output), options.json)
-    return _exit.DONE if report["status"] == "done" else _exit.CHECK_FAILED
+    return _console.DONE if report["status"] == "done" else _console.CHECK_FAILED
 
 
 def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def run_ranks(count: int, arguments: Sequence[str]) -> int:
         for rank in ranks:
             rank.send_signal(number)
 
-    with _exit.handling(_PASSED_ON, pass_on):
+    with _console.handling(_PASSED_ON, pass_on):
         for environment in _environments(count):
             # In a group of its own, so that Ctrl-C reaches it once: from here.
             command = [sys.executable, "-m", "dustmap", *arguments]
@@ -243,15 +243,15 @@ def _environments(count: int) -> list[dict[str, str]]:
 
 
 def _first_code(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    first = _exit.DONE
+    first = _console.DONE
     running = list(ranks)
     while running:
         ended = [rank for rank in running if rank.poll() is not None]
-        codes = [rank.returncode for rank in ended if rank.returncode != _exit.DONE]
-        first = first or next(iter(codes), _exit.DONE)
+        codes = [rank.returncode for rank in ended if rank.returncode != _console.DONE]
+        first = first or next(iter(codes), _console.DONE)
         running = [rank for rank in running if rank not in ended]
         time.sleep(0.05)
-    return first if first in _MEANT else _exit.FAILED
+    return first if first in _MEANT else _console.FAILED
 
 
 def add_status(commands: _options.Commands) -> None:
@@ -280,7 +280,7 @@ def execute_status(options: argparse.Namespace) -> int:
     else:
         lines = [status.line(now) for status in statuses]
     write("\n".join(lines) + "\n")
-    return _exit.DONE
+    return _console.DONE
 
 
 def add_config(commands: _options.Commands) -> None:
@@ -304,7 +304,7 @@ def execute_config(options: argparse.Namespace) -> int:
     except UserError as error:
         raise UserError(error) from None
     write(text)
-    return _exit.DONE
+    return _console.DONE
 
 
 def _resolved(options: argparse.Namespace) -> str:

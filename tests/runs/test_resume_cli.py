@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, DONE, PREEMPTED, main
-from dustmap.cli._exit import Preempted, preempting
+from dustmap.cli._console import Preempted, preempting
 from dustmap.runs import status_of
 from dustmap.runs.checkpoints._status import holder, holding, lines_of
 from tests.run_outputs import differences, left_over

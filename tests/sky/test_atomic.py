@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dustmap.cli._exit import Terminated, terminating
+from dustmap.cli._console import Terminated, terminating
 from dustmap.tables import _outputs
 from dustmap.tables._outputs import (
     check_output,

@@ -8,8 +8,8 @@ from dustmap.sky.clouds._clouds import Clouds as Clouds
 from dustmap.sky.clouds._clouds import Forms as Forms
 from dustmap.sky.clouds._clouds import find_clouds as find_clouds
 from dustmap.sky.clouds._clouds import solar_masses as solar_masses
-from dustmap.sky.clouds._names import NamedPlaces as NamedPlaces
-from dustmap.sky.clouds._watershed import Criteria as Criteria
-from dustmap.sky.clouds._watershed import Structures as Structures
-from dustmap.sky.clouds._watershed import dense_regions as dense_regions
-from dustmap.sky.clouds._watershed import structures_of as structures_of
+from dustmap.sky.clouds._structures import Criteria as Criteria
+from dustmap.sky.clouds._structures import NamedPlaces as NamedPlaces
+from dustmap.sky.clouds._structures import Structures as Structures
+from dustmap.sky.clouds._structures import dense_regions as dense_regions
+from dustmap.sky.clouds._structures import structures_of as structures_of

@@ -28,8 +28,15 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
-from dustmap.sky.clouds._names import NamedPlaces, names_of
-from dustmap.sky.clouds._watershed import Criteria, Labels, Structures, dense_regions, structures_of
+from dustmap.sky.clouds._structures import (
+    Criteria,
+    Labels,
+    NamedPlaces,
+    Structures,
+    dense_regions,
+    names_of,
+    structures_of,
+)
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
