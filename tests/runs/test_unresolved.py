@@ -103,21 +103,31 @@ def test_a_sky_finer_than_the_grid_is_seen_in_stars_that_were_held_out(finer: Pa
     assert hyperparameters["unresolved"] == section["factor"]
 
 
-def test_without_its_variance_extinctions_would_be_too_sure_of_themselves(finer: Path) -> None:
-    path = finer / "run" / "checkpoint" / "hyperparameters.json"
-    text = path.read_text()
-    honest = truth_scores(finer)
-    path.write_text(json.dumps(json.loads(text) | {"unresolved": 0.0}))
-    try:
-        sure = truth_scores(finer)
-    finally:
-        path.write_text(text)
-    assert honest["rmse"] == sure["rmse"]
-    assert sure["chi2"] > 2.0
-    assert sure["coverage68"] < 0.6
-    assert 0.8 < honest["chi2"] < 1.25
-    assert 0.62 < honest["coverage68"] < 0.78
-    assert honest["loglike"] > sure["loglike"] + 0.1
+def test_without_its_variance_extinctions_would_be_too_sure_of_themselves(
+    finer: Path, tmp_path: Path
+) -> None:
+    """On the average of two splits and their draws: of five, χ² by 16 samples is 0.9 to 1.5."""
+    run(tmp_path, 5.0, "fit.seed=1", "export.formats=[]")
+    honest, sure = list[dict[str, float]](), list[dict[str, float]]()
+    for folder in (finer, tmp_path):
+        path = folder / "run" / "checkpoint" / "hyperparameters.json"
+        text = path.read_text()
+        honest.append(truth_scores(folder))
+        path.write_text(json.dumps(json.loads(text) | {"unresolved": 0.0}))
+        try:
+            sure.append(truth_scores(folder))
+        finally:
+            path.write_text(text)
+        assert honest[-1]["rmse"] == sure[-1]["rmse"]
+
+    def mean(scores: list[dict[str, float]], name: str) -> float:
+        return float(np.mean([each[name] for each in scores]))
+
+    assert mean(sure, "chi2") > 2.0
+    assert mean(sure, "coverage68") < 0.6
+    assert 0.8 < mean(honest, "chi2") < 1.25
+    assert 0.62 < mean(honest, "coverage68") < 0.78
+    assert mean(honest, "loglike") > mean(sure, "loglike") + 0.1
 
 
 def test_a_map_says_of_extinctions_what_the_run_says(finer: Path) -> None:
