@@ -26,9 +26,9 @@ from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
 from dustmap.gp.functionals._rays import groups_of as groups_of
 from dustmap.gp.functionals._rays import responses_of as responses_of
+from dustmap.gp.functionals._rays import sky_order as sky_order
 from dustmap.gp.functionals._rays import with_responses as with_responses
 from dustmap.gp.functionals._rays import without_groups as without_groups
-from dustmap.gp.functionals._sky_order import sky_order as sky_order
 from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked
 from dustmap.gp.functionals._stacked import by_rows as by_rows
