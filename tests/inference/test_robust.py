@@ -1,5 +1,6 @@
 """Student-t noise: outliers lose their say, clean data keep theirs, the density is the integral."""
 
+import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
@@ -135,3 +136,18 @@ def test_values_out_of_range_are_refused() -> None:
         RobustSettings(nu=0.1)
     with pytest.raises(ValueError, match="samples at least 2"):
         RobustSettings(samples=1)
+
+
+@pytest.mark.parametrize("shares", [1.0, 0.2])
+def test_stated_errors_weigh_as_their_prior_says(shares: float) -> None:
+    """Beside a grid of scales: thirty residuals of a tenth of the stated errors, ν known."""
+    e = scipy.stats.t.rvs(6.0, scale=0.1, size=30, random_state=1)
+    ratio, share = torch.tensor(e).square(), torch.full((30,), shares, dtype=torch.float64)
+    settings = RobustSettings(learn_nu=False, scale_std=0.5)
+    got = fitted_noise(ratio, StudentTNoise(6.0, 0.3), settings, share)
+    scales = np.geomspace(0.05, 2.0, 4001)
+    logs = scipy.stats.t.logpdf(e[:, None], 6.0, scale=scales).sum(0)
+    best = scales[np.argmax(shares * logs - 0.5 * (np.log(scales) / 0.5) ** 2)]
+    assert got.scale == pytest.approx(best, rel=2e-3)
+    flat = fitted_noise(ratio, StudentTNoise(6.0, 0.3), RobustSettings(learn_nu=False), share)
+    assert got.scale > 1.02 * flat.scale

@@ -61,10 +61,10 @@ def uniform(folder: Path, stars: int, error: float) -> None:
     (folder / "run.toml").write_text(CONFIG)
 
 
-def finished(folder: Path, *settings: str, output: Path | None = None) -> tuple[StarMap, Report]:
-    config, output = load(folder / "run.toml", settings), output or folder / "run"
-    report = execute_run(prepare(config), output, config, False, Stage.EVALUATE)
-    found = open_run(output)
+def finished(folder: Path, *settings: str) -> tuple[StarMap, Report]:
+    config = load(folder / "run.toml", settings)
+    report = execute_run(prepare(config), folder / "run", config, False, Stage.EVALUATE)
+    found = open_run(folder / "run")
     assert isinstance(found, StarMap)
     return found, report
 
@@ -92,22 +92,23 @@ def inwards(found: StarMap) -> NDArray[np.float64]:
     ],
 )
 def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float, kernel: str) -> None:
-    """In the mean of two seeds: of dust without structure the lengths that are learned vary."""
+    """Within 12 %, or twice what the map says it does not know of a mean that is wide and skew."""
     uniform(tmp_path, 500, error)
-    edges, parts = ((-1.0, 10.0), (10.0, 30.0), (30.0, 100.0)), []
-    for seed in range(2):
-        folder = tmp_path / str(seed)
-        settings = (f'model.kernel="{kernel}"', f"fit.seed={seed}")
-        found, report = finished(tmp_path, *settings, output=folder)
-        assert report.sections["counts"]["rays_that_leave_the_box"] > 300
-        assert report.sections["hyperparameters"]["beyond"] == pytest.approx(1.0, abs=0.25)
-        rho, depth = draws(found), inwards(found)
-        parts.append([rho[:, (depth >= low) & (depth < high)].mean() for low, high in edges])
-        answer = found.query(0.0, 0.0, 79.0)
-        off = answer["extinction_mean"] - 79.0 * DENSITY
-        assert abs(off) < 3.0 * answer["extinction_std"]
-        assert abs(off) < 0.01
-    assert np.mean(parts, axis=0) == pytest.approx(DENSITY, rel=0.12)
+    found, report = finished(tmp_path, f'model.kernel="{kernel}"')
+    assert report.sections["counts"]["rays_that_leave_the_box"] > 300
+    learned = report.sections["hyperparameters"]
+    assert learned["beyond"] == pytest.approx(1.0, abs=0.3)
+    # The stated errors are right, and of extinctions that distances make uncertain few tell.
+    assert learned["noise"] == pytest.approx(1.0, abs=0.3)
+    rho, depth = draws(found), inwards(found)
+    for low, high in ((-1.0, 10.0), (10.0, 30.0), (30.0, 100.0)):
+        part = rho[:, (depth >= low) & (depth < high)].mean(1)
+        assert abs(part.mean() - DENSITY) < max(0.12 * DENSITY, 2.0 * part.std())
+        assert part.mean() < 1.25 * DENSITY
+    answer = found.query(0.0, 0.0, 79.0)
+    off = answer["extinction_mean"] - 79.0 * DENSITY
+    assert abs(off) < 3.0 * answer["extinction_std"]
+    assert abs(off) < 0.01
 
 
 def test_truncated_rays_fail_a_check_and_pile_dust_up(tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ class _Rounds(Generic[T]):
         law = _student_t_noise.StudentTModel.of(
             noise, model.likelihood, settings.learn_nu, settings.learn_scale
         )
+        law = replace(law, scale_std=settings.scale_std)
         if start is None:
             residual = data.y.double() - model.mean.values(data.functional)
             if model.mean.is_learned:

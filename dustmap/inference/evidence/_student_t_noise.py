@@ -28,8 +28,8 @@ _ROWS, _NODES, _STEPS, _GRADIENT = 50_000, 32, 40, 1e-6
 _TURNS, _FIXED_POINT_TURNS = 6, 8
 #: Jitter, of the median σ, below which there is none.
 _LEAST_JITTER = 0.02
-#: σ changes by at most this factor in one round.
-_SCALES = 4.0
+#: σ changes by at most this factor in one round; halvings of that interval of ln s.
+_SCALES, _HALVINGS = 4.0, 30
 #: Change of the weights below which they rest: solves of a fifth of the noise leave half of it.
 _SETTLED = 0.1
 
@@ -64,7 +64,8 @@ class RobustSettings:
     tolerance : of the sites' root mean square change, in units of the noise, below which they rest
     samples : deviations per solve
     nu : degrees of freedom to start from
-    learn_nu, learn_scale : whether ν, and the factor of all σ, are learned
+    learn_nu, learn_scale : whether ν, and the factor s of all σ, are learned
+    scale_std : standard deviation of ln s around 0 before the data
     max_turns : most turns of noise and kernel, where the kernel is learned too
     """
 
@@ -74,6 +75,7 @@ class RobustSettings:
     nu: float = 4.0
     learn_nu: bool = True
     learn_scale: bool = True
+    scale_std: float = math.inf
     max_turns: int = 10
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class RobustSettings:
                 f"positive, got max_rounds={self.max_rounds}, max_turns={self.max_turns}, "
                 f"samples={self.samples}, tolerance={self.tolerance}"
             )
+        if not self.scale_std > 0.0:
+            raise UserError(f"scale_std must be positive, got {self.scale_std}")
         if not LEAST_NU <= self.nu <= MOST_NU:
             raise UserError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
 
@@ -108,12 +112,13 @@ class StudentTModel(AbstractParametric):
     """The law of the noise as it is learned: ν and s by their logarithms, and the likelihood of σ.
 
     Parameters "nu" and "scale" beside those of the likelihood; where s is learned, the likelihood's
-    own scale is not, for the two are one.
+    own scale is not, for the two are one. scale_std: τ of ln s around 0 before the data.
     """
 
     nu: Parameter
     scale: Parameter
     likelihood: GaussianLikelihood
+    scale_std: float = math.inf
 
     @staticmethod
     def of(
@@ -131,7 +136,8 @@ class StudentTModel(AbstractParametric):
 
     def with_parameters(self, parameters: Sequence[Parameter]) -> "StudentTModel":
         nu, scale, *rest = parameters
-        return StudentTModel(nu, scale, self.likelihood.with_parameters(rest))
+        likelihood = self.likelihood.with_parameters(rest)
+        return replace(self, nu=nu, scale=scale, likelihood=likelihood)
 
     @property
     def noise(self) -> StudentTNoise:
@@ -204,7 +210,7 @@ def _information_of_nu(nu: float) -> float:
 def fitted_around(
     present: StudentTModel, data: Batch, mean: Tensor, variance: Tensor, share: Tensor | None
 ) -> StudentTModel:
-    """The law of largest Σ_n p_n E ln t over what is learned of ν, s and the likelihood.
+    """The law of largest Σ_n p_n E ln t + ln N(ln s; 0, τ²) over ν, s and the likelihood.
 
     f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = share. At a fixed field that is a
     step of expectation–maximisation, which creeps where data determine a field of much freedom:
@@ -213,7 +219,9 @@ def fitted_around(
     part = _some(len(data), data.y.device)
     some, m, v = data[part], mean[part].double(), variance[part].double()
     p = torch.ones_like(m) if share is None else share[part].to(m)
-    objective = _Objective(some, m, p / p.mean())
+    objective = _Objective(
+        some, m, p / p.mean(), _weight(present.scale_std, float(p.mean()) * len(data))
+    )
     at, first = present, objective.typical_width(present)
     for _ in range(_TURNS):
         before = objective.typical_width(at)
@@ -234,11 +242,12 @@ def scatter_floor(likelihood: GaussianLikelihood, data: Batch) -> dict[str, floa
 @final
 @dataclass(frozen=True, eq=False)
 class _Objective:
-    """N⁻¹ Σ_n p_n E ln t of data around a field of this mean (N,)."""
+    """N⁻¹ Σ_n p_n E ln t − ½ weight (ln s)² of data around a field of this mean (N,)."""
 
     data: Batch
     mean: Tensor
     share: Tensor
+    weight: float
 
     def maximised(self, start: StudentTModel, variance: Tensor) -> StudentTModel:
         """The law where it is largest at this variance (N,) of the field, by L-BFGS."""
@@ -246,15 +255,11 @@ class _Objective:
         if len(parameters) == 0:
             return start
         square, shares = self._nodes(start, variance)
-        maximum = maximise(
-            parameters,
-            lambda theta: gradient_at(
-                theta, lambda at: self._value(parameters.build(at), square, shares)
-            ),
-            n_data=1,
-            max_steps=_STEPS,
-            tolerance=_GRADIENT,
-        )
+
+        def gradient(theta: Tensor) -> tuple[float, Tensor]:
+            return gradient_at(theta, lambda at: self._value(parameters.build(at), square, shares))
+
+        maximum = maximise(parameters, gradient, n_data=1, max_steps=_STEPS, tolerance=_GRADIENT)
         found = parameters.build(maximum.theta)
         for name, floor in scatter_floor(found.likelihood, self.data).items():
             held = found.likelihood.log_jitter
@@ -285,7 +290,7 @@ class _Objective:
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails
-        value: Tensor = (self.share * each).mean()
+        value: Tensor = (self.share * each).mean() - 0.5 * self.weight * log_scale.square().sum()
         return value
 
 
@@ -384,20 +389,21 @@ def fitted_noise(
     settings: RobustSettings,
     share: Tensor | None = None,
 ) -> StudentTNoise:
-    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] for u (N,) = E e_n²/σ_n².
+    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] + ln N(ln s; 0, τ²), τ the
+    settings' `scale_std`, for u (N,) = E e_n²/σ_n².
 
     σ_n as given; p = share (N,), 1 where left out: data whose noise is no error of measurement have
-    no say in its law. By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u,
-    w = (ν+1)/(ν+u/s²).
+    no say in its law. By turns: ν on a refined grid of ln ν, s where
+    mean w u / s² = 1 + ln s / (τ² Σ p), w = (ν+1)/(ν+u/s²).
     """
     share = torch.ones_like(ratio) if share is None else share.to(ratio)
+    weight = _weight(settings.scale_std, float(share.sum()))
     share = share / share.mean()
     nu, scale = present.nu, present.scale
     for _ in range(20):
         before = (nu, scale)
         if settings.learn_scale:
-            free = _fitted_scale(ratio, nu, scale, share)
-            scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
+            scale = _fitted_scale(ratio, nu, present.scale, share, weight)
         if settings.learn_nu:
             nu = _fitted_nu(ratio / scale**2, share)
         if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
@@ -405,16 +411,20 @@ def fitted_noise(
     return StudentTNoise(nu, scale)
 
 
-def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> float:
-    square = scale**2
-    for _ in range(100):
-        weights = (nu + 1.0) / (nu + ratio / square)
-        new = float((share * weights * ratio).mean())
-        done = abs(math.log(new / square)) < 1e-6
-        square = new
-        if done:
-            break
-    return math.sqrt(square)
+def _fitted_scale(ratio: Tensor, nu: float, present: float, share: Tensor, weight: float) -> float:
+    """The zero of mean w u / s² − 1 − weight · ln s, which falls in s, around the present s."""
+    low, high = math.log(present / _SCALES), math.log(present * _SCALES)
+    for _ in range(_HALVINGS):
+        at = 0.5 * (low + high)
+        u = ratio * math.exp(-2.0 * at)
+        pull = float((share * (nu + 1.0) * u / (nu + u)).mean()) - 1.0 - weight * at
+        low, high = (at, high) if pull > 0.0 else (low, at)
+    return math.exp(0.5 * (low + high))
+
+
+def _weight(scale_std: float, counted: float) -> float:
+    """That of ½ (ln s)² beside the mean over so many data."""
+    return 0.0 if math.isinf(scale_std) else 1.0 / (scale_std**2 * max(counted, 1e-12))
 
 
 def _fitted_nu(ratio: Tensor, share: Tensor) -> float:

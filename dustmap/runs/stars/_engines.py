@@ -27,6 +27,8 @@ QUADRATURE_ORDER, MONTE_CARLO_POINTS, RAY_POINTS = 32, 64, 32
 POINTS_PER_LENGTH = 2.5
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 _NUGGET = 1e-6
+#: Standard deviation of the logarithm of the factor on stated errors, before the data.
+_STATED_ERRORS = 0.5
 _UNWATCHED = engines.Watch()
 _NONE: engines.Arrays = {}
 
@@ -319,7 +321,8 @@ def _learning(config: Config) -> engines.EvidenceSettings:
 def _robust(config: Config) -> RobustSettings | None:
     if config.model.noise == "gaussian":
         return None
-    return RobustSettings(learn_scale=_model.learns_scale_with_nu(config.model))
+    learns = _model.learns_scale_with_nu(config.model)
+    return RobustSettings(learn_scale=learns, scale_std=_STATED_ERRORS)
 
 
 def _estimator(config: Config, points: int) -> AbstractEstimator:
