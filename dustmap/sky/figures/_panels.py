@@ -40,8 +40,11 @@ _BAR = 0.55
 #: Inches for the labels of the axes of the first column.
 _LABELS = 0.5
 _COLUMNS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
-#: Names on one panel, at most, those of the largest clouds.
-_MOST_NAMES = 20
+#: Names on one panel, at most, those of the largest clouds; width and height of a letter of theirs,
+#: as parts of a panel.
+_MOST_NAMES, _LETTER = 20, (0.0185, 0.045)
+#: Of the word that names the Sun, from it, as a part of a panel.
+_SUN = 0.035
 #: Pale green stands out from the colours of densities, of spreads and of differences alike.
 _OUTLINE_COLOUR = "#7CFFB2"
 
@@ -140,8 +143,12 @@ class CloudMarks:
         return cls(cartesian(l, b, distance), radii, names)
 
     def draw(self, axis: Axes, image: AbstractImage, named: bool) -> None:
-        """Outline the clouds that an image shows; named: with the names of the largest."""
-        left = _MOST_NAMES if named else 0
+        """Outline the clouds that an image shows; named: with the names of the largest, each in,
+        below or above its outline, where it covers no other."""
+        left, taken = _MOST_NAMES if named else 0, list[Array]()
+        sun = image.outline(np.zeros(3), 1.0)
+        if sun is not None:
+            _free_place(axis, sun + np.abs(np.diff(axis.get_xlim())) * _SUN, len("Sun"), taken)
         for k in np.argsort(-self.radii, kind="stable"):
             outline = image.outline(self.places[k], float(self.radii[k]))
             if outline is None:
@@ -150,11 +157,28 @@ class CloudMarks:
             axis.plot(outline[:, 0], outline[:, 1], scaley=False, **line)
             # The first of several, as the others are lines through the same cloud.
             name = self.names[k].partition(";")[0]
-            if name and left:
+            place = _free_place(axis, outline, len(name), taken) if name and left else None
+            if place is not None:
                 left -= 1
-                x, y = (0.5 * (outline.max(0) + outline.min(0))).tolist()
                 words: dict[str, Any] = {"ha": "center", "va": "center"}
-                axis.text(x, y, name, **words, **style.outlined(style.SMALL - 1.0))
+                axis.text(place[0], place[1], name, **words, **style.outlined(style.SMALL - 1.0))
+
+
+def _free_place(
+    axis: Axes, outline: Array, letters: int, taken: list[Array]
+) -> tuple[float, float] | None:
+    """Return a place for a name at an outline (P, 2), and add its box to those that are taken."""
+    limits = np.sort(np.array([axis.get_xlim(), axis.get_ylim()])).T
+    half = 0.5 * np.diff(limits, axis=0)[0] * np.array([letters * _LETTER[0], _LETTER[1]])
+    low, high = outline.min(0), outline.max(0)
+    middle = 0.5 * (low + high)
+    for up in (middle[1], low[1] - half[1], high[1] + half[1]):
+        centre = np.array([middle[0], up]).clip(limits[0] + half, limits[1] - half)
+        box = np.stack([centre - half, centre + half])
+        if not any(bool(((box[0] < b[1]) & (b[0] < box[1])).all()) for b in taken):
+            taken.append(box)
+            return float(centre[0]), float(centre[1])
+    return None
 
 
 def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:

@@ -1,9 +1,12 @@
 """Slices and projections as arrays: the map's own numbers, the right way round."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from dustmap.sky.figures._planes import Axis, projection_of, slice_of
+from dustmap.sky.figures import CloudMarks
+from dustmap.sky.figures._planes import Axis, projection_figure, projection_of, slice_of
 from tests.sky.figures.clouds import GRID, cloud, posterior
 
 LEVELS = {Axis.X: 20.0, Axis.Y: 40.0, Axis.Z: 5.0}
@@ -85,3 +88,17 @@ def test_what_a_map_does_not_hold_is_not_made_up() -> None:
     assert plane.std is None
     assert plane.coverage is None
     assert plane.truth is None
+
+
+def test_names_of_clouds_cover_neither_each_other_nor_the_sun() -> None:
+    rng = np.random.default_rng(1)
+    places = np.concatenate([np.zeros((3, 3)), rng.uniform(-35.0, 35.0, (9, 3))])
+    names = tuple(f"Cloud {k}" for k in range(len(places)))
+    marks = CloudMarks(places, np.full(len(places), 8.0), names)
+    figure = projection_figure(posterior(), Axis.Z, clouds=marks)
+    figure.canvas.draw()
+    words = [text for text in figure.axes[0].texts if text.get_text() in {*names, "Sun"}]
+    boxes = [text.get_window_extent() for text in words]
+    assert 4 <= len(boxes) <= 1 + len(names)
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
