@@ -115,8 +115,12 @@ def draw(figure: Figure, axes: Axes, density: DustMap, view: View) -> None:
     bar.update_ticks()
     published = NamedPlaces.read()
     places = cartesian(published.l, published.b, published.distance)
+    low_corner, high_corner = density.bounds.to_value(u.pc)
+    within = ((low_corner <= places) & (places <= high_corner)).all(1)
     for name in view.clouds:
-        lines = np.array(published.names) == name
+        lines = within & (np.array(published.names) == name)
+        if not lines.any():
+            continue
         at = np.median(places[lines], axis=0)
         if abs(at[view.along]) <= view.half_depth:
             mark(axes, name, (float(at[view.right]), float(at[view.up])), CLOUDS[name])
