@@ -61,7 +61,8 @@ def padded_rfftn(x: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
     axis last, see `first_axis_last`. Half the time of `torch.fft.rfftn` in three dimensions.
     """
     dim = len(torus_shape)
-    spectrum: Tensor = torch.fft.rfft(x, n=torus_shape[-1])
+    # A gradient of a sum is one number seen many times, which torch 2.6 transforms with an error.
+    spectrum: Tensor = torch.fft.rfft(x.contiguous(), n=torus_shape[-1])
     for length in reversed(torus_shape[:-1]):
         spectrum = torch.fft.fft(spectrum.movedim(-1, -dim), n=length)
     return spectrum
