@@ -247,7 +247,9 @@ def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
         l, b, distance = NamedPlaces.read().place(name)
         return l, b, Target(name, distance)
     if len(numbers) != 2:
-        raise UserError(f"--los {' '.join(words)}: expected L and B in degrees, or the name of one")
+        raise UserError(
+            f"--los {' '.join(words)}: expected L and B in degrees, or the name of a cloud"
+        )
     return numbers[0], numbers[1], None
 
 

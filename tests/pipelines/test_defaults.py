@@ -13,9 +13,7 @@ from pipelines.reproduce.kernels import experiment as kernels
 
 def test_scores_of_errors_as_large_as_stated() -> None:
     errors = np.random.default_rng(0).standard_normal(200_000)
-    found = experiment.scores(
-        2.0 + 0.1 * errors, np.full(errors.size, 2.0), np.full(errors.size, 0.1)
-    )
+    found = kernels.scores(2.0 + 0.1 * errors, np.full(errors.size, 2.0), np.full(errors.size, 0.1))
     assert found["scored"] == errors.size
     assert found["rmse"] == pytest.approx(0.1, rel=0.01)
     assert found["coverage68"] == pytest.approx(0.6827, abs=0.005)

@@ -21,7 +21,7 @@ from dustmap.sky.stars import ExactDistances
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce._figures import COLOURS, label, panels
 from pipelines.reproduce._versions import BEFORE, ROOT, dustmap, earlier_tree
-from pipelines.reproduce.kernels.experiment import DUST, QUICK, Size, sky_of
+from pipelines.reproduce.kernels.experiment import DUST, QUICK, Size, scores, sky_of
 
 _log = logging.getLogger(__name__)
 
@@ -84,23 +84,6 @@ def _answers(
     found = Table.read(answered)
     mean, std = (np.ma.filled(found[f"extinction_{name}"], np.nan) for name in ("mean", "std"))
     return np.asarray(mean, np.float64), np.asarray(std, np.float64)
-
-
-def scores(
-    truth: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64]
-) -> dict[str, float]:
-    """RMSE, mean log density of a Gaussian and shares within its intervals, of what is inside."""
-    inside = np.isfinite(mean)
-    error, std = (truth - mean)[inside], std[inside]
-    z = error / std
-    density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
-    return {
-        "scored": int(inside.sum()),
-        "rmse": float(np.sqrt((error**2).mean())),
-        "log_density": float(density.mean()),
-        "coverage68": float((np.abs(z) < 1.0).mean()),
-        "coverage95": float((np.abs(z) < 1.96).mean()),
-    }
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:

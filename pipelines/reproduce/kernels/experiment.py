@@ -17,6 +17,7 @@ from typing import final
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.runs import execute_run, open_star_map, prepare
@@ -133,9 +134,16 @@ def _scores(sky: SimulatedSky, run: Path) -> dict[str, Value]:
     assert isinstance(exact.distances, ExactDistances)
     found = opened.at_stars(exact.l, exact.b, exact.distances)
     mean, std = found["extinction_mean"], found["extinction_std"]
-    error = sky.true_extinction[stars] - mean
-    z, inside = error / std, np.isfinite(mean)
-    error, z, std = error[inside], z[inside], std[inside]
+    return scores(sky.true_extinction[stars], mean, std)
+
+
+def scores(
+    truth: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64]
+) -> dict[str, Value]:
+    """RMSE, log densities of a Gaussian and shares within its intervals, of what is inside."""
+    inside = np.isfinite(mean)
+    error, std = (truth - mean)[inside], std[inside]
+    z = error / std
     density = -0.5 * z**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
     return {
         "scored": int(inside.sum()),
