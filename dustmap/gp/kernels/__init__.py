@@ -21,7 +21,6 @@ from dustmap.gp.kernels._named import Matern12 as Matern12
 from dustmap.gp.kernels._named import Matern13 as Matern13
 from dustmap.gp.kernels._named import Matern32 as Matern32
 from dustmap.gp.kernels._named import Matern52 as Matern52
-from dustmap.gp.kernels._named import MaternProfile as MaternProfile
 from dustmap.gp.kernels._named import SquaredExponential as SquaredExponential
 from dustmap.gp.kernels._named import kernel_named as kernel_named
 from dustmap.gp.kernels._named import stationary_named as stationary_named
@@ -29,4 +28,5 @@ from dustmap.gp.kernels._profiles import AbstractProfile as AbstractProfile
 from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
 from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
+from dustmap.gp.kernels._profiles import MaternProfile as MaternProfile
 from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
