@@ -1,20 +1,15 @@
-"""One Gaussian field on nested grids: a spectrum divided among them.
+"""One Gaussian field on nested grids, each with a field of its own on its own torus.
 
-With S the spectral density of the kernel and φ_j a low pass that falls from 1 to 0 between `_BAND` of
-the largest wavenumber of grid j, each grid has a field of its own on its own torus,
-
-    S_0 = S φ_0,    S_j = S (φ_j − φ_{j−1}),    S_J = Σ_n S(ω + 2πn/h) − S φ_{J−1},
-
-the last with the aliases of values at nodes, as a single grid has. At the nodes of grid j the field is
+At the nodes of grid j the field is
 
     s_j = P_j s_{j−1} + g_j R_j ε_j,    ε ~ N(0, I),
 
-P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`). What a place lacks
-of the finer fields has the variance V − Σ_i g_i² V_i: half of it joins ln ρ, so that E[ρ] is the same
-everywhere, and predictions have it between the nodes.
+P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`), and R_j the root
+of a part of the spectrum (`divided_spectra`). What a place lacks of the finer fields has the variance
+V − Σ_i g_i² V_i: half of it joins ln ρ, so that E[ρ] is the same everywhere, and predictions have it
+between the nodes.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,153 +21,23 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
+from dustmap.gp._divided_spectrum import divided_spectra, mean_of_half
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import (
-    NestedGrids,
-    fading,
-    interpolation_matrices,
-    widened,
-    within,
-)
-from dustmap.gp._parameters import AbstractParametric, Parameter
-from dustmap.gp._prior import torus_for
-from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
+from dustmap.gp._lattice_prior import AbstractLatticePrior
+from dustmap.gp._levels import NestedGrids
+from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
+from dustmap.gp._parameters import Parameter
+from dustmap.gp._prior import PriorReport
+from dustmap.gp._torus import torus_for, wrap_error, wrap_inflation
+from dustmap.gp.kernels import AbstractKernel
 
-#: Of the largest wavenumber π/h of a grid, where its low pass begins to fall and where it ends.
-_BAND = (0.4, 0.85)
 #: Nodes of the next coarser grid that pad the torus of a finer one, beside what is faded there.
 _PADDING = 4.0
-#: Lengths of the quadrature of what aliases leave, and its largest in units of their end.
-_LENGTHS, _LARGEST = 400, 1e3
-
-
-def low_pass(omega: Tensor, spacing: Sequence[float]) -> Tensor:
-    """φ (...) at ω (..., D): cos² from 1 at κ = `_BAND`[0] to 0 at `_BAND`[1], κ = |ω h| / π."""
-    scaled = (omega * omega.new_tensor(spacing) / math.pi).norm(dim=-1)
-    low, high = _BAND
-    return (0.5 * math.pi * ((scaled - low) / (high - low)).clamp(0.0, 1.0)).cos().square()
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Chain:
-    """A and Aᵀ: from fields (w_0, …, w_J) at the widened nodes of every grid, one after the other, to
-    s at the nodes of all; s_j = P_j s_{j−1} + g_j w_j.
-
-    nested: the grids; wide: the same with the nodes that interpolation takes around them; matrices:
-    P_j of every axis, from grid j − 1 to j; fades: g_j (M_j), in the dtype of the fields.
-    """
-
-    nested: NestedGrids
-    wide: tuple[RegularGrid, ...]
-    matrices: tuple[tuple[Tensor, ...], ...]
-    fades: tuple[Tensor, ...]
-
-    @staticmethod
-    def of(nested: NestedGrids, dtype: torch.dtype, device: torch.device | None = None) -> "Chain":
-        """Make the matrices."""
-        wide = [nested.finest]
-        for grid in nested.grids[-2::-1]:
-            wide.insert(0, widened(grid, wide[0]))
-        matrices = tuple(
-            tuple(each.to(device, dtype) for each in interpolation_matrices(source, target))
-            for source, target in itertools.pairwise(wide)
-        )
-        fades = [
-            _padded(fading(grid, before.spacing), grid, around)
-            for before, grid, around in zip(nested.grids, nested.grids[1:], wide[1:], strict=False)
-        ]
-        return Chain(nested, tuple(wide), matrices, tuple(each.to(device, dtype) for each in fades))
-
-    def forward(self, fields: Sequence[Tensor]) -> Tensor:
-        """A w (..., M)."""
-        found, here = list[Tensor](), fields[0]
-        for number, grid in enumerate(self.nested.grids):
-            if number > 0:
-                here = _along_axes(self.matrices[number - 1], here, self.wide[number - 1].shape)
-                here = here + self.fades[number - 1] * fields[number]
-            found.append(_cropped(here, grid, self.wide[number]))
-        return torch.cat(found, dim=-1)
-
-    def adjoint(self, x: Tensor) -> list[Tensor]:
-        """Aᵀ x for x (..., M): what each field meets (..., M_j of the widened grid)."""
-        found, there = list[Tensor](), None
-        for number in reversed(range(len(self.nested.grids))):
-            grid, wide = self.nested.grids[number], self.wide[number]
-            here = _padded(x[..., self.nested.places[number]], grid, wide)
-            if there is not None:
-                transposed = tuple(P.mT for P in self.matrices[number])
-                here = here + _along_axes(transposed, there, self.wide[number + 1].shape)
-            found.append(here if number == 0 else self.fades[number - 1] * here)
-            there = here
-        return found[::-1]
-
-    def shares(self) -> list[Tensor]:
-        """The factor (M,) that the field of each grid has at the nodes of all, in float64: 0 where
-        it is not seen, 1 in the middle of its box."""
-        found = []
-        for which in range(len(self.wide)):
-            ones = [
-                torch.full((grid.size,), float(number == which), dtype=self.fades[0].dtype)
-                for number, grid in enumerate(self.wide)
-            ]
-            found.append(self.forward([each.to(self.fades[0].device) for each in ones]).double())
-        return found
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NestedRoot(linalg.AbstractComposite):
-    """R (M, Σ_j M_wj) with R Rᵀ = K: s = A (R_0 ε_0, …, R_J ε_J)."""
-
-    chain: Chain
-    roots: tuple[linalg.CirculantOperator, ...]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.chain.nested.size, sum(root.shape[1] for root in self.roots)
-
-    def _made_of(self) -> linalg.AbstractOperator:
-        return self.roots[0]
-
-    def matmul(self, x: Tensor) -> Tensor:
-        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        parts = x.split([root.shape[1] for root in self.roots], dim=-1)
-        fields = [root.matmul(part) for root, part in zip(self.roots, parts, strict=True)]
-        return self.chain.forward(fields)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        met = self.chain.adjoint(y)
-        pulled = [root.rmatmul(part) for root, part in zip(self.roots, met, strict=True)]
-        return torch.cat(pulled, dim=-1)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NestedCovariance(linalg.AbstractSymmetric):
-    """K (M, M) = A diag(K_0, …, K_J) Aᵀ."""
-
-    chain: Chain
-    blocks: tuple[linalg.AbstractOperator, ...]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        size = self.chain.nested.size
-        return size, size
-
-    def _made_of(self) -> linalg.AbstractOperator:
-        return self.blocks[0]
-
-    def matmul(self, x: Tensor) -> Tensor:
-        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        met = self.chain.adjoint(x)
-        return self.chain.forward([K.matmul(t) for K, t in zip(self.blocks, met, strict=True)])
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NestedPrior(AbstractParametric):
+class NestedPrior(AbstractLatticePrior):
     """A stationary Gaussian field on nested grids, by a spectrum divided among them.
 
     spectra: λ_j of the half spectrum of the torus of each grid, float64; tori: their shapes. The
@@ -229,7 +94,7 @@ class NestedPrior(AbstractParametric):
                 f"the tori {tori} around the levels need {needed:,} bytes, more than memory = "
                 f"{memory:,}: use coarser or smaller levels, or raise memory"
             )
-        spectra = _divided_spectra(kernel, nested, tori)
+        spectra = divided_spectra(kernel, nested, tori)
         world = world or linalg.Alone()
         return NestedPrior(kernel, nested, chain, spectra, tori, dtype, memory, world)
 
@@ -245,9 +110,29 @@ class NestedPrior(AbstractParametric):
 
     def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> "NestedPrior":
         """The prior of another kernel on a torus of this shape around the coarsest grid."""
-        spectra = _divided_spectra(kernel, self.grid, (tuple(torus_shape), *self.tori[1:]))
+        spectra = divided_spectra(kernel, self.grid, (tuple(torus_shape), *self.tori[1:]))
         tori = tuple(torus_shape), *self.tori[1:]
         return replace(self, kernel=kernel, spectra=spectra, tori=tori)
+
+    @property
+    def lattice(self) -> NestedGrids:
+        return self.grid
+
+    @property
+    def box(self) -> RegularGrid:
+        return self.chain.wide[0]
+
+    @property
+    def finest(self) -> RegularGrid:
+        return self.grid.finest
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return self.spectra[0].device
 
     @property
     def torus_shape(self) -> tuple[int, ...]:
@@ -257,7 +142,26 @@ class NestedPrior(AbstractParametric):
     @property
     def n_white(self) -> int:
         """M_w, the number of whitened variables of all grids."""
-        return sum(math.prod(torus) for torus in self.tori)
+        return self.white_on(self.torus_shape)
+
+    def white_on(self, torus_shape: Sequence[int]) -> int:
+        return sum(math.prod(torus) for torus in (torus_shape, *self.tori[1:]))
+
+    @cached_property
+    def report(self) -> PriorReport:
+        error = wrap_error(self.kernel, self.box, self.torus_shape)
+        inflation = wrap_inflation(self.kernel, self.box, self.torus_shape)
+        smallest = min(float(each.min() / each.max()) for each in self.spectra)
+        return PriorReport(self.torus_shape, error, inflation, smallest, 0, 0.0)
+
+    @torch.no_grad()
+    def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> "NestedSlopes":
+        changed = (divided_spectra(kernel, self.grid, self.tori) for kernel in kernels)
+        differences = (
+            [(new - old) / step for new, old in zip(spectra, self.spectra, strict=True)]
+            for spectra in changed
+        )
+        return NestedSlopes(tuple(self._circulants(each) for each in differences))
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w)."""
@@ -271,8 +175,8 @@ class NestedPrior(AbstractParametric):
         """K (M, M), for many products in one precision."""
         return linalg.divided(self._covariance(self.spectra), self.world)
 
-    def covariance_of(self, spectra: Sequence[Tensor]) -> NestedCovariance:
-        """A diag(C_j) Aᵀ for other spectra of the same tori."""
+    def _circulants(self, spectra: Sequence[Tensor]) -> NestedCovariance:
+        """A diag(C_j) Aᵀ for spectra of the same tori."""
         blocks = tuple(
             linalg.CirculantOperator(
                 spectrum.to(self.dtype), torus, rows=wide.shape, columns=wide.shape
@@ -297,12 +201,12 @@ class NestedPrior(AbstractParametric):
     def variances(self) -> tuple[float, ...]:
         """V_j of the field of each grid."""
         return tuple(
-            _mean(spectrum, torus[-1])
+            mean_of_half(spectrum, torus[-1])
             for spectrum, torus in zip(self.spectra, self.tori, strict=True)
         )
 
     @cached_property
-    def missing_variance(self) -> Tensor:
+    def missing(self) -> Tensor:
         """V − Σ_j g_j² V_j (M,) of what the nodes lack of the finer fields; float64."""
         shares = self.chain.shares()
         parts = (
@@ -312,9 +216,7 @@ class NestedPrior(AbstractParametric):
         return sum(parts, start=torch.zeros_like(shares[0])).clamp_min(0.0)
 
 
-def inner_tori(
-    nested: NestedGrids, wide: Sequence[RegularGrid]
-) -> tuple[tuple[int, ...], ...]:
+def inner_tori(nested: NestedGrids, wide: Sequence[RegularGrid]) -> tuple[tuple[int, ...], ...]:
     """Points of the tori of all grids but the coarsest."""
     found = []
     for before, around in zip(nested.grids, wide[1:], strict=False):
@@ -326,101 +228,3 @@ def inner_tori(
             )
         )
     return tuple(found)
-
-
-def _divided_spectra(
-    kernel: AbstractKernel, nested: NestedGrids, tori: Sequence[tuple[int, ...]]
-) -> tuple[Tensor, ...]:
-    """λ_j = S_j / Π h on the half spectrum of every torus, float64."""
-    found = []
-    for number, (grid, torus) in enumerate(zip(nested.grids, tori, strict=True)):
-        omega = _frequencies(torus, grid.spacing).to(kernel.device)
-        below = 0.0 if number == 0 else low_pass(omega, nested.grids[number - 1].spacing)
-        if number < len(tori) - 1:
-            power = kernel.spectral_density(omega) * (low_pass(omega, grid.spacing) - below)
-        else:
-            power = _aliased(kernel, omega, grid.spacing) - kernel.spectral_density(omega) * below
-            if isinstance(kernel, ProjectedKernel):
-                power = power * _octant(kernel.spectrum_factor(torus), torus)
-        found.append(_half(power.clamp_min(0.0), torus) / math.prod(grid.spacing))
-    return tuple(found)
-
-
-def _aliased(kernel: AbstractKernel, omega: Tensor, spacing: Sequence[float]) -> Tensor:
-    """Σ_n S(ω + 2πn/h), |n_d| ≤ 1, and the rest spread evenly, at ω (..., D)."""
-    turn = 2.0 * math.pi / omega.new_tensor(spacing)
-    total = torch.zeros_like(omega[..., 0])
-    for n in itertools.product((-1, 0, 1), repeat=len(spacing)):
-        total += kernel.spectral_density(omega + omega.new_tensor(n) * turn)
-    return total + _beyond(kernel, spacing) * math.prod(spacing)
-
-
-def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> float:
-    """Variance beyond a ball of the volume of the 3^D periods (2π/h) that are summed."""
-    dim = len(spacing)
-    volume = math.prod(3.0 * 2.0 * math.pi / h for h in spacing)
-    sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
-    first = (volume * dim / sphere) ** (1.0 / dim)
-    length = torch.logspace(0.0, math.log10(_LARGEST), _LENGTHS, dtype=torch.float64) * first
-    omega = torch.zeros(_LENGTHS, dim, dtype=torch.float64)
-    omega[:] = (length / math.sqrt(dim))[:, None]
-    power = kernel.spectral_density(omega.to(kernel.device)).cpu()
-    shells = sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)
-    return float(torch.trapezoid(shells * power, length))
-
-
-def _frequencies(torus: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Angular frequencies ≥ 0 of a torus (L_1//2+1, …, D); the others differ by signs alone."""
-    axes = [
-        2.0 * math.pi * torch.arange(length // 2 + 1, dtype=torch.float64) / (length * h)
-        for length, h in zip(torus, spacing, strict=True)
-    ]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-
-
-def _half(octant: Tensor, torus: Sequence[int]) -> Tensor:
-    """The half spectrum (L_1, …, L_D//2+1) of one that is symmetric in every axis."""
-    for axis, length in enumerate(torus[:-1]):
-        place = torch.arange(length, device=octant.device)
-        octant = octant.index_select(axis, torch.minimum(place, length - place))
-    return octant.contiguous()
-
-
-def _mean(half: Tensor, last: int) -> float:
-    """The mean of all eigenvalues, of the half of them with `last` points of the last axis."""
-    weight = torch.full((half.shape[-1],), 2.0, dtype=half.dtype, device=half.device)
-    weight[0] = 1.0
-    if last % 2 == 0:
-        weight[-1] = 1.0
-    return float((half * weight).sum() / (math.prod(half.shape[:-1]) * last))
-
-
-def _octant(half: Tensor, torus: Sequence[int]) -> Tensor:
-    """The part of a half spectrum at frequencies ≥ 0."""
-    return half[tuple(slice(0, length // 2 + 1) for length in torus)]
-
-
-def _along_axes(matrices: Sequence[Tensor], x: Tensor, box: Sequence[int]) -> Tensor:
-    """(P_1 ⊗ … ⊗ P_D) x (..., Π m) of x (..., Π M) on a box of M nodes."""
-    lead, block = x.shape[:-1], x.reshape(-1, *box)
-    for axis, matrix in enumerate(matrices):
-        block = torch.movedim(block, axis + 1, -1) @ matrix.mT
-        block = torch.movedim(block, -1, axis + 1)
-    return block.reshape(*lead, -1)
-
-
-def _cropped(x: Tensor, grid: RegularGrid, wide: RegularGrid) -> Tensor:
-    """The nodes of a grid (..., M), of those around it (..., M_wide)."""
-    if grid.shape == wide.shape:
-        return x
-    block = x.reshape(*x.shape[:-1], *wide.shape)[(..., *within(grid, wide))]
-    return block.reshape(*x.shape[:-1], grid.size)
-
-
-def _padded(x: Tensor, grid: RegularGrid, wide: RegularGrid) -> Tensor:
-    """The adjoint: 0 at the nodes around the grid."""
-    if grid.shape == wide.shape:
-        return x
-    block = x.new_zeros((*x.shape[:-1], *wide.shape))
-    block[(..., *within(grid, wide))] = x.reshape(*x.shape[:-1], *grid.shape)
-    return block.reshape(*x.shape[:-1], wide.size)

@@ -12,8 +12,10 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._parameters import AbstractParametric, Parameter
-from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
+from dustmap.gp._lattice_prior import AbstractLatticePrior, CirculantSlopes
+from dustmap.gp._parameters import Parameter
+from dustmap.gp._torus import padded_shape, torus_for, wrap_error
+from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
@@ -27,10 +29,6 @@ _ARRAYS = 4
 _PRECONDITIONER_PADDING = 1.0
 #: Images of the preconditioner's kernel below this fraction of the variance are left out.
 _PRECONDITIONER_TOLERANCE = 1e-9
-#: What images may add to the variance at a node, as a part of it.
-MOST_INFLATION = 0.05
-#: By this factor a padding grows that leaves more; images below this part are left out of that sum.
-_MORE_PADDING, _IMAGE_TOLERANCE = 1.1, 1e-5
 #: float32 cannot represent the inverse of a smooth kernel whose eigenvalues spread further.
 _FLOAT32_SPREAD = 1e-6
 
@@ -58,7 +56,7 @@ class PriorReport:
 
 @final
 @dataclass(frozen=True, eq=False)
-class GridPrior(AbstractParametric):
+class GridPrior(AbstractLatticePrior):
     """A stationary Gaussian field u ~ N(0, K_uu) on a grid, through a circulant C on a torus.
 
     The torus has the grid's spacing and covers the box plus padding. C holds the *wrapped* kernel
@@ -133,10 +131,10 @@ class GridPrior(AbstractParametric):
         table, spectrum, variance = _of_nodes(kernel, values, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
-        wrap_error = _wrap_error(kernel, grid, periods)
+        error = wrap_error(kernel, grid, shape)
         inflation = float(values.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
         nugget_variance = float(variance.detach())
-        report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
+        report = PriorReport(shape, error, inflation, smallest, clamped, nugget_variance)
         lags = _lags(table, grid, variance)
         wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
@@ -197,9 +195,48 @@ class GridPrior(AbstractParametric):
         return self.report.torus_shape
 
     @property
+    def lattice(self) -> RegularGrid:
+        return self.grid
+
+    box = finest = lattice
+
+    @property
+    def grows(self) -> bool:
+        return self.wrapping is not None
+
+    @property
     def n_white(self) -> int:
         """M_w, the number of whitened variables: all points of the torus."""
         return math.prod(self.torus_shape)
+
+    def white_on(self, torus_shape: Sequence[int]) -> int:
+        return math.prod(torus_shape)
+
+    @property
+    def missing(self) -> None:
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return self.spectrum.device
+
+    @torch.no_grad()
+    def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> CirculantSlopes:
+        changes = ((self._spectrum_of(kernel) - self.spectrum) / step for kernel in kernels)
+        circulants = (self._block(change, self.grid.shape) for change in changes)
+        return CirculantSlopes(tuple(circulants))
+
+    def _spectrum_of(self, kernel: AbstractKernel) -> Tensor:
+        """The spectrum of another kernel on the same torus, without a new table of lags where it
+        differs by its variance or by the share of its projection alone."""
+        if self.nugget > 0.0 or not self.kernel.has_shape_of(kernel):
+            return self.with_kernel(kernel).spectrum
+        spectrum = self.spectrum * (kernel.variance() / self.kernel.variance())
+        if isinstance(kernel, ProjectedKernel) and isinstance(self.kernel, ProjectedKernel):
+            torus = self.torus_shape
+            factors = kernel.spectrum_factor(torus), self.kernel.spectrum_factor(torus)
+            spectrum = spectrum * (factors[0] / factors[1])
+        return spectrum
 
     @property
     def is_definite(self) -> bool:
@@ -211,7 +248,7 @@ class GridPrior(AbstractParametric):
         if self._is_minimal_smaller:
             toeplitz = linalg.ToeplitzOperator(self.lags.detach(), self.dtype)
             return linalg.divided(toeplitz, self.world)
-        return self._block(self.spectrum.detach(), self.grid.shape)
+        return self._divided(self._block(self.spectrum.detach(), self.grid.shape))
 
     def covariance_products(self) -> linalg.AbstractOperator:
         """Return K_uu (M, M) for many products in one precision, by Hartley transforms where they
@@ -230,7 +267,7 @@ class GridPrior(AbstractParametric):
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w) = first block row of C^{1/2} (002, eq. 20); differentiable in the kernel."""
-        return self._block(self._root_spectrum(), None)
+        return self._divided(self._block(self._root_spectrum(), None))
 
     def torus_root(self, power: float) -> linalg.AbstractOperator:
         """Return C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
@@ -284,12 +321,9 @@ class GridPrior(AbstractParametric):
         """All points of the torus as a grid: the box first, then the padding, on every axis."""
         return RegularGrid(self.grid.lower, self.grid.spacing, self.torus_shape)
 
-    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> linalg.AbstractOperator:
-        box = self.grid.shape
-        return self._divided(
-            linalg.CirculantOperator(
-                spectrum.to(self.dtype), self.torus_shape, rows=box, columns=columns
-            )
+    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> linalg.CirculantOperator:
+        return linalg.CirculantOperator(
+            spectrum.to(self.dtype), self.torus_shape, rows=self.grid.shape, columns=columns
         )
 
     def _divided(self, operator: linalg.CirculantOperator) -> linalg.AbstractOperator:
@@ -305,33 +339,6 @@ class GridPrior(AbstractParametric):
                 "use GridPrior.padded, or a shorter length scale"
             )
         return self.spectrum.sqrt()
-
-
-def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
-    """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms;
-    longer where images would raise the variance at a node by more than `MOST_INFLATION`."""
-    shape = _padded_shape(kernel, grid, padding)
-    while wrap_inflation(kernel, grid, shape) > MOST_INFLATION:
-        padding *= _MORE_PADDING
-        shape = _padded_shape(kernel, grid, padding)
-    return shape
-
-
-def wrap_inflation(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) -> float:
-    """Return Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
-    with torch.no_grad():
-        periods = [length * h for length, h in zip(torus, grid.spacing, strict=True)]
-        wrapped = wrapped_variance(kernel, periods, _IMAGE_TOLERANCE)
-        return float(wrapped / kernel.variance()) - 1.0
-
-
-def _padded_shape(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
-    longest = torch.stack([term.lengthscale.detach() for term in kernel.terms()]).amax(0)
-    scales = longest.expand(grid.dim).tolist()
-    return tuple(
-        linalg.fast_length(m + math.ceil(padding * scale / h))
-        for m, scale, h in zip(grid.shape, scales, grid.spacing, strict=True)
-    )
 
 
 def _check_arguments(
@@ -399,7 +406,7 @@ def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
 def _cheapest_inverse(prior: GridPrior) -> linalg.CirculantOperator:
     """Return crop C⁻¹ pad, on a narrower torus where that is markedly smaller."""
     kernel, grid = prior.kernel, prior.grid
-    narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
+    narrow = padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if prior.wrapping is None or math.prod(narrow) > 0.8 * prior.n_white:
         return _inverse(prior.spectrum, prior.torus_shape, grid)
     values = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
@@ -428,12 +435,3 @@ def _refuse_singular_float32(kernel: AbstractKernel, spectrum: Tensor, dtype: to
             f"(smallest eigenvalue {spread:.1e} of the largest): pass nugget=1e-6, use float64, "
             "a coarser grid or a Matérn kernel"
         )
-
-
-def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float, ...]) -> float:
-    """Largest correlation between opposite faces: k(L_d − (M_d − 1) h_d) / k(0) over the axes."""
-    gaps = [p - (m - 1) * h for p, m, h in zip(periods, grid.shape, grid.spacing, strict=True)]
-    with torch.no_grad():
-        variance = kernel.variance()
-        across = torch.diag(torch.tensor(gaps, dtype=torch.float64, device=variance.device))
-        return float((kernel(across) / variance).max())

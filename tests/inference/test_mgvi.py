@@ -239,7 +239,9 @@ def test_descent_reaches_the_mode() -> None:
 def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model(name: str) -> None:
     likelihood = GaussianLikelihood(scale=1.2, jitter=0.02, relative=0.1)
     model = model_of(box(1, 12), likelihood=likelihood, name=name)
-    prior = model.prior.with_kernel(ProjectedKernel.of(model.prior.kernel, 0.4))
+    prior = model.prior.on_torus(
+        ProjectedKernel.of(model.prior.kernel, 0.4), model.prior.torus_shape
+    )
     model = replace(model, prior=prior)
     data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
     problem = LogNormalProblem.of(model, data)
@@ -427,7 +429,7 @@ def test_priors_stay_where_they_are_told_to() -> None:
 
 def test_the_learned_mean_is_told() -> None:
     flat = model_of(box(2, 8), variance=1e-4, learn=False)
-    truth = torch.full((flat.prior.grid.size,), 0.7, dtype=torch.float64)
+    truth = torch.full((flat.prior.lattice.size,), 0.7, dtype=torch.float64)
     solution = fit_mgvi(flat, observe(flat, truth, positions(60, 2, 1), 0.02, 1), MGVISettings())
     assert float(solution.coefficients) == pytest.approx(0.7, abs=0.03)
     fixed = model_of(box(2, 8), mean=ConstantMean(0.4, learn=False))

@@ -114,7 +114,7 @@ def test_skies_from_the_prior_are_calibrated_and_beat_the_gaussian_model() -> No
         mean, std = (moment.double() for moment in posterior.node_log_moments())
         coverages.append(float((((log_density - mean) / std).abs() < 1).double().mean()))
         lengths.append(float(solution.model.learned().theta[0].exp()))
-        nodes = PointValues(model.prior.grid.points())
+        nodes = PointValues(model.prior.lattice.points())
         gp, likelihood = gaussian_model(data)
         noise = likelihood.noise_variance(data).detach()
         exact = gp.condition(data.functional, data.y, noise)

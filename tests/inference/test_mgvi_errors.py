@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, GridPrior
 from dustmap.inference import MGVISettings, MGVISolution, fit_mgvi
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -28,8 +28,10 @@ def dense_information(data: Batch, solution: MGVISolution) -> Tensor:
 
     def covariance(theta: Tensor) -> Tensor:
         at = model.learned().build(theta)
+        assert isinstance(at.prior, GridPrior)
         K = at.prior.covariance().to_dense() + columns @ columns.mT
-        return J @ K @ J.mT + torch.diag(at.likelihood.noise_variance(data)).detach()
+        found: Tensor = J @ K @ J.mT + torch.diag(at.likelihood.noise_variance(data)).detach()
+        return found
 
     theta = model.learned().theta
     A = covariance(theta)

@@ -201,7 +201,7 @@ def test_the_log_normal_energy_has_its_gradient_and_metric(dim: int) -> None:
 
 def test_a_nearly_linear_log_normal_field_has_the_dense_zero_points() -> None:
     model = log_normal_model(2, 0.02**2)
-    grid, data = model.prior.grid, observed(2, 60)
+    grid, data = model.prior.lattice, observed(2, 60)
     data = replace(data, noise_variance=torch.full_like(data.y, 0.02**2))
     problem, one = LogNormalProblem.of(model, data), torch.ones(grid.size, dtype=torch.float64)
     flat, generator = problem.rows.matmul(one), torch.Generator().manual_seed(3)

@@ -16,8 +16,10 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._levels import NestedGrids
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import support
+from dustmap.gp.features._levels_of_rays import level_parts
 from dustmap.gp.features._nodes import Nodes, cell_nodes, nodes_of, stacked_nodes
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.linalg import AbstractAdjointPair, AbstractOperator, SparseOperator, chunks
@@ -37,7 +39,7 @@ _INSIDE = 1.0 - 1e-9
 @torch.no_grad()
 def interpolation(
     functional: functionals.AbstractFunctional,
-    grid: RegularGrid,
+    grid: RegularGrid | NestedGrids,
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
 ) -> AbstractOperator:
@@ -55,7 +57,10 @@ def interpolation(
 
 
 def _interpolation(
-    functional: functionals.AbstractFunctional, grid: RegularGrid, memory: int, dtype: torch.dtype
+    functional: functionals.AbstractFunctional,
+    grid: RegularGrid | NestedGrids,
+    memory: int,
+    dtype: torch.dtype,
 ) -> AbstractOperator:
     """Build the multilinear rows of data in the box, of one kind or stacked."""
     for part in functional.parts if isinstance(functional, functionals.Stacked) else (functional,):
@@ -92,9 +97,13 @@ def _interpolation(
 
 
 def interpolation_taps(
-    functional: functionals.AbstractFunctional, grid: RegularGrid, dtype: torch.dtype
+    functional: functionals.AbstractFunctional,
+    grid: RegularGrid | NestedGrids,
+    dtype: torch.dtype,
 ) -> _local_weights.Taps:
     """Rows of `interpolation` of few data, as they are made; the data are not checked."""
+    if isinstance(grid, NestedGrids):
+        return _nested_taps(functional, grid, dtype)
     nodes = _nodes(functional, grid)
     entry = torch.arange(len(nodes), device=nodes.cell.device)
     shifts = torch.arange(2, device=nodes.cell.device)
@@ -107,6 +116,24 @@ def interpolation_taps(
         pair = torch.stack([1.0 - along, along], dim=-1)
         corners = (corners.unsqueeze(-1) * pair.unsqueeze(1)).flatten(1)
     return sites.taps(corners).to(dtype)
+
+
+def _nested_taps(
+    functional: functionals.AbstractFunctional, nested: NestedGrids, dtype: torch.dtype
+) -> _local_weights.Taps:
+    """Taps on the nodes of all grids, those of one grid after those of another."""
+    device, corners = functional.device, 2**nested.dim
+    rows = [torch.empty(0, dtype=torch.int64, device=device)]
+    columns, values = [rows[0].new_empty(0, corners)], [torch.empty(0, corners, dtype=dtype)]
+    for part in level_parts(functional, nested):
+        taps = interpolation_taps(part.functional, part.grid, dtype)
+        rows.append(part.rows[taps.row])
+        columns.append(taps.column.to(torch.int64) + part.first)
+        values.append(taps.value)
+    values[0] = values[0].to(device)
+    return _local_weights.Taps(
+        torch.cat(rows), torch.cat(columns), torch.cat(values), len(functional)
+    )
 
 
 def _nodes(functional: functionals.AbstractFunctional, grid: RegularGrid) -> Nodes:
@@ -126,13 +153,19 @@ def _nodes(functional: functionals.AbstractFunctional, grid: RegularGrid) -> Nod
 
 @torch.no_grad()
 def row_bytes(
-    rays: functionals.LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype
+    rays: functionals.LineIntegrals,
+    grid: RegularGrid | NestedGrids,
+    order: int,
+    dtype: torch.dtype,
 ) -> int:
     """Plan the bytes of the rows of N rays in the box, stored with their transpose, from a few.
 
     order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
     """
     sample = rays[_local_weights.spread_rows(len(rays), rays.device)]
+    if isinstance(grid, NestedGrids):
+        taps = _nested_taps(sample, grid, dtype)
+        return _local_weights.planned_bytes(taps, (len(rays), grid.size))
     nodes = cell_nodes(sample, grid)
     entry = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
     shifts = torch.arange(1 - order // 2, 1 + order // 2, device=rays.device)

@@ -50,7 +50,7 @@ class LogNormalModel(gp.AbstractParametric):
     ----------
     prior, mean : of the log-density; H β at the nodes
     likelihood : the noise
-    interpolation : L of any functional, on `prior.grid`
+    interpolation : L of any functional, on `prior.lattice`
     mean_std : size of the effects on ln ρ that B lets a learned mean have
     zero_points : prior of those of groups of data, and of their scales,
         y = (1 + s_g) L ρ + b_g + noise; None for none
@@ -58,7 +58,7 @@ class LogNormalModel(gp.AbstractParametric):
 
     parts = ("prior", "mean", "likelihood")
 
-    prior: gp.GridPrior
+    prior: gp.AbstractLatticePrior
     mean: gp.AbstractMean
     likelihood: GaussianLikelihood
     interpolation: Interpolation
@@ -78,8 +78,11 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def log_mean(self) -> Tensor:
-        """H β at the nodes (M,), in the prior's dtype."""
-        return self.mean.values(self._nodes()).to(self.prior.dtype)
+        """H β at the nodes (M,), in the prior's dtype, with half of the variance that they lack of
+        the field."""
+        values, missing = self.mean.values(self._nodes()), self.prior.missing
+        values = values if missing is None else values + 0.5 * missing.to(values)
+        return values.to(self.prior.dtype)
 
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":
@@ -107,7 +110,7 @@ class LogNormalModel(gp.AbstractParametric):
         return start + scales * xi[first : first + len(scales)].to(scales)
 
     def _nodes(self) -> PointValues:
-        return PointValues(self.prior.grid.points(device=self.prior.spectrum.device))
+        return PointValues(self.prior.lattice.points(device=self.prior.device))
 
 
 @final

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GridPrior
+from dustmap.gp import AbstractLatticePrior, Batch
 from dustmap.gp.features import ProductOperator, divided_rows, rows_made_together
 from dustmap.gp.features._grouped import GroupTerms
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
@@ -56,11 +56,11 @@ class LogNormalProblem:
         """Everything computed once: L, T, H β₀."""
         world = world or Alone()
         rows = rows_made_together(model.interpolation, data.functional, world)
-        expected = (len(data), model.prior.grid.size)
+        expected = (len(data), model.prior.lattice.size)
         if rows.shape != expected:
             raise UserError(
                 f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
-                f"of prior.grid, got {rows.shape}"
+                f"of prior.lattice, got {rows.shape}"
             )
         dtype, points = model.prior.dtype, model.zero_points
         log_mean = model.log_mean()
@@ -96,11 +96,18 @@ class LogNormalProblem:
         return self.world if self.world.size > 1 else self.model.prior.world
 
     @torch.no_grad()
-    def on(self, prior: GridPrior) -> "LogNormalProblem":
+    def on(self, prior: AbstractLatticePrior) -> "LogNormalProblem":
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
         root = replace(self.root, root=prior.root())
-        return replace(self, model=model, root=root, covariance=prior.covariance_products())
+        log_mean = self.log_mean if prior.missing is None else model.log_mean()
+        return replace(
+            self,
+            model=model,
+            root=root,
+            log_mean=log_mean,
+            covariance=prior.covariance_products(),
+        )
 
     @property
     def ordered_sum(self) -> float:

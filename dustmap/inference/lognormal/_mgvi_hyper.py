@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import GridPrior, ParameterErrors, Parameters, RegularGrid
-from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
+from dustmap.gp import AbstractSlopes, ParameterErrors, Parameters, RegularGrid
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
@@ -56,9 +55,9 @@ def learned_from(
     that are further apart all fields are white, and what is smoother than the box looks the same
     in it. padding: of the torus, in length scales.
     """
-    grid = model.prior.grid
-    longest = longest_length(grid, padding)
-    bounds = {"length": math.log(longest)}, {"length": math.log(max(grid.spacing))}
+    prior = model.prior
+    longest = longest_length(prior.box, padding)
+    bounds = {"length": math.log(longest)}, {"length": math.log(max(prior.finest.spacing))}
     learned = replace(model.learned(), prior_std=std).limited(*bounds)
     if origin is None:
         return learned
@@ -222,12 +221,12 @@ def carry(
 class _Slopes:
     """A_p = ∂A/∂θ_p of every learned parameter at a tangent: kernels first, then the noise.
 
-    kernels: ∂K/∂θ_p of A_p = W^½ L diag(ρ) (∂K/∂θ_p) diag(ρ) Lᵀ W^½, circulants; noises: the
+    kernels: ∂K/∂θ_p of A_p = W^½ L diag(ρ) (∂K/∂θ_p) diag(ρ) Lᵀ W^½, None of none; noises: the
     diagonal ∂ ln σ_n² / ∂θ_p (N,) of A_p, the derivative of W^½ C W^½ at fixed W.
     """
 
     tangent: Tangent
-    kernels: tuple[linalg.CirculantOperator, ...]
+    kernels: AbstractSlopes | None
     noises: tuple[Tensor, ...]
     world: linalg.AbstractWorld
 
@@ -236,25 +235,20 @@ class _Slopes:
         """By forward differences: reverse mode would give one number of a spectrum at a time."""
         model, dtype = problem.model, problem.y.dtype
         prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
-        kernels, noises, box = list[linalg.CirculantOperator](), list[Tensor](), prior.grid.shape
-        for kernel in shifted(Parameters.of(prior.kernel), _STEP):
-            change = (_spectrum_of(kernel, prior) - prior.spectrum) / _STEP
-            slope = change.to(dtype)
-            kernels.append(
-                linalg.CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
-            )
+        changed, noises = list(shifted(Parameters.of(prior.kernel), _STEP)), list[Tensor]()
+        kernels = prior.slopes(changed, _STEP) if changed else None
         for likelihood in shifted(Parameters.of(model.likelihood), _STEP):
             change = (likelihood.noise_variance(problem.data) - noise) / _STEP
             noises.append((change / noise).to(dtype))
-        return _Slopes(tangent, tuple(kernels), tuple(noises), prior.world)
+        return _Slopes(tangent, kernels, tuple(noises), prior.world)
 
     def products(self, z: Tensor) -> Tensor:
         """A_p z (Q, N) of z (N,)."""
         tangent, root_weights = self.tangent, self.tangent.noise.rsqrt()
         spread = self._spread(z)
         found = [slope * z for slope in self.noises]
-        if self.kernels:
-            covaried = torch.stack([kernel.matmul(spread) for kernel in self.kernels])
+        if self.kernels is not None:
+            covaried = self.kernels.products(spread)
             seen = root_weights * tangent.rows.matmul(tangent.density * covaried)
             found = [*seen, *found]
         return torch.stack(found)
@@ -263,9 +257,9 @@ class _Slopes:
         """z_sᵀ A_p z_s (Q, K) of z (K, N), float64; ranks divide the K among them."""
         squares = z.square()
         found = [(slope * squares).sum(-1, dtype=torch.float64)[None] for slope in self.noises]
-        if self.kernels:
+        if self.kernels is not None:
             spread, world = self._spread(z), self.world
-            forms = linalg.quadratic_forms(self.kernels, spread[world.share(len(z))])
+            forms = self.kernels.quadratic(spread[world.share(len(z))])
             found = [world.gathered(forms, world.shares(len(z))), *found]
         return torch.cat(found)
 
@@ -273,15 +267,3 @@ class _Slopes:
         """diag(ρ) Lᵀ W^½ z (..., M)."""
         tangent = self.tangent
         return spread_on(tangent.density, tangent.rows, tangent.noise.rsqrt() * z)
-
-
-def _spectrum_of(kernel: AbstractKernel, prior: GridPrior) -> Tensor:
-    """The spectrum of another kernel on the torus of a prior, without a new table of lags where it
-    differs by its variance or by the share of its projection alone."""
-    if prior.nugget > 0.0 or not prior.kernel.has_shape_of(kernel):
-        return prior.with_kernel(kernel).spectrum
-    spectrum = prior.spectrum * (kernel.variance() / prior.kernel.variance())
-    if isinstance(kernel, ProjectedKernel) and isinstance(prior.kernel, ProjectedKernel):
-        torus = prior.torus_shape
-        spectrum = spectrum * (kernel.spectrum_factor(torus) / prior.kernel.spectrum_factor(torus))
-    return spectrum

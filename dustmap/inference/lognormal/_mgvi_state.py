@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias, final
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import MOST_INFLATION, GridPrior, ParameterErrors, Parameters, torus_for
+from dustmap.gp import MOST_INFLATION, ParameterErrors, Parameters, torus_for
 from dustmap.inference import _state
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
@@ -130,26 +129,15 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
     padding: of a new torus, in length scales.
     """
     prior = problem.model.prior
-    if prior.wrapping is None:
+    if not prior.grows:
         return problem
-    wanted = math.prod(torus_for(prior.kernel, prior.grid, padding))
-    report = prior.report
+    wanted, report = torus_for(prior.kernel, prior.box, padding), prior.report
     outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
-    if not (outgrown or prior.n_white > _WASTE * wanted):
+    if not (outgrown or prior.n_white > _WASTE * prior.white_on(wanted)):
         return problem
-    other = GridPrior.padded(
-        prior.kernel,
-        prior.grid,
-        padding=padding,
-        nugget=prior.nugget,
-        dtype=prior.dtype,
-        memory=prior.memory,
-        world=prior.world,
-        makers=prior.makers,
-    )
-    now, before = (" × ".join(map(str, each.torus_shape)) for each in (other, prior))
+    now, before = (" × ".join(map(str, each)) for each in (wanted, prior.torus_shape))
     _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
-    return problem.on(other)
+    return problem.on(prior.on_torus(prior.kernel, wanted))
 
 
 def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
@@ -157,7 +145,7 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
     prior = problem.model.prior
     if shape == prior.torus_shape:
         return problem
-    if prior.wrapping is None or len(shape) != prior.grid.dim:
+    if not prior.grows or len(shape) != prior.box.dim:
         raise UserError(
             f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
             "another computation"
@@ -194,8 +182,8 @@ class MGVIStart:
         """Whether the problem has such variables, and as many samples are asked for."""
         prior = problem.model.prior
         others = problem.n_latent - prior.n_white
-        expected = settings.samples, math.prod(self.torus) + others
-        may_change = prior.wrapping is not None and len(self.torus) == prior.grid.dim
+        expected = settings.samples, prior.white_on(self.torus) + others
+        may_change = prior.grows and len(self.torus) == prior.box.dim
         return self.deviations.shape == expected and (may_change or self.torus == prior.torus_shape)
 
 
@@ -347,7 +335,7 @@ class FitState:
         return _Place(
             len(problem.y),
             problem.ordered_sum,
-            problem.model.prior.grid.size,
+            problem.model.prior.lattice.size,
             problem.model.prior.torus_shape,
             self.prior.centre,
             problem.theta,
@@ -374,7 +362,7 @@ class FitState:
         reader.refuse_other("data", place.data, len(y))
         if not problem.has_order_of(place.ordered_sum):
             raise reader.refusal("the data in another order")
-        reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
+        reader.refuse_other("nodes", place.nodes, problem.model.prior.lattice.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
         problem = _on_torus(problem.at(place.theta), place.torus)
         weights = _weights(place, settings, reader)

@@ -1,0 +1,117 @@
+"""Priors of a field at nodes: what inference asks of one on a single grid, or on nested ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, final
+
+import torch
+from torch import Tensor
+
+from dustmap import linalg
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp._levels import NestedGrids
+from dustmap.gp._parameters import AbstractParametric
+from dustmap.gp.kernels import AbstractKernel
+
+if TYPE_CHECKING:
+    from dustmap.gp._prior import PriorReport
+
+
+class AbstractSlopes(ABC):
+    """∂K/∂θ_q (Q of M × M), of which products and quadratic forms are taken."""
+
+    @abstractmethod
+    def products(self, x: Tensor) -> Tensor:
+        """(∂K/∂θ_q) x (Q, M) of x (M,)."""
+
+    @abstractmethod
+    def quadratic(self, x: Tensor) -> Tensor:
+        """x_sᵀ (∂K/∂θ_q) x_s (Q, S) of x (S, M), float64."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CirculantSlopes(AbstractSlopes):
+    """Of one grid: leading blocks of circulants on its torus."""
+
+    circulants: tuple[linalg.CirculantOperator, ...]
+
+    def products(self, x: Tensor) -> Tensor:
+        return torch.stack([slope.matmul(x) for slope in self.circulants])
+
+    def quadratic(self, x: Tensor) -> Tensor:
+        return linalg.quadratic_forms(self.circulants, x)
+
+
+class AbstractLatticePrior(AbstractParametric, ABC):
+    """A Gaussian field s ~ N(0, K) at M nodes with a root R Rᵀ = K (M, M_w)."""
+
+    kernel: AbstractKernel
+    dtype: torch.dtype
+    world: linalg.AbstractWorld
+
+    @property
+    @abstractmethod
+    def lattice(self) -> RegularGrid | NestedGrids:
+        """The nodes."""
+
+    @property
+    @abstractmethod
+    def box(self) -> RegularGrid:
+        """The coarsest grid, with all nodes of its own that are computed: what a torus is around."""
+
+    @property
+    @abstractmethod
+    def finest(self) -> RegularGrid:
+        """The finest grid."""
+
+    @property
+    @abstractmethod
+    def torus_shape(self) -> tuple[int, ...]:
+        """Points per axis of the torus around `box`."""
+
+    @property
+    @abstractmethod
+    def grows(self) -> bool:
+        """Whether that torus may be replaced by another."""
+
+    @property
+    @abstractmethod
+    def n_white(self) -> int:
+        """M_w."""
+
+    @abstractmethod
+    def white_on(self, torus_shape: Sequence[int]) -> int:
+        """M_w on another torus around `box`."""
+
+    @property
+    @abstractmethod
+    def report(self) -> "PriorReport":
+        """The construction on the torus around `box`."""
+
+    @property
+    @abstractmethod
+    def missing(self) -> Tensor | None:
+        """Variance (M,) that the nodes lack of the field; None where they lack nothing."""
+
+    @abstractmethod
+    def root(self) -> linalg.AbstractOperator:
+        """R (M, M_w)."""
+
+    @abstractmethod
+    def covariance_products(self) -> linalg.AbstractOperator:
+        """K (M, M), for many products in one precision."""
+
+    @abstractmethod
+    def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> Self:
+        """The prior of another kernel, on a torus of this shape."""
+
+    @abstractmethod
+    def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> AbstractSlopes:
+        """(K' − K)/step for the K' of every kernel on the same torus; none carries a graph."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Device of the spectrum."""
