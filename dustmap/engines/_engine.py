@@ -24,6 +24,7 @@ from dustmap.gp import (
     Batch,
     FitStatus,
     GPModel,
+    NestedGrids,
     ParameterErrors,
     Prediction,
     RegularGrid,
@@ -74,7 +75,7 @@ class Problem:
     Attributes
     ----------
     model, data
-    box : nodes of the map's grid, where there is a map
+    box : nodes of the map's grid, or of nested ones, where there is a map
     origin : model that priors of hyperparameters are centred on, where that is not `model`
     nu : degrees of freedom of the Student-t noise of an earlier fit, to start from
     start
@@ -84,17 +85,31 @@ class Problem:
 
     model: GPModel
     data: Batch
-    box: RegularGrid | None = None
+    box: RegularGrid | NestedGrids | None = None
     origin: GPModel | None = None
     nu: float | None = None
     start: Arrays = field(default_factory=dict)
 
     @property
-    def nodes(self) -> RegularGrid:
-        """The box; an error where there is none."""
+    def lattice(self) -> RegularGrid | NestedGrids:
+        """The nodes; an error where there are none."""
         if self.box is None:
             raise UserError("this engine solves on the map's grid: give the problem a box")
         return self.box
+
+    @property
+    def single(self) -> RegularGrid | None:
+        """The nodes of a single grid, None without a map; an error of more than one."""
+        return None if self.box is None else self.nodes
+
+    @property
+    def nodes(self) -> RegularGrid:
+        """The nodes of a single grid; an error where there is none, or more than one."""
+        if isinstance(self.lattice, NestedGrids):
+            raise UserError(
+                'levels are for log-normal densities: leave grid.levels out, or set engine = "auto"'
+            )
+        return self.lattice
 
     def robust(self, settings: inference.RobustSettings | None) -> inference.RobustSettings | None:
         """Settings of Student-t noise at the degrees of freedom of an earlier fit, if any."""
@@ -103,7 +118,7 @@ class Problem:
     def sizes(self, samples: int, itemsize: int) -> GriddedSizes:
         """Sizes on the box, at the length scale of a first fit: later ones share its bytes."""
         kernel = (self.origin or self.model).kernel
-        return GriddedSizes.of(kernel, self.nodes, len(self.data), samples, itemsize)
+        return GriddedSizes.of(kernel, self.lattice, len(self.data), samples, itemsize)
 
 
 @final

@@ -68,7 +68,7 @@ class ExactEngine(AbstractEngine):
         what = "covariances, in chunks"
         parts.append(Component("predictions", _PREDICTIONS, During.EXPORT, what))
         if self.settings.draws and problem.box is not None:
-            nodes = draw_grid(problem.box, first_length(problem.model.kernel)).size
+            nodes = draw_grid(problem.nodes, first_length(problem.model.kernel)).size
             what = f"root of a covariance of {nodes:,} nodes, for uncertain distances"
             parts.append(Component("draws", 4 * nodes**2 * _DOUBLE, During.DRAWING, what))
         return MemoryPlan(tuple(parts))
@@ -126,7 +126,7 @@ class ExactEngine(AbstractEngine):
     @torch.no_grad()
     def _conditioned(self, problem: Problem) -> EngineFit:
         """Factor the covariance of all data."""
-        model, box = problem.model, problem.box
+        model, box = problem.model, problem.single
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
         noise_variance, points = model.likelihood.noise_variance(data), data.functional

@@ -85,7 +85,7 @@ class InducingEngine(AbstractEngine):
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """The posterior at the learned kernel; that and the noise of point values are refined."""
-        model, report = _within_the_box(learned.model, problem.box)
+        model, report = _within_the_box(learned.model, problem.single)
         learned = replace(learned, model=model)
         if isinstance(problem.data.functional, PointValues):
             with watch.learning():
@@ -243,7 +243,7 @@ class InducingEngine(AbstractEngine):
             arrays = variational_arrays(posterior)
             return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
         places = PlacesAndRays.of(posterior)
-        nodes = PointValues(problem.box.points(device=posterior.state.mean.device))
+        nodes = PointValues(problem.nodes.points(device=posterior.state.mean.device))
         return EngineFit(
             places,
             learned,

@@ -16,7 +16,16 @@ from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._errors import errors_of_coefficients, with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import GridPrior, ParameterErrors, Parameters, features, whole_batch
+from dustmap.gp import (
+    AbstractLatticePrior,
+    GridPrior,
+    NestedGrids,
+    NestedPrior,
+    ParameterErrors,
+    Parameters,
+    features,
+    whole_batch,
+)
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
@@ -236,15 +245,7 @@ class LogNormalEngine(AbstractEngine):
     def _model(self, problem: Problem, division: "RankDivision") -> inference.LogNormalModel:
         """Prior, mean and noise, and rows of the fit through shared beams where there are any."""
         model, settings = problem.model, self.settings
-        prior = GridPrior.padded(
-            model.kernel,
-            problem.nodes,
-            nugget=inference.nugget_for(model.kernel, settings.dtype),
-            dtype=settings.dtype,
-            memory=settings.memory,
-            world=division.rows,
-            makers=world_of(problem.data.functional),
-        )
+        prior = self._prior(problem, division)
         rows = functools.partial(self._rows(problem), memory=division.allotment.rows)
         if settings.beams is not None:
             beamed = features.beamed_interpolation
@@ -253,11 +254,29 @@ class LogNormalEngine(AbstractEngine):
             prior, model.mean, model.noise, rows, zero_points=model.zero_points
         )
 
+    def _prior(self, problem: Problem, division: "RankDivision") -> AbstractLatticePrior:
+        """The prior on the grid, or on nested ones."""
+        kernel, nodes, settings = problem.model.kernel, problem.lattice, self.settings
+        dtype, memory, world = settings.dtype, settings.memory, division.rows
+        if isinstance(nodes, NestedGrids):
+            return NestedPrior.of(kernel, nodes, dtype=dtype, memory=memory, world=world)
+        return GridPrior.padded(
+            kernel,
+            nodes,
+            nugget=inference.nugget_for(kernel, dtype),
+            dtype=dtype,
+            memory=memory,
+            world=world,
+            makers=world_of(problem.data.functional),
+        )
+
     def _rows(self, problem: Problem) -> "functools.partial[Any]":
         """Rows of any functional by multilinear interpolation, not stored: a posterior multiplies
         them once."""
         dtype = self.settings.dtype
-        return functools.partial(features.interpolation, grid=problem.nodes, memory=0, dtype=dtype)
+        return functools.partial(
+            features.interpolation, grid=problem.lattice, memory=0, dtype=dtype
+        )
 
     def sizes(self, problem: Problem) -> _memory.GriddedSizes:
         """Sizes of the solve on the map's grid."""
@@ -290,13 +309,13 @@ class LogNormalEngine(AbstractEngine):
 
     def row_bytes(self, problem: Problem) -> _memory.RowBytes:
         """Bytes of rows with their transpose, those of shared beams included."""
-        grid, dtype, beams = problem.nodes, self.settings.dtype, self.settings.beams
+        grid, dtype, beams = problem.lattice, self.settings.dtype, self.settings.beams
         if beams is None:
             order = _memory.LINEAR
             return functools.partial(features.row_bytes, grid=grid, order=order, dtype=dtype)
 
         def shared(rays: LineIntegrals) -> int:
-            table = features.BeamTable.of(grid, beams, dtype=dtype, device=rays.device)
+            table = features.BeamTable.of(problem.nodes, beams, dtype=dtype, device=rays.device)
             return table.planned_bytes(rays)
 
         return shared

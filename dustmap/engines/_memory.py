@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import torch
 
 from dustmap import inference
-from dustmap.gp import RegularGrid, features, torus_for
+from dustmap.gp import NestedGrids, RegularGrid, features, tori_for, torus_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
@@ -158,10 +158,18 @@ class GriddedSizes:
 
     @staticmethod
     def of(
-        kernel: AbstractKernel, grid: RegularGrid, n: int, samples: int, itemsize: int
+        kernel: AbstractKernel,
+        grid: RegularGrid | NestedGrids,
+        n: int,
+        samples: int,
+        itemsize: int,
     ) -> "GriddedSizes":
         """Sizes for n data at the kernel's length scale."""
-        torus = math.prod(torus_for(kernel, grid, GridSettings().padding))
+        padding = GridSettings().padding
+        if isinstance(grid, NestedGrids):
+            torus = sum(map(math.prod, tori_for(kernel, grid, padding)))
+        else:
+            torus = math.prod(torus_for(kernel, grid, padding))
         return GriddedSizes(n, grid.size, torus, samples, itemsize)
 
     @property

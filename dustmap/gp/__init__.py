@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from dustmap.gp._batch import Prediction as Prediction
     from dustmap.gp._batch import own_batch as own_batch
     from dustmap.gp._batch import whole_batch as whole_batch
+    from dustmap.gp._divided_spectrum import low_pass as low_pass
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
     from dustmap.gp._lattice_prior import AbstractLatticePrior as AbstractLatticePrior
     from dustmap.gp._lattice_prior import AbstractSlopes as AbstractSlopes
+    from dustmap.gp._lattice_prior import PriorReport as PriorReport
     from dustmap.gp._levels import NestedGrids as NestedGrids
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
     from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._nested_prior import NestedPrior as NestedPrior
+    from dustmap.gp._nested_prior import tori_for as tori_for
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from dustmap.gp._parameters import gradient_at as gradient_at
     from dustmap.gp._parameters import maximise as maximise
     from dustmap.gp._prior import GridPrior as GridPrior
-    from dustmap.gp._prior import PriorReport as PriorReport
     from dustmap.gp._torus import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._torus import torus_for as torus_for
     from dustmap.gp._torus import wrap_inflation as wrap_inflation

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -14,8 +14,26 @@ from dustmap.gp._levels import NestedGrids
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp.kernels import AbstractKernel
 
-if TYPE_CHECKING:
-    from dustmap.gp._prior import PriorReport
+
+@final
+@dataclass(frozen=True)
+class PriorReport:
+    """Report on the construction of a `GridPrior`.
+
+    torus_shape: points per axis (L_1, ..., L_D); wrap_error: largest prior correlation between
+    opposite faces of the box through the padding, the one approximation of the wrapped kernel (0
+    for the minimal embedding); wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the
+    variance at a node; smallest_eigenvalue: of C over the largest, before clamping, with nugget;
+    clamped: number of eigenvalues raised to round-off; nugget: variance added to the diagonal of
+    K, C and R Rᵀ.
+    """
+
+    torus_shape: tuple[int, ...]
+    wrap_error: float
+    wrap_inflation: float
+    smallest_eigenvalue: float
+    clamped: int
+    nugget: float
 
 
 class AbstractSlopes(ABC):
@@ -45,11 +63,15 @@ class CirculantSlopes(AbstractSlopes):
 
 
 class AbstractLatticePrior(AbstractParametric, ABC):
-    """A Gaussian field s ~ N(0, K) at M nodes with a root R Rᵀ = K (M, M_w)."""
+    """A Gaussian field s ~ N(0, K) at M nodes with a root R Rᵀ = K (M, M_w).
+
+    report: of the torus around `box`.
+    """
 
     kernel: AbstractKernel
     dtype: torch.dtype
     world: linalg.AbstractWorld
+    report: PriorReport
 
     @property
     @abstractmethod
@@ -59,7 +81,7 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     @property
     @abstractmethod
     def box(self) -> RegularGrid:
-        """The coarsest grid, with all nodes of its own that are computed: what a torus is around."""
+        """The coarsest grid with all its nodes that are computed: what a torus is around."""
 
     @property
     @abstractmethod
@@ -84,11 +106,6 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     @abstractmethod
     def white_on(self, torus_shape: Sequence[int]) -> int:
         """M_w on another torus around `box`."""
-
-    @property
-    @abstractmethod
-    def report(self) -> "PriorReport":
-        """The construction on the torus around `box`."""
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ A place belongs to the finest grid whose box contains it. What is known of a fie
 to the next by interpolation with a windowed sine cardinal.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class NestedGrids:
         object.__setattr__(self, "grids", tuple(self.grids))
         if not self.grids:
             raise UserError("grids must hold at least one grid")
-        for outer, inner in zip(self.grids, self.grids[1:], strict=False):
+        for outer, inner in itertools.pairwise(self.grids):
             _check_nested(outer, inner)
 
     @property
@@ -87,7 +88,7 @@ class NestedGrids:
         ends = [0]
         for grid in self.grids:
             ends.append(ends[-1] + grid.size)
-        return tuple(slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))
+        return tuple(slice(a, b) for a, b in itertools.pairwise(ends))
 
     def points(self, device: "object | None" = None) -> "Tensor":
         """All nodes (M, D), float64."""
@@ -127,6 +128,14 @@ def widened(grid: RegularGrid, inner: RegularGrid) -> RegularGrid:
     return RegularGrid(tuple(lower), grid.spacing, tuple(shape))
 
 
+def widened_grids(nested: NestedGrids) -> tuple[RegularGrid, ...]:
+    """All grids with the nodes that the next finer one takes; coarsest first."""
+    wide = [nested.finest]
+    for grid in nested.grids[-2::-1]:
+        wide.insert(0, widened(grid, wide[0]))
+    return tuple(wide)
+
+
 def within(grid: RegularGrid, wide: RegularGrid) -> tuple[slice, ...]:
     """The nodes of a grid among those of one with the same spacing around it, axis by axis."""
     first = [
@@ -138,7 +147,7 @@ def within(grid: RegularGrid, wide: RegularGrid) -> tuple[slice, ...]:
 def interpolation_matrices(source: RegularGrid, target: RegularGrid) -> "tuple[Tensor, ...]":
     """Matrices (m_d, M_d) of every axis from nodes of one grid to those of another inside it:
 
-        P_ij ∝ sinc(x_i − j) · I₀(β √(1 − ((x_i − j)/W)²)),  |x_i − j| < W,  x_i in nodes of the source
+        P_ij ∝ sinc(x_i − j) · I₀(β √(1 − ((x_i − j)/W)²)),  |x_i − j| < W,  x_i in nodes
 
     with rows that sum to one; float64. Where nodes coincide the row has a single 1.
 

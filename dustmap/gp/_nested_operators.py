@@ -15,7 +15,7 @@ from dustmap.gp._levels import (
     NestedGrids,
     fading,
     interpolation_matrices,
-    widened,
+    widened_grids,
     within,
 )
 
@@ -23,8 +23,8 @@ from dustmap.gp._levels import (
 @final
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A and Aᵀ: from fields (w_0, …, w_J) at the widened nodes of every grid, one after the other, to
-    s at the nodes of all; s_j = P_j s_{j−1} + g_j w_j.
+    """A and Aᵀ: from fields (w_0, …, w_J) at the widened nodes of every grid, one after the other,
+    to s at the nodes of all; s_j = P_j s_{j−1} + g_j w_j.
 
     nested: the grids; wide: the same with the nodes that interpolation takes around them; matrices:
     P_j of every axis, from grid j − 1 to j; fades: g_j (M_j), in the dtype of the fields.
@@ -38,9 +38,7 @@ class Chain:
     @staticmethod
     def of(nested: NestedGrids, dtype: torch.dtype, device: torch.device | None = None) -> "Chain":
         """Make the matrices."""
-        wide = [nested.finest]
-        for grid in nested.grids[-2::-1]:
-            wide.insert(0, widened(grid, wide[0]))
+        wide = widened_grids(nested)
         matrices = tuple(
             tuple(each.to(device, dtype) for each in interpolation_matrices(source, target))
             for source, target in itertools.pairwise(wide)
@@ -49,7 +47,7 @@ class Chain:
             _padded(fading(grid, before.spacing), grid, around)
             for before, grid, around in zip(nested.grids, nested.grids[1:], wide[1:], strict=False)
         ]
-        return Chain(nested, tuple(wide), matrices, tuple(each.to(device, dtype) for each in fades))
+        return Chain(nested, wide, matrices, tuple(each.to(device, dtype) for each in fades))
 
     def forward(self, fields: Sequence[Tensor]) -> Tensor:
         """A w (..., M)."""

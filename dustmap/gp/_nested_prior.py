@@ -4,10 +4,10 @@ At the nodes of grid j the field is
 
     s_j = P_j s_{j−1} + g_j R_j ε_j,    ε ~ N(0, I),
 
-P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`), and R_j the root
-of a part of the spectrum (`divided_spectra`). What a place lacks of the finer fields has the variance
-V − Σ_i g_i² V_i: half of it joins ln ρ, so that E[ρ] is the same everywhere, and predictions have it
-between the nodes.
+P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`), and R_j the
+root of a part of the spectrum (`divided_spectra`). What a place lacks of the finer fields has the
+variance V − Σ_i g_i² V_i: half of it joins ln ρ, so that E[ρ] is the same everywhere, and
+predictions have it between the nodes.
 """
 
 import math
@@ -23,11 +23,10 @@ from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._divided_spectrum import divided_spectra, mean_of_half
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._lattice_prior import AbstractLatticePrior
-from dustmap.gp._levels import NestedGrids
+from dustmap.gp._lattice_prior import AbstractLatticePrior, PriorReport
+from dustmap.gp._levels import NestedGrids, widened_grids
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
 from dustmap.gp._parameters import Parameter
-from dustmap.gp._prior import PriorReport
 from dustmap.gp._torus import torus_for, wrap_error, wrap_inflation
 from dustmap.gp.kernels import AbstractKernel
 
@@ -63,6 +62,7 @@ class NestedPrior(AbstractLatticePrior):
     tori: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     memory: int
+    report: PriorReport
     world: linalg.AbstractWorld = field(default_factory=linalg.Alone)
 
     @staticmethod
@@ -86,8 +86,8 @@ class NestedPrior(AbstractLatticePrior):
                 "build both with the same number of axes"
             )
         chain = chain or Chain.of(nested, dtype, kernel.device)
-        first = tuple(torus_shape) if torus_shape else torus_for(kernel, chain.wide[0], padding)
-        tori = (first, *inner_tori(nested, chain.wide))
+        tori = tori_for(kernel, nested, padding)
+        tori = (tuple(torus_shape), *tori[1:]) if torus_shape else tori
         needed = 4 * 8 * sum(math.prod(torus) for torus in tori)
         if needed > memory:
             raise MemoryError(
@@ -95,8 +95,8 @@ class NestedPrior(AbstractLatticePrior):
                 f"{memory:,}: use coarser or smaller levels, or raise memory"
             )
         spectra = divided_spectra(kernel, nested, tori)
-        world = world or linalg.Alone()
-        return NestedPrior(kernel, nested, chain, spectra, tori, dtype, memory, world)
+        report, world = _report(kernel, chain.wide[0], tori[0], spectra), world or linalg.Alone()
+        return NestedPrior(kernel, nested, chain, spectra, tori, dtype, memory, report, world)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.kernel.parameters()
@@ -112,7 +112,8 @@ class NestedPrior(AbstractLatticePrior):
         """The prior of another kernel on a torus of this shape around the coarsest grid."""
         spectra = divided_spectra(kernel, self.grid, (tuple(torus_shape), *self.tori[1:]))
         tori = tuple(torus_shape), *self.tori[1:]
-        return replace(self, kernel=kernel, spectra=spectra, tori=tori)
+        report = _report(kernel, self.box, tori[0], spectra)
+        return replace(self, kernel=kernel, spectra=spectra, tori=tori, report=report)
 
     @property
     def lattice(self) -> NestedGrids:
@@ -146,13 +147,6 @@ class NestedPrior(AbstractLatticePrior):
 
     def white_on(self, torus_shape: Sequence[int]) -> int:
         return sum(math.prod(torus) for torus in (torus_shape, *self.tori[1:]))
-
-    @cached_property
-    def report(self) -> PriorReport:
-        error = wrap_error(self.kernel, self.box, self.torus_shape)
-        inflation = wrap_inflation(self.kernel, self.box, self.torus_shape)
-        smallest = min(float(each.min() / each.max()) for each in self.spectra)
-        return PriorReport(self.torus_shape, error, inflation, smallest, 0, 0.0)
 
     @torch.no_grad()
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> "NestedSlopes":
@@ -216,15 +210,31 @@ class NestedPrior(AbstractLatticePrior):
         return sum(parts, start=torch.zeros_like(shares[0])).clamp_min(0.0)
 
 
-def inner_tori(nested: NestedGrids, wide: Sequence[RegularGrid]) -> tuple[tuple[int, ...], ...]:
-    """Points of the tori of all grids but the coarsest."""
-    found = []
+def _report(
+    kernel: AbstractKernel, box: RegularGrid, torus: tuple[int, ...], spectra: Sequence[Tensor]
+) -> PriorReport:
+    """Images on the coarsest torus, and the least eigenvalue of all."""
+    error, inflation = wrap_error(kernel, box, torus), wrap_inflation(kernel, box, torus)
+    smallest = min(float(each.min() / each.max()) for each in spectra)
+    return PriorReport(torus, error, inflation, smallest, 0, 0.0)
+
+
+def tori_for(
+    kernel: AbstractKernel, nested: NestedGrids, padding: float
+) -> tuple[tuple[int, ...], ...]:
+    """Points of the tori of all grids, for `padding` lengths around the coarsest.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grids = (RegularGrid((0.0,), (h,), (m,)) for h, m in ((1.0, 61), (0.25, 81)))
+    >>> tori_for(Matern32(2.0, dim=1), NestedGrids(tuple(grids)), padding=3.0)
+    ((75,), (98,))
+    """
+    wide = widened_grids(nested)
+    found = [torus_for(kernel, wide[0], padding)]
     for before, around in zip(nested.grids, wide[1:], strict=False):
         ratios = (a / b for a, b in zip(before.spacing, around.spacing, strict=True))
-        found.append(
-            tuple(
-                linalg.fast_length(m + math.ceil(_PADDING * ratio))
-                for m, ratio in zip(around.shape, ratios, strict=True)
-            )
-        )
+        sizes = zip(around.shape, ratios, strict=True)
+        found.append(tuple(linalg.fast_length(m + math.ceil(_PADDING * r)) for m, r in sizes))
     return tuple(found)

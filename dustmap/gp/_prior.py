@@ -12,7 +12,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._lattice_prior import AbstractLatticePrior, CirculantSlopes
+from dustmap.gp._lattice_prior import AbstractLatticePrior, CirculantSlopes, PriorReport
 from dustmap.gp._parameters import Parameter
 from dustmap.gp._torus import padded_shape, torus_for, wrap_error
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
@@ -31,27 +31,6 @@ _PRECONDITIONER_PADDING = 1.0
 _PRECONDITIONER_TOLERANCE = 1e-9
 #: float32 cannot represent the inverse of a smooth kernel whose eigenvalues spread further.
 _FLOAT32_SPREAD = 1e-6
-
-
-@final
-@dataclass(frozen=True)
-class PriorReport:
-    """Report on the construction of a `GridPrior`.
-
-    torus_shape: points per axis (L_1, ..., L_D); wrap_error: largest prior correlation between
-    opposite faces of the box through the padding, the one approximation of the wrapped kernel (0
-    for the minimal embedding); wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the
-    variance at a node; smallest_eigenvalue: of C over the largest, before clamping, with nugget;
-    clamped: number of eigenvalues raised to round-off; nugget: variance added to the diagonal of
-    K, C and R Rᵀ.
-    """
-
-    torus_shape: tuple[int, ...]
-    wrap_error: float
-    wrap_inflation: float
-    smallest_eigenvalue: float
-    clamped: int
-    nugget: float
 
 
 @final

@@ -19,8 +19,8 @@ from dustmap.gp.functionals import chord
 class LevelPart:
     """Data, or parts of them, on one grid.
 
-    rows (K,): of all data, to which the K functionals belong; first: of its nodes among those of all
-    grids.
+    rows (K,): of all data, to which the K functionals belong; first: of its nodes among those of
+    all grids.
     """
 
     functional: functionals.AbstractFunctional

@@ -269,17 +269,19 @@ class LogNormalPosterior(gp.AbstractPosterior):
             some = without_groups(rays[part])
             rows = self.interpolation(some)
             squares = rows.matmul(self._mean_square.to(rows.dtype))
+            lacking = rows.matmul((self.unresolved.length * self._mean_square).to(rows.dtype))
             if nodes is not None:
                 share = rows.matmul((self._mean_square * nodes).to(rows.dtype)) / squares
             else:
-                share = (self._draws(some).var(0) / (self.unresolved.length * squares)).sqrt()
+                share = (self._draws(some).var(0) / lacking).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
-    def _squares(self, functional: AbstractFunctional) -> Tensor:
-        """L E[ρ²] (N,)."""
+    def _squares(self, functional: AbstractFunctional, weight: Tensor | None) -> Tensor:
+        """L E[ρ²] (N,), or L (v E[ρ²]) with v (M,) at the nodes."""
         rows = self.interpolation(functional)
-        return rows.matmul(self._mean_square.to(rows.dtype))
+        squares = self._mean_square if weight is None else weight * self._mean_square
+        return rows.matmul(squares.to(rows.dtype))
 
     @functools.cached_property
     def _mean_square(self) -> Tensor:

@@ -22,14 +22,15 @@ follow that. Scales just below the grid are as well known as those just above, s
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import NestedGrids, NestedPrior, RegularGrid, low_pass
+from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
@@ -39,36 +40,33 @@ _DIRECTIONS, _LENGTHS = 128, 250
 _LEAST, _LARGEST = 1e-2, 1e3
 #: Of the aliases k, the largest entry.
 _ALIASES = 1
+#: Least variance that a level fades over.
+_TINY = 1e-12
+#: L E[ρ²] (N,) of functionals, or L (v E[ρ²]) with v (M,) at the nodes.
+Squares: TypeAlias = Callable[[AbstractFunctional, Tensor | None], Tensor]
 #: Mean of 1/|ω·u| over directions u, as a multiple of 1/|ω| · (2π)/2, by dimension.
 _ALONG = {1: 0.0, 2: 2.0, 3: math.pi}
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Unresolved:
-    """The variance that integrals and values of ρ = exp(s) lack on a grid.
+@dataclass(frozen=True)
+class LevelLack:
+    """What one grid leaves out: Λ in the units of the grid; τ² of normal numbers, independent from
+    node to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt; and the
+    mean variance of s less its interpolant."""
 
-    kernel: of s. length: Λ in the units of the grid. node_variance: τ² of normal numbers,
-    independent from node to node, which added to s at the nodes give integrals the variance
-    Λ ∫ w² ρ² dt. scale: factor on the variance that is unknown, 1 from the prior alone.
-
-    >>> from dustmap.gp.kernels import Matern32
-    >>> grid = RegularGrid.from_bounds((0.0,) * 3, (10.0,) * 3, (11,) * 3)
-    >>> coarse, fine = (Unresolved.of(Matern32(ell, dim=3), grid) for ell in (1.0, 10.0))
-    >>> fine.length < 0.005 < 0.05 < coarse.length
-    True
-    """
-
-    kernel: AbstractKernel
-    grid: RegularGrid
     length: float
     node_variance: float
-    scale: float = 1.0
+    log_variance: float
 
     @staticmethod
     @torch.no_grad()
-    def of(kernel: AbstractKernel, grid: RegularGrid, scale: float = 1.0) -> "Unresolved":
-        """Compute it for a kernel of s and a grid of up to three dimensions."""
+    def of(kernel: AbstractKernel, grid: RegularGrid, *, filtered: bool = False) -> "LevelLack":
+        """Compute it for a kernel of s and a grid of up to three dimensions.
+
+        filtered: whether the nodes have s φ alone, by the low pass of `NestedPrior`; S (1 − φ) is
+        then left out, too.
+        """
         spacing = torch.tensor(grid.spacing, dtype=torch.float64)
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(_DIRECTIONS, grid.dim, dtype=torch.float64, generator=generator)
@@ -77,7 +75,12 @@ class Unresolved:
         ends = math.log10(_LEAST / longest), math.log10(_LARGEST / min(grid.spacing))
         length = torch.logspace(*ends, _LENGTHS, dtype=torch.float64)
         omega = length[:, None, None] * u
-        power = kernel.spectral_density(omega.to(kernel.device)).cpu()
+
+        def power_at(omega: Tensor) -> Tensor:
+            whole = kernel.spectral_density(omega.to(kernel.device)).cpu()
+            return whole * low_pass(omega, grid.spacing) if filtered else whole
+
+        power = power_at(omega)
         hat = _hats(omega * spacing).prod(-1)
         gram = ((2.0 + (omega * spacing).cos()) / 3.0).prod(-1)
         base = torch.remainder(omega * spacing + math.pi, 2.0 * math.pi) - math.pi
@@ -87,11 +90,13 @@ class Unresolved:
         folded = torch.zeros_like(power)
         for k in itertools.product(range(len(turns)), repeat=grid.dim):
             alias = torch.stack([turns[a][..., i] for i, a in enumerate(k)], -1) / spacing
-            aliased = kernel.spectral_density(alias.to(kernel.device)).cpu()
+            aliased = power_at(alias)
             folded += math.prod((squares[a][..., i] for i, a in enumerate(k)), start=aliased)
         held = hat.square() / gram
         others = (folded - power * hat.square()).clamp_min(0.0)
         left = power * (1.0 - held).square() + others * held / gram
+        if filtered:
+            left = left + kernel.spectral_density(omega.to(kernel.device)).cpu() - power
 
         def total(density: Tensor, of_length: Tensor) -> float:
             """(2π)^-D ∫ density(ω) of_length(|ω|) dω."""
@@ -102,7 +107,72 @@ class Unresolved:
         ones, along = torch.ones_like(length), _ALONG[grid.dim] / length
         line = total(left, along) * (1.0 + 0.25 * total(left, ones))
         white = total(hat.square() * spacing.prod(), along)
-        return Unresolved(kernel, grid, line, line / white if white > 0 else 0.0, scale)
+        error = total(power * (1.0 - 2.0 * hat + gram), ones)
+        return LevelLack(line, line / white if white > 0 else 0.0, error)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Unresolved:
+    """The variance that integrals and values of ρ = exp(s) lack on a grid, or on nested ones.
+
+    kernel: of s. levels: of every grid, coarsest first; missing (M,): variance that nodes of nested
+    grids lack of s, None of a single grid. scale: factor on the variance that is unknown, 1 from
+    the prior alone.
+
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid.from_bounds((0.0,) * 3, (10.0,) * 3, (11,) * 3)
+    >>> coarse, fine = (Unresolved.of(Matern32(ell, dim=3), grid) for ell in (1.0, 10.0))
+    >>> fine.length < 0.005 < 0.05 < coarse.length
+    True
+    """
+
+    kernel: AbstractKernel
+    grid: RegularGrid | NestedGrids
+    levels: tuple[LevelLack, ...]
+    missing: Tensor | None = None
+    scale: float = 1.0
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        kernel: AbstractKernel, grid: RegularGrid | NestedGrids, scale: float = 1.0
+    ) -> "Unresolved":
+        """Compute it for a kernel of s and grids of up to three dimensions."""
+        if isinstance(grid, RegularGrid):
+            return Unresolved(kernel, grid, (LevelLack.of(kernel, grid),), scale=scale)
+        *coarse, finest = grid.grids
+        levels = [LevelLack.of(kernel, each, filtered=True) for each in coarse]
+        missing = NestedPrior.of(kernel, grid, dtype=torch.float32).missing
+        return Unresolved(kernel, grid, (*levels, LevelLack.of(kernel, finest)), missing, scale)
+
+    @property
+    def length(self) -> "float | Tensor":
+        """Λ, or Λ (M,) at the nodes of nested grids."""
+        if self.missing is None:
+            return self.levels[0].length
+        return self._by_node([level.length for level in self.levels])
+
+    @property
+    def node_variance(self) -> "float | Tensor":
+        """τ², or τ² (M,) at the nodes of nested grids."""
+        if self.missing is None:
+            return self.levels[0].node_variance
+        return self._by_node([level.node_variance for level in self.levels])
+
+    def _by_node(self, values: Sequence[float]) -> Tensor:
+        """A number of every grid at its nodes (M,); where it fades, between that of the grid and
+        that of the coarser one, as the variance that it lacks."""
+        assert isinstance(self.grid, NestedGrids)
+        assert self.missing is not None
+        found = torch.empty_like(self.missing)
+        for number, place in enumerate(self.grid.places):
+            here = self.missing[place]
+            low, high = here.min(), here.max()
+            faded = (here - low) / (high - low).clamp_min(_TINY)
+            before = values[max(0, number - 1)]
+            found[place] = values[number] + (before - values[number]) * faded
+        return found
 
     def scaled(self, scale: float) -> "Unresolved":
         """Return it with another scale."""
@@ -112,22 +182,25 @@ class Unresolved:
         self,
         functional: AbstractFunctional,
         known: Tensor,
-        squares: Callable[[AbstractFunctional], Tensor],
+        squares: Squares,
     ) -> Tensor:
         """Return the unknown variance (N,) that integrals along rays, or values at places, lack.
 
-        known (N,): posterior variance S of the interpolant; squares: L E[ρ²] (N,) of a functional.
-        Functionals of other kinds lack nothing, and neither do nodes.
+        known (N,): posterior variance S of the interpolant; squares: L E[ρ²] (N,) of a functional,
+        or L Λ E[ρ²] with Λ (M,). Functionals of other kinds lack nothing, and neither do nodes.
         """
         if self.scale > 0.0 and isinstance(functional, LineIntegrals):
             return self.of_integrals(known, self.whole(functional, squares))
         if self.scale > 0.0 and isinstance(functional, PointValues):
-            return (self.relative(functional.x) * squares(functional)).to(known)
+            return (self.relative(functional.x) * squares(functional, None)).to(known)
         return torch.zeros_like(known)
 
-    def whole(self, rays: LineIntegrals, squares: Callable[[AbstractFunctional], Tensor]) -> Tensor:
-        """Return V = Λ ∫ w² E[ρ²] dt (N,)."""
-        return self.length * squares(replace(rays, weights=rays.weights.square()))
+    def whole(self, rays: LineIntegrals, squares: Squares) -> Tensor:
+        """Return V = ∫ Λ w² E[ρ²] dt (N,)."""
+        squared = replace(rays, weights=rays.weights.square())
+        if self.missing is None:
+            return self.levels[0].length * squares(squared, None)
+        return squares(squared, torch.as_tensor(self.length))
 
     def of_integrals(self, known: Tensor, whole: Tensor) -> Tensor:
         """Return √(S V) (N,), at most V, for the posterior variance S."""
@@ -141,13 +214,29 @@ class Unresolved:
     @torch.no_grad()
     def log_variance(self, x: Tensor) -> Tensor:
         """Return c = k(0) − 2 wᵀ k(z, x) + wᵀ K_zz w (N,) with the weights w of the 2^D nodes z
-        around a place, times a scale below 1; float64."""
+        around a place, times a scale below 1; float64. Of nested grids all but the finest have the
+        mean of that in their cells, and every place what its nodes lack."""
+        if self.missing is None:
+            assert isinstance(self.grid, RegularGrid)
+            return min(self.scale, 1.0) * self._of_interpolant(x, self.grid)
+        assert isinstance(self.grid, NestedGrids)
+        owner, places = self.grid.owner(x), PointValues(x)
+        missing = self.missing.to(x.device)
+        c = interpolation(places, self.grid, dtype=torch.float64).matmul(missing)
+        finest = owner == len(self.levels) - 1
+        c[finest] += self._of_interpolant(x[finest], self.grid.finest)
+        for number, level in enumerate(self.levels[:-1]):
+            c[owner == number] += level.log_variance
+        return min(self.scale, 1.0) * c
+
+    def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:
+        """The variance (N,) of s less its interpolant on a grid; float64."""
         corners = torch.tensor(
-            list(itertools.product((0.0, 1.0), repeat=self.grid.dim)), dtype=torch.float64
+            list(itertools.product((0.0, 1.0), repeat=grid.dim)), dtype=torch.float64
         ).to(x.device)
         lower, spacing = (
             torch.tensor(values, dtype=torch.float64, device=x.device)
-            for values in (self.grid.lower, self.grid.spacing)
+            for values in (grid.lower, grid.spacing)
         )
         cells = (x.double() - lower) / spacing
         offset = (cells - cells.floor())[:, None]
@@ -157,7 +246,7 @@ class Unresolved:
             -1
         )
         c = c + ((weight @ around) * weight).sum(-1)
-        return min(self.scale, 1.0) * c.clamp_min(0.0)
+        return c.clamp_min(0.0)
 
 
 def _hats(turned: Tensor) -> Tensor:
