@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from dustmap.config import _values
+from dustmap.config._agreement import check
 from dustmap.config._execution import ComputeConfig, ExportConfig
 from dustmap.config._schema import DataConfig, FitConfig, GridConfig, ModelConfig
 from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
-#: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
-_MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
 _Tables = dict[str, dict[str, object]]
 #: Of a configuration; and a key of so many levels that tomllib, whose time and memory grow with
 #: their square, takes minutes.
@@ -44,7 +43,7 @@ class Config:
         """The distribution of the density: model.density, or what "auto" stands for."""
         if self.model.density != "auto":
             return self.model.density
-        return "lognormal" if self._solves_for_all_stars else "gaussian"
+        return "lognormal" if self.solves_for_all_stars else "gaussian"
 
     @property
     def engine(self) -> str:
@@ -57,16 +56,19 @@ class Config:
         The engine of a regression, and a kernel whose length and std are learned, are left for the
         data to choose, but the kernel on tiles, which share that of one sky.
         """
-        model, fit = self.model, self.fit
-        if self._solves_for_all_stars:
+        model, fit, grid = self.model, self.fit, self.grid
+        if isinstance(grid.levels, tuple) and grid.levels:
+            size, spacing = grid.levels[0]
+            grid = replace(grid, size=size, spacing=spacing)
+        if self.solves_for_all_stars:
             fit = replace(fit, engine="global")
         if model.noise == "auto":
-            noise = "student-t" if self._solves_for_all_stars else "gaussian"
+            noise = "student-t" if self.solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
         is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")
-        return replace(self, model=model, fit=fit)
+        return replace(self, grid=grid, model=model, fit=fit)
 
     @property
     def tile_margin(self) -> float:
@@ -74,147 +76,12 @@ class Config:
         return self.data.tile_margin or 2.0 * self.model.length
 
     @property
-    def _solves_for_all_stars(self) -> bool:
+    def solves_for_all_stars(self) -> bool:
+        """Whether the engine takes all stars at once."""
         return self.data.kind == "stars" and self.fit.engine in ("auto", "global")
 
     def __post_init__(self) -> None:
-        _check_data(self.data)
-        _check_model(self, self._solves_for_all_stars)
-        if self.data.kind == "stars":
-            _check_box(self.grid)
-            _check_density(self)
-        _check_tile(self)
-        _check_groups(self, self._solves_for_all_stars)
-
-
-def _check_data(data: DataConfig) -> None:
-    if not data.catalog:
-        raise UserError("data.catalog is missing: expected the path of the file with the data")
-    if data.kind != "regression":
-        return
-    if not 1 <= len(data.inputs) <= 3:
-        raise UserError(
-            f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
-            'which data.kind = "regression" predicts from'
-        )
-    if data.columns:
-        raise UserError(
-            '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '
-            "are names of columns themselves"
-        )
-    if not data.target:
-        raise UserError('data.target is missing: data.kind = "regression" needs a column name')
-
-
-def _check_model(config: Config, whole: bool) -> None:
-    model = config.model
-    if model.nu != ModelConfig.nu and model.kernel != "matern":
-        raise UserError(
-            f'model.nu = {model.nu:g} is for model.kernel = "matern", and "{model.kernel}" has a '
-            "smoothness of its own: leave one of them out"
-        )
-    if "+" in model.kernel and config.data.kind == "stars" and config.fit.engine == "hip":
-        raise UserError(
-            f'model.kernel = "{model.kernel}": inducing points (fit.engine = "hip") are spaced for '
-            'one length; take fit.engine = "global" or one kernel'
-        )
-    for key, value in (("noise", "student-t"), ("density", "lognormal")):
-        if getattr(model, key) == value and not whole:
-            raise UserError(
-                f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
-                f'everything else takes "gaussian"'
-            )
-    if config.engine != "lognormal" and (
-        model.relative_scatter > 0 or "relative_scatter" in model.learn
-    ):
-        raise UserError(
-            "model.relative_scatter, given or in model.learn, is for a log-normal density "
-            '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
-        )
-    if config.engine == "lognormal" and model.mean_density <= 0:
-        raise UserError(
-            f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
-            "log-normal density"
-        )
-    if config.engine == "lognormal" and config.fit.samples < 4:
-        raise UserError(
-            f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
-            "whose samples come in pairs"
-        )
-    stars = config.data.kind == "stars"
-    if stars and model.std == 0 and model.mean_density <= 0:
-        raise UserError("model.std = 0 stands for model.mean_density, which is not positive")
-    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
-        raise UserError(
-            'model.std is neither given nor in model.learn: expected a number, or "std" there'
-        )
-
-
-def _check_density(config: Config) -> None:
-    """Refuse densities that no dust has, and that no solver would finish with."""
-    model, log_normal = config.model, config.engine == "lognormal"
-    most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
-    if model.std > most:
-        unit = "of the logarithm of the density" if log_normal else "mag/pc"
-        raise UserError(f"model.std = {model.std:g}: expected at most {most:g} ({unit})")
-    if abs(model.mean_density) > _MOST_DENSITY:
-        raise UserError(
-            f"model.mean_density = {model.mean_density:g}: expected at most {_MOST_DENSITY:g} "
-            "(mag/pc; 0.001 near the Sun)"
-        )
-
-
-def _check_tile(config: Config) -> None:
-    data, least = config.data, 2.0 * config.model.length
-    if data.tile and data.kind != "stars":
-        raise UserError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
-    if data.tile and config.grid.spacing == 0.0:
-        raise UserError(
-            'grid.spacing = "auto" does not go with data.tile: every tile would take its own; name '
-            "a length"
-        )
-    if data.tile and config.tile_margin < least:
-        raise UserError(
-            f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
-            f"{least:g} pc, or 0, which stands for that"
-        )
-
-
-def _check_groups(config: Config, whole: bool) -> None:
-    groups = f"data.groups = {shown(config.data.groups)}"
-    if config.data.groups and not whole:
-        raise UserError(
-            f'{groups} is for data.kind = "stars" and fit.engine = "global"; no other engine has '
-            "zero points of groups: leave it out"
-        )
-    if config.model.group_scale > 0 and not config.data.groups:
-        raise UserError(
-            f"model.group_scale = {config.model.group_scale:g} is for groups of stars: name their "
-            "column in data.groups, or leave it out"
-        )
-    if config.data.groups and config.data.tile:
-        raise UserError(
-            f"{groups} does not go with data.tile: every tile would find zero points of its own; "
-            "leave one of them out"
-        )
-
-
-def _check_box(grid: GridConfig) -> None:
-    for name in ("center", "size"):
-        value = getattr(grid, name)
-        if len(value) != 3:
-            raise UserError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
-    if grid.spacing == 0.0:
-        return
-    for axis, size in zip("XYZ", grid.size, strict=True):
-        cells = size / grid.spacing
-        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            near = sorted({max(1, int(cells)), int(cells) + 1})
-            sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
-            raise UserError(
-                f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
-            )
+        check(self)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -270,7 +137,15 @@ def from_mapping(
     for section, values in _anchored(_overrides(overrides), Path()).items():
         _update(tables.setdefault(section, {}), values)
     found = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
-    return found.resolved()
+    resolved = found.resolved()
+    for key in ("size", "spacing"):
+        mine, taken = getattr(found.grid, key), getattr(resolved.grid, key)
+        if key in tables.get("grid", {}) and mine != taken:
+            raise UserError(
+                f"grid.{key} = {shown(mine)}: the coarsest of grid.levels has {shown(taken)}; "
+                f"leave grid.{key} out"
+            )
+    return resolved
 
 
 def echo(config: Config) -> str:

@@ -17,6 +17,7 @@ from dustmap.config._values import (
     choice_or_sum,
     choices,
     integer,
+    levels,
     names,
     number,
     parsecs,
@@ -183,6 +184,17 @@ class GridConfig:
             "pc",
         ),
     ] = 20.0
+    levels: Annotated[
+        tuple[tuple[tuple[float, ...], float], ...] | str,
+        Key(
+            levels(),
+            "stars, log-normal: several grids around center, each {size, spacing}, finer ones in "
+            "coarser ones, whose spacings are multiples; the coarsest is the box, in place of size "
+            "and spacing; auto divides size, finest at spacing, by the density of stars with "
+            "distance; empty for one grid",
+            "pc",
+        ),
+    ] = ()
     outside: Annotated[
         str,
         Key(
@@ -192,6 +204,12 @@ class GridConfig:
             "outside it, or stops",
         ),
     ] = "prior"
+
+    @property
+    def boxes(self) -> tuple[tuple[tuple[float, ...], float], ...]:
+        """Size and spacing of every level, coarsest first; of the one grid where there are none."""
+        assert not isinstance(self.levels, str)
+        return self.levels or ((self.size, self.spacing),)
 
 
 @final

@@ -227,6 +227,34 @@ def texts() -> Parser:
     return Parser(parse)
 
 
+def levels() -> Parser:
+    """ "auto", or a list of {size, spacing}; afterwards (size, spacing) pairs, coarsest first."""
+    expected = (
+        "a list of levels such as [{size = [400, 400, 200], spacing = 5}, "
+        '{size = [2000, 2000, 800], spacing = 20}], or "auto"'
+    )
+    side, size = parsecs(positive=True), several(parsecs(positive=True), (1, 2, 3), "lengths")
+
+    def one(raw: object) -> tuple[tuple[float, ...], float]:
+        if isinstance(raw, Mapping) and set(raw) == {"size", "spacing"}:
+            raw = [raw["size"], raw["spacing"]]
+        if not isinstance(raw, list | tuple) or len(raw) != 2:
+            raise Rejected(expected)
+        try:
+            return size(raw[0]), side(raw[1])
+        except Rejected as error:
+            raise Rejected(f"{expected}, with {error.expected}") from None
+
+    def parse(raw: object) -> tuple[tuple[tuple[float, ...], float], ...] | str:
+        if raw == AUTO:
+            return AUTO
+        if not isinstance(raw, list | tuple):
+            raise Rejected(expected)
+        return tuple(sorted(map(one, raw), key=lambda level: -level[1]))
+
+    return Parser(parse)
+
+
 def names() -> Parser:
     """A table of texts; afterwards (key, text) pairs, in the order of the keys."""
     one = text()

@@ -200,7 +200,9 @@ class Unresolved:
         squared = replace(rays, weights=rays.weights.square())
         if self.missing is None:
             return self.levels[0].length * squares(squared, None)
-        return squares(squared, torch.as_tensor(self.length))
+        length = self.length
+        assert isinstance(length, Tensor)
+        return squares(squared, length)
 
     def of_integrals(self, known: Tensor, whole: Tensor) -> Tensor:
         """Return √(S V) (N,), at most V, for the posterior variance S."""
@@ -208,6 +210,16 @@ class Unresolved:
         return self.scale * (whole * torch.minimum(whole, known)).sqrt()
 
     def relative(self, x: Tensor) -> Tensor:
+        """Return exp c − 1 (N,) at places x (N, D), c the variance of s less its interpolant, with
+        what nodes of nested grids lack."""
+        c = self.log_variance(x)
+        if self.missing is not None:
+            assert isinstance(self.grid, NestedGrids)
+            rows = interpolation(PointValues(x), self.grid, dtype=torch.float64)
+            c = c + min(self.scale, 1.0) * rows.matmul(self.missing.to(x.device))
+        return c.expm1()
+
+    def relative_between(self, x: Tensor) -> Tensor:
         """Return exp c − 1 (N,) at places x (N, D), c the variance of s less its interpolant."""
         return self.log_variance(x).expm1()
 
@@ -215,18 +227,14 @@ class Unresolved:
     def log_variance(self, x: Tensor) -> Tensor:
         """Return c = k(0) − 2 wᵀ k(z, x) + wᵀ K_zz w (N,) with the weights w of the 2^D nodes z
         around a place, times a scale below 1; float64. Of nested grids all but the finest have the
-        mean of that in their cells, and every place what its nodes lack."""
-        if self.missing is None:
-            assert isinstance(self.grid, RegularGrid)
+        mean of that in their cells."""
+        if isinstance(self.grid, RegularGrid):
             return min(self.scale, 1.0) * self._of_interpolant(x, self.grid)
-        assert isinstance(self.grid, NestedGrids)
-        owner, places = self.grid.owner(x), PointValues(x)
-        missing = self.missing.to(x.device)
-        c = interpolation(places, self.grid, dtype=torch.float64).matmul(missing)
+        owner, c = self.grid.owner(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
         finest = owner == len(self.levels) - 1
-        c[finest] += self._of_interpolant(x[finest], self.grid.finest)
+        c[finest] = self._of_interpolant(x[finest], self.grid.finest)
         for number, level in enumerate(self.levels[:-1]):
-            c[owner == number] += level.log_variance
+            c[owner == number] = level.log_variance
         return min(self.scale, 1.0) * c
 
     def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:

@@ -158,7 +158,7 @@ def problem_of(
 ) -> engines.Problem:
     """The data on the map's grid, from the configuration's values or from where an earlier fit
     ended, whose `StarFit.start` is `field`; priors stay around the configuration's."""
-    first, box = _model.start_for(config, data), _model.grid_of(config.grid)
+    first, box = _model.start_for(config, data), _model.nodes_of(config.grid)
     origin = _model.model_of(config, first, data)
     if start is None:
         return engines.Problem(origin, data, box)
@@ -198,7 +198,7 @@ def refit_stars(
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
     """The posterior of an earlier fit from what it has left: the same bits."""
     origin, model = (_model.model_of(config, h, data) for h in (_model.start_of(config), at))
-    problem = engines.Problem(model, data, _model.grid_of(config.grid), origin, at.nu)
+    problem = engines.Problem(model, data, _model.nodes_of(config.grid), origin, at.nu)
     return _star_fit(config, engine_of(config).load(problem, arrays), at, None)
 
 
@@ -222,7 +222,7 @@ def with_unresolved(config: Config, fit: StarFit, scale: float) -> StarFit:
         lacking = posterior.unresolved.scaled(scale)
     elif scale > 0.0:
         kernel = _model.kernel_of(config.model, at)
-        lacking = Unresolved.of(kernel, _model.grid_of(config.grid), scale)
+        lacking = Unresolved.of(kernel, _model.nodes_of(config.grid), scale)
     posterior = replace(posterior, unresolved=lacking)
     return replace(fit, posterior=posterior, hyperparameters=at, at_nodes=posterior.at_nodes)
 

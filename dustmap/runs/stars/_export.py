@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
 from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress, in_one_part
 from dustmap.runs import reports
 from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.systems import ExtinctionSystem
@@ -48,7 +49,10 @@ def field_of(
     """The density of a fit; grid: the run's own, whose nodes span the box."""
     posterior, prior_std = fit.posterior, fit.hyperparameters.std
     if isinstance(posterior, LogNormalPosterior):
-        return maps.NodeField(posterior, grid, system, prior_std, config.fit.seed)
+        nodes, seed = nodes_of(config.grid), config.fit.seed
+        if isinstance(nodes, NestedGrids):
+            return maps.NestedField(posterior, nodes, system, prior_std, seed)
+        return maps.NodeField(posterior, grid, system, prior_std, seed)
     # Every posterior but this one draws anew for each set of places.
     stored, covered = 0, None
     if isinstance(posterior, PathwisePosterior):

@@ -123,7 +123,7 @@ def compared_on(config: Config) -> Config:
             break
     spacing = factor * grid.spacing
     size = tuple(count * spacing for count in fewer)
-    return replace(config, grid=replace(grid, size=size, spacing=spacing))
+    return replace(config, grid=replace(grid, size=size, spacing=spacing, levels=()))
 
 
 def choose_kernel(
@@ -251,7 +251,8 @@ def judged(
     posterior = whole.posterior
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
-    section: dict[str, Any] = {"length": posterior.unresolved.length}
+    lengths = [level.length for level in posterior.unresolved.levels]
+    section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
     unseen = _unseen(whole, observed, _some(holdout))
     few = posterior.n_samples < _FEW
     fitted = _left_out(whole, observed, _some(train[:0] if few else train))

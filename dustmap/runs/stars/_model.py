@@ -350,6 +350,13 @@ def grid_of(config: GridConfig) -> gp.RegularGrid:
     return gp.RegularGrid(lower, (config.spacing,) * len(shape), shape)
 
 
+def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
+    """Nodes of the field: those of the box, or of the levels in it."""
+    levels = (replace(config, size=size, spacing=spacing) for size, spacing in config.boxes)
+    coarsest, *finer = map(grid_of, levels)
+    return gp.NestedGrids((coarsest, *finer)) if finer else coarsest
+
+
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:
     """Noise of variance noise² σ² + scatter² + (relative_scatter a)².
 

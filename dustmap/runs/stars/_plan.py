@@ -1,5 +1,4 @@
-"""The plan of a run on stars: its memory, with which settings it would fit, and its time; and the
-spacing of nodes that its stars ask for, grid.spacing = "auto"."""
+"""The plan of a run on stars: its memory, with which settings it would fit, and its time."""
 
 import functools
 import itertools
@@ -17,9 +16,16 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import Component, During
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
+from dustmap.gp import (
+    NestedGrids,
+    RegularGrid,
+    covariances,
+    features,
+    own_batch,
+    tori_for,
+    torus_for,
+)
 from dustmap.gp.functionals import LineIntegrals, world_of
-from dustmap.inference import Unresolved
 from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
 from dustmap.runs._machine import Products, dtype_of, own_rays
@@ -31,8 +37,8 @@ from dustmap.runs.stars._model import (
     PADDING,
     grid_of,
     is_lognormal,
+    nodes_of,
     start_kernel,
-    start_of,
 )
 from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
@@ -61,9 +67,6 @@ ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
 STEP_SECONDS = 4.5e-4
 #: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
 OVERHEAD = 5.0
-#: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
-#: side, and the most along the longest.
-_PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Rays that are timed.
 TRIAL_ROWS = 2000
 #: Covariances of all rows in learning, gradients included, and the rays of a trial.
@@ -152,7 +155,10 @@ def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:
 
 
 def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
-    """Find the finest coarser spacing that divides all sides of the box as printed, and fits."""
+    """Find the finest coarser spacing that divides all sides of the box as printed, and fits; none
+    for levels, which are the user's."""
+    if config.grid.levels:
+        return None
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
 
     def spacing(parts: int) -> float:
@@ -190,13 +196,14 @@ def may_fit(config: Config) -> bool:
     if _field_bytes(config) > allowed:
         return False
     kernel, itemsize = start_kernel(config), dtype_of(config.compute).itemsize
-    grid, samples = grid_of(config.grid), config.fit.samples
+    grid, samples = nodes_of(config.grid), config.fit.samples
     sizes = engines.GriddedSizes.of(kernel, grid, 0, samples, itemsize)
     return 2 * (engines.drawing_bytes(sizes) + engines.SPECTRA * sizes.torus) <= allowed
 
 
 def _field_bytes(config: Config) -> int:
-    nodes = math.prod(round(side / config.grid.spacing) + 1 for side in config.grid.size)
+    boxes = config.grid.boxes
+    nodes = sum(math.prod(round(side / step) + 1 for side in size) for size, step in boxes)
     return nodes * dtype_of(config.compute).itemsize
 
 
@@ -276,11 +283,21 @@ def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
 
 
 def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
-    torus = torus_for(start_kernel(config), grid, PADDING)
-    field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
-    fft = _machine.measured_seconds(functools.partial(_there_and_back, field), rays.device)
+    fft = 0.0
+    for torus in _tori(config):
+        field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
+        work = functools.partial(_there_and_back, field)
+        fft += _machine.measured_seconds(work, rays.device)
     product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
     return expected_products(config) * (fft + product + STEP_SECONDS)
+
+
+def _tori(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Points of the torus of every grid."""
+    nodes, kernel = nodes_of(config.grid), start_kernel(config)
+    if isinstance(nodes, NestedGrids):
+        return tori_for(kernel, nodes, PADDING)
+    return (torus_for(kernel, nodes, PADDING),)
 
 
 def expected_products(config: Config) -> int:
@@ -303,7 +320,7 @@ def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> floa
             # The sums along the beams are the same however many rays there are.
             return share * _product_seconds(table.rows(trial)) + _product_seconds(table.expansion())
     return share * _product_seconds(
-        features.interpolation(trial, grid=grid, memory=memory, dtype=dtype)
+        features.interpolation(trial, nodes_of(config.grid), memory=memory, dtype=dtype)
     )
 
 
@@ -313,15 +330,15 @@ def _product_seconds(rows: AbstractOperator) -> float:
 
 
 @torch.no_grad()
-def products(config: Config, rays: LineIntegrals, grid: RegularGrid) -> Products:
+def products(config: Config, rays: LineIntegrals) -> Products:
     """Make products of a step of the fit, and count them: of rows with 8 vectors and back, of some
     rays over and over, and transforms of these vectors on a part of the torus."""
     if config.fit.engine != "global":
         return ((_machine.dense_trial(DENSE_ROWS), 1.0),)
-    dtype = dtype_of(config.compute)
-    rows = _repeated(rays, grid, dtype)
-    x, y = torch.ones(VECTORS, grid.size, dtype=dtype), torch.ones(VECTORS, rows.shape[0]).to(dtype)
-    torus = torus_for(start_kernel(config), grid, PADDING)
+    dtype, nodes = dtype_of(config.compute), nodes_of(config.grid)
+    rows = _repeated(rays, nodes, dtype)
+    x, y = (torch.ones(VECTORS, size, dtype=dtype) for size in (nodes.size, rows.shape[0]))
+    torus = max(_tori(config), key=math.prod)
     planes = max(1, min(torus[0], TORUS_POINTS * torus[0] // math.prod(torus)))
     slab = torch.zeros((planes, *torus[1:]), dtype=dtype)
     share = len(rays) / rows.shape[0]
@@ -338,71 +355,15 @@ def _there_and_back(x: torch.Tensor) -> torch.Tensor:
     return back
 
 
-def _repeated(rays: LineIntegrals, grid: RegularGrid, dtype: torch.dtype) -> SparseOperator:
+def _repeated(
+    rays: LineIntegrals, nodes: RegularGrid | NestedGrids, dtype: torch.dtype
+) -> SparseOperator:
     """Return rows of a few rays so many times that there are as many as of all, or `ROWS`."""
     few = rays[torch.linspace(0, len(rays) - 1, min(DISTINCT, len(rays))).long()]
-    rows = features.interpolation(few, grid, dtype=dtype)
+    rows = features.interpolation(few, nodes, dtype=dtype)
     assert isinstance(rows, SparseOperator)
     matrix, times = rows.matrix, max(1, min(len(rays), ROWS) // len(few))
     entries = matrix.crow_indices().diff().repeat(times)
     starts = torch.nn.functional.pad(entries.cumsum(0, dtype=torch.int32), (1, 0))
     cols, values = matrix.col_indices().repeat(times), matrix.values().repeat(times)
-    return SparseOperator.from_csr(starts, cols, values, (times * len(few), grid.size))
-
-
-def with_spacing(config: Config, stars: StarTable) -> Config:
-    """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
-    the box and leaves out less than the errors, or the finest that the memory holds.
-
-    What it leaves out of the median star's extinction A over the distance d has the variance
-    Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.
-
-    Parameters
-    ----------
-    stars
-        Some or all, whose errors and extinctions count.
-    """
-    if config.grid.spacing > 0.0:
-        return config
-    at, kernel = start_of(config), start_kernel(config)
-    distance = float(np.median(stars.distances.median))
-    error = float(np.median(stars.extinction_error))
-    weight = distance
-    if is_lognormal(config):
-        extinction = max(float(np.median(stars.extinction)), error)
-        weight = math.exp(at.std**2) * extinction**2 / distance
-    taken: Config | None = None
-    for spacing in _spacings(config.grid.size):
-        trial = replace(config, grid=replace(config.grid, spacing=spacing))
-        if not may_fit(trial):
-            break
-        taken = trial
-        lacking = Unresolved.of(kernel, grid_of(trial.grid)).length * weight
-        if lacking < error**2:
-            log.info(
-                "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
-                spacing,
-                lacking**0.5,
-                error,
-            )
-            return trial
-    if taken is None:
-        raise UserError(
-            'grid.spacing = "auto": compute.memory holds no grid of this box; allow more, or take '
-            "a smaller grid.size"
-        )
-    log.warning(
-        "grid.spacing = %g pc, the finest within compute.memory or 2,000 cells: extinctions lack "
-        "more than their median error of %.2g mag",
-        taken.grid.spacing,
-        error,
-    )
-    return taken
-
-
-def _spacings(size: tuple[float, ...]) -> list[float]:
-    """Divisors of the sides of a box, from the coarsest on, that are short to write."""
-    widest = math.gcd(*(round(side * _PARTS) for side in size)) / _PARTS
-    cells = (math.ceil(_FEWEST * widest / min(size)), int(_MOST * widest / max(size)))
-    spacings = (widest / n for n in range(max(1, cells[0]), cells[1] + 1))
-    return [h for h in spacings if math.isclose(float(f"{h:g}"), h, rel_tol=1e-9)]
+    return SparseOperator.from_csr(starts, cols, values, (times * len(few), nodes.size))

@@ -32,6 +32,7 @@ from dustmap.runs.stars import (
     _model,
     _parts,
     _plan,
+    _resolution,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -135,7 +136,7 @@ class StarRun(AbstractRun):
 
     def products(self) -> Products:
         rays = own_rays(self.observed.batch.functional)
-        return _plan.products(self.config, rays[self.train], self.grid)
+        return _plan.products(self.config, rays[self.train])
 
     def counts(self) -> dict[str, Any]:
         """Count the rows of the catalog by their fate, and the nodes of the map."""
@@ -217,6 +218,7 @@ class StarRun(AbstractRun):
                 "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
                 "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
                 "nodes": " × ".join(map(str, grid.shape)),
+                **_resolution.levels_in_words(self.config),
             },
         }
 
@@ -382,7 +384,7 @@ def prepare_stars(
     """
     engine = _engines.engine_of(config)
     # The box of a tile is smaller, and comes with the stars, as does a spacing that they choose.
-    if not config.data.tile and config.grid.spacing > 0.0:
+    if not config.data.tile and config.grid.spacing > 0.0 and config.grid.levels != "auto":
         _plan.refuse_nodes(config)
     start = time.perf_counter()
     share = _parts.share_of_store(config, earlier, world)
@@ -432,7 +434,8 @@ def assemble(
         share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
-    config = _plan.with_spacing(config, share.sample)
+    config = _resolution.with_levels(config, share.sample)
+    config = _resolution.with_spacing(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))

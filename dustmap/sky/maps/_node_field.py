@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import LogNormalPosterior
@@ -120,6 +120,41 @@ class Resampler:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Between:
+    """Normal numbers on ln ρ at the nodes, in place of what lies between these.
+
+    variance (M,): theirs.
+    """
+
+    variance: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids) -> "Between":
+        """τ² times the share of it that data leave unknown: such that its mean along rays from the
+        Sun to places of the box is that of the rays."""
+        lacking = posterior.unresolved
+        assert lacking is not None
+        lower, upper = nodes.lower, nodes.upper
+        grids = nodes.grids if isinstance(nodes, NestedGrids) else (nodes,)
+        shape = tuple(min(count, _PLACES) for count in grids[0].shape)
+        lattice = RegularGrid.from_bounds(lower, upper, shape)
+        places = lattice.points()
+        rays = LineIntegrals.from_observer(places.to(posterior.log_samples.device))
+        inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+        wanted = posterior.unknown_share(inside).cpu().double()
+        share = torch.ones(len(places), dtype=torch.float64)
+        share[kept.cpu()] = wanted
+        for _ in range(_PASSES):
+            at = torch.cat([_resized(share, lattice, grid) for grid in grids])
+            here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
+            share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+        at = torch.cat([_resized(share, lattice, grid) for grid in grids])
+        return Between(lacking.scale * lacking.node_variance * at)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class NodeField(AbstractDensityField):
     """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
 
@@ -130,7 +165,7 @@ class NodeField(AbstractDensityField):
     What the grid leaves out of the density between its nodes, where the posterior knows of that, is
     in the samples: a normal number on ln ρ_s, independent from node to node, with the variance that
     gives extinctions from the Sun the standard deviation that they are predicted with. seed: of
-    these numbers.
+    these numbers. between: of the nodes, where they are some of those of nested grids.
     """
 
     posterior: LogNormalPosterior
@@ -138,6 +173,7 @@ class NodeField(AbstractDensityField):
     extinction_system: ExtinctionSystem
     prior_std: float
     seed: int = 0
+    between: Between | None = None
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
@@ -170,10 +206,10 @@ class NodeField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        fields = [self._density.cpu().reshape(-1, *self.nodes.shape)]
+        fields = [self.density.cpu().reshape(-1, *self.nodes.shape)]
         if Quantity.COVERAGE in request:
             fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
-        resampler = Resampler(self.nodes, grid, self._density.dtype)
+        resampler = Resampler(self.nodes, grid, self.density.dtype)
         walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
         for start, stop in _field.slabs(grid.shape[2], depth, part):
             arrays = _field.empty_arrays(grid, request, stop - start)
@@ -189,11 +225,11 @@ class NodeField(AbstractDensityField):
     def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
         if not isinstance(functional, PointValues):
             rows = self.posterior.interpolation(functional)
-            return statistics(rows.matmul(self._density.to(rows.dtype)), request)
+            return statistics(rows.matmul(self.density.to(rows.dtype)), request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
         lacking, relative = self.posterior.unresolved, torch.zeros(len(functional))
         if lacking is not None:
-            relative = lacking.relative(functional.x).float().cpu()
+            relative = lacking.relative_between(functional.x).float().cpu()
         answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
         if Quantity.COVERAGE in request:
             answers["coverage"] = self._covered.at(cells)[:, 0]
@@ -206,15 +242,15 @@ class NodeField(AbstractDensityField):
         x, y, z = grid.axes()
         yy, xx = torch.meshgrid(y, x, indexing="ij")
         points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
-        return self.posterior.unresolved.relative(points).float().reshape(xx.shape)
+        return self.posterior.unresolved.relative_between(points).float().reshape(xx.shape)
 
     @cached_property
-    def _density(self) -> Tensor:
+    def density(self) -> Tensor:
         """ρ_s (S, M) in pc⁻¹."""
-        logs, lacking = self.posterior.log_samples, self.posterior.unresolved
-        if lacking is None or lacking.node_variance == 0.0:
+        logs, between = self.posterior.log_samples, self._between
+        if between is None:
             return logs.exp()
-        variance = lacking.scale * lacking.node_variance * self._unknown_share.to(logs)
+        variance = between.variance.to(logs)
         std, numbers, density = (
             variance.sqrt(),
             KeyedNormal(self.seed, _STREAM),
@@ -228,27 +264,17 @@ class NodeField(AbstractDensityField):
         # The mean of the samples stays what it is.
         return density.mul_(logs.exp().mean(0) / density.mean(0))
 
-    @cached_property
-    def _unknown_share(self) -> Tensor:
-        """Share (M,) of the variance between the nodes that data leave unknown: such that its mean
-        along rays from the Sun to places of the box is that of the rays."""
-        lower, upper = self.nodes.lower, self.nodes.upper
-        shape = tuple(min(count, _PLACES) for count in self.nodes.shape)
-        places = RegularGrid.from_bounds(lower, upper, shape).points()
-        rays = LineIntegrals.from_observer(places.to(self.posterior.log_samples.device))
-        inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
-        wanted = self.posterior.unknown_share(inside).cpu().double()
-        share = torch.ones(len(places), dtype=torch.float64)
-        share[kept.cpu()] = wanted
-        for _ in range(_PASSES):
-            nodes = _resized(share, shape, self.nodes.shape)
-            here = self.posterior.unknown_share(inside, nodes.to(inside.device)).cpu().double()
-            share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
-        return _resized(share, shape, self.nodes.shape)
+    @property
+    def _between(self) -> "Between | None":
+        """Of nested grids, or of this one; None where there is nothing between the nodes."""
+        lacking = self.posterior.unresolved
+        if self.between is not None or lacking is None or lacking.levels[0].node_variance == 0.0:
+            return self.between
+        return Between.of(self.posterior, self.nodes)
 
     @cached_property
     def _by_node(self) -> NodeTable:
-        return NodeTable(self.nodes, self._density.cpu())
+        return NodeTable(self.nodes, self.density.cpu())
 
     @cached_property
     def _covered(self) -> NodeTable:
@@ -262,12 +288,17 @@ class NodeField(AbstractDensityField):
         return _quantities.sure_coverage(self.posterior.explained, self.posterior.independent)
 
 
-def _resized(values: Tensor, shape: tuple[int, ...], to: tuple[int, ...]) -> Tensor:
-    """Values at the nodes of one grid, multilinear at those of another of the same box."""
-    lattice = values.reshape(1, 1, *shape)
-    return torch.nn.functional.interpolate(
-        lattice, to, mode="trilinear", align_corners=True
-    ).flatten()
+def _resized(values: Tensor, lattice: RegularGrid, grid: RegularGrid) -> Tensor:
+    """Values at the nodes of a lattice, multilinear at those of a grid in its box."""
+    block = values.reshape(lattice.shape)
+    if (lattice.lower, lattice.upper) == (grid.lower, grid.upper):
+        return torch.nn.functional.interpolate(
+            block[None, None], grid.shape, mode="trilinear", align_corners=True
+        ).flatten()
+    for axis in range(3):
+        weights = AxisWeights(lattice, grid, axis, values.dtype)
+        block = weights.along(block.movedim(axis, -1), -1).movedim(-1, axis)
+    return block.flatten()
 
 
 def _fill(

@@ -1,0 +1,140 @@
+"""Spacings of nodes that the stars ask for: grid.spacing = "auto" and grid.levels = "auto"."""
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.config import Config
+from dustmap.errors import UserError
+from dustmap.inference import Unresolved
+from dustmap.runs.stars._model import grid_of, is_lognormal, start_kernel, start_of
+from dustmap.runs.stars._plan import may_fit
+from dustmap.sky import StarTable
+
+log = logging.getLogger(__name__)
+
+#: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
+#: side, and the most along the longest.
+_PARTS, _FEWEST, _MOST = 1000, 4, 2_000
+#: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
+#: of the box, at least; and levels, at most.
+_RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
+#: Spacings of a level that lines of sight are apart where it ends.
+_REACH = 2.0
+
+
+def with_spacing(config: Config, stars: StarTable) -> Config:
+    """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
+    the box and leaves out less than the errors, or the finest that the memory holds.
+
+    What it leaves out of the median star's extinction A over the distance d has the variance
+    Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.
+
+    Parameters
+    ----------
+    stars
+        Some or all, whose errors and extinctions count.
+    """
+    if config.grid.spacing > 0.0:
+        return config
+    at, kernel = start_of(config), start_kernel(config)
+    distance = float(np.median(stars.distances.median))
+    error = float(np.median(stars.extinction_error))
+    weight = distance
+    if is_lognormal(config):
+        extinction = max(float(np.median(stars.extinction)), error)
+        weight = math.exp(at.std**2) * extinction**2 / distance
+    taken: Config | None = None
+    for spacing in _spacings(config.grid.size):
+        trial = replace(config, grid=replace(config.grid, spacing=spacing))
+        if not may_fit(trial):
+            break
+        taken = trial
+        lacking = Unresolved.of(kernel, grid_of(trial.grid)).length * weight
+        if lacking < error**2:
+            log.info(
+                "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
+                spacing,
+                lacking**0.5,
+                error,
+            )
+            return trial
+    if taken is None:
+        raise UserError(
+            'grid.spacing = "auto": compute.memory holds no grid of this box; allow more, or take '
+            "a smaller grid.size"
+        )
+    log.warning(
+        "grid.spacing = %g pc, the finest within compute.memory or 2,000 cells: extinctions lack "
+        "more than their median error of %.2g mag",
+        taken.grid.spacing,
+        error,
+    )
+    return taken
+
+
+def _spacings(size: tuple[float, ...]) -> list[float]:
+    """Divisors of the sides of a box, from the coarsest on, that are short to write."""
+    widest = math.gcd(*(round(side * _PARTS) for side in size)) / _PARTS
+    cells = (math.ceil(_FEWEST * widest / min(size)), int(_MOST * widest / max(size)))
+    spacings = (widest / n for n in range(max(1, cells[0]), cells[1] + 1))
+    return [h for h in spacings if math.isclose(float(f"{h:g}"), h, rel_tol=1e-9)]
+
+
+def with_levels(config: Config, stars: StarTable) -> Config:
+    """The configuration with levels in place of "auto".
+
+    Levels have `grid.spacing` times 1, 4, 16. Where N(> d) stars lie beyond d, lines of sight are
+
+        a(d) = d √(4π / N(> d))
+
+    apart there; each level but the coarsest ends where a(d) is two of its spacings, and dust
+    between lines of sight needs no nodes. The coarsest has the box, which grows to whole cells.
+    """
+    grid = config.grid
+    if grid.levels != "auto":
+        return config
+    reaches = _reaches(np.sort(stars.distances.median), grid.spacing)
+    count = 1
+    while count < _MOST_LEVELS and (
+        min(grid.size) >= _LEAST_CELLS * _RATIO**count * grid.spacing
+        and reaches[count - 1] < 0.5 * max(grid.size)
+    ):
+        count += 1
+    spacings = [_RATIO**number * grid.spacing for number in reversed(range(count))]
+    size = tuple(math.ceil(side / spacings[0] - 1e-9) * spacings[0] for side in grid.size)
+    levels = [(size, spacings[0])]
+    for spacing, reach in zip(spacings[1:], reversed(reaches[: count - 1]), strict=True):
+        size, around = levels[-1]
+        inner = tuple(
+            side - 2 * around * max(0, math.floor((0.5 * side - reach) / around)) for side in size
+        )
+        levels.append((inner, spacing))
+    for size, spacing in levels:
+        log.info("level of %g pc: %s pc", spacing, " × ".join(f"{side:g}" for side in size))
+    taken, (size, spacing) = tuple(levels) if count > 1 else (), levels[0]
+    return replace(config, grid=replace(grid, levels=taken, size=size, spacing=spacing))
+
+
+def levels_in_words(config: Config) -> dict[str, str]:
+    """Spacing and box of every level, for the report; nothing of one grid."""
+    if not config.grid.levels:
+        return {}
+    sizes = (" × ".join(f"{side:g}" for side in size) for size, _ in config.grid.boxes)
+    steps = (spacing for _, spacing in config.grid.boxes)
+    words = (f"{step:g} pc in {size} pc" for size, step in zip(sizes, steps, strict=True))
+    return {"levels": "; ".join(words)}
+
+
+def _reaches(distances: NDArray[np.float64], finest: float) -> list[float]:
+    """Distances at which the levels but the coarsest end, from the finest on; ascending."""
+    beyond = np.arange(len(distances), 0, -1)
+    apart = distances * np.sqrt(4.0 * math.pi / beyond)
+    found = []
+    for number in range(_MOST_LEVELS - 1):
+        wide = apart > _REACH * finest * _RATIO**number
+        found.append(float(distances[np.argmax(wide)]) if wide.any() else math.inf)
+    return found

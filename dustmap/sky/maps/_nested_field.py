@@ -1,0 +1,155 @@
+"""Positive densities on nested grids: at every place the finest that there is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.inference import LogNormalPosterior
+from dustmap.sky.maps import _field
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
+from dustmap.sky.maps._node_field import Between, NodeField
+from dustmap.sky.maps._quantities import MapRequest, statistics
+from dustmap.sky.systems import ExtinctionSystem
+
+#: Functionals answered at once.
+_CHUNK = 16_384
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NestedField(AbstractDensityField):
+    """ρ_s at the nodes of nested grids, multilinear between those of the finest grid at a place.
+
+    Parameters as of `NodeField`, whose answers are those of each of its grids.
+    """
+
+    posterior: LogNormalPosterior
+    nodes: NestedGrids
+    extinction_system: ExtinctionSystem
+    prior_std: float
+    seed: int = 0
+
+    @property
+    def traits(self) -> FieldTraits:
+        box = self.nodes.lower, self.nodes.upper
+        return FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+
+    @cached_property
+    def fields(self) -> tuple[NodeField, ...]:
+        """The density of every grid, coarsest first."""
+        posterior, between = self.posterior, None
+        if posterior.unresolved is not None:
+            between = Between.of(posterior, self.nodes)
+        found = []
+        for number, (grid, place) in enumerate(
+            zip(self.nodes.grids, self.nodes.places, strict=True)
+        ):
+            part = replace(
+                posterior,
+                log_density=posterior.log_density[place],
+                log_samples=posterior.log_samples[:, place],
+                explained=None if posterior.explained is None else posterior.explained[place],
+            )
+            own = None if between is None else Between(between.variance[place])
+            field = NodeField(
+                part, grid, self.extinction_system, self.prior_std, self.seed + number, own
+            )
+            found.append(field)
+        return tuple(found)
+
+    @torch.no_grad()
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        self.check(request)
+        if not isinstance(functional, PointValues):
+            return self._of_rays(functional, request)
+        _field.refuse_beyond(self, functional.x)
+        # Places that round-off has put beyond a face are the coarsest grid's.
+        owner = self.nodes.owner(functional.x).clamp_min(0)
+        answers: dict[str, NDArray[np.float32]] = {}
+        for number, field in enumerate(self.fields):
+            rows = (owner == number).nonzero().squeeze(-1)
+            if len(rows) == 0:
+                continue
+            for name, values in field.evaluate(functional[rows], request).items():
+                whole = np.empty((*values.shape[:-1], len(functional)), np.float32)
+                answers.setdefault(name, whole)[..., rows.cpu().numpy()] = values
+        return answers
+
+    def _of_rays(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        """Statistics of integrals of the samples, through the rows of all grids."""
+        density = torch.cat([field.density for field in self.fields], dim=-1)
+
+        def answer(part: AbstractFunctional) -> dict[str, Tensor]:
+            rows = self.posterior.interpolation(part)
+            return statistics(rows.matmul(density.to(rows.dtype)), request)
+
+        return _field.in_chunks(functional, _CHUNK, request, answer)
+
+    @torch.no_grad()
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
+    ) -> Iterator[Planes]:
+        self.check(request)
+        self.check_grid(grid)
+        blocks = [_Block.of(grid, field, request, depth) for field in self.fields[1:]]
+        for slab in self.fields[0].planes(grid, request, depth, part):
+            for block in blocks:
+                if block is not None:
+                    block.overlay(slab)
+            yield slab
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """The nodes of a grid within the box of a finer field, first (3,) of them by axis."""
+
+    field: NodeField
+    grid: RegularGrid
+    first: tuple[int, ...]
+    request: MapRequest
+    depth: int
+
+    @staticmethod
+    def of(grid: RegularGrid, field: NodeField, request: MapRequest, depth: int) -> "_Block | None":
+        """None where none of them lies there."""
+        first, shape = list[int](), list[int]()
+        for a, h, m, low, high in zip(
+            grid.lower, grid.spacing, grid.shape, field.lower, field.upper, strict=True
+        ):
+            begin = max(0, int(np.ceil((low - a) / h - 1e-6)))
+            end = min(m - 1, int(np.floor((high - a) / h + 1e-6)))
+            first.append(begin)
+            shape.append(end - begin + 1)
+        if min(shape) < 2:
+            return None
+        lower = tuple(
+            a + begin * h for a, h, begin in zip(grid.lower, grid.spacing, first, strict=True)
+        )
+        inner = RegularGrid(lower, grid.spacing, tuple(shape))
+        return _Block(field, inner, tuple(first), request, depth)
+
+    def overlay(self, slab: Planes) -> None:
+        """Put the finer field's answers into those planes of a slab that it has."""
+        x, y, z = self.first
+        columns, rows = slice(x, x + self.grid.shape[0]), slice(y, y + self.grid.shape[1])
+        begin, end = max(slab.start, z), min(slab.stop, z + self.grid.shape[2])
+        if begin >= end:
+            return
+        wanted = slice(begin - z, end - z)
+        for finer in self.field.planes(self.grid, self.request, self.depth, wanted):
+            at = slice(finer.start + z - slab.start, finer.stop + z - slab.start)
+            for name, values in finer.arrays.items():
+                slab.arrays[name][..., at, rows, columns] = values
