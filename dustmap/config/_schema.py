@@ -17,8 +17,8 @@ from dustmap.config._values import (
     choice_or_sum,
     choices,
     integer,
-    levels,
     names,
+    nested_boxes,
     number,
     parsecs,
     power_of_two,
@@ -187,7 +187,7 @@ class GridConfig:
     levels: Annotated[
         tuple[tuple[tuple[float, ...], float], ...] | str,
         Key(
-            levels(),
+            nested_boxes(),
             "stars, log-normal: several grids around center, each {size, spacing}, finer ones in "
             "coarser ones, whose spacings are multiples; the coarsest is the box, in place of size "
             "and spacing; auto divides size, finest at spacing, by the density of stars with "

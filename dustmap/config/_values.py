@@ -227,7 +227,7 @@ def texts() -> Parser:
     return Parser(parse)
 
 
-def levels() -> Parser:
+def nested_boxes() -> Parser:
     """ "auto", or a list of {size, spacing}; afterwards (size, spacing) pairs, coarsest first."""
     expected = (
         "a list of levels such as [{size = [400, 400, 200], spacing = 5}, "

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dustmap.gp._batch import Prediction as Prediction
     from dustmap.gp._batch import own_batch as own_batch
     from dustmap.gp._batch import whole_batch as whole_batch
-    from dustmap.gp._divided_spectrum import low_pass as low_pass
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid

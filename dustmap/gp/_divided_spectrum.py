@@ -1,11 +1,12 @@
 """The spectrum of a stationary field divided among nested grids.
 
-With S the spectral density of the kernel and φ_j a low pass at the resolution of grid j, the fields
-of the grids have
+With S the spectral density of the kernel, φ_j a low pass at the resolution of grid j and A_j(ω) =
+Σ_n S(ω + 2πn/h_j) that of values at its nodes, the fields w_j and r_j of the grids have
 
-    S_0 = S φ_0,    S_j = S (φ_j − φ_{j−1}),    S_J = Σ_n S(ω + 2πn/h) − S φ_{J−1},
+    S_0 = S φ_0,    S_j = S (φ_j − φ_{j−1}),    S_J = A_J − S φ_{J−1},    of r_j: A_j − S φ_j.
 
-the last with the aliases of values at nodes, as a single grid has.
+Where grid j is the finest, its nodes have Σ_{i≤j} w_i + r_j and with it all of A_j, as those of a
+single grid; finer ones take Σ_{i≤j} w_i over and have a field of their own in place of r_j.
 """
 
 import itertools
@@ -35,18 +36,23 @@ def low_pass(omega: Tensor, spacing: Sequence[float]) -> Tensor:
 def divided_spectra(
     kernel: AbstractKernel, nested: NestedGrids, tori: Sequence[tuple[int, ...]]
 ) -> tuple[Tensor, ...]:
-    """λ_j = S_j / Π h on the half spectrum of every torus, float64."""
-    found = []
-    for number, (grid, torus) in enumerate(zip(nested.grids, tori, strict=True)):
-        omega = _frequencies(torus, grid.spacing).to(kernel.device)
-        below = 0.0 if number == 0 else low_pass(omega, nested.grids[number - 1].spacing)
-        if number < len(tori) - 1:
-            power = kernel.spectral_density(omega) * (low_pass(omega, grid.spacing) - below)
+    """λ = S / Π h of w_0, …, w_J, r_0, …, r_{J−1} on the half spectra of their tori, float64."""
+    found, count = list[Tensor](), len(nested.grids)
+    for number, torus in enumerate(tori):
+        level = number % count
+        spacing = nested.grids[level].spacing
+        omega = _frequencies(torus, spacing).to(kernel.device)
+        if number < count - 1:
+            power = kernel.spectral_density(omega) * low_pass(omega, spacing)
         else:
-            power = _aliased(kernel, omega, grid.spacing) - kernel.spectral_density(omega) * below
+            power = _aliased(kernel, omega, spacing)
             if isinstance(kernel, ProjectedKernel):
                 power = power * _octant(kernel.spectrum_factor(torus), torus)
-        found.append(_half(power.clamp_min(0.0), torus) / math.prod(grid.spacing))
+        coarser = level if number >= count else level - 1
+        if coarser >= 0:
+            held = low_pass(omega, nested.grids[coarser].spacing)
+            power = power - kernel.spectral_density(omega) * held
+        found.append(_half(power.clamp_min(0.0), torus) / math.prod(spacing))
     return tuple(found)
 
 
@@ -88,15 +94,6 @@ def _half(octant: Tensor, torus: Sequence[int]) -> Tensor:
         place = torch.arange(length, device=octant.device)
         octant = octant.index_select(axis, torch.minimum(place, length - place))
     return octant.contiguous()
-
-
-def mean_of_half(half: Tensor, last: int) -> float:
-    """The mean of all eigenvalues, of the half of them with `last` points of the last axis."""
-    weight = torch.full((half.shape[-1],), 2.0, dtype=half.dtype, device=half.device)
-    weight[0] = 1.0
-    if last % 2 == 0:
-        weight[-1] = 1.0
-    return float((half * weight).sum() / (math.prod(half.shape[:-1]) * last))
 
 
 def _octant(half: Tensor, torus: Sequence[int]) -> Tensor:

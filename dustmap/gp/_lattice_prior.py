@@ -107,11 +107,6 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     def white_on(self, torus_shape: Sequence[int]) -> int:
         """M_w on another torus around `box`."""
 
-    @property
-    @abstractmethod
-    def missing(self) -> Tensor | None:
-        """Variance (M,) that the nodes lack of the field; None where they lack nothing."""
-
     @abstractmethod
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w)."""

@@ -100,6 +100,15 @@ class NestedGrids:
         """Tell which of the points x (N, D) lie in the box of all: (N,) bool."""
         return self.outer.contains(x)
 
+    def faded(self) -> "Tensor":
+        """1 − g² (M,) at the nodes of all grids, 0 at those of the coarsest; float64."""
+        import torch
+
+        found = [torch.zeros(self.outer.size, dtype=torch.float64)]
+        for before, grid in itertools.pairwise(self.grids):
+            found.append(1.0 - fading(grid, before.spacing).square())
+        return torch.cat(found)
+
     def owner(self, x: "Tensor") -> "Tensor":
         """Number (N,) of the finest grid whose box contains a point, −1 for none."""
         import torch

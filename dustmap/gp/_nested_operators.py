@@ -23,8 +23,12 @@ from dustmap.gp._levels import (
 @final
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A and Aᵀ: from fields (w_0, …, w_J) at the widened nodes of every grid, one after the other,
-    to s at the nodes of all; s_j = P_j s_{j−1} + g_j w_j.
+    """A and Aᵀ: from fields (w_0, …, w_J, r_0, …, r_{J−1}) at the widened nodes of their grids to s
+    at the nodes of all,
+
+        s_j = a_j + q_j,    a_j = P_j (a_{j−1} + f_j q_{j−1}) + g_j w_j,    q_j = g_j r_j,
+
+    f_j = √(1 − g_j²), a_0 = w_0, q_0 = r_0, q_J = 0. f_j multiplies after interpolation.
 
     nested: the grids; wide: the same with the nodes that interpolation takes around them; matrices:
     P_j of every axis, from grid j − 1 to j; fades: g_j (M_j), in the dtype of the fields.
@@ -49,46 +53,53 @@ class Chain:
         ]
         return Chain(nested, wide, matrices, tuple(each.to(device, dtype) for each in fades))
 
+    @property
+    def boxes(self) -> tuple[RegularGrid, ...]:
+        """The grid of every field."""
+        return (*self.wide, *self.wide[:-1])
+
     def forward(self, fields: Sequence[Tensor]) -> Tensor:
         """A w (..., M)."""
-        found, here = list[Tensor](), fields[0]
-        for number, grid in enumerate(self.nested.grids):
-            if number > 0:
-                here = _along_axes(self.matrices[number - 1], here, self.wide[number - 1].shape)
-                here = here + self.fades[number - 1] * fields[number]
-            found.append(_cropped(here, grid, self.wide[number]))
+        count = len(self.wide)
+        a, q = fields[0], fields[count]
+        found = [_cropped(a + q, self.nested.grids[0], self.wide[0])]
+        for level in range(1, count):
+            g = self.fades[level - 1]
+            both = torch.stack([a, q])
+            both = _along_axes(self.matrices[level - 1], both, self.wide[level - 1].shape)
+            a = both[0] + _rest(g) * both[1] + g * fields[level]
+            q = g * fields[count + level] if level + 1 < count else torch.zeros_like(a)
+            found.append(_cropped(a + q, self.nested.grids[level], self.wide[level]))
         return torch.cat(found, dim=-1)
 
     def adjoint(self, x: Tensor) -> list[Tensor]:
         """Aᵀ x for x (..., M): what each field meets (..., M_j of the widened grid)."""
-        found, there = list[Tensor](), None
-        for number in reversed(range(len(self.nested.grids))):
-            grid, wide = self.nested.grids[number], self.wide[number]
-            here = _padded(x[..., self.nested.places[number]], grid, wide)
-            if there is not None:
-                transposed = tuple(P.mT for P in self.matrices[number])
-                here = here + _along_axes(transposed, there, self.wide[number + 1].shape)
-            found.append(here if number == 0 else self.fades[number - 1] * here)
-            there = here
-        return found[::-1]
+        count = len(self.wide)
+        parts = zip(self.nested.places, self.nested.grids, self.wide, strict=True)
+        seen = [_padded(x[..., place], grid, wide) for place, grid, wide in parts]
+        of_a, of_q = [seen[-1]], list[Tensor]()
+        for level in range(count - 1, 0, -1):
+            both = torch.stack([of_a[0], _rest(self.fades[level - 1]) * of_a[0]])
+            transposed = tuple(P.mT for P in self.matrices[level - 1])
+            both = _along_axes(transposed, both, self.wide[level].shape)
+            of_a.insert(0, seen[level - 1] + both[0])
+            of_q.insert(0, seen[level - 1] + both[1])
+        for level, g in enumerate(self.fades, start=1):
+            of_a[level] = g * of_a[level]
+            if level + 1 < count:
+                of_q[level] = g * of_q[level]
+        return [*of_a, *of_q]
 
-    def shares(self) -> list[Tensor]:
-        """The factor (M,) that the field of each grid has at the nodes of all, in float64: 0 where
-        it is not seen, 1 in the middle of its box."""
-        found = []
-        for which in range(len(self.wide)):
-            ones = [
-                torch.full((grid.size,), float(number == which), dtype=self.fades[0].dtype)
-                for number, grid in enumerate(self.wide)
-            ]
-            found.append(self.forward([each.to(self.fades[0].device) for each in ones]).double())
-        return found
+
+def _rest(g: Tensor) -> Tensor:
+    """√(1 − g²)."""
+    return (1.0 - g.square()).clamp_min(0.0).sqrt()
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class NestedRoot(linalg.AbstractComposite):
-    """R (M, Σ_j M_wj) with R Rᵀ = K: s = A (R_0 ε_0, …, R_J ε_J)."""
+    """R (M, Σ M_w) with R Rᵀ = K: s = A (R_0 ε_0, R_1 ε_1, …), a root of every field."""
 
     chain: Chain
     roots: tuple[linalg.CirculantOperator, ...]
@@ -116,7 +127,7 @@ class NestedRoot(linalg.AbstractComposite):
 @final
 @dataclass(frozen=True, eq=False)
 class NestedCovariance(linalg.AbstractSymmetric):
-    """K (M, M) = A diag(K_0, …, K_J) Aᵀ."""
+    """K (M, M) = A diag(K_0, K_1, …) Aᵀ, a covariance of every field."""
 
     chain: Chain
     blocks: tuple[linalg.AbstractOperator, ...]

@@ -1,19 +1,17 @@
-"""One Gaussian field on nested grids, each with a field of its own on its own torus.
+"""One Gaussian field on nested grids, each with fields of its own on its own torus.
 
 At the nodes of grid j the field is
 
-    s_j = P_j s_{j−1} + g_j R_j ε_j,    ε ~ N(0, I),
+    s_j = P_j s'_{j−1} + g_j w_j + …,    w_j = R_j ε_j,    ε ~ N(0, I),
 
 P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`), and R_j the
-root of a part of the spectrum (`divided_spectra`). What a place lacks of the finer fields has the
-variance V − Σ_i g_i² V_i: half of it joins ln ρ, so that E[ρ] is the same everywhere, and
-predictions have it between the nodes.
+root of a part of the spectrum (`divided_spectra`); `Chain` has the whole of it. At every node the
+variance is that of the kernel, and so are covariances that the grids of both places resolve.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import final
 
 import torch
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp._divided_spectrum import divided_spectra, mean_of_half
+from dustmap.gp._divided_spectrum import divided_spectra
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._lattice_prior import AbstractLatticePrior, PriorReport
 from dustmap.gp._levels import NestedGrids, widened_grids
@@ -30,7 +28,7 @@ from dustmap.gp._parameters import Parameter
 from dustmap.gp._torus import torus_for, wrap_error, wrap_inflation
 from dustmap.gp.kernels import AbstractKernel
 
-#: Nodes of the next coarser grid that pad the torus of a finer one, beside what is faded there.
+#: Nodes of the coarsest grid that a field does without, which pad its torus.
 _PADDING = 4.0
 
 
@@ -39,8 +37,8 @@ _PADDING = 4.0
 class NestedPrior(AbstractLatticePrior):
     """A stationary Gaussian field on nested grids, by a spectrum divided among them.
 
-    spectra: λ_j of the half spectrum of the torus of each grid, float64; tori: their shapes. The
-    first torus is wide enough for the kernel's length, the others for what is left to their grids,
+    spectra: λ of the half spectra of the tori of all fields, float64; tori: their shapes. The first
+    torus is wide enough for the kernel's length, the others for what is left to their fields,
     whatever the kernel. `world` and `makers` as of `GridPrior`; so are the methods.
 
     Examples
@@ -161,7 +159,7 @@ class NestedPrior(AbstractLatticePrior):
         """R (M, M_w)."""
         roots = tuple(
             linalg.CirculantOperator(spectrum.sqrt().to(self.dtype), torus, rows=wide.shape)
-            for spectrum, torus, wide in zip(self.spectra, self.tori, self.chain.wide, strict=True)
+            for spectrum, torus, wide in zip(self.spectra, self.tori, self.chain.boxes, strict=True)
         )
         return linalg.divided(NestedRoot(self.chain, roots), self.world)
 
@@ -175,14 +173,14 @@ class NestedPrior(AbstractLatticePrior):
             linalg.CirculantOperator(
                 spectrum.to(self.dtype), torus, rows=wide.shape, columns=wide.shape
             )
-            for spectrum, torus, wide in zip(spectra, self.tori, self.chain.wide, strict=True)
+            for spectrum, torus, wide in zip(spectra, self.tori, self.chain.boxes, strict=True)
         )
         return NestedCovariance(self.chain, blocks)
 
     def _covariance(self, spectra: Sequence[Tensor]) -> NestedCovariance:
         """By Hartley transforms where these are faster."""
         blocks = list[linalg.AbstractOperator]()
-        for spectrum, torus, wide in zip(spectra, self.tori, self.chain.wide, strict=True):
+        for spectrum, torus, wide in zip(spectra, self.tori, self.chain.boxes, strict=True):
             box, device = wide.shape, spectrum.device
             if linalg.suits_matrices(torus, box, device):
                 blocks.append(linalg.HartleyOperator.of(spectrum, torus, box, self.dtype))
@@ -190,24 +188,6 @@ class NestedPrior(AbstractLatticePrior):
                 of_box = {"rows": box, "columns": box}
                 blocks.append(linalg.CirculantOperator(spectrum.to(self.dtype), torus, **of_box))
         return NestedCovariance(self.chain, tuple(blocks))
-
-    @cached_property
-    def variances(self) -> tuple[float, ...]:
-        """V_j of the field of each grid."""
-        return tuple(
-            mean_of_half(spectrum, torus[-1])
-            for spectrum, torus in zip(self.spectra, self.tori, strict=True)
-        )
-
-    @cached_property
-    def missing(self) -> Tensor:
-        """V − Σ_j g_j² V_j (M,) of what the nodes lack of the finer fields; float64."""
-        shares = self.chain.shares()
-        parts = (
-            variance * (1.0 - share.square())
-            for variance, share in zip(self.variances, shares, strict=True)
-        )
-        return sum(parts, start=torch.zeros_like(shares[0])).clamp_min(0.0)
 
 
 def _report(
@@ -222,19 +202,24 @@ def _report(
 def tori_for(
     kernel: AbstractKernel, nested: NestedGrids, padding: float
 ) -> tuple[tuple[int, ...], ...]:
-    """Points of the tori of all grids, for `padding` lengths around the coarsest.
+    """Points of the tori of all fields, for `padding` lengths around the coarsest grid.
 
     Examples
     --------
     >>> from dustmap.gp.kernels import Matern32
     >>> grids = (RegularGrid((0.0,), (h,), (m,)) for h, m in ((1.0, 61), (0.25, 81)))
     >>> tori_for(Matern32(2.0, dim=1), NestedGrids(tuple(grids)), padding=3.0)
-    ((75,), (98,))
+    ((75,), (98,), (65,))
     """
     wide = widened_grids(nested)
     found = [torus_for(kernel, wide[0], padding)]
     for before, around in zip(nested.grids, wide[1:], strict=False):
-        ratios = (a / b for a, b in zip(before.spacing, around.spacing, strict=True))
-        sizes = zip(around.shape, ratios, strict=True)
-        found.append(tuple(linalg.fast_length(m + math.ceil(_PADDING * r)) for m, r in sizes))
+        found.append(_padded_torus(around, before.spacing))
+    found += [_padded_torus(around, around.spacing) for around in wide[:-1]]
     return tuple(found)
+
+
+def _padded_torus(grid: RegularGrid, spacing: Sequence[float]) -> tuple[int, ...]:
+    """Points of a torus with `_PADDING` of the spacing around a grid."""
+    cells = zip(grid.shape, grid.spacing, spacing, strict=True)
+    return tuple(linalg.fast_length(m + math.ceil(_PADDING * wide / h)) for m, h, wide in cells)

@@ -192,10 +192,6 @@ class GridPrior(AbstractLatticePrior):
         return math.prod(torus_shape)
 
     @property
-    def missing(self) -> None:
-        return None
-
-    @property
     def device(self) -> torch.device:
         return self.spectrum.device
 

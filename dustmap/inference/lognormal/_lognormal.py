@@ -78,11 +78,8 @@ class LogNormalModel(gp.AbstractParametric):
 
     @torch.no_grad()
     def log_mean(self) -> Tensor:
-        """H β at the nodes (M,), in the prior's dtype, with half of the variance that they lack of
-        the field."""
-        values, missing = self.mean.values(self._nodes()), self.prior.missing
-        values = values if missing is None else values + 0.5 * missing.to(values)
-        return values.to(self.prior.dtype)
+        """H β at the nodes (M,), in the prior's dtype."""
+        return self.mean.values(self._nodes()).to(self.prior.dtype)
 
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":

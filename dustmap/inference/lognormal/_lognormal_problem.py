@@ -100,14 +100,7 @@ class LogNormalProblem:
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
         root = replace(self.root, root=prior.root())
-        log_mean = self.log_mean if prior.missing is None else model.log_mean()
-        return replace(
-            self,
-            model=model,
-            root=root,
-            log_mean=log_mean,
-            covariance=prior.covariance_products(),
-        )
+        return replace(self, model=model, root=root, covariance=prior.covariance_products())
 
     @property
     def ordered_sum(self) -> float:

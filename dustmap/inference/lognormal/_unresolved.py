@@ -29,8 +29,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import NestedGrids, NestedPrior, RegularGrid, low_pass
-from dustmap.gp.features import interpolation
+from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
@@ -40,8 +39,6 @@ _DIRECTIONS, _LENGTHS = 128, 250
 _LEAST, _LARGEST = 1e-2, 1e3
 #: Of the aliases k, the largest entry.
 _ALIASES = 1
-#: Least variance that a level fades over.
-_TINY = 1e-12
 #: L E[ρ²] (N,) of functionals, or L (v E[ρ²]) with v (M,) at the nodes.
 Squares: TypeAlias = Callable[[AbstractFunctional, Tensor | None], Tensor]
 #: Mean of 1/|ω·u| over directions u, as a multiple of 1/|ω| · (2π)/2, by dimension.
@@ -52,21 +49,15 @@ _ALONG = {1: 0.0, 2: 2.0, 3: math.pi}
 @dataclass(frozen=True)
 class LevelLack:
     """What one grid leaves out: Λ in the units of the grid; τ² of normal numbers, independent from
-    node to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt; and the
-    mean variance of s less its interpolant."""
+    node to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt."""
 
     length: float
     node_variance: float
-    log_variance: float
 
     @staticmethod
     @torch.no_grad()
-    def of(kernel: AbstractKernel, grid: RegularGrid, *, filtered: bool = False) -> "LevelLack":
-        """Compute it for a kernel of s and a grid of up to three dimensions.
-
-        filtered: whether the nodes have s φ alone, by the low pass of `NestedPrior`; S (1 − φ) is
-        then left out, too.
-        """
+    def of(kernel: AbstractKernel, grid: RegularGrid) -> "LevelLack":
+        """Compute it for a kernel of s and a grid of up to three dimensions."""
         spacing = torch.tensor(grid.spacing, dtype=torch.float64)
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(_DIRECTIONS, grid.dim, dtype=torch.float64, generator=generator)
@@ -76,11 +67,7 @@ class LevelLack:
         length = torch.logspace(*ends, _LENGTHS, dtype=torch.float64)
         omega = length[:, None, None] * u
 
-        def power_at(omega: Tensor) -> Tensor:
-            whole = kernel.spectral_density(omega.to(kernel.device)).cpu()
-            return whole * low_pass(omega, grid.spacing) if filtered else whole
-
-        power = power_at(omega)
+        power = kernel.spectral_density(omega.to(kernel.device)).cpu()
         hat = _hats(omega * spacing).prod(-1)
         gram = ((2.0 + (omega * spacing).cos()) / 3.0).prod(-1)
         base = torch.remainder(omega * spacing + math.pi, 2.0 * math.pi) - math.pi
@@ -90,13 +77,11 @@ class LevelLack:
         folded = torch.zeros_like(power)
         for k in itertools.product(range(len(turns)), repeat=grid.dim):
             alias = torch.stack([turns[a][..., i] for i, a in enumerate(k)], -1) / spacing
-            aliased = power_at(alias)
+            aliased = kernel.spectral_density(alias.to(kernel.device)).cpu()
             folded += math.prod((squares[a][..., i] for i, a in enumerate(k)), start=aliased)
         held = hat.square() / gram
         others = (folded - power * hat.square()).clamp_min(0.0)
         left = power * (1.0 - held).square() + others * held / gram
-        if filtered:
-            left = left + kernel.spectral_density(omega.to(kernel.device)).cpu() - power
 
         def total(density: Tensor, of_length: Tensor) -> float:
             """(2π)^-D ∫ density(ω) of_length(|ω|) dω."""
@@ -107,8 +92,7 @@ class LevelLack:
         ones, along = torch.ones_like(length), _ALONG[grid.dim] / length
         line = total(left, along) * (1.0 + 0.25 * total(left, ones))
         white = total(hat.square() * spacing.prod(), along)
-        error = total(power * (1.0 - 2.0 * hat + gram), ones)
-        return LevelLack(line, line / white if white > 0 else 0.0, error)
+        return LevelLack(line, line / white if white > 0 else 0.0)
 
 
 @final
@@ -116,9 +100,8 @@ class LevelLack:
 class Unresolved:
     """The variance that integrals and values of ρ = exp(s) lack on a grid, or on nested ones.
 
-    kernel: of s. levels: of every grid, coarsest first; missing (M,): variance that nodes of nested
-    grids lack of s, None of a single grid. scale: factor on the variance that is unknown, 1 from
-    the prior alone.
+    kernel: of s. levels: of every grid, coarsest first. scale: factor on the variance that is
+    unknown, 1 from the prior alone.
 
     >>> from dustmap.gp.kernels import Matern32
     >>> grid = RegularGrid.from_bounds((0.0,) * 3, (10.0,) * 3, (11,) * 3)
@@ -130,7 +113,6 @@ class Unresolved:
     kernel: AbstractKernel
     grid: RegularGrid | NestedGrids
     levels: tuple[LevelLack, ...]
-    missing: Tensor | None = None
     scale: float = 1.0
 
     @staticmethod
@@ -139,40 +121,29 @@ class Unresolved:
         kernel: AbstractKernel, grid: RegularGrid | NestedGrids, scale: float = 1.0
     ) -> "Unresolved":
         """Compute it for a kernel of s and grids of up to three dimensions."""
-        if isinstance(grid, RegularGrid):
-            return Unresolved(kernel, grid, (LevelLack.of(kernel, grid),), scale=scale)
-        *coarse, finest = grid.grids
-        levels = [LevelLack.of(kernel, each, filtered=True) for each in coarse]
-        missing = NestedPrior.of(kernel, grid, dtype=torch.float32).missing
-        return Unresolved(kernel, grid, (*levels, LevelLack.of(kernel, finest)), missing, scale)
+        grids = (grid,) if isinstance(grid, RegularGrid) else grid.grids
+        return Unresolved(kernel, grid, tuple(LevelLack.of(kernel, each) for each in grids), scale)
 
     @property
     def length(self) -> "float | Tensor":
         """Λ, or Λ (M,) at the nodes of nested grids."""
-        if self.missing is None:
-            return self.levels[0].length
         return self._by_node([level.length for level in self.levels])
 
     @property
     def node_variance(self) -> "float | Tensor":
         """τ², or τ² (M,) at the nodes of nested grids."""
-        if self.missing is None:
-            return self.levels[0].node_variance
         return self._by_node([level.node_variance for level in self.levels])
 
-    def _by_node(self, values: Sequence[float]) -> Tensor:
+    def _by_node(self, values: Sequence[float]) -> "float | Tensor":
         """A number of every grid at its nodes (M,); where it fades, between that of the grid and
-        that of the coarser one, as the variance that it lacks."""
-        assert isinstance(self.grid, NestedGrids)
-        assert self.missing is not None
-        found = torch.empty_like(self.missing)
+        that of the coarser one."""
+        if isinstance(self.grid, RegularGrid):
+            return values[0]
+        faded = self.grid.faded()
+        here, before = torch.empty_like(faded), torch.empty_like(faded)
         for number, place in enumerate(self.grid.places):
-            here = self.missing[place]
-            low, high = here.min(), here.max()
-            faded = (here - low) / (high - low).clamp_min(_TINY)
-            before = values[max(0, number - 1)]
-            found[place] = values[number] + (before - values[number]) * faded
-        return found
+            here[place], before[place] = values[number], values[max(0, number - 1)]
+        return here.lerp(before, faded)
 
     def scaled(self, scale: float) -> "Unresolved":
         """Return it with another scale."""
@@ -197,12 +168,10 @@ class Unresolved:
 
     def whole(self, rays: LineIntegrals, squares: Squares) -> Tensor:
         """Return V = ∫ Λ w² E[ρ²] dt (N,)."""
-        squared = replace(rays, weights=rays.weights.square())
-        if self.missing is None:
-            return self.levels[0].length * squares(squared, None)
-        length = self.length
-        assert isinstance(length, Tensor)
-        return squares(squared, length)
+        squared, length = replace(rays, weights=rays.weights.square()), self.length
+        if isinstance(length, Tensor):
+            return squares(squared, length)
+        return length * squares(squared, None)
 
     def of_integrals(self, known: Tensor, whole: Tensor) -> Tensor:
         """Return √(S V) (N,), at most V, for the posterior variance S."""
@@ -210,31 +179,19 @@ class Unresolved:
         return self.scale * (whole * torch.minimum(whole, known)).sqrt()
 
     def relative(self, x: Tensor) -> Tensor:
-        """Return exp c − 1 (N,) at places x (N, D), c the variance of s less its interpolant, with
-        what nodes of nested grids lack."""
-        c = self.log_variance(x)
-        if self.missing is not None:
-            assert isinstance(self.grid, NestedGrids)
-            rows = interpolation(PointValues(x), self.grid, dtype=torch.float64)
-            c = c + min(self.scale, 1.0) * rows.matmul(self.missing.to(x.device))
-        return c.expm1()
-
-    def relative_between(self, x: Tensor) -> Tensor:
         """Return exp c − 1 (N,) at places x (N, D), c the variance of s less its interpolant."""
         return self.log_variance(x).expm1()
 
     @torch.no_grad()
     def log_variance(self, x: Tensor) -> Tensor:
         """Return c = k(0) − 2 wᵀ k(z, x) + wᵀ K_zz w (N,) with the weights w of the 2^D nodes z
-        around a place, times a scale below 1; float64. Of nested grids all but the finest have the
-        mean of that in their cells."""
+        around a place, times a scale below 1; float64."""
         if isinstance(self.grid, RegularGrid):
             return min(self.scale, 1.0) * self._of_interpolant(x, self.grid)
         owner, c = self.grid.owner(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        finest = owner == len(self.levels) - 1
-        c[finest] = self._of_interpolant(x[finest], self.grid.finest)
-        for number, level in enumerate(self.levels[:-1]):
-            c[owner == number] = level.log_variance
+        for number, grid in enumerate(self.grid.grids):
+            rows = (owner == number).nonzero().squeeze(-1)
+            c[rows] = self._of_interpolant(x[rows], grid)
         return min(self.scale, 1.0) * c
 
     def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:

@@ -20,7 +20,15 @@ from dustmap.sky._coordinates import directions_of, galactic, places_towards, re
 from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube, Layout
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
-from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, distances_through
+from dustmap.sky.maps._trilinear import (
+    Cells,
+    CubeReader,
+    Flags,
+    Floats,
+    Indices,
+    Rays,
+    distances_through,
+)
 from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
@@ -49,9 +57,17 @@ _UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 class Answers:
     """Answers from the cubes of a map, at heliocentric Galactic X, Y, Z in pc."""
 
-    def __init__(self, cubes: AbstractCubes, seed: int | None, memory: int) -> None:
+    def __init__(
+        self,
+        cubes: AbstractCubes,
+        seed: int | None,
+        memory: int,
+        finer: tuple[AbstractCubes, ...] = (),
+    ) -> None:
+        """finer: levels in the box of the cubes, each in that of the one before."""
         self.reader = CubeReader(cubes, memory)
         self._random = np.random.default_rng(seed)
+        self._finer = Answers(finer[0], seed, memory, finer[1:]) if finer else None
 
     @property
     def layout(self) -> Layout:
@@ -88,6 +104,9 @@ class Answers:
         around = _summary(corners.reshape(len(cubes), -1), mode, levels, positive=True)
         around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
         factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
+        if self._finer is not None:
+            near = _trilinear.within_box(self._finer.layout.grid, positions)
+            factor[:, near] = self._finer._between(positions[near], mode, levels)
         return factor
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
@@ -121,6 +140,9 @@ class Answers:
             cells = Cells.of(self.layout.grid, positions[part][here])
             for row, cube in zip(values, cubes, strict=True):
                 row[part][here] = self.reader.at(cube, cells)
+        if self._finer is not None:
+            near = _trilinear.within_box(self._finer.layout.grid, positions)
+            values[:, near] = self._finer.interpolated(cubes, positions[near], outside)
         return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
 
     def integrals(
@@ -138,9 +160,23 @@ class Answers:
         self._report(~(complete & finite), outside, "rays run")
         known = complete | (outside is Outside.TRUNCATE)
         values = np.full((len(cubes), len(rays)), np.nan)
-        values[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
+        values[:, known] = self._integrated(cubes, rays.part(known))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
         return np.where(finite, values, np.nan)  # a NaN place is unknown always
+
+    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
+        """Integrate along rays in the box (C, N), through finer levels where there are any."""
+        if self._finer is None:
+            return _trilinear.integrate(self.reader, cubes, rays)
+        inner, _ = _trilinear.within(self._finer.layout.grid, rays.direction, rays.far)
+        before = Rays(rays.direction, rays.near, np.clip(inner.near, rays.near, rays.far))
+        behind = Rays(rays.direction, np.clip(inner.far, rays.near, rays.far), rays.far)
+        meets = inner.far > inner.near
+        whole = Rays(rays.direction, rays.near, np.where(meets, before.far, rays.far))
+        total = _trilinear.integrate(self.reader, cubes, whole)
+        total[:, meets] += _trilinear.integrate(self.reader, cubes, behind.part(meets))
+        total[:, meets] += self._finer._integrated(cubes, inner.part(meets))
+        return total
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())

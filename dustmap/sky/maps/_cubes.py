@@ -109,6 +109,11 @@ class AbstractCubes(ABC):
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         """Read the voxels of a box [z, y, x], float32 in the machine's byte order."""
 
+    @property
+    def finer(self) -> tuple["AbstractCubes", ...]:
+        """The same quantities on finer levels, each within the box of the one before."""
+        return ()
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -117,6 +122,7 @@ class MemoryCubes(AbstractCubes):
 
     described: Layout
     arrays: Mapping[Quantity, NDArray[np.float32]]
+    levels: tuple[AbstractCubes, ...] = ()
 
     def __post_init__(self) -> None:
         shape = self.described.shape
@@ -133,6 +139,10 @@ class MemoryCubes(AbstractCubes):
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         array = self.arrays[cube.quantity]
         return (array[cube.sample] if cube.quantity is Quantity.SAMPLES else array)[box]
+
+    @property
+    def finer(self) -> tuple[AbstractCubes, ...]:
+        return self.levels
 
 
 def layout_of(
@@ -219,10 +229,17 @@ def axis_meaning(name: str) -> str:
     return f"heliocentric Galactic {name.upper()}"
 
 
-def extension_of(cube: Cube) -> str:
-    """Name a cube's image in FITS, SAMPLE_01 for the first sample."""
+def extension_of(cube: Cube, level: int = 0) -> str:
+    """Name a cube's image in FITS, SAMPLE_01 for the first sample, MEAN_L1 of the first finer
+    level."""
     name = DESCRIPTIONS[cube.quantity].extension
-    return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name
+    name = f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name
+    return f"{name.rstrip('.')}_L{level}" if level else name
+
+
+def level_path(level: int) -> str:
+    """Name the zarr group of a finer level, level_1 for the first."""
+    return f"level_{level}"
 
 
 @dataclass(frozen=True)
@@ -236,8 +253,14 @@ class _FileCubes(AbstractCubes):
 
 
 @final
+@dataclass(frozen=True)
 class FitsCubes(_FileCubes):
-    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
+    """One image [z, y, x] a quantity, by its name. The file is open only while it is read.
+
+    level: 0 for the map itself, 1 and on for finer levels.
+    """
+
+    level: int = 0
 
     @cached_property
     def layout(self) -> Layout:
@@ -246,11 +269,11 @@ class FitsCubes(_FileCubes):
             warnings.simplefilter("error", AstropyUserWarning)
             held = {hdu.name for hdu in hdus}
             samples = 0
-            while extension_of(Cube(Quantity.SAMPLES, samples)) in held:
+            while self._name(Cube(Quantity.SAMPLES, samples)) in held:
                 samples += 1
             present = {
-                q: samples > 0 if q is Quantity.SAMPLES else named.extension in held
-                for q, named in DESCRIPTIONS.items()
+                q: samples > 0 if q is Quantity.SAMPLES else self._name(Cube(q)) in held
+                for q in DESCRIPTIONS
             }
             quantities = tuple(q for q, there in present.items() if there)
             if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
@@ -277,11 +300,30 @@ class FitsCubes(_FileCubes):
         with self._reading(), self._opened() as hdus:
             return np.asarray(self._image(hdus, cube).section[box], np.float32)
 
+    @cached_property
+    def _levels(self) -> int:
+        """The number of finer levels in the file."""
+        with self._reading(), self._opened() as hdus:
+            held, level = {hdu.name for hdu in hdus}, 0
+        first = Cube(self.layout.quantities[0])
+        while extension_of(first, level + 1) in held:
+            level += 1
+        return level
+
+    @property
+    def finer(self) -> tuple[AbstractCubes, ...]:
+        if self.level > 0:
+            return ()
+        return tuple(FitsCubes(self.path, level) for level in range(1, self._levels + 1))
+
+    def _name(self, cube: Cube) -> str:
+        return extension_of(cube, self.level)
+
     def _image(self, hdus: fits.HDUList, cube: Cube) -> fits.ImageHDU:
         """Return the unit of a cube; UserError where it is no image, as damage makes of it."""
-        unit = hdus[extension_of(cube)]
+        unit = hdus[self._name(cube)]
         if not isinstance(unit, fits.ImageHDU | fits.CompImageHDU):
-            raise UserError(f"{self.path}: {extension_of(cube)} is no image; is the file whole?")
+            raise UserError(f"{self.path}: {self._name(cube)} is no image; is the file whole?")
         return unit
 
     @contextmanager
@@ -346,6 +388,15 @@ class ZarrCubes(_FileCubes):
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
         percentiles = self._group.attributes.get("percentiles", "")
         return layout_of(self.path, shapes, samples, axes, system, percentiles)
+
+    @property
+    def finer(self) -> tuple[AbstractCubes, ...]:
+        levels = self._group.attributes.get("levels", [])
+        known = isinstance(levels, list) and all(isinstance(each, dict) for each in levels)
+        names = [each.get("path") for each in levels] if known else [None]
+        if names != [level_path(number) for number in range(1, len(names) + 1)]:
+            raise UserError(f"{self.path} is damaged, make it again: levels = {levels!r}")
+        return tuple(ZarrCubes(self.path / str(name)) for name in names)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box

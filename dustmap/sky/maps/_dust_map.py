@@ -53,7 +53,8 @@ class DustMap:
 
     def __init__(self, cubes: AbstractCubes, seed: int | None = None, memory: int = _MEMORY):
         """seed: of random_sample; memory: bytes of whole cubes that are kept."""
-        self._answers = Answers(cubes, seed, memory)
+        self._answers = Answers(cubes, seed, memory, cubes.finer)
+        self._memory = memory
 
     @classmethod
     def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
@@ -111,8 +112,10 @@ class DustMap:
         spacing = " x ".join(f"{step:g}" for step in steps)
         held = [q.value for q in self.available if q is not Quantity.SAMPLES]
         voxels = " x ".join(map(str, grid.shape))
+        finer = [f"{min(cubes.layout.grid.spacing):g}" for cubes in self.cubes.finer]
+        levels = f"finer levels of {', '.join(finer)} pc; " if finer else ""
         return (
-            f"DustMap({self.system.name}; {box} pc; {voxels} voxels of {spacing} pc; "
+            f"DustMap({self.system.name}; {box} pc; {voxels} voxels of {spacing} pc; {levels}"
             f"{', '.join([*held, f'{self.n_samples} samples'])})"
         )
 
@@ -130,6 +133,12 @@ class DustMap:
     def grid(self) -> RegularGrid:
         """Grid whose nodes are the voxels' centres."""
         return self.layout.grid
+
+    @property
+    def finer(self) -> "tuple[DustMap, ...]":
+        """Maps of finer levels, each within the box of the one before; questions have the finest
+        that contains a place, cubes are those of each level."""
+        return tuple(DustMap(cubes, memory=self._memory) for cubes in self.cubes.finer)
 
     @property
     def system(self) -> ExtinctionSystem:

@@ -226,26 +226,38 @@ class Walk(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class Slabs:
-    """The planes of a map, one slab after the other: `walk` computes or reads them."""
+    """The planes of a map, one slab after the other: `walk` computes or reads them.
+
+    finer: those of finer levels, each within the box of the one before.
+    """
 
     layout: Layout
     request: MapRequest
     walk: Walk
+    finer: "tuple[Slabs, ...]" = ()
 
     @classmethod
-    def of_field(cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest) -> Self:
-        """Walk through a request of a field."""
+    def of_field(
+        cls,
+        field: AbstractDensityField,
+        grid: RegularGrid,
+        request: MapRequest,
+        finer: Sequence[RegularGrid] = (),
+    ) -> Self:
+        """Walk through a request of a field, on a grid and on finer ones in its box."""
         field.check(request)
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
-        return cls(layout, request, partial(field.planes, grid, request))
+        levels = tuple(cls.of_field(field, level, request) for level in finer)
+        return cls(layout, request, partial(field.planes, grid, request), levels)
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
         """Return all that a map holds."""
         layout = cubes.layout
         request = MapRequest(layout.quantities, layout.samples)
-        return cls(layout, request, partial(_planes, cubes))
+        levels = tuple(cls.of_cubes(finer) for finer in cubes.finer)
+        return cls(layout, request, partial(_planes, cubes), levels)
 
     def depth(self, memory: int, extra: int = 0) -> int:
         """Return planes that fit into `memory` bytes beside `extra` more arrays, at least one."""

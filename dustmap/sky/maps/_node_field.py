@@ -229,7 +229,7 @@ class NodeField(AbstractDensityField):
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
         lacking, relative = self.posterior.unresolved, torch.zeros(len(functional))
         if lacking is not None:
-            relative = lacking.relative_between(functional.x).float().cpu()
+            relative = lacking.relative(functional.x).float().cpu()
         answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
         if Quantity.COVERAGE in request:
             answers["coverage"] = self._covered.at(cells)[:, 0]
@@ -242,7 +242,7 @@ class NodeField(AbstractDensityField):
         x, y, z = grid.axes()
         yy, xx = torch.meshgrid(y, x, indexing="ij")
         points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
-        return self.posterior.unresolved.relative_between(points).float().reshape(xx.shape)
+        return self.posterior.unresolved.relative(points).float().reshape(xx.shape)
 
     @cached_property
     def density(self) -> Tensor:

@@ -54,9 +54,11 @@ def write_map(
     """Write all that a map or the slabs of a field hold; the voxels' centres are the grid's nodes.
 
     zarr: density_mean, density_std, ... (z, y, x), density_samples (sample, z, y, x), the axes x,
-    y, z in pc, and the group `multiscale`, the mean averaged over 2×2×2 voxels again and again.
+    y, z in pc, and the group `multiscale`, the mean averaged over 2×2×2 voxels again and again;
+    finer levels are groups of the same kind, level_1 and on, named by the attribute `levels`.
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
-    STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
+    STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance; of
+    finer levels MEAN_L1, STD_L1, .. and on.
 
     Parameters
     ----------
@@ -105,21 +107,28 @@ def form_of(path: Path) -> str:
 def _write_fits(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
-    layout = slabs.layout
-    names = {cube: _cubes.extension_of(cube) for cube in layout.cubes}
+    levels = (slabs, *slabs.finer)
     plans = [
-        ImagePlan(name, layout.shape, _cards(layout, cube, provenance))
-        for cube, name in names.items()
+        ImagePlan(
+            _cubes.extension_of(cube, level),
+            each.layout.shape,
+            _cards(each.layout, cube, provenance),
+        )
+        for level, each in enumerate(levels)
+        for cube in each.layout.cubes
     ]
-    # Half for the slab, half for its bytes in the order of the file.
-    depth = min(slabs.depth(memory // 2), layout.shape[0])
     with _streamed_fits.streamed_fits(path, plans, world) as images:
-        for slab in slabs.walk(depth, world.share(layout.shape[0])):
-            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
-            for cube, name in names.items():
-                values = slab.arrays[cube.quantity.value]
-                sample = cube.quantity is Quantity.SAMPLES
-                images[name].write((slab.start,), values[cube.sample] if sample else values)
+        for level, each in enumerate(levels):
+            planes = each.layout.shape[0]
+            # Half for the slab, half for its bytes in the order of the file.
+            depth = min(each.depth(memory // 2), planes)
+            for slab in each.walk(depth, world.share(planes)):
+                log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, planes)
+                for cube in each.layout.cubes:
+                    values = slab.arrays[cube.quantity.value]
+                    sample = cube.quantity is Quantity.SAMPLES
+                    image = images[_cubes.extension_of(cube, level)]
+                    image.write((slab.start,), values[cube.sample] if sample else values)
 
 
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
@@ -155,9 +164,27 @@ def _write_zarr(
                 _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
     if Quantity.MEAN in arrays:
         add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
+    for level, finer in enumerate(slabs.finer, start=1):
+        _write_zarr(path / _cubes.level_path(level), finer, provenance, memory, world)
     with together(world):
         if world.rank == 0:
+            if slabs.finer:
+                group.attrs["levels"] = [
+                    {"path": _cubes.level_path(level), **_place(finer.layout)}
+                    for level, finer in enumerate(slabs.finer, start=1)
+                ]
             _consolidate(group)
+
+
+def _place(layout: Layout) -> dict[str, Any]:
+    """Voxels of a level in pc, in the order of its arrays."""
+    grid = layout.grid
+    return {
+        "shape": list(layout.shape),
+        "scale": list(grid.spacing[::-1]),
+        "translation": list(grid.lower[::-1]),
+        "unit": "parsec",
+    }
 
 
 Writer: TypeAlias = Callable[[Path, Slabs, Provenance, int, AbstractWorld], None]
