@@ -47,8 +47,8 @@ class NestedGrids:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grids", tuple(self.grids))
-        if not self.grids:
-            raise UserError("grids must hold at least one grid")
+        if len(self.grids) < 2:
+            raise UserError(f"grids: expected at least 2, got {len(self.grids)}")
         for outer, inner in itertools.pairwise(self.grids):
             _check_nested(outer, inner)
 

@@ -30,7 +30,14 @@ from tests.inference.checkpointers import (
     often_interrupted,
     same_bits,
 )
-from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
+from tests.inference.test_mgvi import (
+    box,
+    draw_truth,
+    model_of,
+    nested_box,
+    observe,
+    positions,
+)
 
 SETTINGS = MGVISettings(samples=4, draws=4, rounds=3, refinements=1)
 ROBUST = RobustSettings(max_rounds=5)
@@ -48,13 +55,14 @@ class Case:
     relative: bool = False
     stars: int = 60
     nodes: int | None = None
+    nested: bool = False
 
     def model(self, data: Batch) -> LogNormalModel:
         nodes = self.nodes or {1: 24, 2: 9, 3: 5}[self.dim]
         robust = self.settings.robust is not None
         relative = 0.1 if self.relative else None
         return model_of(
-            box(self.dim, nodes),
+            nested_box(self.dim, nodes) if self.nested else box(self.dim, nodes),
             length=self.length,
             variance=0.3,
             mean=ConstantMean(typical_log_density(data), learn=self.learn_mean),
@@ -82,9 +90,11 @@ CASES = {
     "single": Case(1, torch.float32, learn_mean=False),
     "robust": Case(1, settings=replace(SETTINGS, robust=ROBUST, curved=False)),
     "relative": Case(1, settings=replace(SETTINGS, curved=True, rounds=1), relative=True),
+    "nested": Case(1, nodes=25, nested=True),
     "curved": Case(1, torch.float32, settings=replace(SETTINGS, curved=True, rounds=1)),
 }
 SLOW = {
+    "nested-curved": Case(2, settings=replace(SETTINGS, curved=True), nodes=9, nested=True),
     "three": Case(3, torch.float32),
     "three-curved": Case(3, settings=replace(SETTINGS, curved=True, refinements=2)),
     "three-robust": Case(3, settings=replace(SETTINGS, robust=ROBUST, curved=True)),

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import (
+    AbstractLatticePrior,
+    Batch,
+    ConstantMean,
+    GridPrior,
+    NestedGrids,
+    NestedPrior,
+    RegularGrid,
+)
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import ProjectedKernel, kernel_named
@@ -44,13 +52,23 @@ def box(dim: int, nodes: int) -> RegularGrid:
     return RegularGrid.from_bounds((-0.5,) * dim, (0.5,) * dim, (nodes,) * dim)
 
 
+def nested_box(dim: int, nodes: int) -> NestedGrids:
+    """The box of so many nodes, and half of it with twice as many."""
+    outer = box(dim, nodes)
+    half = (outer.shape[0] - 1) // 4 * outer.spacing[0]
+    inner = RegularGrid.from_bounds(
+        (-half,) * dim, (half,) * dim, (round(4 * half / outer.spacing[0]) + 1,) * dim
+    )
+    return NestedGrids((outer, inner))
+
+
 def positions(count: int, dim: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, dim, generator=generator, dtype=torch.float64) - 0.5
 
 
 def model_of(
-    grid: RegularGrid,
+    grid: RegularGrid | NestedGrids,
     *,
     length: float = 0.3,
     variance: float = 1.0,
@@ -66,7 +84,11 @@ def model_of(
     def rows(functional: AbstractFunctional) -> AbstractOperator:
         return interpolation(functional, grid, dtype=dtype)
 
-    prior = GridPrior.padded(kernel, grid, padding=3.0, dtype=dtype)
+    prior: AbstractLatticePrior
+    if isinstance(grid, NestedGrids):
+        prior = NestedPrior.of(kernel, grid, padding=3.0, dtype=dtype)
+    else:
+        prior = GridPrior.padded(kernel, grid, padding=3.0, dtype=dtype)
     return LogNormalModel(
         prior, mean or ConstantMean(0.0), likelihood or GaussianLikelihood(), rows
     )
