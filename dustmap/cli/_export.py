@@ -177,7 +177,8 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
         if options.format in CUBES:
             compute, kind = finished.run.config.compute, options.format
             check_export(export_plan(finished, grid, request), grid, request, output)
-            slabs = Slabs.of_field(watched, grid, request)
+            finer = finished.finer if options.box is None and options.step is None else ()
+            slabs = Slabs.of_field(watched, grid, request, finer)
             write_in_slabs(output, slabs, provenance, options.overwrite, compute, kind)
             return {
                 "voxels": list(grid.shape),

@@ -228,7 +228,7 @@ def _los(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import profile_of_field
 
     finished = open_star_map(path, _options.computing(options, path))
-    step = 0.25 * min(finished.run.grid.spacing)
+    step = 0.25 * finished.run.config.grid.finest
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = BEAM if options.beam is None else options.beam
     return line_of_sight_figure(profile, finished.run.stars, beam, target)
@@ -302,7 +302,7 @@ def _map(options: argparse.Namespace) -> "DustMap":
         ).compute
     else:
         compute = _options.computing_on_map(options, path)
-    return DustMap.open(path, memory=compute.memory_bytes // 2)
+    return DustMap.open(path, memory=compute.memory_bytes // 2).on_one_grid()
 
 
 def _truth(options: argparse.Namespace) -> "DustMap | None":

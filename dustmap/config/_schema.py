@@ -211,6 +211,11 @@ class GridConfig:
         assert not isinstance(self.levels, str)
         return self.levels or ((self.size, self.spacing),)
 
+    @property
+    def finest(self) -> float:
+        """Spacing of the finest level, or of the one grid."""
+        return self.boxes[-1][1]
+
 
 @final
 @dataclass(frozen=True)

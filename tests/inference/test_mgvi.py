@@ -54,11 +54,9 @@ def box(dim: int, nodes: int) -> RegularGrid:
 
 def nested_box(dim: int, nodes: int) -> NestedGrids:
     """The box of so many nodes, and half of it with twice as many."""
-    outer = box(dim, nodes)
-    half = (outer.shape[0] - 1) // 4 * outer.spacing[0]
-    inner = RegularGrid.from_bounds(
-        (-half,) * dim, (half,) * dim, (round(4 * half / outer.spacing[0]) + 1,) * dim
-    )
+    outer, cells = box(dim, nodes), (nodes - 1) // 4
+    half = cells * outer.spacing[0]
+    inner = RegularGrid.from_bounds((-half,) * dim, (half,) * dim, (4 * cells + 1,) * dim)
     return NestedGrids((outer, inner))
 
 

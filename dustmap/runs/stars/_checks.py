@@ -95,7 +95,7 @@ def data_checks(
     return (
         *catalog_checks(share.sample),
         _within(share, grid, config),
-        _beyond_the_sun(share.sample, config.grid.spacing),
+        _beyond_the_sun(share.sample, config.grid.finest),
         *_lengths(config),
     )
 
@@ -250,7 +250,7 @@ def _beyond_the_sun(stars: StarTable, spacing: float) -> Check:
 
 def _lengths(config: Config) -> tuple[Check, ...]:
     """Check a length far below what the grid can hold; a learned one is judged as learned."""
-    length, spacing = config.model.length, config.grid.spacing
+    length, spacing = config.model.length, config.grid.finest
     if length < _ABSURD_LENGTH * spacing:
         raise UserError(
             f"model.length = {length:g} pc is {length / spacing:.2g} of grid.spacing = "
@@ -373,8 +373,8 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
     reach = _PRIOR_STDS * MGVISettings().prior_std
     checks = []
     if "length" in model.learn:
-        most = _MOST_OF_BOX * max(grid.size) / grid.spacing
-        length = at.length / grid.spacing
+        most = _MOST_OF_BOX * max(grid.size) / grid.finest
+        length = at.length / grid.finest
         advice = (
             f"held by the grid, not by the data: set grid.spacing = {at.length / _SPACINGS:.2g} "
             f"pc, a third of the length, or leave length out of model.learn"

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
@@ -20,9 +20,9 @@ from dustmap.runs import reports
 from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
-from dustmap.runs.stars._model import grid_of, nodes_of
+from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
-from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
+from dustmap.sky.maps import VOXELS, AbstractDensityField, MapRequest, Quantity, refined, write_map
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
@@ -39,8 +39,6 @@ _SLICES = 9
 _COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
 Draw: TypeAlias = "Callable[[Material], Figure | None]"
-#: Voxels of pictures of levels.
-_MOST_DRAWN = 2**23
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
@@ -108,13 +106,13 @@ def export_run(
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = reports.WatchedField(field, f"writing map.{name}", progress)
-        slabs = maps.Slabs.of_field(watched, grid, request, _finer(config))
+        slabs = maps.Slabs.of_field(watched, grid, request, finer_grids(config))
         write_in_slabs(path, slabs, provenance, False, config.compute, name, world)
     outputs["samples_in_the_map"] = request.samples
     return outputs
 
 
-def _finer(config: Config) -> tuple[RegularGrid, ...]:
+def finer_grids(config: Config) -> tuple[RegularGrid, ...]:
     """Grids of the levels in the box."""
     nodes = nodes_of(config.grid)
     return nodes.grids[1:] if isinstance(nodes, NestedGrids) else ()
@@ -149,17 +147,16 @@ def write_in_slabs(
 def drawn_map(
     directory: RunDirectory, config: Config, field: AbstractDensityField, grid: RegularGrid
 ) -> DustMap:
-    """Return a map with mean and standard deviation: one that was written, or one in memory; of
-    levels on one grid, as fine as `_MOST_DRAWN` voxels allow."""
+    """Return a map with mean and standard deviation on one grid: one that was written, or one in
+    memory."""
     wanted = (Quantity.MEAN, Quantity.STD)
-    if config.grid.levels:
-        boxes = (replace(config.grid, spacing=spacing) for _, spacing in config.grid.boxes)
-        grids = [each for each in map(grid_of, boxes) if each.size <= _MOST_DRAWN] or [grid]
-        return DustMap.from_field(field, grids[-1], MapRequest(wanted))
     if config.export.formats:
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
         if set(wanted) <= set(written.available):
-            return written
+            return written.on_one_grid()
+    for finer in finer_grids(config):
+        whole = refined(grid, finer.spacing)
+        grid = whole if whole.size <= VOXELS else grid
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 

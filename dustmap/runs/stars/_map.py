@@ -34,6 +34,7 @@ from dustmap.runs.stars import (
     _run,
     _zero_points,
 )
+from dustmap.runs.stars._export import finer_grids
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
@@ -311,6 +312,11 @@ class StarMap(AbstractFinishedRun):
             rays = LineIntegrals.from_observer(places[inside])
             extinction[:, at] = field.percentiles(rays, levels)
         return extinction, density
+
+    @property
+    def finer(self) -> tuple[RegularGrid, ...]:
+        """Grids of the levels in the box."""
+        return finer_grids(self.run.config)
 
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
         """Lay voxel centres, `step` apart, from X0 to X1, Y0 to Y1, Z0 to Z1; or the run's."""

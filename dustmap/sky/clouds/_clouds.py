@@ -262,6 +262,7 @@ def find_clouds(
     >>> len(clouds), clouds.table()["distance"].round(1)
     (1, <Quantity [61.6] pc>)
     """
+    density = density.on_one_grid()
     mean = _cube(density, Quantity.MEAN)
     criteria = criteria or Criteria(default_threshold(density))
     found = structures_of(mean, criteria)

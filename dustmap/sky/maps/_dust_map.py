@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dustmap.sky.view import MapView
 
 _MEMORY = 4 * 2**30
+#: Voxels of a map of several levels on one grid.
+VOXELS = 2**22
 _EQUATORIAL = ("icrs", "fk4", "fk5", "fk4noeterms")
 _EXPECTED = "expected a run directory, a map.zarr or a map.fits"
 
@@ -102,6 +104,31 @@ class DustMap:
             for q in request.quantities
         }
         return cls.from_arrays(grid, arrays, field.system, field.positive)
+
+    def on_one_grid(self, most: int = VOXELS) -> "DustMap":
+        """Return the map itself, or where it has finer levels one of a single grid, in memory.
+
+        most: voxels; the spacing is that of the finest level of which the box has no more.
+        """
+        if not self.cubes.finer:
+            return self
+        grid, quantities = self.grid, self.available
+        for cubes in self.cubes.finer:
+            finer = refined(self.grid, cubes.layout.grid.spacing)
+            grid = finer if finer.size <= most else grid
+        points, found = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
+        for quantity in quantities:
+            of_samples = quantity is Quantity.SAMPLES
+            numbers = range(self.n_samples) if of_samples else (0,)
+            arrays = [
+                self._answers.interpolated((Cube(quantity, k),), points, Outside.NAN)[0]
+                .astype(np.float32)
+                .reshape(grid.shape)
+                .transpose()
+                for k in numbers
+            ]
+            found[quantity] = np.stack(arrays) if of_samples else arrays[0]
+        return DustMap.from_arrays(grid, found, self.system, self.layout.positive)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""
@@ -386,6 +413,18 @@ def _cubes_at(path: Path) -> AbstractCubes:
     if (path / "config.toml").is_file():
         raise FileNotFoundError(f"{path}: the run has no map; write one with dustmap export")
     raise FileNotFoundError(f"{path}: {_EXPECTED}")
+
+
+def refined(grid: RegularGrid, spacing: tuple[float, ...]) -> RegularGrid:
+    """Return a grid of the same box with another spacing, which divides its sides.
+
+    Examples
+    --------
+    >>> refined(RegularGrid((0.0,), (2.0,), (5,)), (0.5,)).shape
+    (17,)
+    """
+    sides = zip(grid.lower, grid.upper, spacing, strict=True)
+    return RegularGrid(grid.lower, spacing, tuple(round((b - a) / h) + 1 for a, b, h in sides))
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:

@@ -1,5 +1,6 @@
 """Positive densities on nested grids: at every place the finest that there is."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,8 +20,8 @@ from dustmap.sky.maps._node_field import Between, NodeField
 from dustmap.sky.maps._quantities import MapRequest, statistics
 from dustmap.sky.systems import ExtinctionSystem
 
-#: Functionals answered at once.
-_CHUNK = 16_384
+#: Functionals answered at once; part of a spacing within which a node is on a face.
+_CHUNK, _SLACK = 16_384, 1e-6
 
 
 @final
@@ -113,43 +114,68 @@ class NestedField(AbstractDensityField):
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Span:
+    """The nodes of one axis within a finer box: `count` from `first` on. Of a single one its
+    neighbour is computed, too, at `place` + `step` or before it, for a grid has two."""
+
+    first: int
+    count: int
+    place: float
+    step: float
+
+    @staticmethod
+    def of(lower: float, step: float, count: int, low: float, high: float) -> "_Span | None":
+        """None where there is none."""
+        first = max(0, math.ceil((low - lower) / step - _SLACK))
+        last = min(count - 1, math.floor((high - lower) / step + _SLACK))
+        if last < first:
+            return None
+        place = lower + first * step
+        if last == first:
+            step = high - place if high - place > place - low else low - place
+        return _Span(first, last - first + 1, place, step)
+
+    @property
+    def kept(self) -> slice:
+        """Those that are wanted, of those that are computed."""
+        return slice(1, 2) if self.step < 0 else slice(0, self.count)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class _Block:
-    """The nodes of a grid within the box of a finer field, first (3,) of them by axis."""
+    """The nodes of a grid within the box of a finer field, by axis."""
 
     field: NodeField
+    spans: tuple[_Span, ...]
     grid: RegularGrid
-    first: tuple[int, ...]
     request: MapRequest
     depth: int
 
     @staticmethod
     def of(grid: RegularGrid, field: NodeField, request: MapRequest, depth: int) -> "_Block | None":
         """None where none of them lies there."""
-        first, shape = list[int](), list[int]()
-        for a, h, m, low, high in zip(
-            grid.lower, grid.spacing, grid.shape, field.lower, field.upper, strict=True
-        ):
-            begin = max(0, int(np.ceil((low - a) / h - 1e-6)))
-            end = min(m - 1, int(np.floor((high - a) / h + 1e-6)))
-            first.append(begin)
-            shape.append(end - begin + 1)
-        if min(shape) < 2:
+        axes = zip(grid.lower, grid.spacing, grid.shape, field.lower, field.upper, strict=True)
+        spans = tuple(span for span in (_Span.of(*axis) for axis in axes) if span is not None)
+        if len(spans) < grid.dim:
             return None
-        lower = tuple(
-            a + begin * h for a, h, begin in zip(grid.lower, grid.spacing, first, strict=True)
+        inner = RegularGrid(
+            tuple(span.place + min(span.step, 0.0) for span in spans),
+            tuple(abs(span.step) for span in spans),
+            tuple(max(2, span.count) for span in spans),
         )
-        inner = RegularGrid(lower, grid.spacing, tuple(shape))
-        return _Block(field, inner, tuple(first), request, depth)
+        return _Block(field, spans, inner, request, depth)
 
     def overlay(self, slab: Planes) -> None:
         """Put the finer field's answers into those planes of a slab that it has."""
-        x, y, z = self.first
-        columns, rows = slice(x, x + self.grid.shape[0]), slice(y, y + self.grid.shape[1])
-        begin, end = max(slab.start, z), min(slab.stop, z + self.grid.shape[2])
+        x, y, z = self.spans
+        columns, rows = (slice(span.first, span.first + span.count) for span in (x, y))
+        begin, end = max(slab.start, z.first), min(slab.stop, z.first + z.count)
         if begin >= end:
             return
-        wanted = slice(begin - z, end - z)
+        computed = z.kept.start - z.first
+        wanted = slice(begin + computed, end + computed)
         for finer in self.field.planes(self.grid, self.request, self.depth, wanted):
-            at = slice(finer.start + z - slab.start, finer.stop + z - slab.start)
+            at = slice(finer.start - computed - slab.start, finer.stop - computed - slab.start)
             for name, values in finer.arrays.items():
-                slab.arrays[name][..., at, rows, columns] = values
+                slab.arrays[name][..., at, rows, columns] = values[..., y.kept, x.kept]

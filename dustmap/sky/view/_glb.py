@@ -125,6 +125,7 @@ def scene_at(
     history: Sequence[str],
 ) -> Scene:
     """Make the scene of `scene_of` with points at X, Y, Z (N, 3) in pc."""
+    density = density.on_one_grid()
     mean = density.mean
     chosen = sorted(set(levels)) or _usual_levels(mean)
     surfaces = tuple(iso_surface(mean, level, density.grid) for level in chosen)

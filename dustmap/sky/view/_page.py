@@ -164,6 +164,7 @@ def page_of(
     if not np.isfinite(places).all():
         bad = int(np.isfinite(places).all(-1).argmin())
         raise UserError(f"points: expected finite coordinates, got {places[bad]} pc in row {bad}")
+    density = density.on_one_grid()
     cubes = MapVolumes(density, samples)
     marks = [
         [str(name), *(round(float(x), 2) for x in at)]

@@ -1,0 +1,169 @@
+"""Runs on nested grids, from the configuration to the answers; and levels that stars choose."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+
+from dustmap.config import Config, from_mapping, load
+from dustmap.errors import UserError
+from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.inference import LogNormalPosterior
+from dustmap.runs import StarMap, execute_run, open_run, prepare
+from dustmap.runs.stars._model import nodes_of
+from dustmap.runs.stars._resolution import with_levels
+from dustmap.sky import DustMap
+from dustmap.sky.stars import ExactDistances, StarTable
+from dustmap.sky.systems import system_named
+from tests.skies import plain_sky, write_plain_sky
+
+CONFIG = """
+[data]
+catalog = "sky.fits"
+holdout = 0.2
+refit = false
+[grid]
+levels = [{size = [60, 40, 40], spacing = 5}, {size = [120, 80, 40], spacing = 10}]
+[model]
+kernel = "matern32"
+length = 40
+std = 0.8
+mean_density = 0.002
+learn = ["mean"]
+[fit]
+samples = 8
+[export]
+formats = ["zarr"]
+figures = ["slice"]
+samples = 4
+"""
+LEVELS = [{"size": [60, 40, 40], "spacing": 5}, {"size": [120, 80, 40], "spacing": 10}]
+
+
+def configured(**grid: object) -> Config:
+    return from_mapping({"data": {"catalog": "stars.fits"}, "grid": grid})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("levels")
+    write_plain_sky(path, plain_sky(250, seed=2))
+    (path / "run.toml").write_text(CONFIG)
+    config = load(path / "run.toml")
+    execute_run(prepare(config), path / "run", config, overwrite=False)
+    return path / "run"
+
+
+def test_the_coarsest_level_is_the_box() -> None:
+    config = configured(levels=LEVELS)
+    assert (config.grid.size, config.grid.spacing) == ((120.0, 80.0, 40.0), 10.0)
+    assert config.grid.finest == 5.0
+    nodes = nodes_of(config.grid)
+    assert isinstance(nodes, NestedGrids)
+    assert [grid.shape for grid in nodes.grids] == [(13, 9, 5), (13, 9, 9)]
+    one = configured(levels=LEVELS[1:])
+    assert isinstance(nodes_of(one.grid), RegularGrid)
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"levels": [{"size": [60, 40, 40]}]}, "a list of levels"),
+        ({"levels": [{"size": [60, 40, 40], "spacing": 0}]}, "positive length"),
+        ({"levels": LEVELS, "spacing": 5}, "leave grid.spacing out"),
+        ({"levels": LEVELS, "size": [40, 40, 40]}, "leave grid.size out"),
+        ({"levels": [*LEVELS, {"size": [20, 20, 20], "spacing": 3}]}, "2, 3, .. times"),
+        ({"levels": [{"size": [50, 40, 40], "spacing": 5}, LEVELS[1]]}, "expected 60 or 40"),
+        ({"levels": [{"size": [240, 40, 40], "spacing": 5}, LEVELS[1]]}, "expected 120"),
+        ({"levels": "auto", "spacing": "auto"}, "name a length"),
+        ({"levels": "some"}, "a list of levels"),
+    ],
+)
+def test_levels_that_do_not_fit_say_what_would(grid: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        configured(**grid)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"model": {"density": "gaussian"}},
+        {"fit": {"engine": "hip"}, "model": {"density": "gaussian"}},
+        {"fit": {"beams": 16}},
+        {"data": {"catalog": "stars.fits", "tile": "1/3"}},
+    ],
+)
+def test_levels_are_for_log_normal_densities_of_whole_skies(rest: dict[str, object]) -> None:
+    content = {"data": {"catalog": "stars.fits"}, "grid": {"levels": LEVELS}, **rest}
+    with pytest.raises(UserError, match=r"grid\.levels"):
+        from_mapping(content)
+
+
+def test_the_map_has_the_finest_density(finished: Path) -> None:
+    run = open_run(finished)
+    assert isinstance(run, StarMap)
+    density = DustMap.open(finished)
+    assert [level.grid.spacing[0] for level in density.finer] == [5.0]
+    x = np.random.default_rng(0).uniform([-55, -35, -18], [55, 35, 18], (60, 3))
+    at = SkyCoord(*x.T * u.pc, representation_type="cartesian", frame="galactic")
+    answers = run.at(x)
+    np.testing.assert_allclose(density.query(at), answers["density_mean"], rtol=2e-4)
+    np.testing.assert_allclose(
+        density.query(at, integrated=True), answers["extinction_mean"], rtol=2e-2
+    )
+    report = json.loads((finished / "report.json").read_text())
+    assert report["grid"]["levels"] == "10 pc in 120 × 80 × 40 pc; 5 pc in 60 × 40 × 40 pc"
+    assert report["held_out_stars"]["chi2"] < 2.0
+
+
+def test_a_finished_run_has_the_densities_of_all_levels(finished: Path) -> None:
+    run = open_run(finished)
+    assert isinstance(run, StarMap)
+    posterior = run.fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.log_samples.shape == (8, 13 * 9 * 5 + 13 * 9 * 9)
+
+
+def stars_at(distances: np.ndarray) -> StarTable:
+    n = len(distances)
+    generator = np.random.default_rng(0)
+    l, b = 360.0 * generator.random(n), np.degrees(np.arcsin(2.0 * generator.random(n) - 1.0))
+    return StarTable(
+        source_id=np.arange(n),
+        l=l,
+        b=b,
+        distances=ExactDistances(distances),
+        extinction=np.full(n, 0.1),
+        extinction_error=np.full(n, 0.01),
+        system=system_named("A_V"),
+    )
+
+
+def test_stars_choose_levels_by_their_density() -> None:
+    config = configured(levels="auto", size=[3000, 3000, 800], spacing=5)
+    distances = 1500.0 * np.random.default_rng(1).random(20_000) ** (1 / 3)
+    chosen = with_levels(config, stars_at(distances)).grid
+    sizes, spacings = zip(*chosen.boxes, strict=True)
+    assert spacings == (80.0, 20.0, 5.0)
+    assert chosen.size == sizes[0] == (3040.0, 3040.0, 800.0)
+    # Where a level ends, 4π (d / 2h)² stars are beyond it.
+    for (size, spacing), around in zip(chosen.boxes[1:], spacings, strict=False):
+        reach = 0.5 * max(size)
+        apart = reach * np.sqrt(4.0 * np.pi / (distances > reach).sum())
+        assert apart == pytest.approx(2.0 * spacing, rel=2.0 * around / reach)
+    assert isinstance(nodes_of(chosen), NestedGrids)
+    again = from_mapping(
+        {"data": {"catalog": "stars.fits"}, "grid": {"levels": [list(v) for v in chosen.levels]}}
+    )
+    assert again.grid.boxes == chosen.boxes
+
+
+def test_few_stars_or_a_small_box_need_one_grid() -> None:
+    config = configured(levels="auto", size=[100, 100, 100], spacing=10)
+    chosen = with_levels(config, stars_at(np.linspace(10.0, 50.0, 5000)))
+    assert chosen.grid.levels == ()
+    assert chosen.grid == replace(config.grid, levels=())

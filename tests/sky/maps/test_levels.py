@@ -1,0 +1,159 @@
+"""Densities on nested grids: fields, maps in memory and in files, and what they answer."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import zarr
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from astropy.io import fits
+from astropy.wcs import WCS
+
+from dustmap.errors import UserError
+from dustmap.gp import NestedGrids, NestedPrior, RegularGrid
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.inference import LogNormalPosterior, Unresolved
+from dustmap.sky import Provenance
+from dustmap.sky.maps import DustMap, MapRequest, NestedField, Quantity, Slabs, write_map
+from dustmap.sky.systems import system_named
+
+NESTED = NestedGrids(
+    (
+        RegularGrid((-80.0, -60.0, -40.0), (20.0,) * 3, (9, 7, 5)),
+        RegularGrid((-40.0, -40.0, -20.0), (10.0,) * 3, (9, 9, 5)),
+        RegularGrid((-20.0, -20.0, -10.0), (5.0,) * 3, (9, 9, 5)),
+    )
+)
+ASKED = MapRequest((Quantity.MEAN, Quantity.STD, Quantity.SAMPLES), 6)
+
+
+def field(unresolved: bool = False) -> NestedField:
+    """Samples of the prior, whose levels agree at the nodes of their faces."""
+    prior = NestedPrior.of(Matern32(30.0, dim=3), NESTED, padding=2.0)
+    generator = torch.Generator().manual_seed(3)
+    white = torch.randn(6, prior.n_white, dtype=torch.float64, generator=generator)
+    logs = -5.0 + prior.root().matmul(white)
+    rows = functools.partial(interpolation, grid=NESTED, dtype=torch.float64)
+    lacking = Unresolved.of(Matern32(8.0, dim=3), NESTED) if unresolved else None
+    posterior = LogNormalPosterior(rows, logs.mean(0), logs, unresolved=lacking)
+    return NestedField(posterior, NESTED, system_named("A_V"), 1.0)
+
+
+def places(count: int, seed: int = 0) -> torch.Tensor:
+    low, high = np.array(NESTED.lower), np.array(NESTED.upper)
+    found = np.random.default_rng(seed).uniform(low, high, (count, 3))
+    found[: count // 2] /= 5.0  # half of them in the finest box
+    return torch.from_numpy(found)
+
+
+def coordinates(x: torch.Tensor) -> SkyCoord:
+    return SkyCoord(*x.numpy().T * u.pc, representation_type="cartesian", frame="galactic")
+
+
+def test_places_and_rays_have_what_the_posterior_predicts() -> None:
+    made, x = field(), places(200)
+    for functional in (PointValues(x), LineIntegrals.from_observer(x)):
+        found = made.evaluate(functional, ASKED)
+        expected = made.posterior.predict(functional)
+        np.testing.assert_allclose(found["mean"], expected.mean, rtol=2e-6)
+        np.testing.assert_allclose(found["std"], expected.std, rtol=2e-5)
+
+
+def test_planes_are_the_finest_density_at_every_voxel() -> None:
+    made = field()
+    grid = RegularGrid((-75.0, -55.0, -35.0), (7.5, 10.0, 5.0), (20, 12, 14))
+    slabs = [slab.arrays for slab in made.planes(grid, ASKED, depth=3)]
+    found = np.concatenate([slab["mean"] for slab in slabs], axis=-3)
+    expected = made.posterior.predict(PointValues(grid.points())).mean
+    np.testing.assert_allclose(
+        found, expected.numpy().reshape(grid.shape).transpose(2, 1, 0), rtol=3e-6
+    )
+
+
+def test_what_lies_between_the_nodes_is_in_the_samples_of_every_level() -> None:
+    made = field(unresolved=True)
+    plain = field().evaluate(PointValues(places(300)), ASKED)
+    widened = made.evaluate(PointValues(places(300)), ASKED)
+    np.testing.assert_allclose(widened["mean"], plain["mean"], rtol=0.2)
+    assert (widened["std"] > plain["std"]).mean() > 0.7
+    lengths = [level.length for level in made.posterior.unresolved.levels]  # type: ignore[union-attr]
+    assert lengths[0] > lengths[1] > lengths[2]
+
+
+@pytest.mark.parametrize("form", ["zarr", "fits"])
+def test_files_keep_every_level(form: str, tmp_path: Path) -> None:
+    made, path = field(), tmp_path / f"map.{form}"
+    slabs = Slabs.of_field(made, NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"), form=form)
+    density = DustMap.open(path)
+    assert "finer levels of 10, 5 pc" in repr(density)
+    for level, grid in zip((density, *density.finer), NESTED.grids, strict=True):
+        assert level.grid.shape == grid.shape
+        np.testing.assert_allclose(level.grid.lower, grid.lower)
+        expected = made.posterior.predict(PointValues(grid.points())).mean
+        shaped = expected.numpy().reshape(grid.shape).transpose(2, 1, 0)
+        np.testing.assert_allclose(level.mean, shaped, rtol=3e-6)
+    again = tmp_path / f"again.{form}"
+    write_map(again, density, Provenance("a copy"), form=form)
+    for level, copied in zip(density.finer, DustMap.open(again).finer, strict=True):
+        np.testing.assert_array_equal(
+            level.cube(Quantity.SAMPLES, 2), copied.cube(Quantity.SAMPLES, 2)
+        )
+
+
+def test_other_readers_open_the_levels(tmp_path: Path) -> None:
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    for form in ("zarr", "fits"):
+        write_map(tmp_path / f"map.{form}", slabs, Provenance("a run"), form=form)
+    with xr.open_zarr(tmp_path / "map.zarr") as outer:
+        named = outer.attrs["levels"]
+    with xr.open_zarr(tmp_path / "map.zarr", group="level_2") as finest:
+        assert finest["density_mean"].shape == (5, 9, 9)
+        np.testing.assert_allclose(finest["x"], np.linspace(-20.0, 20.0, 9))
+    assert [each["path"] for each in named] == ["level_1", "level_2"]
+    for each in named:
+        array = zarr.open_array(tmp_path / "map.zarr" / each["path"] / "density_mean", mode="r")
+        assert list(array.shape) == each["shape"]
+    with fits.open(tmp_path / "map.fits") as hdus:
+        assert {"MEAN", "MEAN_L1", "STD_L2", "SAMPLE_06_L2"} <= {hdu.name for hdu in hdus}
+        corner = WCS(hdus["MEAN_L2"].header).wcs_pix2world([[0, 0, 0]], 0)[0]
+        np.testing.assert_allclose(corner, NESTED.finest.lower)
+        assert all(hdu.verify_checksum() == 1 for hdu in hdus[1:])
+
+
+@pytest.mark.parametrize("form", ["zarr", "fits"])
+def test_questions_have_the_finest_level(form: str, tmp_path: Path) -> None:
+    made, x = field(), places(300)
+    path = tmp_path / f"map.{form}"
+    slabs = Slabs.of_field(made, NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"), form=form)
+    density, at = DustMap.open(path, seed=1), coordinates(x)
+    expected = made.posterior.predict(PointValues(x))
+    np.testing.assert_allclose(density.query(at), expected.mean, rtol=1e-5)
+    np.testing.assert_allclose(density.query(at, "std"), expected.std, rtol=1e-4)
+    integrals = made.posterior.predict(LineIntegrals.from_observer(x))
+    np.testing.assert_allclose(density.query(at, integrated=True), integrals.mean, rtol=1e-5)
+    np.testing.assert_allclose(density.query(at, "std", integrated=True), integrals.std, rtol=1e-4)
+    samples = density.query(at, "samples")
+    one = density.query(at, "random_sample")
+    assert min(np.abs(one - samples[:, k]).max() for k in range(6)) < 1e-7
+    profile = density.profile(at[0], [5, 20, 35] * u.pc)
+    assert np.isfinite(profile.extinction_mean).all()
+    sky = density.to_healpix(4, [10, 35] * u.pc)
+    assert bool((sky.extinction_mean[1] > sky.extinction_mean[0]).all())
+
+
+def test_a_map_that_names_levels_it_has_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "map.zarr"
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"))
+    group = zarr.open_group(path, mode="r+")
+    group.attrs["levels"] = [{"path": "../elsewhere"}]
+    with pytest.raises(UserError, match="damaged"):
+        DustMap.open(path)
