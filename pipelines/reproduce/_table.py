@@ -27,6 +27,7 @@ from pipelines.reproduce.heaton import experiment as heaton
 from pipelines.reproduce.kernels import experiment as kernels
 from pipelines.reproduce.kills import experiment as kills
 from pipelines.reproduce.lengths import experiment as lengths
+from pipelines.reproduce.levels import experiment as levels
 from pipelines.reproduce.local_bubble import experiment as local_bubble
 from pipelines.reproduce.lognormal import experiment as lognormal
 from pipelines.reproduce.memory import experiment as memory
@@ -139,6 +140,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "defaults",
         "turbulent skies of 20,000 stars with default settings, beside an earlier version's",
         defaults.run,
+    ),
+    Experiment(
+        "levels",
+        "near and far: levels of resolution beside one grid and tiles; growth with stars and nodes",
+        levels.run,
     ),
     Experiment(
         "kernels",

@@ -1,0 +1,1 @@
+"""Levels beside one grid and beside tiles; `experiment` runs it."""
