@@ -1,7 +1,8 @@
 """Roots and covariances of fields on nested grids, from those of each grid on its own torus."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -30,28 +31,28 @@ class Chain:
 
     f_j = √(1 − g_j²), a_0 = w_0, q_0 = r_0, q_J = 0. f_j multiplies after interpolation.
 
-    nested: the grids; wide: the same with the nodes that interpolation takes around them; matrices:
-    P_j of every axis, from grid j − 1 to j; fades: g_j (M_j), in the dtype of the fields.
+    nested: the grids; wide: the same with the nodes that interpolation takes around them; links:
+    P_j, from grid j − 1 to j; fades, rests: g_j and f_j (M_j), in the dtype of the fields.
     """
 
     nested: NestedGrids
     wide: tuple[RegularGrid, ...]
-    matrices: tuple[tuple[Tensor, ...], ...]
+    links: tuple["Link", ...]
     fades: tuple[Tensor, ...]
+    rests: tuple[Tensor, ...]
 
     @staticmethod
     def of(nested: NestedGrids, dtype: torch.dtype, device: torch.device | None = None) -> "Chain":
         """Make the matrices."""
         wide = widened_grids(nested)
-        matrices = tuple(
-            tuple(each.to(device, dtype) for each in interpolation_matrices(source, target))
-            for source, target in itertools.pairwise(wide)
-        )
+        links = tuple(Link.of(*pair, dtype, device) for pair in itertools.pairwise(wide))
         fades = [
             _padded(fading(grid, before.spacing), grid, around)
             for before, grid, around in zip(nested.grids, nested.grids[1:], wide[1:], strict=False)
         ]
-        return Chain(nested, wide, matrices, tuple(each.to(device, dtype) for each in fades))
+        rests = [(1.0 - g.square()).clamp_min(0.0).sqrt() for g in fades]
+        faded, kept = (tuple(g.to(device, dtype) for g in each) for each in (fades, rests))
+        return Chain(nested, wide, links, faded, kept)
 
     @property
     def boxes(self) -> tuple[RegularGrid, ...]:
@@ -63,37 +64,74 @@ class Chain:
         count = len(self.wide)
         a, q = fields[0], fields[count]
         found = [_cropped(a + q, self.nested.grids[0], self.wide[0])]
-        for level in range(1, count):
-            g = self.fades[level - 1]
-            both = torch.stack([a, q])
-            both = _along_axes(self.matrices[level - 1], both, self.wide[level - 1].shape)
-            a = both[0] + _rest(g) * both[1] + g * fields[level]
-            q = g * fields[count + level] if level + 1 < count else torch.zeros_like(a)
-            found.append(_cropped(a + q, self.nested.grids[level], self.wide[level]))
+        for level, (link, g, f) in enumerate(self._steps, start=1):
+            a = link.interpolated(a).addcmul_(f, link.interpolated(q)).addcmul_(g, fields[level])
+            here = a
+            if level + 1 < count:
+                q = g * fields[count + level]
+                here = a + q
+            found.append(_cropped(here, self.nested.grids[level], self.wide[level]))
         return torch.cat(found, dim=-1)
 
     def adjoint(self, x: Tensor) -> list[Tensor]:
         """Aᵀ x for x (..., M): what each field meets (..., M_j of the widened grid)."""
-        count = len(self.wide)
         parts = zip(self.nested.places, self.nested.grids, self.wide, strict=True)
         seen = [_padded(x[..., place], grid, wide) for place, grid, wide in parts]
         of_a, of_q = [seen[-1]], list[Tensor]()
-        for level in range(count - 1, 0, -1):
-            both = torch.stack([of_a[0], _rest(self.fades[level - 1]) * of_a[0]])
-            transposed = tuple(P.mT for P in self.matrices[level - 1])
-            both = _along_axes(transposed, both, self.wide[level].shape)
-            of_a.insert(0, seen[level - 1] + both[0])
-            of_q.insert(0, seen[level - 1] + both[1])
+        for level, (link, _, f) in reversed(list(enumerate(self._steps))):
+            of_q.insert(0, link.met(f * of_a[0]).add_(seen[level]))
+            of_a.insert(0, link.met(of_a[0]).add_(seen[level]))
         for level, g in enumerate(self.fades, start=1):
             of_a[level] = g * of_a[level]
-            if level + 1 < count:
+            if level < len(of_q):
                 of_q[level] = g * of_q[level]
         return [*of_a, *of_q]
 
+    @property
+    def _steps(self) -> Iterator[tuple["Link", Tensor, Tensor]]:
+        return zip(self.links, self.fades, self.rests, strict=True)
 
-def _rest(g: Tensor) -> Tensor:
-    """√(1 − g²)."""
-    return (1.0 - g.square()).clamp_min(0.0).sqrt()
+
+@final
+@dataclass(frozen=True, eq=False)
+class Link:
+    """P = P_1 ⊗ … ⊗ P_D from the nodes of a grid to those of a finer one in it.
+
+    matrices: P_d (m_d, K_d) of the K_d nodes `taken` of each axis of `source` that it takes.
+    """
+
+    source: tuple[int, ...]
+    taken: tuple[slice, ...]
+    matrices: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(
+        source: RegularGrid, target: RegularGrid, dtype: torch.dtype, device: torch.device | None
+    ) -> "Link":
+        """Leave out the columns of nothing but zeros."""
+        taken, matrices = list[slice](), list[Tensor]()
+        for matrix in interpolation_matrices(source, target):
+            used = (matrix != 0.0).any(0).nonzero().squeeze(-1)
+            columns = slice(int(used[0]), int(used[-1]) + 1)
+            taken.append(columns)
+            matrices.append(matrix[:, columns].to(device, dtype).contiguous())
+        return Link(source.shape, tuple(taken), tuple(matrices))
+
+    def interpolated(self, x: Tensor) -> Tensor:
+        """P x (..., Π m) of x (..., Π M)."""
+        at: tuple[Any, ...] = (..., *self.taken)
+        block = x.reshape(*x.shape[:-1], *self.source)[at]
+        return _along_axes(self.matrices, block, len(self.source))
+
+    def met(self, y: Tensor) -> Tensor:
+        """Pᵀ y (..., Π M) of y (..., Π m)."""
+        fine = tuple(len(P) for P in self.matrices)
+        block = y.reshape(*y.shape[:-1], *fine)
+        found = _along_axes(tuple(P.mT for P in self.matrices), block, len(fine))
+        out = y.new_zeros((*y.shape[:-1], *self.source))
+        at: tuple[Any, ...] = (..., *self.taken)
+        out[at] = found.reshape(out[at].shape)
+        return out.reshape(*y.shape[:-1], -1)
 
 
 @final
@@ -172,13 +210,19 @@ class NestedSlopes(AbstractSlopes):
         return total
 
 
-def _along_axes(matrices: Sequence[Tensor], x: Tensor, box: Sequence[int]) -> Tensor:
-    """(P_1 ⊗ … ⊗ P_D) x (..., Π m) of x (..., Π M) on a box of M nodes."""
-    lead, block = x.shape[:-1], x.reshape(-1, *box)
-    for axis, matrix in enumerate(matrices):
-        block = torch.movedim(block, axis + 1, -1) @ matrix.mT
-        block = torch.movedim(block, -1, axis + 1)
-    return block.reshape(*lead, -1)
+def _along_axes(matrices: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:
+    """(P_1 ⊗ … ⊗ P_D) x (..., Π m) of x (..., M_1, …, M_D), one product of matrices an axis.
+
+    Each takes the last axis and leaves the new one first, so that after D of them all are in place.
+    """
+    lead = x.shape[:-dim]
+    vectors = []
+    for vector in x.reshape(-1, *x.shape[-dim:]):
+        for matrix in reversed(matrices):
+            vector = matrix @ vector.reshape(-1, matrix.shape[1]).mT
+        vectors.append(vector.reshape(-1))
+    found = torch.stack(vectors) if vectors else x.new_zeros(0, math.prod(map(len, matrices)))
+    return found.reshape(*lead, found.shape[-1])
 
 
 def _cropped(x: Tensor, grid: RegularGrid, wide: RegularGrid) -> Tensor:
