@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
+    from dustmap.gp._lattice_prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._lattice_prior import AbstractLatticePrior as AbstractLatticePrior
     from dustmap.gp._lattice_prior import AbstractSlopes as AbstractSlopes
     from dustmap.gp._lattice_prior import PriorReport as PriorReport
+    from dustmap.gp._lattice_prior import torus_for as torus_for
+    from dustmap.gp._lattice_prior import wrap_inflation as wrap_inflation
     from dustmap.gp._levels import NestedGrids as NestedGrids
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
@@ -49,9 +52,6 @@ if TYPE_CHECKING:
     from dustmap.gp._parameters import gradient_at as gradient_at
     from dustmap.gp._parameters import maximise as maximise
     from dustmap.gp._prior import GridPrior as GridPrior
-    from dustmap.gp._torus import MOST_INFLATION as MOST_INFLATION
-    from dustmap.gp._torus import torus_for as torus_for
-    from dustmap.gp._torus import wrap_inflation as wrap_inflation
     from dustmap.gp.features._grouped import ZeroPointColumns as ZeroPointColumns
     from dustmap.gp.features._grouped import ZeroPoints as ZeroPoints
 else:

@@ -12,9 +12,15 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._lattice_prior import AbstractLatticePrior, CirculantSlopes, PriorReport
+from dustmap.gp._lattice_prior import (
+    AbstractLatticePrior,
+    CirculantSlopes,
+    PriorReport,
+    padded_shape,
+    torus_for,
+    wrap_error,
+)
 from dustmap.gp._parameters import Parameter
-from dustmap.gp._torus import padded_shape, torus_for, wrap_error
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
