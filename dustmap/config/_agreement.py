@@ -168,9 +168,10 @@ def _check_levels(config: "Config") -> None:
             'grid.levels is for log-normal densities of stars (data.kind = "stars", fit.engine = '
             '"global"): leave it out'
         )
-    for key, value in (("data.tile", config.data.tile), ("fit.beams", config.fit.beams)):
-        if value:
-            raise UserError(f"grid.levels does not go with {key} = {value}: leave one of them out")
+    if config.data.tile:
+        raise UserError(
+            f'grid.levels does not go with data.tile = "{config.data.tile}": leave one of them out'
+        )
     if isinstance(levels, str):
         if grid.spacing == 0.0:
             raise UserError(

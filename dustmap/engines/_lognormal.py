@@ -315,7 +315,7 @@ class LogNormalEngine(AbstractEngine):
             return functools.partial(features.row_bytes, grid=grid, order=order, dtype=dtype)
 
         def shared(rays: LineIntegrals) -> int:
-            table = features.BeamTable.of(problem.nodes, beams, dtype=dtype, device=rays.device)
+            table = features.BeamTable.of(grid, beams, dtype=dtype, device=rays.device)
             return table.planned_bytes(rays)
 
         return shared

@@ -73,6 +73,11 @@ class NestedGrids:
         return sum(grid.size for grid in self.grids)
 
     @property
+    def spacing(self) -> tuple[float, ...]:
+        """Spacing of the finest grid."""
+        return self.finest.spacing
+
+    @property
     def lower(self) -> tuple[float, ...]:
         """Coordinates of the first node of the coarsest grid."""
         return self.outer.lower

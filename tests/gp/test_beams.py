@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.gp.features import BeamTable, beamed_interpolation, interpolation
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractOperator, SparseOperator
@@ -140,3 +140,19 @@ def test_bytes_are_known_before_anything_is_built() -> None:
     work = 3 * 8 * table.columns * 4
     held = rows.bytes + expansion.bytes + work
     assert table.planned_bytes(rays) == pytest.approx(held, rel=0.1)
+
+
+def test_beams_go_through_nested_grids() -> None:
+    coarse = RegularGrid((-60.0, -40.0, -40.0), (10.0,) * 3, (13, 9, 9))
+    nested = NestedGrids((coarse, RegularGrid((-20.0,) * 3, (2.5,) * 3, (17,) * 3)))
+    rays, beams = weighted(200), HealpixBeams(16)
+    x, y, z = (nested.points() * (2.0 * math.pi / 90.0)).unbind(-1)
+    density = 1.2 + torch.sin(x) * torch.cos(y + 0.3) + 0.1 * torch.sin(z)
+    rows = beamed_interpolation(rays, nested, beams, dtype=torch.float64)
+    exact = interpolation(rays, nested, dtype=torch.float64)
+    torch.testing.assert_close(rows.matmul(density), exact.matmul(density), rtol=2e-2, atol=0.0)
+    total = (rays.weights * rays.edges.diff(dim=1)).sum(1)
+    torch.testing.assert_close(rows.matmul(torch.ones_like(density)), total, rtol=1e-9, atol=0)
+    table = BeamTable.of(nested, beams, rays, torch.float64)
+    assert table.step == 2.5
+    assert table.planned_bytes(rays) > 0

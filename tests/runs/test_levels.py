@@ -93,7 +93,6 @@ def test_levels_that_do_not_fit_say_what_would(grid: dict[str, object], words: s
     [
         {"model": {"density": "gaussian"}},
         {"fit": {"engine": "hip"}, "model": {"density": "gaussian"}},
-        {"fit": {"beams": 16}},
         {"data": {"catalog": "stars.fits", "tile": "1/3"}},
     ],
 )

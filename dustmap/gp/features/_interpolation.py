@@ -209,7 +209,7 @@ class BeamTable:
     `knots` for each needed beam, then the M nodes of the grid, for rays with their own cells.
     """
 
-    grid: RegularGrid
+    grid: RegularGrid | NestedGrids
     beams: AbstractBeams
     step: float
     reach: Tensor
@@ -218,14 +218,14 @@ class BeamTable:
 
     @staticmethod
     def of(
-        grid: RegularGrid,
+        grid: RegularGrid | NestedGrids,
         beams: AbstractBeams,
         rays: functionals.LineIntegrals | None = None,
         dtype: torch.dtype = torch.float32,
         memory: int = 2**31,
         device: torch.device | None = None,
     ) -> "BeamTable":
-        """Knots one cell apart as far as these rays need them, or to the faces of the box, on the
+        """Knots one cell of the finest grid apart as far as these rays need them, or to the faces of the box, on the
         device of the rays or on `device`."""
         step = min(grid.spacing)
         within = _within(grid, beams, step).to(device if rays is None else rays.device)
@@ -357,7 +357,7 @@ class BeamTable:
 @torch.no_grad()
 def beamed_interpolation(
     functional: functionals.AbstractFunctional,
-    grid: RegularGrid,
+    grid: RegularGrid | NestedGrids,
     beams: AbstractBeams,
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
@@ -379,7 +379,7 @@ def beamed_interpolation(
     return functionals.operator_by_rows(functional, build)
 
 
-def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
+def _within(grid: RegularGrid | NestedGrids, beams: AbstractBeams, step: float) -> Tensor:
     """Return the knots (P,) of every beam within the box."""
     direction = beams.directions
     lower, upper = (direction.new_tensor(face) for face in (grid.lower, grid.upper))

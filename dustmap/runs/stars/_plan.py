@@ -288,7 +288,7 @@ def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> f
         field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
         work = functools.partial(_there_and_back, field)
         fft += _machine.measured_seconds(work, rays.device)
-    product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
+    product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays)
     return expected_products(config) * (fft + product + STEP_SECONDS)
 
 
@@ -308,14 +308,15 @@ def expected_products(config: Config) -> int:
     return SCALED_FITS * once if repeated else once
 
 
-def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+def _row_seconds(config: Config, rays: LineIntegrals) -> float:
     """Time a product of all rows with one field, by those of TRIAL_ROWS rays."""
     chosen = np.random.default_rng(0).permutation(len(rays))[:TRIAL_ROWS]
     trial = rays[torch.from_numpy(np.sort(chosen)).to(rays.device)]
     share, dtype, memory = len(rays) / len(trial), dtype_of(config.compute), 2**30
     if config.fit.beams and config.engine == "lognormal":
         memory = config.compute.memory_bytes // 2
-        table = features.BeamTable.of(grid, HealpixBeams(config.fit.beams), rays, dtype, memory)
+        beams, nodes = HealpixBeams(config.fit.beams), nodes_of(config.grid)
+        table = features.BeamTable.of(nodes, beams, rays, dtype, memory)
         if table.knots > 0:
             # The sums along the beams are the same however many rays there are.
             return share * _product_seconds(table.rows(trial)) + _product_seconds(table.expansion())
