@@ -131,7 +131,7 @@ def widened(grid: RegularGrid, inner: RegularGrid) -> RegularGrid:
     --------
     >>> grid, inner = RegularGrid((0.0,), (1.0,), (21,)), RegularGrid((5.0,), (0.5,), (17,))
     >>> widened(grid, inner)
-    RegularGrid(lower=(-3.0,), spacing=(1.0,), shape=(24,))
+    RegularGrid(lower=(-3.0,), spacing=(1.0,), shape=(25,))
     """
     lower, shape = [], []
     for axis, (a, h, m) in enumerate(zip(grid.lower, grid.spacing, grid.shape, strict=True)):

@@ -53,11 +53,11 @@ _PADDING = 4.0
 @final
 @dataclass(frozen=True, eq=False)
 class NestedPrior(AbstractLatticePrior):
-    """A stationary Gaussian field on nested grids, by a spectrum divided among them.
+    """A stationary Gaussian field s (M,) at the nodes of nested grids, by a divided spectrum.
 
-    spectra: λ of the half spectra of the tori of all fields, float64; tori: their shapes. The first
-    torus is wide enough for the kernel's length, the others for what is left to their fields,
-    whatever the kernel. `world` and `makers` as of `GridPrior`; so are the methods.
+    spectra: λ (L_1, .., L_D//2 + 1) of the torus of every field, float64; tori: their shapes. The
+    first torus is wide enough for the kernel's length, the others for what is left to their fields,
+    whatever the kernel. `world` as of `GridPrior`; so are the methods.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def tori_for(
     >>> from dustmap.gp.kernels import Matern32
     >>> grids = (RegularGrid((0.0,), (h,), (m,)) for h, m in ((1.0, 61), (0.25, 81)))
     >>> tori_for(Matern32(2.0, dim=1), NestedGrids(tuple(grids)), padding=3.0)
-    ((75,), (98,), (65,))
+    ((80,), (100,), (80,))
     """
     wide = widened_grids(nested)
     found = [torus_for(kernel, wide[0], padding)]

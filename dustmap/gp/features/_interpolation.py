@@ -225,8 +225,8 @@ class BeamTable:
         memory: int = 2**31,
         device: torch.device | None = None,
     ) -> "BeamTable":
-        """Knots one cell of the finest grid apart as far as these rays need them, or to the faces of
-        the box, on the device of the rays or on `device`."""
+        """Knots one cell of the finest grid apart, as far as these rays need them or to the faces
+        of the box, on the device of the rays or on `device`."""
         step = min(grid.spacing)
         within = _within(grid, beams, step).to(device if rays is None else rays.device)
         whole = BeamTable(grid, beams, step, within, dtype, memory)

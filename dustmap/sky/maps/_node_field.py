@@ -158,14 +158,21 @@ class Between:
 class NodeField(AbstractDensityField):
     """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
 
-    prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
-    the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
-    share of the prior's variance that is explained, that of `sure_coverage`.
+    Coverage is that of the nodes, 1 − τ²/prior_std² with τ² the posterior variance of ln ρ, and
+    multilinear between them; where the posterior knows the share of the prior's variance that is
+    explained, that of `sure_coverage`.
 
     What the grid leaves out of the density between its nodes, where the posterior knows of that, is
     in the samples: a normal number on ln ρ_s, independent from node to node, with the variance that
-    gives extinctions from the Sun the standard deviation that they are predicted with. seed: of
-    these numbers. between: of the nodes, where they are some of those of nested grids.
+    gives extinctions from the Sun the standard deviation that they are predicted with.
+
+    Attributes
+    ----------
+    posterior, nodes : of M values of ln ρ, and where they are
+    extinction_system : of ρ
+    prior_std : of ln ρ before the data
+    seed : of the normal numbers
+    between : their variance, where the nodes are some of those of nested grids
     """
 
     posterior: LogNormalPosterior
