@@ -60,6 +60,10 @@ CASES: dict[str, tuple[tuple[str, ...], float]] = {
         ("model.density=lognormal", "model.std=1", "model.learn=[]", "fit.beams=16"),
         0.3,
     ),
+    "lognormal-levels": (
+        ("model.std=1", "grid.spacing=40", "grid.levels=[[[120,80,40],40],[[40,80,40],20]]"),
+        0.3,
+    ),
     "lognormal-student": (
         ("model.density=lognormal", "model.std=1", "model.noise=student-t"),
         0.3,

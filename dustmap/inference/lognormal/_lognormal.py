@@ -266,7 +266,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
             some = without_groups(rays[part])
             rows = self.interpolation(some)
             squares = rows.matmul(self._mean_square.to(rows.dtype))
-            lacking = rows.matmul((self.unresolved.length * self._mean_square).to(rows.dtype))
+            lacking = rows.matmul(self._weighted(self.unresolved.length).to(rows.dtype))
             if nodes is not None:
                 share = rows.matmul((self._mean_square * nodes).to(rows.dtype)) / squares
             else:
@@ -277,8 +277,13 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def _squares(self, functional: AbstractFunctional, weight: Tensor | None) -> Tensor:
         """L E[ρ²] (N,), or L (v E[ρ²]) with v (M,) at the nodes."""
         rows = self.interpolation(functional)
-        squares = self._mean_square if weight is None else weight * self._mean_square
-        return rows.matmul(squares.to(rows.dtype))
+        return rows.matmul(self._weighted(1.0 if weight is None else weight).to(rows.dtype))
+
+    def _weighted(self, weight: float | Tensor) -> Tensor:
+        """v E[ρ²] (M,) with v, or v (M,), at the nodes."""
+        if isinstance(weight, Tensor):
+            weight = weight.to(self._mean_square)
+        return weight * self._mean_square
 
     @functools.cached_property
     def _mean_square(self) -> Tensor:

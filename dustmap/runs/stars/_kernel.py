@@ -171,7 +171,9 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
         noisy = observed.with_added(first_added(config, observed)[0])
     data, start = whole_batch(noisy.training(some)), compared_on(config)
     model = _model.model_of(start, _model.start_for(start, data), data)
-    relative = _model.profile_of(config.model, 1.0) if _model.is_lognormal(config) else None
+    relative = None
+    if _model.is_lognormal(config):
+        relative = _model.profile_of(config.model, 1.0).to(data.y.device)
     return engines.choose_ray_kernel(
         RayData.of(model, data, _model.grid_of(start.grid), relative),
         patches,
