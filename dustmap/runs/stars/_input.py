@@ -156,16 +156,22 @@ def places_of(
     path: Path,
     card: SchemaCard | str,
     prior: star_tables.AbstractDistancePrior | None = None,
+    with_extinctions: bool = False,
 ) -> Places:
-    """Rows to predict at, extinctions or none; prior: that of the run's own parallaxes, None where
-    it has none, for the one that [data] states."""
+    """Rows to predict at; prior: that of the run's own parallaxes, None where it has none, for the
+    one that [data] states; with_extinctions: which the rows must then have columns of."""
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
     schema = card if isinstance(card, SchemaCard) else catalogs.card_named(card)
     schema = schema.with_group(data.groups, required=False)
     return catalogs.read_places(
-        path, schema, prior=prior, parallax_zero_point=data.parallax_zero_point
+        path,
+        schema,
+        prior=prior,
+        parallax_zero_point=data.parallax_zero_point,
+        with_extinctions=with_extinctions,
+        system=system_of(data),
     )
 
 
