@@ -116,6 +116,27 @@ class DataConfig:
             "0; empty for none",
         ),
     ] = ""
+    magnitude_limit: Annotated[
+        float,
+        Key(
+            number(low=0.0),
+            "stars: faintest magnitude of the catalog, in magnitude_band; where the map's dust "
+            "would dim all but a tenth of its stars beyond it, coverage is 0; 0 for no limit",
+            "mag",
+        ),
+    ] = 0.0
+    magnitude_column: Annotated[
+        str,
+        Key(
+            text(empty=True),
+            "stars: column of the apparent magnitudes, which magnitude_limit needs; empty for the "
+            "card's own",
+        ),
+    ] = ""
+    magnitude_band: Annotated[
+        str,
+        Key(text(), "stars: extinction system of these magnitudes, which says how dust dims them"),
+    ] = "A_G"
     truth: Annotated[
         str,
         Key(

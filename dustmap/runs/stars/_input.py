@@ -23,7 +23,10 @@ ARCHIVE = "stars.zarr"
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
 #: Keys of what has happened to the rows of a star store.
 _PRIOR = ("distance_prior", "distance_max", "distance_scale")
-_INGESTED = ("columns", "cuts", "invalid", "parallax_zero_point", *_PRIOR)
+_INGESTED = (
+    *("columns", "cuts", "invalid", "parallax_zero_point", "magnitude_column"),
+    *_PRIOR,
+)
 
 
 @final
@@ -44,6 +47,8 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
         catalog = from_store(store, needed)
         return replace(catalog, stars=in_system(catalog.stars, system))
     card = catalogs.card_named(data.schema, dict(data.columns)).with_group(data.groups)
+    if data.magnitude_limit > 0.0:
+        card = card.with_magnitude(data.magnitude_column)
     return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
 
@@ -61,6 +66,11 @@ def store_of(data: DataConfig) -> star_tables.StarStore | None:
     store = open_star_store(data.catalog[0])
     if data.groups:
         _check_groups(store, data.groups)
+    if data.magnitude_limit > 0.0 and not store.attributes.get(star_tables.HAS_MAGNITUDES):
+        raise UserError(
+            f"{store.path}: the store has no magnitudes, which data.magnitude_limit needs: ingest "
+            "the catalog again with --magnitude COLUMN"
+        )
     return store
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -36,7 +37,7 @@ from dustmap.runs.stars import (
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
-from dustmap.sky.maps import AbstractDensityField
+from dustmap.sky.maps import AbstractDensityField, SurveyReach
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,11 @@ class StarRun(AbstractRun):
 
     def check_until(self, until: Stage) -> None:
         """Accept any stage."""
+
+    @cached_property
+    def reach(self) -> SurveyReach | None:
+        """How much dust the catalog is seen through, where it has a magnitude limit."""
+        return _export.reach_of(self.config.data, self.share.sample)
 
     @property
     def refits(self) -> bool:
@@ -328,6 +334,7 @@ class StarRun(AbstractRun):
         directory, progress = work.directory, work.progress
         with work.watch.stage("export"):
             density, made = self.field(fit), self.provenance(fit, len(self.mapped))
+            work.sections |= _export.hidden_section(density, self.grid)
             work.sections["outputs"] = _export.export_run(
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )
@@ -340,8 +347,9 @@ class StarRun(AbstractRun):
                 work.pictures += _export.draw_figures(material, directory, progress)
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
-        """Return the density, for maps."""
-        return _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
+        """Return the density, for maps, without coverage where a magnitude limit hides it."""
+        system = self.stars.system
+        return _export.field_of(self.config, fit, self.grid, system, self.device, self.reach)
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
         """Describe where the maps of a fit to so many stars come from."""
@@ -408,6 +416,8 @@ def prepare_stars(
         )
     _zero_points.check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
+    if run.reach is not None and run.leads:
+        log.info("magnitude limit: %s", run.reach)
     if run.leads:
         _checks.warn_of(checks)
     return replace(run, checks=checks)

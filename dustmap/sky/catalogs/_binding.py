@@ -179,6 +179,10 @@ def bind(
     names = {name for way in ways for name in way.columns}
     if with_extinctions and with_identifiers and _reads_identifiers(matcher):
         names.add("source_id")
+    if card.with_magnitudes and with_extinctions:
+        if not matcher.has(_rows.MAGNITUDE):
+            raise _missing(matcher, "the magnitude limit", [_rows.MAGNITUDE])
+        names.add(_rows.MAGNITUDE)
     for cut in cuts:
         missing = [name for name in cut.quantity.columns if not matcher.has(name)]
         if missing:

@@ -257,6 +257,8 @@ class Selection:
         problems |= _rows.extinction_problems(binding.extinction, values)
         if binding.group is not None:
             problems |= _rows.group_problems(str(binding.group.ref), values)
+        if self.card.with_magnitudes:
+            problems |= _rows.magnitude_problems(values)
         valid = self._valid(file.path, problems, first + kept)
         if not valid.any():
             return None
@@ -278,6 +280,7 @@ class Selection:
             extinction_error=error * factor,
             system=self.system,
             groups=None if binding.group is None else self._numbered(file.path, values),
+            magnitude=values[_rows.MAGNITUDE] if self.card.with_magnitudes else None,
         )
 
     def _numbered(self, path: Path, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
