@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from dustmap.config import _values
+from dustmap.config._data import DataConfig, check_column
 from dustmap.config._execution import ComputeConfig, ExportConfig
-from dustmap.config._schema import DataConfig, FitConfig, GridConfig, ModelConfig
+from dustmap.config._schema import FitConfig, GridConfig, ModelConfig
 from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
@@ -85,6 +86,7 @@ class Config:
             _check_density(self)
         _check_tile(self)
         _check_groups(self, self._solves_for_all_stars)
+        check_column(self.data, self.fit.distance_rounds)
 
 
 def _check_data(data: DataConfig) -> None:

@@ -28,6 +28,7 @@ from dustmap.runs.stars import (
     _distance_rounds,
     _distances,
     _engines,
+    _far_column,
     _input,
     _kernel,
     _model,
@@ -400,7 +401,9 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
             "stars: run it again"
         )
-    run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
+    column = _far_column.reopened(run.config, run.grid, run.device, added)
+    observed = _distance_rounds.with_stored(run.observed, added)
+    run = replace(run, observed=replace(observed, column=column))
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))

@@ -28,6 +28,7 @@ from dustmap.runs.stars import (
     _checks,
     _engines,
     _export,
+    _far_column,
     _input,
     _kernel,
     _model,
@@ -154,6 +155,7 @@ class StarRun(AbstractRun):
             "stars_in_the_map": len(self.mapped),
             **self.observed.counts_at_the_box(),
             "stars_with_distances_cut": self.observed.cut,
+            **self.observed.counts_of_the_column(),
             "nodes": list(self.grid.shape),
         }
 
@@ -259,6 +261,7 @@ class StarRun(AbstractRun):
         work.sections |= _zero_points.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
+        work.sections |= _far_column.section_of(result.observed, fit)
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
@@ -408,7 +411,9 @@ def prepare_stars(
             f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
     run = assemble(config, share or catalog, truth, seconds, world)
-    if len(run.mapped) > engine.most_rows:
+    column = _far_column.column_of(run.config, run.grid, run.stars.system, run.device, world)
+    run = replace(run, observed=replace(run.observed, column=column))
+    if len(run.mapped) + len(run.observed.column or ()) > engine.most_rows:
         fewer = "set data.refit = false" if run.refits else "raise data.holdout"
         raise UserError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '

@@ -6,6 +6,8 @@ are uncertain, a `DistanceSpread` says how much variance that adds to every exti
 takes a store of any size through the rows of an engine once, chunk by chunk.
 """
 
+from dustmap.sky.observations._column import ColumnMap as ColumnMap
+from dustmap.sky.observations._column import FarColumn as FarColumn
 from dustmap.sky.observations._distance_posterior import SCORES as SCORES
 from dustmap.sky.observations._distance_posterior import DistancePosterior as DistancePosterior
 from dustmap.sky.observations._distance_posterior import distance_nodes as distance_nodes
