@@ -220,11 +220,14 @@ class StarMap(AbstractFinishedRun):
         if taken:
             raise UserError(f"the table has columns {', '.join(taken)} already: rename them")
         assert places.extinctions is not None
-        finder = _distances.DistanceFinder(
+        where = places.l, places.b, places.distances
+        return self.distance_finder().columns(*where, places.extinctions, progress)
+
+    def distance_finder(self) -> _distances.DistanceFinder:
+        """Return what finds distances of stars by their extinctions."""
+        return _distances.DistanceFinder(
             self.fit, self.run.grid, self._dust, self._policy, self.system, self.device
         )
-        where = places.l, places.b, places.distances
-        return finder.columns(*where, places.extinctions, progress)
 
     def _counts_of_distances(self, places: Places) -> dict[str, int]:
         """Count rows without extinctions, and those whose extinctions the map has used before."""
