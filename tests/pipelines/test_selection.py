@@ -14,5 +14,5 @@ def test_the_whole_runs_reduced() -> None:
     assert [row["part"] for row in outcome.rows] == ["bias"] * 2 + ["column"] * 4
     free, limited = outcome.rows[:2]
     assert free["flagged_cloud"] == 0.0
-    assert isinstance(limited["bias_cloud"], float)
+    assert isinstance(limited["bias_cloud_mag"], float)
     assert len(outcome.goals) == 3

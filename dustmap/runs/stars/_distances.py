@@ -6,7 +6,7 @@ that has seen a star has used its extinction already, which is then counted twic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 import numpy as np
@@ -65,9 +65,12 @@ class DistanceFinder:
         b: Array,
         distances: AbstractDistances,
         measured: Extinctions,
+        groups: NDArray[np.int64] | None = None,
         progress: Progress = unwatched,
     ) -> Mapping[str, Array]:
         """Return COLUMNS of N stars in pc (N,), NaN where there is no extinction.
+
+        groups (N,): the run's numbers of the groups of measurements, whose zero points these have.
 
         The uncertainty of the map is in the likelihood as its variance: with y ± σ
 
@@ -80,7 +83,8 @@ class DistanceFinder:
             progress("distances", part.start, len(rows))
             at = rows[part]
             y, error = factor * measured.value[at], factor * measured.error[at]
-            posterior = self.posterior(l[at], b[at], distances[at], y, error)
+            own = None if groups is None else groups[at]
+            posterior = self.posterior(l[at], b[at], distances[at], y, error, own)
             found["distance_mean"][at] = posterior.mean
             found["distance_std"][at] = posterior.std
             levels = posterior.quantile(np.array(list(_PERCENTILES.values())))
@@ -90,13 +94,22 @@ class DistanceFinder:
         return found
 
     def posterior(
-        self, l: Array, b: Array, distances: AbstractDistances, y: Array, error: Array
+        self,
+        l: Array,
+        b: Array,
+        distances: AbstractDistances,
+        y: Array,
+        error: Array,
+        groups: NDArray[np.int64] | None = None,
     ) -> DistancePosterior:
         """Return the posteriors of few stars at once, of extinctions in the system of the map."""
         nodes = distance_nodes(distances)
         count = nodes.shape[1]
         where = np.repeat(l, count), np.repeat(b, count), ExactDistances(nodes.ravel())
         lines = observations.sight_lines(*where, self.grid, self.outside, self.device)
+        if groups is not None:
+            own = torch.from_numpy(np.repeat(groups, count)[lines.rows]).to(self.device)
+            lines = replace(lines, rays=replace(lines.rays, groups=own))
         along = observations.predict_extinction(self.fit.posterior, lines, self.dust)
         moments = np.zeros((2, nodes.size))
         for row, values in zip(moments, (along.mean, along.variance), strict=True):

@@ -193,10 +193,11 @@ class StarMap(AbstractFinishedRun):
         kind = table_format(output)  # before anything is computed
         prior = _input.prior_of(self.run.stars)
         places = _input.places_of(self.run.config.data, catalog, card, prior, distances)
-        table, refined = places.table, self._refined(places, progress) if distances else {}
+        table = places.table
         groups: NDArray[np.int64] | None = None
         if places.groups is not None:
             groups = _zero_points.renumbered(places.groups, self.run.group_names)
+        refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
         sky.add_answers(table, {**columns, **refined}, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
@@ -214,14 +215,16 @@ class StarMap(AbstractFinishedRun):
             "output": str(output),
         }
 
-    def _refined(self, places: Places, progress: Progress) -> Mapping[str, Array]:
+    def _refined(
+        self, places: Places, groups: NDArray[np.int64] | None, progress: Progress
+    ) -> Mapping[str, Array]:
         """Return the columns of distances given extinctions, which the table must not have yet."""
         taken = [name for name in _distances.COLUMNS if name in places.table.colnames]
         if taken:
             raise UserError(f"the table has columns {', '.join(taken)} already: rename them")
         assert places.extinctions is not None
         where = places.l, places.b, places.distances
-        return self.distance_finder().columns(*where, places.extinctions, progress)
+        return self.distance_finder().columns(*where, places.extinctions, groups, progress)
 
     def distance_finder(self) -> _distances.DistanceFinder:
         """Return what finds distances of stars by their extinctions."""

@@ -17,11 +17,11 @@ def draw(rows: Sequence[Row]) -> Figure:
         some = [row for row in sky if row["limited"] is limited]
         x = [100.0 * number(row, "precision") for row in some]
         for colour, part in zip(COLOURS, ("front", "cloud", "behind"), strict=False):
-            y = [number(row, f"bias_{part}") for row in some]
+            y = [number(row, f"bias_{part}_mag") for row in some]
             name = f"{part}, {'limited' if limited else 'all stars'}"
             bias.plot(x, y, style, marker="o", color=colour, label=name)
     bias.axhline(0.0, color="0.6", linewidth=0.8)
-    label(bias, "density, map / truth − 1", "error of parallaxes / %", "bias")
+    label(bias, "extinction through parts of rays", "error of parallaxes / %", "map − truth / mag")
     free = [row for row in sky if not row["limited"]]
     x = [100.0 * number(row, "precision") for row in free]
     for key, colour, name in (("_alone", BLUE, "parallax alone"), ("", ORANGE, "and extinction")):

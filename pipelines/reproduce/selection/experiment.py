@@ -60,6 +60,8 @@ PRECISIONS = (0.05, 0.15, 0.3)
 CENTRE, WIDTH, DEPTH, MEDIUM = 120.0, 15.0, 5.0, 5e-4
 #: The faintest magnitude of the limited catalogs, and how fast stars become more with magnitude.
 LIMIT, SLOPE = 13.0, 0.35
+#: The cone around the cloud in which distances are scored, in degrees from its axis.
+CONE = 10.0
 #: Parts of the rays in pc.
 SECTIONS = {"front": (20.0, 75.0), "cloud": (90.0, 150.0), "behind": (160.0, 195.0)}
 #: Radius in which there are stars where a column tells of the rest, in pc; pixels of that.
@@ -76,14 +78,14 @@ class Scale:
     size: tuple[float, float, float] = (400.0, 400.0, 160.0)
     spacing: float = 20.0
     stars: int = 3000
-    others: int = 1000
+    others: int = 4000
     samples: int = 16
     rays: int = 100
     precisions: tuple[float, ...] = PRECISIONS
     seeds: tuple[int, ...] = (1, 2)
 
 
-QUICK = Scale((400.0, 400.0, 80.0), 40.0, 300, 60, 4, 10, (0.15,), (1,))
+QUICK = Scale((400.0, 400.0, 80.0), 40.0, 300, 400, 4, 10, (0.15,), (1,))
 
 
 @final
@@ -155,24 +157,28 @@ def _cloudy(scale: Scale, precision: float, limited: bool, seed: int) -> Mapping
     """Biases of one map, and scores of the distances of other stars."""
     population = Population(limit=LIMIT if limited else 60.0, slope=SLOPE)
     model = SkyModel(scale.size, 5.0, dust=CloudyDust(), population=population)
-    sky = _measured(simulate(model, scale.stars + scale.others, seed), precision, seed)
+    sky = _measured(simulate(model, scale.stars, seed), precision, seed)
+    # Around the cone alone, where there are few of the others.
+    narrow = replace(model, size=(200.0, 80.0, 80.0), center=(100.0, 0.0, 0.0))
+    others = _measured(simulate(narrow, scale.others, seed + 100), precision, seed + 100)
     keys = {"magnitude_limit": LIMIT, "magnitude_column": "g_mag"} if limited else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_table(folder / "sky.fits", sky_table(sky)[: scale.stars], False)
+        write_table(folder / "sky.fits", sky_table(sky), False)
         finished = _run(scale, folder, keys, {"outside": "truncate"}, {"kernel": "matern12"})
-    return _biases(finished, sky, scale, seed) | _distances(finished, sky, scale)
+    return _biases(finished, sky, scale, seed) | _distances(finished, others)
 
 
 def _measured(sky: SimulatedSky, precision: float, seed: int) -> SimulatedSky:
-    """The sky with parallaxes of one relative precision, and extinctions to 0.05 mag."""
+    """The sky with parallaxes of one error, `precision` of those at 120 pc, and extinctions to
+    0.05 mag."""
     rng = np.random.default_rng(seed)
     true = 1000.0 / sky.true_distance
     normal = rng.standard_normal((2, len(sky)))
     distances = sky.stars.distances
     assert isinstance(distances, ParallaxDistances)
-    parallax = true * (1.0 + precision * normal[0])
-    distances = replace(distances, parallax=parallax, error=precision * true)
+    error = np.full(len(sky), precision * 1000.0 / CENTRE)
+    distances = replace(distances, parallax=true + error * normal[0], error=error)
     stars = replace(
         sky.stars,
         distances=distances,
@@ -209,8 +215,8 @@ def _run(
 
 
 def _biases(finished: StarMap, sky: SimulatedSky, scale: Scale, seed: int) -> dict[str, float]:
-    """Mean of the map's density over that of the truth, less 1, by parts of rays that cross the
-    cloud, and the parts of them that are flagged."""
+    """Extinction of the map less the true one, in mag, by parts of rays that cross the cloud, means
+    over the rays; the true one; and the parts of the rays that are flagged."""
     rng = np.random.default_rng(seed)
     angle = np.degrees(np.arctan(WIDTH / CENTRE)) * rng.uniform(-1.0, 1.0, (2, scale.rays))
     found = dict[str, float]()
@@ -221,28 +227,31 @@ def _biases(finished: StarMap, sky: SimulatedSky, scale: Scale, seed: int) -> di
         request = MapRequest((Quantity.MEAN, Quantity.COVERAGE))
         answers = finished.field().evaluate(PointValues(torch.from_numpy(places)), request)
         truth = sky.truth.mean_at(places)
-        found[f"bias_{name}"] = float(answers["mean"].mean() / truth.mean() - 1.0)
+        found[f"bias_{name}_mag"] = float((answers["mean"].mean() - truth.mean()) * (high - low))
+        found[f"true_{name}_mag"] = float(truth.mean() * (high - low))
         found[f"flagged_{name}"] = float((answers["coverage"] == 0.0).mean())
     return found
 
 
-def _distances(finished: StarMap, sky: SimulatedSky, scale: Scale) -> dict[str, float]:
-    """Scores of the distances of other stars, by parallaxes alone and given their extinctions."""
-    other = slice(scale.stars, None)
-    stars, true = sky.stars[other], sky.true_distance[other]
+def _distances(finished: StarMap, sky: SimulatedSky) -> dict[str, float]:
+    """Scores of the distances of other stars in the cone, by parallaxes alone and given their
+    extinctions: 68 % intervals, errors, mean of P(distance < true one), 0.5 without bias."""
+    ahead = cartesian(sky.stars.l, sky.stars.b, np.ones(len(sky)))[:, 0]
+    cone = ahead > np.cos(np.radians(CONE))
+    stars, true = sky.stars[cone], sky.true_distance[cone]
     own, distances = finished.run.stars.distances, stars.distances
     assert isinstance(own, ParallaxDistances)
     assert isinstance(distances, ParallaxDistances)
     distances = replace(distances, prior=own.prior)
-    levels = np.array([0.16, 0.5, 0.84])
-    finder = finished.distance_finder()
+    levels = np.linspace(0.005, 0.995, 199)
     where = stars.l, stars.b, distances, stars.extinction, stars.extinction_error
-    refined = finder.posterior(*where).quantile(levels)
-    alone = distances.quantile(levels)
-    scores = dict[str, float]()
-    for name, q in (("", refined), ("_alone", alone)):
-        scores[f"within_68{name}"] = float(((q[:, 0] < true) & (true < q[:, 2])).mean())
-        scores[f"error{name}"] = float(np.sqrt(np.mean((q[:, 1] / true - 1.0) ** 2)))
+    refined = finished.distance_finder().posterior(*where).quantile(levels)
+    scores: dict[str, float] = {"stars_in_the_cone": float(len(true))}
+    for name, q in (("", refined), ("_alone", distances.quantile(levels))):
+        below = (q < true[:, None]).mean(1)
+        scores[f"within_68{name}"] = float((np.abs(below - 0.5) < 0.34).mean())
+        scores[f"below{name}"] = float(below.mean())
+        scores[f"error{name}"] = float(np.sqrt(np.mean((q[:, 99] / true - 1.0) ** 2)))
     return scores
 
 
