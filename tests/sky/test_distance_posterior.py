@@ -9,7 +9,7 @@ from scipy.integrate import cumulative_trapezoid, trapezoid
 from scipy.special import ndtr
 
 from dustmap.errors import UserError
-from dustmap.sky.observations import distance_nodes, distance_posterior
+from dustmap.sky.observations import distance_nodes, distance_posterior, smoothed
 from dustmap.sky.stars import ExactDistances, ExponentialDensity, ParallaxDistances
 
 Array: TypeAlias = NDArray[np.float64]
@@ -55,7 +55,7 @@ def test_the_posterior_is_that_of_quadrature(precision: float) -> None:
     nodes = distance_nodes(stars)
     found = distance_posterior(
         nodes,
-        extinction(nodes),
+        extinction(nodes)[None],
         variance(nodes),
         lambda mean, var: log_normal_density(y[:, None], mean, var),
     )
@@ -67,12 +67,44 @@ def test_the_posterior_is_that_of_quadrature(precision: float) -> None:
         np.testing.assert_allclose(levels[i], percentiles, atol=0.02 * std)
 
 
+def test_draws_that_differ_make_a_mixture() -> None:
+    """Of a cloud at one of three distances: the mean of the likelihoods, and not that of a mean."""
+    parallax, error, y = 1e3 / 320.0, 0.9, 0.95
+    numbers = np.array([parallax]), np.array([error])
+    stars = ParallaxDistances(*numbers, ExponentialDensity(SCALE, FARTHEST))
+    shifts = np.array([-90.0, 0.0, 110.0])
+    nodes = distance_nodes(stars)
+    draws = np.stack([extinction(nodes - shift) for shift in shifts])
+    found = distance_posterior(
+        nodes, draws, 0.0 * nodes, lambda mean, var: log_normal_density(np.asarray(y), mean, var)
+    )
+    d = np.linspace(1.0, FARTHEST, 200_000)
+    prior = np.exp(2.0 * np.log(d) - d / SCALE - 0.5 * ((parallax - 1e3 / d) / error) ** 2)
+    each = [np.exp(-0.5 * ((y - extinction(d - shift)) / ERROR) ** 2) for shift in shifts]
+    p = prior * np.mean(each, axis=0)
+    p /= trapezoid(p, d)
+    mean = trapezoid(p * d, d)
+    std = np.sqrt(trapezoid(p * (d - mean) ** 2, d))
+    assert found.mean[0] == pytest.approx(mean, abs=0.01 * std)
+    assert found.std[0] == pytest.approx(std, rel=0.01)
+
+
+def test_smoothed_draws_keep_mean_and_variance() -> None:
+    rng = np.random.default_rng(1)
+    draws = rng.standard_normal((16, 5))
+    mean, variance = rng.standard_normal(5), draws.var(0) + np.array([0.0, 0.1, 0.2, 1.0, 2.0])
+    moved, rest = smoothed(draws, mean, variance)
+    np.testing.assert_allclose(moved.mean(0), mean, atol=1e-12)
+    np.testing.assert_allclose(moved.var(0) + rest, variance)
+    assert (rest > 0.0).all()
+
+
 def test_an_extinction_that_says_nothing_leaves_the_prior() -> None:
     parallax, error = np.array([[4.0], [1.0]])
     stars = ParallaxDistances(parallax, error, ExponentialDensity(SCALE, FARTHEST))
     nodes = distance_nodes(stars)
     none = np.zeros_like(nodes)
-    found = distance_posterior(nodes, none, none, lambda mean, var: 0.0 * mean)
+    found = distance_posterior(nodes, none[None], none, lambda mean, var: 0.0 * mean)
     p = np.array([0.05, 0.16, 0.5, 0.84, 0.95])
     np.testing.assert_allclose(found.quantile(p), stars.quantile(p), rtol=2e-3)
 

@@ -21,7 +21,7 @@ DENSITY, LAYER = 2e-3, 120.0
 def columns(path: Path, nside: int = 4, **keywords: object) -> Path:
     """A map whose pixels have their own number in units of 0.01 mag, and the first no value."""
     values = 0.01 * np.arange(12 * nside**2, dtype=np.float64)
-    values[0] = healpy.UNSEEN
+    values[0] = np.nan
     healpy.write_map(path, values, nest=True, dtype=np.float64, **keywords)
     return path
 

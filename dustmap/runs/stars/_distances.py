@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.gp import Prediction, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
+from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.runs._machine import TOGETHER
 from dustmap.runs.stars._engines import StarFit
@@ -26,12 +27,15 @@ from dustmap.sky.observations import (
     PriorDust,
     distance_nodes,
     distance_posterior,
+    smoothed,
 )
 from dustmap.sky.stars import AbstractDistances, ExactDistances
 from dustmap.sky.systems import ExtinctionSystem, conversion
 
 Array: TypeAlias = NDArray[np.float64]
 
+#: Draws of a log-normal map that take part, at most.
+_DRAWS = 16
 #: Columns of percentiles -> their probabilities, and all that are added.
 _PERCENTILES = {f"distance_percentile{q}": q / 100.0 for q in (16, 50, 84)}
 COLUMNS = ("distance_mean", "distance_std", *_PERCENTILES)
@@ -70,11 +74,9 @@ class DistanceFinder:
     ) -> Mapping[str, Array]:
         """Return COLUMNS of N stars in pc (N,), NaN where there is no extinction.
 
+            p(d | ϖ, y) ∝ p(d | ϖ) Σ_s p(y | A_s(<d), v(d), σ)
+
         groups (N,): the run's numbers of the groups of measurements, whose zero points these have.
-
-        The uncertainty of the map is in the likelihood as its variance: with y ± σ
-
-            p(d | ϖ, y) ∝ p(d | ϖ) p(y | E A(<d), Var A(<d), σ).
         """
         found = {name: np.full(len(l), np.nan) for name in COLUMNS}
         rows = np.flatnonzero(np.isfinite(measured.value))
@@ -115,6 +117,13 @@ class DistanceFinder:
         for row, values in zip(moments, (along.mean, along.variance), strict=True):
             row[lines.rows] = values.cpu().double().numpy()
         mean, variance = moments.reshape(2, *nodes.shape)
+        draws = mean[None]
+        if isinstance(self.fit.posterior, LogNormalPosterior):
+            count = min(_DRAWS, self.fit.posterior.n_samples)
+            drawn = self.fit.posterior.sample(lines.rays, count, torch.Generator())
+            flat = np.zeros((count, nodes.size))
+            flat[:, lines.rows] = drawn.cpu().double().numpy()
+            draws, variance = smoothed(flat.reshape(count, *nodes.shape), mean, variance)
         numbers = torch.from_numpy(y), torch.from_numpy(error**2)
 
         def log_density(mean: Array, variance: Array) -> Array:
@@ -125,4 +134,4 @@ class DistanceFinder:
             density = at.log_density(some[0], some[1], expected, none)
             return density.numpy().reshape(mean.shape)
 
-        return distance_posterior(nodes, mean, variance, log_density)
+        return distance_posterior(nodes, draws, variance, log_density)

@@ -12,6 +12,7 @@ from dustmap.sky.observations._distance_posterior import SCORES as SCORES
 from dustmap.sky.observations._distance_posterior import DistancePosterior as DistancePosterior
 from dustmap.sky.observations._distance_posterior import distance_nodes as distance_nodes
 from dustmap.sky.observations._distance_posterior import distance_posterior as distance_posterior
+from dustmap.sky.observations._distance_posterior import smoothed as smoothed
 from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations

@@ -58,8 +58,16 @@ _RATIO, _LEAST = 1e-2, 1e-12
 @final
 @dataclass(frozen=True, eq=False)
 class ColumnMap:
-    """Columns (C,) in mag in the directions (l, b) (C,) in degrees of the pixels of `nside` that
-    have any; missing: pixels that have none; left_out: others that say nothing."""
+    """Columns of dust in pixels of the sky.
+
+    Attributes
+    ----------
+    nside : of the pixels
+    l, b : (C,)
+        Directions of those that have a value, in degrees.
+    value : (C,), in mag
+    missing, left_out : pixels that have no value, and others that say nothing
+    """
 
     nside: int
     l: Array
@@ -96,10 +104,11 @@ class ColumnMap:
             raise UserError(
                 f"{path}: COORDSYS = {frame!r}: expected Galactic coordinates (G); rotate it first"
             )
+        values = np.where(np.isfinite(values), values, healpy.UNSEEN)
         if healpy.get_nside(values) > nside:
             values = healpy.ud_grade(values, nside, order_in="NEST", order_out="NEST")
         own = healpy.get_nside(values)
-        known = np.flatnonzero((values != healpy.UNSEEN) & np.isfinite(values))
+        known = np.flatnonzero(values != healpy.UNSEEN)
         if len(known) == 0:
             raise UserError(f"{path}: no pixel of the map has a value")
         l, b = healpy.pix2ang(own, known, nest=True, lonlat=True)

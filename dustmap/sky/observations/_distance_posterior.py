@@ -1,11 +1,17 @@
 """Distances of stars by their extinctions: the posterior of d given y behind a map of the dust.
 
-    p(d | ϖ, y) ∝ p(d | ϖ) p(y | A(d)),    A(d) ~ (E A(<d), Var A(<d)) of the map
+    p(d | ϖ, y) ∝ p(d | ϖ) p(y | A(d)),    p(y | A(d)) = Σ_s p(y | A_s(d), v(d)) / S
 
-The extinction grows along the ray, so that it says between which clouds a star is whose parallax
-leaves that open. With the normal score z of the distance, P(distance ≤ d(z) | ϖ) = Φ(z), the prior
-is φ(z) dz whatever its shape: distances and moments of A are tabulated at nodes of z, monotone
-cubics between them, and the posterior is summed at the middles of their parts.
+with draws A_s of the map's extinction, and the variance v that they have not. The extinction grows
+along the ray, so that it says between which clouds a star is whose parallax leaves that open. With
+the normal score z of the distance, P(distance ≤ d(z) | ϖ) = Φ(z), the prior is φ(z) dz whatever its
+shape: distances and A are tabulated at nodes of z, monotone cubics between them, and the posterior
+is summed at the middles of their parts.
+
+Of a cloud whose distance is not well known the draws are in front of a place or behind it: one
+normal density of their moments would say that half of a cloud is likely. Few draws are smoothed so
+that mean and variance stay (West 1993): A_s is shrunk to the mean by √(1 − h²), and h² of the
+variance is v's.
 """
 
 from collections.abc import Callable
@@ -21,14 +27,16 @@ from dustmap.errors import UserError
 from dustmap.sky.stars import AbstractDistances
 
 Array: TypeAlias = NDArray[np.float64]
-#: ln p(y | mean and variance (n, J) of the extinction) (n, J), of n stars.
+#: ln p(y | mean and variance (n, J) of the extinction) (n, J), of n stars: of the measurement.
 LogDensity: TypeAlias = Callable[[Array, Array], Array]
 
 #: Normal scores of the nodes: the ends hold all but 6e-7 of the prior, and a step is an eighth of
 #: a standard deviation.
 SCORES = np.linspace(-5.0, 5.0, 81)
 #: Parts of a step that the posterior is summed over.
-PARTS = 4
+PARTS = 3
+#: Width of the kernel that smooths draws, of one draw; Silverman's 1.06 is for one normal density.
+_WIDTH = 0.6
 
 
 @final
@@ -84,8 +92,23 @@ def distance_nodes(distances: AbstractDistances) -> Array:
     return distances.quantile(np.asarray(ndtr(SCORES), np.float64))
 
 
+def smoothed(draws: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+    """Return draws (S, ...) and the variance (...) that they lack, together of this mean and
+    variance (...).
+
+    Examples
+    --------
+    >>> draws, rest = smoothed(np.array([0.0, 2.0]), np.array(1.0), np.array(1.0))
+    >>> bool(np.isclose(draws.var() + rest, 1.0)), draws.mean()
+    (True, np.float64(1.0))
+    """
+    width2 = 1.0 if len(draws) == 1 else _WIDTH**2 * len(draws) ** -0.4
+    off = np.sqrt(1.0 - width2) * (draws - draws.mean(0))
+    return mean + off, np.maximum(variance - (off**2).mean(0), 0.0)
+
+
 def distance_posterior(
-    nodes: Array, mean: Array, variance: Array, log_density: LogDensity
+    nodes: Array, extinction: Array, variance: Array, log_density: LogDensity
 ) -> DistancePosterior:
     """Return the posteriors of N distances given extinctions.
 
@@ -93,8 +116,10 @@ def distance_posterior(
     ----------
     nodes : (N, K)
         Distances in pc, from `distance_nodes`.
-    mean, variance : (N, K)
-        Of the extinction A(<d) of the map there, in mag and mag².
+    extinction : (S, N, K)
+        Draws of the extinction A(<d) of the map there, in mag; of a normal one its mean alone.
+    variance : (N, K)
+        Variance that they lack, in mag².
     log_density : callable
         ln p(y | A) of the N measurements, of moments (N, J) as these, up to a constant of a star.
 
@@ -106,14 +131,17 @@ def distance_posterior(
     >>> star = GaussianDistances(distance=np.array([100.0]), error=np.array([30.0]))
     >>> d = distance_nodes(star)
     >>> unreddened = lambda mean, variance: -0.5 * mean**2 / (0.1**2 + variance)
-    >>> found = distance_posterior(d, 1.0 * (d > 110.0), 0.0 * d, unreddened)
+    >>> found = distance_posterior(d, 1.0 * (d[None] > 110.0), 0.0 * d, unreddened)
     >>> bool(found.quantile(np.array([0.99])) < 115.0)
     True
     """
     edges = np.linspace(0.0, nodes.shape[1] - 1.0, PARTS * (nodes.shape[1] - 1) + 1)
     middle = 0.5 * (edges[1:] + edges[:-1])
     first, step = SCORES[0], SCORES[1] - SCORES[0]
-    likelihood = log_density(_between(mean, middle), _between(variance, middle))
+    rest = _between(variance, middle)
+    likelihood = log_density(_between(extinction[0], middle), rest)
+    for draw in extinction[1:]:
+        likelihood = np.logaddexp(likelihood, log_density(_between(draw, middle), rest))
     height = likelihood - 0.5 * (first + step * middle) ** 2
     mass = np.exp(height - height.max(axis=1, keepdims=True))
     return DistancePosterior(_between(nodes, edges), mass / mass.sum(axis=1, keepdims=True))
