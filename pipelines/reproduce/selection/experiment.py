@@ -7,6 +7,10 @@ Parts:
              beside the true one, in front of it, in it and behind it, and the part of each that
              `data.magnitude_limit` flags. Of other stars, distances given their extinctions
              (`predict --distances`) beside those by parallaxes alone
+    again    the catalogs with parallaxes to 15 % once more, their distances as 16th, 50th and 84th
+             percentiles: of the parallaxes; of these and of what the limit has left at every
+             distance, from the true dust in front of it; of these and of the extinctions behind a
+             first map, which is then made again
     column   stars near the Sun alone: errors of ln ρ beyond them, without a far column, with the
              true one, with it as a bound, and with a bound that is half as high again
 """
@@ -21,6 +25,7 @@ from typing import final
 import healpy
 import numpy as np
 import torch
+from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap import config as configuration
@@ -30,6 +35,7 @@ from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
 from dustmap.sky import cartesian, column_density
 from dustmap.sky.maps import MapRequest, Quantity
+from dustmap.sky.observations import distance_nodes, distance_posterior
 from dustmap.sky.simulation import (
     AbstractDust,
     Bubbles,
@@ -43,7 +49,7 @@ from dustmap.sky.simulation import (
     simulate,
 )
 from dustmap.sky.simulation._sky import sky_table
-from dustmap.sky.stars import ParallaxDistances
+from dustmap.sky.stars import ParallaxDistances, learn_prior
 from dustmap.tables import write_table
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.selection import _figure as figure
@@ -52,9 +58,11 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
-PARTS = ("bias", "column")
+PARTS = ("bias", "again", "column")
 #: Errors of parallaxes as parts of them.
 PRECISIONS = (0.05, 0.15, 0.3)
+#: Of catalogs that are mapped again: the precision, and what their distances come from.
+AGAIN, SOURCES = 0.15, ("parallaxes", "and the true selection", "and the extinctions")
 #: The cloud: at X in pc, its width, its extinction through the middle in mag, and around it the
 #: density in mag/pc.
 CENTRE, WIDTH, DEPTH, MEDIUM = 120.0, 15.0, 5.0, 5e-4
@@ -62,6 +70,8 @@ CENTRE, WIDTH, DEPTH, MEDIUM = 120.0, 15.0, 5.0, 5e-4
 LIMIT, SLOPE = 13.0, 0.35
 #: The cone around the cloud in which distances are scored, in degrees from its axis.
 CONE = 10.0
+#: Percentiles of catalogs.
+LEVELS = np.array([0.16, 0.5, 0.84])
 #: Parts of the rays in pc.
 SECTIONS = {"front": (20.0, 75.0), "cloud": (90.0, 150.0), "behind": (160.0, 195.0)}
 #: Radius in which there are stars where a column tells of the rest, in pc; pixels of that.
@@ -112,6 +122,12 @@ def run(request: Request) -> Outcome:
                 found = [_cloudy(scale, precision, limited, seed) for seed in scale.seeds]
                 rows.append(_mean("bias", {"precision": precision, "limited": limited}, found))
                 _log.info("%s", rows[-1])
+    if "again" in wanted:
+        for limited in (False, True):
+            for source in SOURCES if limited else (SOURCES[0], SOURCES[2]):
+                found = [_again(scale, limited, source, seed) for seed in scale.seeds]
+                rows.append(_mean("again", {"distances": source, "limited": limited}, found))
+                _log.info("%s", rows[-1])
     if "column" in wanted:
         for column in ("none", "about", "at most", "at most, 1.5 times"):
             found = [_columned(scale, column, seed) for seed in scale.seeds]
@@ -155,8 +171,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 def _cloudy(scale: Scale, precision: float, limited: bool, seed: int) -> Mapping[str, float]:
     """Biases of one map, and scores of the distances of other stars."""
-    population = Population(limit=LIMIT if limited else 60.0, slope=SLOPE)
-    model = SkyModel(scale.size, 5.0, dust=CloudyDust(), population=population)
+    model = _model(scale, limited)
     sky = _measured(simulate(model, scale.stars, seed), precision, seed)
     # Around the cone alone, where there are few of the others.
     narrow = replace(model, size=(200.0, 80.0, 80.0), center=(100.0, 0.0, 0.0))
@@ -167,6 +182,68 @@ def _cloudy(scale: Scale, precision: float, limited: bool, seed: int) -> Mapping
         write_table(folder / "sky.fits", sky_table(sky), False)
         finished = _run(scale, folder, keys, {"outside": "truncate"}, {"kernel": "matern12"})
     return _biases(finished, sky, scale, seed) | _distances(finished, others)
+
+
+def _model(scale: Scale, limited: bool) -> SkyModel:
+    """The cloud, and stars within the limit, or all."""
+    population = Population(limit=LIMIT if limited else 60.0, slope=SLOPE)
+    return SkyModel(scale.size, 5.0, dust=CloudyDust(), population=population)
+
+
+def _again(scale: Scale, limited: bool, source: str, seed: int) -> Mapping[str, float]:
+    """Biases of a map of stars whose distances are percentiles."""
+    model = _model(scale, limited)
+    sky = _measured(simulate(model, scale.stars, seed), AGAIN, seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if source == "and the extinctions":
+            write_table(folder / "sky.fits", sky_table(sky), False)
+            first = _run(scale, folder, {}, {"outside": "truncate"}, {"kernel": "matern12"})
+            levels = _refined(first, sky)
+        else:
+            levels = _selected(sky, model, limited and source == "and the true selection")
+        table = sky_table(sky)
+        table.remove_columns(["parallax", "parallax_error"])
+        for k, percentile in enumerate(("p16", "p50", "p84")):
+            # Of a distribution that is narrow beyond the numbers they still ascend.
+            table[f"distance_{percentile}"] = levels[:, k] * (1.0 + 1e-4 * k) * u.pc
+        again = folder / "again"
+        again.mkdir()
+        write_table(again / "sky.fits", table, False)
+        finished = _run(scale, again, {}, {"outside": "truncate"}, {"kernel": "matern12"})
+    return _biases(finished, sky, scale, seed)
+
+
+def _refined(first: StarMap, sky: SimulatedSky) -> Array:
+    """Percentiles (N, 3) of the distances behind a map, given the extinctions that it has seen."""
+    stars, own, finder = sky.stars, first.run.stars.distances, first.distance_finder()
+    distances = stars.distances
+    assert isinstance(own, ParallaxDistances)
+    assert isinstance(distances, ParallaxDistances)
+    distances, found = replace(distances, prior=own.prior), list[Array]()
+    for start in range(0, len(sky), 500):
+        rows = slice(start, start + 500)
+        where = stars.l[rows], stars.b[rows], distances[rows]
+        measured = stars.extinction[rows], stars.extinction_error[rows]
+        found.append(finder.posterior(*where, *measured).quantile(LEVELS))
+    return np.concatenate(found)
+
+
+def _selected(sky: SimulatedSky, model: SkyModel, limited: bool) -> Array:
+    """Percentiles (N, 3) of the distances by parallaxes and the prior that these teach; limited:
+    times the part of the stars that is seen through the true dust in front, 10^(−slope R A)."""
+    distances = sky.stars.distances
+    assert isinstance(distances, ParallaxDistances)
+    distances = replace(distances, prior=learn_prior(distances).prior)
+    nodes = distance_nodes(distances)
+    ahead = cartesian(sky.stars.l, sky.stars.b, np.ones(len(sky)))
+    leave = (0.5 * np.array(model.size) / np.abs(ahead).clip(1e-9)).min(1) * (1.0 - 1e-9)
+    places = ahead[:, None] * np.minimum(nodes, leave[:, None])[..., None]
+    density = sky.truth.mean.T.astype(np.float64)
+    dust = column_density(sky.truth.grid, density, places.reshape(-1, 3)).reshape(nodes.shape)
+    rate = np.log(10.0) * SLOPE * model.dimming() if limited else 0.0
+    seen = distance_posterior(nodes, dust[None], 0.0 * dust, lambda a, _: -rate * a)
+    return seen.quantile(LEVELS)
 
 
 def _measured(sky: SimulatedSky, precision: float, seed: int) -> SimulatedSky:
@@ -219,13 +296,13 @@ def _biases(finished: StarMap, sky: SimulatedSky, scale: Scale, seed: int) -> di
     over the rays; the true one; and the parts of the rays that are flagged."""
     rng = np.random.default_rng(seed)
     angle = np.degrees(np.arctan(WIDTH / CENTRE)) * rng.uniform(-1.0, 1.0, (2, scale.rays))
-    found = dict[str, float]()
+    found, field = dict[str, float](), finished.field()
     for name, (low, high) in SECTIONS.items():
         s = np.arange(low, high + 1.0, 5.0)
         l, b = (np.repeat(each, len(s)) for each in (angle[0] % 360.0, angle[1]))
         places = cartesian(l, b, np.tile(s, scale.rays))
         request = MapRequest((Quantity.MEAN, Quantity.COVERAGE))
-        answers = finished.field().evaluate(PointValues(torch.from_numpy(places)), request)
+        answers = field.evaluate(PointValues(torch.from_numpy(places)), request)
         truth = sky.truth.mean_at(places)
         found[f"bias_{name}_mag"] = float((answers["mean"].mean() - truth.mean()) * (high - low))
         found[f"true_{name}_mag"] = float(truth.mean() * (high - low))
