@@ -133,6 +133,13 @@ def add_ingest(commands: _options.Commands) -> None:
         metavar="COLUMN",
         help="keep the groups of stars, such as surveys, that data.groups gives zero points",
     )
+    command.add_argument(
+        "--magnitude",
+        default=None,
+        metavar="COLUMN",
+        help="keep the apparent magnitudes, which data.magnitude_limit asks for; '' for the column "
+        "that the card names",
+    )
     _add_parallaxes(command)
     _options.add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
     _options.add_compute(command, ("threads",), "how it is computed")
@@ -176,9 +183,10 @@ def execute_ingest(options: argparse.Namespace) -> int:
         inputs = _options.inputs_of(*options.catalogs, schema=options.schema)
         check_output(output, options.overwrite, inputs)
         _options.use_threads(_options.compute_alone(options).threads)
+        card = card_named(options.schema, _options.columns_of(options)).with_group(options.groups)
         counts = ingest(
             options.catalogs,
-            card_named(options.schema, _options.columns_of(options)).with_group(options.groups),
+            card if options.magnitude is None else card.with_magnitude(options.magnitude),
             output,
             cuts=options.cuts,
             system=None if options.system is None else system_named(options.system),

@@ -4,6 +4,7 @@ import argparse
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -356,26 +357,38 @@ def add_predict(commands: _options.Commands) -> None:
         "add predicted extinctions and densities to a catalog",
         "predict run1 --catalog places.csv --output predicted.csv",
         "predict run1 --catalog stars.fits --schema zgr23 --output predicted.fits",
+        "predict run1 --catalog stars.fits --schema zgr23 --distances --output refined.fits",
     )
     command.add_argument("run", metavar="RUN")
     _options.add_catalog(command)
     _options.add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
+    command.add_argument(
+        "--distances",
+        action="store_true",
+        help="add the distances, in pc, that the measured extinctions leave possible: "
+        "distance_mean, distance_std, distance_percentile16, 50 and 84",
+    )
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
 
 
 def execute_predict(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_run
+    from dustmap.runs import open_run, open_star_map
     from dustmap.sky import card_named, check_output
 
     output = Path(options.output)
     inputs = _options.inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
     check_output(output, options.overwrite, inputs)
     run = Path(options.run)
-    finished = open_run(run, _options.computing(options, run))
+    computing = _options.computing(options, run)
     card = card_named(options.schema, _options.columns_of(options))
+    wanted = Path(options.catalog), card, output, options.overwrite
+    if options.distances:
+        predict = partial(open_star_map(run, computing).predict, distances=True)
+    else:
+        predict = partial(open_run(run, computing).predict)
     with progress() as shown:
-        result = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
+        result = predict(*wanted, shown)
     print_result(result, options.json)
     return DONE
 

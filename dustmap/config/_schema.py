@@ -9,152 +9,19 @@ from typing import Annotated, final
 
 from dustmap.config._values import (
     Key,
-    always,
     automatic,
-    boolean,
-    card_file,
     choice,
     choice_or_sum,
     choices,
     integer,
-    names,
     nested_boxes,
     number,
     parsecs,
     power_of_two,
     several,
-    sky_tile,
-    text,
-    texts,
 )
 
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
-
-
-@final
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the data come from."""
-
-    kind: Annotated[str, Key(choice("stars", "regression"), "a map of dust, or any data")] = "stars"
-    catalog: Annotated[
-        tuple[str, ...],
-        Key(texts(), "the file, or a list of files, with the data; has no default", path=always),
-    ] = ()
-    schema: Annotated[
-        str,
-        Key(
-            text(),
-            "stars: which columns the catalog has: the name of a survey's card, or the path of "
-            "your own card.toml",
-            path=card_file,
-        ),
-    ] = "generic"
-    system: Annotated[
-        str,
-        Key(
-            text(empty=True),
-            "stars: extinction system of the map, such as A_V or custom:NAME; empty for the "
-            "catalog's own",
-        ),
-    ] = ""
-    columns: Annotated[
-        tuple[tuple[str, str], ...],
-        Key(
-            names(),
-            "stars: the catalog's own names of columns, before those of the card; with a unit "
-            "where the file has none",
-            table='l = "GLON"\ndistance = "DIST [kpc]"',
-        ),
-    ] = ()
-    cuts: Annotated[
-        str, Key(text(), "stars: which of the card's sets of quality cuts; none keeps all rows")
-    ] = "default"
-    invalid: Annotated[
-        str,
-        Key(
-            choice("", "error", "drop"),
-            "stars: what rows that cannot be used do: stop the run, or count and go; empty for "
-            "the card's own rule",
-        ),
-    ] = ""
-    distance_prior: Annotated[
-        str,
-        Key(
-            choice("learned", "exponential-density", "flat-parallax"),
-            "stars with parallaxes: distribution of distances before they are measured: learned "
-            "from all parallaxes of the catalog, selection included; d^2 exp(-d/distance_scale); "
-            "or flat in 1/d, which biases maps",
-        ),
-    ] = "learned"
-    distance_max: Annotated[
-        float, Key(parsecs(positive=True), "stars with parallaxes: end of that prior", "pc")
-    ] = 10_000.0
-    distance_scale: Annotated[
-        float,
-        Key(
-            parsecs(positive=True),
-            "length over which exponential-density falls by e; where it is learned, its guess",
-            "pc",
-        ),
-    ] = 1350.0
-    parallax_zero_point: Annotated[
-        float, Key(number(), "subtracted from all parallaxes", "mas")
-    ] = 0.0
-    holdout: Annotated[
-        float,
-        Key(number(low=0.0, below=1.0), "part of the rows kept back to judge the fit", "fraction"),
-    ] = 0.1
-    refit: Annotated[
-        bool, Key(boolean(), "once they are scored, make the map from all rows, with these too")
-    ] = True
-    groups: Annotated[
-        str,
-        Key(
-            text(empty=True),
-            "stars: column of text or whole numbers, such as the survey, whose groups each have a "
-            "zero point of their own (model.group_std), and a scale where model.group_scale is not "
-            "0; empty for none",
-        ),
-    ] = ""
-    truth: Annotated[
-        str,
-        Key(
-            text(empty=True),
-            "stars: true density (zarr) drawn beside the map; may be empty",
-            path=always,
-        ),
-    ] = ""
-    tile: Annotated[
-        str,
-        Key(
-            sky_tile((1, 2, 4)),
-            "stars: NSIDE/PIXEL, such as 2/17, maps but the cone of this HEALPix pixel (NESTED, "
-            "Galactic) within [grid], to be merged with the others; empty for all of it",
-        ),
-    ] = ""
-    tile_margin: Annotated[
-        float,
-        Key(
-            parsecs(low=0.0),
-            "around the cone, where stars count too: at least 2 x model.length, which 0 stands for",
-            "pc",
-        ),
-    ] = 0.0
-    inputs: Annotated[
-        tuple[str, ...], Key(texts(), "regression: the columns to predict from, 1 to 3")
-    ] = ()
-    target: Annotated[
-        str, Key(text(empty=True), "regression: the column to predict, or log(column)")
-    ] = ""
-    error: Annotated[
-        str,
-        Key(
-            text(empty=True),
-            "regression: the column of the target's standard error; may be "
-            "empty, then the noise is learned",
-        ),
-    ] = ""
 
 
 @final

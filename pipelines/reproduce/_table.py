@@ -38,6 +38,7 @@ from pipelines.reproduce.prices import experiment as prices
 from pipelines.reproduce.roads import experiment as roads
 from pipelines.reproduce.scaling import experiment as scaling
 from pipelines.reproduce.seams import experiment as seams
+from pipelines.reproduce.selection import experiment as selection
 from pipelines.reproduce.skies import experiment as skies
 from pipelines.reproduce.spatial import experiment as spatial
 from pipelines.reproduce.speed import experiment as speed
@@ -175,6 +176,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "groups",
         "two surveys 0, 0.05 and 0.1 mag apart, mapped with and without zero points of groups",
         groups.run,
+    ),
+    Experiment(
+        "selection",
+        "a magnitude limit before a dense cloud, distances given extinctions, far columns",
+        selection.run,
     ),
     Experiment(
         "paper_scale",

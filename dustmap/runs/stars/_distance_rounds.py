@@ -26,7 +26,7 @@ from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _far_column, _model
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars, refit_stars
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Moments, Observations, PriorDust
@@ -71,7 +71,8 @@ class DistanceFit:
             "expected_beyond": self.added.mean,
             "shared_variance": self.added.shared,
         }
-        return {name: values.cpu().numpy() for name, values in added.items()}
+        arrays = {name: values.cpu().numpy() for name, values in added.items()}
+        return {**arrays, **_far_column.arrays_of(self.observed)}
 
 
 def with_stored(observed: Observations, arrays: Arrays) -> Observations:
@@ -97,13 +98,15 @@ def fit_distances(
         stored = reader.read(_AddedState)
         added = stored.on(observed)
         noisy = observed if added is None else observed.with_added(added)
+        noisy = _far_column.restored(config, reader, noisy)
         fit = reader.read(_FitState).fit(config, noisy.training(train))
         return DistanceFit(fit, noisy, added, stored.rounds)
     result = _Rounds(config, observed, train, watch).result()
     if not (config.data.refit and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
     states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
-    watch.checkpointer.finish(state_of(_ROUNDS, *states, finished=True))
+    column = _far_column.states_of(config, result.observed)
+    watch.checkpointer.finish(state_of(_ROUNDS, *states, *column, finished=True))
     return result
 
 
@@ -194,20 +197,22 @@ class _Rounds:
     def result(self) -> DistanceFit:
         """Fit until the noise no longer changes, or the rounds are used up."""
         observed = self.observed
-        if observed.exact:
+        if observed.exact and observed.column is None:
             return DistanceFit(self._fit(0, observed, None), observed, None)
         added, dust = first_added(self.config, observed)
-        noisy = observed.with_added(added)
+        noisy = _far_column.first(self.config, observed.with_added(added), dust)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         rounds: list[Mapping[str, Any]] = []
         while len(rounds) < self.config.fit.distance_rounds:
-            line, fresh = self._refreshed(len(rounds) + 1, fit, added)
+            line, fresh, refreshed = self._refreshed(len(rounds) + 1, fit, added, noisy)
             rounds.append(line)
             if not line["refitted"]:
                 break
-            added, noisy = fresh, observed.with_added(fresh)
+            # Of other data, the first of which are those of the column, there is no start.
+            same = _far_column.takes_part(noisy) == _far_column.takes_part(refreshed)
+            added, noisy, start = fresh, refreshed, fit.start if same else _NONE
             level = line["beyond"], line["beyond_std"]
-            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level, fit.start)
+            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level, start)
         return DistanceFit(fit, noisy, added, tuple(rounds))
 
     def _fit(
@@ -232,16 +237,19 @@ class _Rounds:
         return fit
 
     def _refreshed(
-        self, number: int, fit: StarFit, added: Moments
-    ) -> tuple[Mapping[str, Any], Moments]:
-        """Return the line of a round, and what the density of the fit adds to the observations."""
+        self, number: int, fit: StarFit, added: Moments, noisy: Observations
+    ) -> tuple[Mapping[str, Any], Moments, Observations]:
+        """Return the line of a round, what the density of the fit adds to the observations, and
+        these with it."""
         part = self.watch.checkpointer.child(f"noise-{number}")
         state = part.load()
         if state is not None:
-            stored = StateReader.of(state, _NOISE).read(_AddedState)
+            reader = StateReader.of(state, _NOISE)
+            stored = reader.read(_AddedState)
             before = stored.on(self.observed)
             assert before is not None
-            return stored.rounds[0], before
+            again = _far_column.restored(self.config, reader, self.observed.with_added(before))
+            return stored.rounds[0], before, again
         at = with_level(self.config, fit, self.observed, added, self.train)
         dust = _model.prior_dust(self.config, at)
         fresh = self.observed.added(fit.for_many_rays(), dust, self.watch.progress)
@@ -252,15 +260,19 @@ class _Rounds:
             "beyond": at.beyond,
             "beyond_std": at.beyond_std,
         }
-        change = line["median_change_of_the_noise"]
-        line["refitted"] = change >= SETTLED or line["shift_over_the_noise"] >= SHIFTED
+        refreshed, moved = _far_column.refreshed(self.observed.with_added(fresh), noisy, fit, dust)
+        line |= moved
+        change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
+        largest = max([change, *moved.values()])
+        line["refitted"] = largest >= SETTLED or shift >= SHIFTED
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
             "(median)",
             change,
         )
-        part.finish(state_of(_NOISE, _AddedState(fresh, (line,)), finished=True))
-        return line, fresh
+        states = _AddedState(fresh, (line,)), *_far_column.states_of(self.config, refreshed)
+        part.finish(state_of(_NOISE, *states, finished=True))
+        return line, fresh, refreshed
 
     def _changes(
         self, fit: StarFit, at: Hyperparameters, old: Moments, new: Moments

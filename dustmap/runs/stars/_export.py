@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dustmap.config import ComputeConfig, Config
+from dustmap.config import ComputeConfig, Config, DataConfig
 from dustmap.engines import MIB
 from dustmap.errors import UserError
 from dustmap.gp import NestedGrids, RegularGrid
@@ -23,7 +23,7 @@ from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import VOXELS, AbstractDensityField, MapRequest, Quantity, refined, write_map
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Nodes that are compared with the truth at most, drawn at random beyond.
 MOST_NODES = 500_000
+#: Rows of a table of the reach of a catalog.
+_ROWS = 6
 #: Planes of the picture of many, at most.
 _SLICES = 9
 #: Quantities of the posterior that are compared with the truth.
@@ -44,9 +46,23 @@ _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
 
 def field_of(
+    config: Config,
+    fit: StarFit,
+    grid: RegularGrid,
+    system: ExtinctionSystem,
+    device: torch.device,
+    reach: maps.SurveyReach | None = None,
+) -> AbstractDensityField:
+    """The density of a fit; grid: the run's own, whose nodes span the box; reach: of a catalog with
+    a magnitude limit, which hides some of it."""
+    density = _field_of(config, fit, grid, system, device)
+    return density if reach is None else maps.LimitedField.of(density, grid, reach)
+
+
+def _field_of(
     config: Config, fit: StarFit, grid: RegularGrid, system: ExtinctionSystem, device: torch.device
 ) -> AbstractDensityField:
-    """The density of a fit; grid: the run's own, whose nodes span the box."""
+    """The density of a fit, by what its posterior is."""
     posterior, prior_std = fit.posterior, fit.hyperparameters.std
     if isinstance(posterior, LogNormalPosterior):
         nodes, seed = nodes_of(config.grid), config.fit.seed
@@ -71,6 +87,37 @@ def field_of(
         device=device,
         seed=config.fit.seed,
     )
+
+
+def reach_of(data: DataConfig, stars: StarTable) -> maps.SurveyReach | None:
+    """The dust through which the stars of a catalog are seen; None without a magnitude limit."""
+    if data.magnitude_limit == 0.0:
+        return None
+    dimming = conversion(stars.system, system_named(data.magnitude_band))
+    return maps.SurveyReach.of(stars, data.magnitude_limit, dimming)
+
+
+def hidden_section(field: AbstractDensityField, grid: RegularGrid) -> dict[str, dict[str, Any]]:
+    """Count nodes and directions that a magnitude limit hides, beside the reach of the catalog at
+    some distances, for the report; nothing of other fields."""
+    if not isinstance(field, maps.LimitedField):
+        return {}
+    hidden, reach = field.hidden_nodes(grid), field.reach
+    if hidden > 0:
+        log.warning(
+            "the magnitude limit hides dust at %d of %d nodes: their coverage is 0",
+            hidden,
+            grid.size,
+        )
+    some = np.unique(np.linspace(0, len(reach.distance) - 1, _ROWS).astype(np.int64))
+    rows = zip(reach.distance[some].tolist(), reach.extinction[some].tolist(), strict=True)
+    section = {
+        "nodes_hidden": hidden,
+        "part_of_the_nodes_hidden": hidden / grid.size,
+        "part_of_the_sky_hidden": float(np.isfinite(field.horizon.distance).mean()),
+        "reach": [{"distance_pc": d, "extinction_mag": a} for d, a in rows],
+    }
+    return {"magnitude_limit": section}
 
 
 def request_of(config: Config, stored: int) -> MapRequest:

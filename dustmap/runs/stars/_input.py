@@ -23,7 +23,10 @@ ARCHIVE = "stars.zarr"
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
 #: Keys of what has happened to the rows of a star store.
 _PRIOR = ("distance_prior", "distance_max", "distance_scale")
-_INGESTED = ("columns", "cuts", "invalid", "parallax_zero_point", *_PRIOR)
+_INGESTED = (
+    *("columns", "cuts", "invalid", "parallax_zero_point", "magnitude_column"),
+    *_PRIOR,
+)
 
 
 @final
@@ -44,6 +47,8 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
         catalog = from_store(store, needed)
         return replace(catalog, stars=in_system(catalog.stars, system))
     card = catalogs.card_named(data.schema, dict(data.columns)).with_group(data.groups)
+    if data.magnitude_limit > 0.0:
+        card = card.with_magnitude(data.magnitude_column)
     return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
 
@@ -61,6 +66,11 @@ def store_of(data: DataConfig) -> star_tables.StarStore | None:
     store = open_star_store(data.catalog[0])
     if data.groups:
         _check_groups(store, data.groups)
+    if data.magnitude_limit > 0.0 and not store.attributes.get(star_tables.HAS_MAGNITUDES):
+        raise UserError(
+            f"{store.path}: the store has no magnitudes, which data.magnitude_limit needs: ingest "
+            "the catalog again with --magnitude COLUMN"
+        )
     return store
 
 
@@ -156,16 +166,22 @@ def places_of(
     path: Path,
     card: SchemaCard | str,
     prior: star_tables.AbstractDistancePrior | None = None,
+    with_extinctions: bool = False,
 ) -> Places:
-    """Rows to predict at, extinctions or none; prior: that of the run's own parallaxes, None where
-    it has none, for the one that [data] states."""
+    """Rows to predict at; prior: that of the run's own parallaxes, None where it has none, for the
+    one that [data] states; with_extinctions: which the rows must then have columns of."""
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
     schema = card if isinstance(card, SchemaCard) else catalogs.card_named(card)
     schema = schema.with_group(data.groups, required=False)
     return catalogs.read_places(
-        path, schema, prior=prior, parallax_zero_point=data.parallax_zero_point
+        path,
+        schema,
+        prior=prior,
+        parallax_zero_point=data.parallax_zero_point,
+        with_extinctions=with_extinctions,
+        system=system_of(data),
     )
 
 

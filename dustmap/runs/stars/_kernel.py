@@ -169,6 +169,7 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
     noisy = observed
     if not observed.exact:
         noisy = observed.with_added(first_added(config, observed)[0])
+    noisy = replace(noisy, column=None)  # patches are of stars
     data, start = whole_batch(noisy.training(some)), compared_on(config)
     model = _model.model_of(start, _model.start_for(start, data), data)
     relative = None

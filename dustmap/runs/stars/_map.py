@@ -26,7 +26,9 @@ from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelle
 from dustmap.runs.stars import (
     _checks,
     _distance_rounds,
+    _distances,
     _engines,
+    _far_column,
     _input,
     _kernel,
     _model,
@@ -35,10 +37,10 @@ from dustmap.runs.stars import (
     _zero_points,
 )
 from dustmap.runs.stars._export import finer_grids
-from dustmap.sky import Provenance, SchemaCard, observations
+from dustmap.sky import Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
-from dustmap.sky.stars import AbstractDistances, ExactDistances, StarTable, thinned
+from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import table_format, write_table
 
@@ -118,7 +120,7 @@ class StarMap(AbstractFinishedRun):
             groups = {"stars_of_unknown_groups": unknown}
         elif data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
-        seen = self._seen(stars)
+        seen = self._seen(stars.l, stars.b, stars.extinction)
         if seen:
             log.warning(
                 "%s: the map has seen %d of %d stars, by direction and extinction: these are not "
@@ -158,16 +160,23 @@ class StarMap(AbstractFinishedRun):
         y = torch.from_numpy(truth[observed.rows]).to(added)
         return labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
 
-    def _seen(self, stars: StarTable) -> int:
+    def _seen(self, l: Array, b: Array, extinction: Array) -> int:
         """Count the stars among those that the map is made of: numbers of sources may be those of
         rows, so directions and extinctions tell."""
         fitted = torch.cat([self.run.train, self.run.holdout]) if self.refitted else self.run.train
         own = self.run.stars[self.run.observed.rows[fitted.cpu().numpy()]]
-        return int(np.isin(_marks(stars), _marks(own)).sum())
+        seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
+        return int(seen.sum())
 
     @property
     def _dust(self) -> observations.PriorDust:
         return _model.prior_dust(self.run.config, self.fit.hyperparameters)
+
+    @property
+    def _policy(self) -> OutsidePolicy:
+        """Whether the rest of a ray that leaves the box has dust: the prior's, or none."""
+        truncates = self.run.config.grid.outside == OutsidePolicy.TRUNCATE.value
+        return OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR
 
     def predict(
         self,
@@ -176,16 +185,22 @@ class StarMap(AbstractFinishedRun):
         output: Path,
         overwrite: bool,
         progress: Progress = unwatched,
+        distances: bool = False,
     ) -> Mapping[str, Any]:
+        """Write the catalog with columns of predictions; return counts of its rows.
+
+        distances: add those that the extinctions of its rows leave possible behind the map, too.
+        """
         kind = table_format(output)  # before anything is computed
         prior = _input.prior_of(self.run.stars)
-        places = _input.places_of(self.run.config.data, catalog, card, prior)
+        places = _input.places_of(self.run.config.data, catalog, card, prior, distances)
         table = places.table
         groups: NDArray[np.int64] | None = None
         if places.groups is not None:
             groups = _zero_points.renumbered(places.groups, self.run.group_names)
+        refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
-        sky.add_answers(table, columns, self.system, labelled=kind.bare)
+        sky.add_answers(table, {**columns, **refined}, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
         own, before = self.made.metadata(), table.meta.get("HISTORY", [])
@@ -196,8 +211,39 @@ class StarMap(AbstractFinishedRun):
         return {
             "rows": len(table),
             "rows_outside_the_box": outside,
+            **self._counts_of_distances(places),
             "extinction_system": self.system.name,
             "output": str(output),
+        }
+
+    def _refined(
+        self, places: Places, groups: NDArray[np.int64] | None, progress: Progress
+    ) -> Mapping[str, Array]:
+        """Return the columns of distances given extinctions, which the table must not have yet."""
+        taken = [name for name in _distances.COLUMNS if name in places.table.colnames]
+        if taken:
+            raise UserError(f"the table has columns {', '.join(taken)} already: rename them")
+        assert places.extinctions is not None
+        where = places.l, places.b, places.distances
+        return self.distance_finder().columns(*where, places.extinctions, groups, progress)
+
+    def distance_finder(self) -> _distances.DistanceFinder:
+        """Return what finds distances of stars by their extinctions."""
+        return _distances.DistanceFinder(
+            self.fit, self.run.grid, self._dust, self._policy, self.system, self.device
+        )
+
+    def _counts_of_distances(self, places: Places) -> dict[str, int]:
+        """Count rows without extinctions, and those whose extinctions the map has used before."""
+        measured = places.extinctions
+        if measured is None:
+            return {}
+        known = np.isfinite(measured.value)
+        y = conversion(measured.system, self.system) * measured.value
+        seen = self._seen(places.l[known], places.b[known], y[known])
+        return {
+            "rows_without_extinction": int((~known).sum()),
+            "rows_that_the_map_has_seen": seen,
         }
 
     def query(self, l: float, b: float, distance: float) -> Mapping[str, float]:
@@ -255,11 +301,8 @@ class StarMap(AbstractFinishedRun):
         at = np.flatnonzero(inside.cpu().numpy())
         if len(at) == 0:
             return columns
-        policy = OutsidePolicy(self.run.config.grid.outside)
-        if policy is not OutsidePolicy.TRUNCATE:
-            policy = OutsidePolicy.PRIOR
         lines = observations.sight_lines(
-            l[at], b[at], distances[at], self.run.grid, policy, self.device
+            l[at], b[at], distances[at], self.run.grid, self._policy, self.device
         )
         posterior = self.fit.posterior
         density = self._densities(PointValues(places[inside]))
@@ -343,9 +386,9 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
-def _marks(stars: StarTable) -> NDArray[np.void]:
+def _marks(l: Array, b: Array, extinction: Array) -> NDArray[np.void]:
     """Direction and extinction (N,) of stars, to within 1e-7 degrees and 1e-6 mag."""
-    columns = (1e7 * stars.l, 1e7 * stars.b, 1e6 * stars.extinction)
+    columns = (1e7 * l, 1e7 * b, 1e6 * extinction)
     numbers = np.stack([np.round(column) for column in columns], axis=-1).astype(np.int64)
     return np.ascontiguousarray(numbers).view("V24")[:, 0]
 
@@ -370,7 +413,9 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
             "stars: run it again"
         )
-    run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
+    column = _far_column.reopened(run.config, run.grid, run.device, added)
+    observed = _distance_rounds.with_stored(run.observed, added)
+    run = replace(run, observed=replace(observed, column=column))
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -27,6 +28,7 @@ from dustmap.runs.stars import (
     _checks,
     _engines,
     _export,
+    _far_column,
     _input,
     _kernel,
     _model,
@@ -37,7 +39,7 @@ from dustmap.runs.stars import (
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
-from dustmap.sky.maps import AbstractDensityField
+from dustmap.sky.maps import AbstractDensityField, SurveyReach
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +113,11 @@ class StarRun(AbstractRun):
     def check_until(self, until: Stage) -> None:
         """Accept any stage."""
 
+    @cached_property
+    def reach(self) -> SurveyReach | None:
+        """How much dust the catalog is seen through, where it has a magnitude limit."""
+        return _export.reach_of(self.config.data, self.share.sample)
+
     @property
     def refits(self) -> bool:
         """Whether the map is made of all stars, by a second fit."""
@@ -149,6 +156,7 @@ class StarRun(AbstractRun):
             "stars_in_the_map": len(self.mapped),
             **self.observed.counts_at_the_box(),
             "stars_with_distances_cut": self.observed.cut,
+            **self.observed.counts_of_the_column(),
             "nodes": list(self.grid.shape),
         }
 
@@ -255,6 +263,7 @@ class StarRun(AbstractRun):
         work.sections |= _zero_points.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
+        work.sections |= _far_column.section_of(result.observed, fit)
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
@@ -330,6 +339,7 @@ class StarRun(AbstractRun):
         directory, progress = work.directory, work.progress
         with work.watch.stage("export"):
             density, made = self.field(fit), self.provenance(fit, len(self.mapped))
+            work.sections |= _export.hidden_section(density, self.grid)
             work.sections["outputs"] = _export.export_run(
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )
@@ -342,8 +352,9 @@ class StarRun(AbstractRun):
                 work.pictures += _export.draw_figures(material, directory, progress)
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
-        """Return the density, for maps."""
-        return _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
+        """Return the density, for maps, without coverage where a magnitude limit hides it."""
+        system = self.stars.system
+        return _export.field_of(self.config, fit, self.grid, system, self.device, self.reach)
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
         """Describe where the maps of a fit to so many stars come from."""
@@ -402,7 +413,9 @@ def prepare_stars(
             f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
     run = assemble(config, share or catalog, truth, seconds, world)
-    if len(run.mapped) > engine.most_rows:
+    column = _far_column.column_of(run.config, run.grid, run.stars.system, run.device, world)
+    run = replace(run, observed=replace(run.observed, column=column))
+    if len(run.mapped) + len(run.observed.column or ()) > engine.most_rows:
         fewer = "set data.refit = false" if run.refits else "raise data.holdout"
         raise UserError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
@@ -410,6 +423,8 @@ def prepare_stars(
         )
     _zero_points.check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
+    if run.reach is not None and run.leads:
+        log.info("magnitude limit: %s", run.reach)
     if run.leads:
         _checks.warn_of(checks)
     return replace(run, checks=checks)

@@ -17,6 +17,7 @@ from dustmap.sky.catalogs._card import card_named as card_named
 from dustmap.sky.catalogs._card import card_path as card_path
 from dustmap.sky.catalogs._card import known_cards as known_cards
 from dustmap.sky.catalogs._catalog import Catalog as Catalog
+from dustmap.sky.catalogs._catalog import Extinctions as Extinctions
 from dustmap.sky.catalogs._catalog import Places as Places
 from dustmap.sky.catalogs._catalog import ingest as ingest
 from dustmap.sky.catalogs._catalog import read_catalog as read_catalog

@@ -168,6 +168,7 @@ def bind(
     columns: tuple[FileColumn, ...],
     cuts: Sequence[Cut],
     with_extinctions: bool,
+    with_identifiers: bool = True,
 ) -> Binding:
     """Choose the columns to read; UserError says what was looked for and what is there."""
     matcher = _Matcher(path, card, columns)
@@ -176,8 +177,12 @@ def bind(
     extinction = _first(matcher, card.extinctions, "extinctions") if with_extinctions else None
     ways = [way for way in (position, distance, extinction) if way is not None]
     names = {name for way in ways for name in way.columns}
-    if with_extinctions and _reads_identifiers(matcher):
+    if with_extinctions and with_identifiers and _reads_identifiers(matcher):
         names.add("source_id")
+    if card.with_magnitudes and with_extinctions:
+        if not matcher.has(_rows.MAGNITUDE):
+            raise _missing(matcher, "the magnitude limit", [_rows.MAGNITUDE])
+        names.add(_rows.MAGNITUDE)
     for cut in cuts:
         missing = [name for name in cut.quantity.columns if not matcher.has(name)]
         if missing:

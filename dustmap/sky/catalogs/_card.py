@@ -90,6 +90,7 @@ class SchemaCard:
     flags, presets : bits of flags by name, and sets of quality cuts
     named : columns that the user has named; the alternative with most of them is read
     group : the column of groups of stars, which no card has of its own
+    with_magnitudes : whether the magnitudes of stars are read, too
     """
 
     name: str
@@ -109,6 +110,22 @@ class SchemaCard:
     presets: Mapping[str, tuple[Cut, ...]]
     named: frozenset[str] = frozenset()
     group: GroupColumn | None = None
+    with_magnitudes: bool = False
+
+    def with_magnitude(self, column: str) -> Self:
+        """Read the magnitudes of stars, from a column of the file or, of "", the card's own."""
+        columns = dict(self.columns)
+        if column:
+            aliases = (Alias(ColumnRef.parse(column), u.mag),)
+            columns[_rows.MAGNITUDE] = CardColumn(
+                _rows.MAGNITUDE, aliases, ColumnType.NUMBER, u.mag
+            )
+        elif _rows.MAGNITUDE not in columns:
+            raise UserError(
+                f"the card {self.name} has no column of magnitudes, which a magnitude limit needs: "
+                "name that of the file (data.magnitude_column, --magnitude)"
+            )
+        return replace(self, columns=MappingProxyType(columns), with_magnitudes=True)
 
     def with_group(self, column: str, *, required: bool = True) -> Self:
         """Read the groups of stars from a column of text or whole numbers; "" for none."""

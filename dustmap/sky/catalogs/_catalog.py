@@ -284,6 +284,26 @@ def _listed(paths: Paths) -> list[str | Path]:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Extinctions:
+    """Measured extinctions of rows: value and error (N,) in mag of `system`, both NaN where a row
+    has none that can be used."""
+
+    value: NDArray[np.float64]
+    error: NDArray[np.float64]
+    system: ExtinctionSystem
+
+    @staticmethod
+    def of(
+        kind: _rows.ExtinctionKind, values: dict[str, NDArray[Any]], system: ExtinctionSystem
+    ) -> "Extinctions":
+        """Take those of the columns of a card."""
+        value, error = _rows.extinctions(kind, values)
+        bad = np.any(list(_rows.extinction_problems(kind, values).values()), axis=0)
+        return Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), system)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Places:
     """The rows of a table as places on the sky.
 
@@ -296,6 +316,7 @@ class Places:
     measured : whether the card finds extinctions in the table, too
     groups : (N,) or None
         Names of the groups of the rows, "" for none; None where card or table have no such column.
+    extinctions : of the rows, where they were asked for
     """
 
     table: Table
@@ -304,6 +325,7 @@ class Places:
     distances: AbstractDistances
     measured: bool
     groups: NDArray[np.str_] | None = None
+    extinctions: Extinctions | None = None
 
     def __len__(self) -> int:
         return len(self.l)
@@ -315,6 +337,8 @@ def read_places(
     *,
     prior: AbstractDistancePrior | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
+    with_extinctions: bool = False,
+    system: ExtinctionSystem | None = None,
 ) -> Places:
     """Read every row as a place: none is cut.
 
@@ -323,6 +347,12 @@ def read_places(
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
+    parallax_zero_point
+        An angle, or mas: subtracted from all parallaxes.
+    with_extinctions
+        Read the extinctions, too, which the file must then have columns of.
+    system
+        Of the extinctions where neither card nor file says.
 
     Raises
     ------
@@ -345,7 +375,7 @@ def read_places(
             f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
             f"answers, got {len(reader.columns):,}; select those you need"
         )
-    binding = bind(path, schema, reader.columns, (), with_extinctions=False)
+    binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
     chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
     if not chunks:
         raise UserError(f"{path}: the table has no rows")
@@ -354,10 +384,14 @@ def read_places(
         if bad.any():
             raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
-    zero_point, known = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
-    distances = _rows.distances(binding.distance, values, known, zero_point)
+    zero_point, before = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    distances = _rows.distances(binding.distance, values, before, zero_point)
     table = reader.whole()
     if len(table) != len(l):
         raise UserError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
     measured = has_extinctions(path, schema, reader.columns)
-    return Places(table, l, b, distances, measured, values.get(_rows.GROUP))
+    extinctions = None
+    if binding.extinction is not None:
+        known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
+        extinctions = Extinctions.of(binding.extinction, values, known)
+    return Places(table, l, b, distances, measured, values.get(_rows.GROUP), extinctions)

@@ -40,9 +40,11 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.pc, ("x", "y", "z", "distance", "distance_error")),
     (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
     (u.mas, ("parallax", "parallax_error")),
-    (u.mag, ("extinction", "extinction_error")),
+    (u.mag, ("extinction", "extinction_error", "magnitude")),
     (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
 )
+#: The column of apparent magnitudes, which only those who ask for it read.
+MAGNITUDE = "magnitude"
 #: The name of the column of groups among the values of a card's columns, which none has.
 GROUP = "data.groups"
 #: By name.
@@ -135,6 +137,10 @@ def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
 
 def identifier_problems(values: Values) -> Problems:
     return {"source_id is missing": np.ma.getmaskarray(values["source_id"])}
+
+
+def magnitude_problems(values: Values) -> Problems:
+    return _not_finite(values, (MAGNITUDE,))
 
 
 def group_problems(column: str, values: Values) -> Problems:

@@ -220,28 +220,8 @@ class Selection:
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
         binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
-        return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
-
-    def _system(self, path: Path, label: str) -> ExtinctionSystem:
-        """Choose the system of a file: by its header, its card, or else the caller."""
-        card = self.card
-        try:
-            named = system_named(label) if label else None
-        except UserError as error:
-            raise UserError(f"{path}: EXTSYS in its header: {error}") from None
-        if named and card.system and named != card.system:
-            raise UserError(
-                f"{path}: the extinctions are {named} by the file's header and {card.system} by "
-                f"the card {card.name}; use the card of this file, such as generic"
-            )
-        system = named or card.system or self._declared
-        if system is None:
-            raise UserError(
-                f"{path}: nothing says which extinction this is; name its system "
-                f"(data.system, --system, or EXTSYS in the file's header): "
-                f"{', '.join(known_systems())}, or custom:NAME"
-            )
-        return system
+        system = system_of_file(path, self.card, reader.keyword("EXTSYS"), self._declared)
+        return CatalogFile(path, reader, binding, system)
 
     def _check_files(self) -> None:
         first = self.files[0]
@@ -277,6 +257,8 @@ class Selection:
         problems |= _rows.extinction_problems(binding.extinction, values)
         if binding.group is not None:
             problems |= _rows.group_problems(str(binding.group.ref), values)
+        if self.card.with_magnitudes:
+            problems |= _rows.magnitude_problems(values)
         valid = self._valid(file.path, problems, first + kept)
         if not valid.any():
             return None
@@ -298,6 +280,7 @@ class Selection:
             extinction_error=error * factor,
             system=self.system,
             groups=None if binding.group is None else self._numbered(file.path, values),
+            magnitude=values[_rows.MAGNITUDE] if self.card.with_magnitudes else None,
         )
 
     def _numbered(self, path: Path, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
@@ -325,6 +308,29 @@ class Selection:
                 self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
         return valid
+
+
+def system_of_file(
+    path: Path, card: SchemaCard, label: str, declared: ExtinctionSystem | None
+) -> ExtinctionSystem:
+    """Choose the system of a file: by its header, its card, or else the caller."""
+    try:
+        named = system_named(label) if label else None
+    except UserError as error:
+        raise UserError(f"{path}: EXTSYS in its header: {error}") from None
+    if named and card.system and named != card.system:
+        raise UserError(
+            f"{path}: the extinctions are {named} by the file's header and {card.system} by "
+            f"the card {card.name}; use the card of this file, such as generic"
+        )
+    system = named or card.system or declared
+    if system is None:
+        raise UserError(
+            f"{path}: nothing says which extinction this is; name its system "
+            f"(data.system, --system, or EXTSYS in the file's header): "
+            f"{', '.join(known_systems())}, or custom:NAME"
+        )
+    return system
 
 
 def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _rows.Problems:

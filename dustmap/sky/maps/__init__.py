@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import Slabs as Slabs
     from dustmap.sky.maps._field import bytes_per_plane as bytes_per_plane
     from dustmap.sky.maps._field import slab_memory as slab_memory
+    from dustmap.sky.maps._limit import LimitedField as LimitedField
+    from dustmap.sky.maps._limit import SurveyReach as SurveyReach
     from dustmap.sky.maps._nested_field import NestedField as NestedField
     from dustmap.sky.maps._node_field import NodeField as NodeField
     from dustmap.sky.maps._posterior_field import OwnNodes as OwnNodes

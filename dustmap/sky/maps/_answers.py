@@ -291,6 +291,8 @@ def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats 
 
 #: What the names of the columns start with -> their unit.
 UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
+#: Of the columns that say nothing of extinctions.
+_DISTANCE = "distance"
 
 
 def labels(system: ExtinctionSystem) -> dict[str, str]:
@@ -302,6 +304,8 @@ def labels(system: ExtinctionSystem) -> dict[str, str]:
 def unit_of(name: str) -> str:
     """Return the unit of a column such as density_std; measurement_mean has that of extinctions."""
     quantity = name.partition("_")[0]
+    if quantity == _DISTANCE:
+        return str(u.pc)
     return str(UNITS["extinction" if quantity == "measurement" else quantity])
 
 
@@ -311,7 +315,8 @@ def add_answers(
     system: ExtinctionSystem,
     labelled: bool,
 ) -> None:
-    """Add columns (N,) named extinction_..., density_... or measurement_... to a table, in place.
+    """Add columns (N,) named extinction_..., density_..., measurement_... or distance_... to a
+    table, in place.
 
     Parameters
     ----------
@@ -328,7 +333,8 @@ def add_answers(
     """
     for name, values in columns.items():
         quantity, _, what = name.partition("_")
-        meaning = f"{what} of the {quantity} in {system}"
+        meaning = f"{what} of the {quantity}"
+        meaning += " given the extinction" if quantity == _DISTANCE else f" in {system}"
         table[name] = Column(values, unit=unit_of(name), description=meaning)
     if labelled:
         for label, value in labels(system).items():

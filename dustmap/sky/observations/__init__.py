@@ -1,10 +1,18 @@
 """The one bridge from the sky to the Gaussian process: stars become weighted line integrals.
 
 `sight_lines` turns directions and distances into rays, `observe` stars into data. Where distances
-are uncertain, a `DistanceSpread` says how much variance that adds to every extinction. `stream`
+are uncertain, a `DistanceSpread` says how much variance that adds to every extinction, and
+`distance_posterior` what the extinction says of the distance. `stream`
 takes a store of any size through the rows of an engine once, chunk by chunk.
 """
 
+from dustmap.sky.observations._column import ColumnMap as ColumnMap
+from dustmap.sky.observations._column import FarColumn as FarColumn
+from dustmap.sky.observations._distance_posterior import SCORES as SCORES
+from dustmap.sky.observations._distance_posterior import DistancePosterior as DistancePosterior
+from dustmap.sky.observations._distance_posterior import distance_nodes as distance_nodes
+from dustmap.sky.observations._distance_posterior import distance_posterior as distance_posterior
+from dustmap.sky.observations._distance_posterior import smoothed as smoothed
 from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations

@@ -25,6 +25,7 @@ from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, Ou
 from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
+from dustmap.sky.observations._column import FarColumn
 from dustmap.sky.observations._segments import DistanceSpread
 from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
 from dustmap.sky.stars import StarTable
@@ -56,6 +57,7 @@ class Observations:
     cut : stars of which more than 1e-3 of the expected distance lies beyond their last edge
     beyond : parts of the rays outside the box whose dust the prior expects; None if it expects none
     shared : (N,), variance that a fit takes on top: stars behind the same dust are not independent
+    column : all of the dust in the directions of a map of the sky; None where there is none
     """
 
     batch: Batch
@@ -67,6 +69,7 @@ class Observations:
     cut: int = 0
     beyond: BeyondBox | None = None
     shared: Tensor | None = None
+    column: FarColumn | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,6 +94,10 @@ class Observations:
         """Return how many rays leave the box, and how many stars were left out for it."""
         left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
         return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
+
+    def counts_of_the_column(self) -> dict[str, int]:
+        """Return how many pixels the column has, if there is one."""
+        return {} if self.column is None else {"pixels_of_the_far_column": len(self.column)}
 
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
@@ -141,14 +148,15 @@ class Observations:
         return replace(self, batch=batch, shared=shared)
 
     def training(self, index: Tensor) -> Batch:
-        """Return the data of a fit, which takes the shared variance on top."""
+        """Return the data of a fit, which takes the shared variance on top, after those of the
+        column, so that the stars of a fit and of one to more of them come in the same places."""
         data = self.batch[index]
-        if self.shared is None or data.noise_variance is None:
-            return data
-        assert data.added_variance is not None
-        more = self.shared[index]
-        noise, added = data.noise_variance + more, data.added_variance + more
-        return replace(data, noise_variance=noise, added_variance=added)
+        if self.shared is not None and data.noise_variance is not None:
+            assert data.added_variance is not None
+            more = self.shared[index]
+            noise, added = data.noise_variance + more, data.added_variance + more
+            data = replace(data, noise_variance=noise, added_variance=added)
+        return data if self.column is None else self.column.before(data)
 
 
 def observe(

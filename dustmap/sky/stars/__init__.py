@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._store import open_star_store as open_star_store
     from dustmap.sky.stars._store import read_star_store as read_star_store
     from dustmap.sky.stars._store import star_store as star_store
+    from dustmap.sky.stars._table import HAS_MAGNITUDES as HAS_MAGNITUDES
     from dustmap.sky.stars._table import LEAST_ERROR as LEAST_ERROR
     from dustmap.sky.stars._table import AbstractDistances as AbstractDistances
     from dustmap.sky.stars._table import ExactDistances as ExactDistances

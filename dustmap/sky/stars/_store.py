@@ -28,7 +28,10 @@ CHUNK = 2**17
 #: Chunks that a sample is taken of.
 _PLACES = 64
 FORMAT = "dustmap star store"
-_OWN = ("format", "extinction_system", "distances", "distance_prior", _table.GROUPED)
+_OWN = (
+    *("format", "extinction_system", "distances", "distance_prior"),
+    *(_table.GROUPED, _table.HAS_MAGNITUDES),
+)
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
 #: What a store says of its order.
@@ -85,7 +88,8 @@ class StarStoreWriter:
         attributes, columns = table.attributes(), table.columns()
         if not self._attributes:
             self._attributes = attributes
-            self._create(columns, MEASURED | table.distances.units)
+            units = MEASURED | table.distances.units
+            self._create(columns, {**units, _table.MAGNITUDE: "mag"})
         check_same(self._attributes, attributes)
         for name, values in columns.items():
             array = self._arrays[name]
@@ -210,8 +214,9 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
 
 
 def _names(kind: type[_table.AbstractDistances], attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    groups = (_table.GROUP,) if attributes.get(_table.GROUPED) else ()
-    return "source_id", *MEASURED, *kind.fields, *groups
+    optional = {_table.GROUPED: _table.GROUP, _table.HAS_MAGNITUDES: _table.MAGNITUDE}
+    more = [name for said, name in optional.items() if attributes.get(said)]
+    return "source_id", *MEASURED, *kind.fields, *more
 
 
 def read_star_store(path: str | Path) -> StarTable:

@@ -29,8 +29,9 @@ MEASURED = MappingProxyType(
     {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 )
 
-#: The column of groups in files, and the attribute that says there is one.
+#: The columns of groups and of magnitudes in files, and the attributes that say there is one.
 GROUP, GROUPED = "group", "grouped"
+MAGNITUDE, HAS_MAGNITUDES = "magnitude_mag", "magnitudes"
 
 
 def _check_columns(columns: Mapping[str, NDArray[Any]]) -> None:
@@ -278,6 +279,8 @@ class StarTable:
     groups : (N,) or None
         Numbers ≥ 0 of groups whose extinctions may have a zero point of their own, −1 for none of
         those that are known; None where stars have no groups.
+    magnitude : (N,) or None
+        Apparent, dimmed by the dust, in the band that limits the catalog; None where unknown.
 
     Examples
     --------
@@ -296,6 +299,7 @@ class StarTable:
     extinction_error: Array
     system: ExtinctionSystem
     groups: NDArray[np.int64] | None = None
+    magnitude: Array | None = None
 
     def __post_init__(self) -> None:
         _check_columns(self.columns())
@@ -320,6 +324,7 @@ class StarTable:
             distances=self.distances[index],
             system=self.system,
             groups=None if self.groups is None else self.groups[index],
+            magnitude=None if self.magnitude is None else self.magnitude[index],
             **measured,
         )
 
@@ -337,6 +342,7 @@ class StarTable:
             distances=kind(**values),
             system=system_named(str(attributes["extinction_system"])),
             groups=columns[GROUP] if attributes.get(GROUPED) else None,
+            magnitude=columns[MAGNITUDE] if attributes.get(HAS_MAGNITUDES) else None,
             **{name: columns[name] for name in MEASURED},
         )
 
@@ -350,14 +356,16 @@ class StarTable:
             "extinction": self.extinction,
             "extinction_error": self.extinction_error,
             **({} if self.groups is None else {GROUP: self.groups}),
+            **({} if self.magnitude is None else {MAGNITUDE: self.magnitude}),
         }
 
     def attributes(self) -> dict[str, Any]:
         """Return what all stars of a table have in common: system and kind of distances."""
         own, distances = {"extinction_system": self.system.name}, self.distances
         prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
-        grouped = {} if self.groups is None else {GROUPED: True}
-        return {**own, "distances": distances.kind, **prior, **grouped}
+        has = {GROUPED: self.groups is not None, HAS_MAGNITUDES: self.magnitude is not None}
+        more = {name: True for name, there in has.items() if there}
+        return {**own, "distances": distances.kind, **prior, **more}
 
     @property
     def distance(self) -> Array:

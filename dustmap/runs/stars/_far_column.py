@@ -1,0 +1,184 @@
+"""The far column of a run: the map of the sky that [data] names, as data of its fits.
+
+A column that is about what there is takes part in every fit, with the dust behind the box as that
+fit has it. An upper bound takes part from the second fit on, beside what the one before says.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustmap.config import Config
+from dustmap.engines import Arrays
+from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import OutsidePolicy
+from dustmap.inference import StateReader
+from dustmap.linalg import AbstractWorld
+from dustmap.runs._machine import predicted
+from dustmap.runs.stars import _model
+from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._model import Hyperparameters
+from dustmap.sky.observations import ColumnMap, FarColumn, Observations, PriorDust
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+
+log = logging.getLogger(__name__)
+
+#: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
+#: as the disc, and of the disc itself.
+_LAYERS = {"constant": 1.0, "disc": 5.0}
+#: The names of a column in files: of its data, and of its pixels by their fields.
+_TARGET, _VARIANCE = "column_target", "column_variance"
+_PIXELS = {"column_l": "l", "column_b": "b", "column_mag": "value"}
+
+
+def column_of(
+    config: Config,
+    grid: RegularGrid,
+    system: ExtinctionSystem,
+    device: torch.device,
+    world: AbstractWorld,
+) -> FarColumn | None:
+    """Read the column that data.far_column names, in the system of the stars; None for none."""
+    data = config.data
+    if not data.far_column:
+        return None
+    if world.size > 1:
+        raise UserError("data.far_column: several ranks cannot share a run with one; start one")
+    factor = conversion(system_named(data.far_column_system), system) * data.far_column_factor
+    pixels = ColumnMap.read(data.far_column, data.far_column_nside, factor)
+    return _behind(config, grid, pixels, device)
+
+
+def _behind(
+    config: Config, grid: RegularGrid, pixels: ColumnMap, device: torch.device
+) -> FarColumn:
+    """Follow pixels through the box and behind it, as the configuration says."""
+    data = config.data
+    truncates = config.grid.outside == OutsidePolicy.TRUNCATE.value
+    return FarColumn.of(
+        pixels,
+        grid,
+        OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR,
+        scatter=data.far_column_scatter,
+        bound=data.far_column_kind == "at most",
+        layer=_LAYERS[config.model.mean] * config.model.disc_height,
+        farthest=data.distance_max,
+        device=device,
+    )
+
+
+def first(config: Config, observed: Observations, at: Hyperparameters) -> Observations:
+    """Return observations with the column under the dust before any fit, if they have one; pixels
+    behind which that has too much are left out from then on."""
+    column, dust = observed.column, _model.prior_dust(config, at)
+    if column is None:
+        return observed
+    silent = column.behind_too_much(dust)
+    if silent.all():
+        log.warning("far column: behind the box the prior has half of it everywhere: left out")
+        return replace(observed, column=None)
+    if silent.any():
+        grid = _model.grid_of(config.grid)
+        column = _behind(config, grid, column.pixels.without(silent), column.value.device)
+    return replace(observed, column=column.about(dust))
+
+
+def refreshed(
+    observed: Observations, before: Observations, fit: StarFit, dust: PriorDust
+) -> tuple[Observations, dict[str, float]]:
+    """Return observations with the column as a fit to those `before` leaves it, and how much that
+    has changed it, for the line of the round."""
+    column = before.column
+    if column is None:
+        return observed, {}
+    fresh = column.about(dust)
+    if column.bound:
+        fresh = column.at_most(predicted(fit.posterior, column.lines.rays))
+    changed = {"median_change_of_the_column": fresh.precision_change(column)}
+    return replace(observed, column=fresh), changed
+
+
+def section_of(observed: Observations, fit: StarFit) -> dict[str, dict[str, Any]]:
+    """Return the section of the report; nothing without a column."""
+    column = observed.column
+    if column is None:
+        return {}
+    return {"far_column": column.summary(predicted(fit.posterior, column.lines.rays))}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _ColumnState:
+    """A column with its data, all None of one that has no data, or is left out."""
+
+    column_target: Tensor | None = None
+    column_variance: Tensor | None = None
+    column_l: Tensor | None = None
+    column_b: Tensor | None = None
+    column_mag: Tensor | None = None
+    column_counts: tuple[int, int, int] | None = None
+
+
+def states_of(config: Config, observed: Observations) -> tuple[_ColumnState, ...]:
+    """Return the column as a record of a state; none where the configuration has none."""
+    if not config.data.far_column:
+        return ()
+    arrays, column = arrays_of(observed), observed.column
+    if column is None or not arrays:
+        return (_ColumnState(),)
+    pixels, tensors = column.pixels, {name: torch.from_numpy(a) for name, a in arrays.items()}
+    return (_ColumnState(**tensors, column_counts=(pixels.nside, pixels.missing, pixels.left_out)),)
+
+
+def restored(config: Config, reader: StateReader, observed: Observations) -> Observations:
+    """Return observations with the column of a state, where the configuration has one."""
+    if not config.data.far_column:
+        return observed
+    stored, column = reader.read(_ColumnState), observed.column
+    if stored.column_target is None:
+        return observed if column is not None and column.bound else replace(observed, column=None)
+    assert stored.column_counts is not None
+    named = {name: getattr(stored, name) for name in (_TARGET, _VARIANCE, *_PIXELS)}
+    arrays = {name: tensor.numpy() for name, tensor in named.items()}
+    grid, device = _model.grid_of(config.grid), observed.measured.device
+    again = reopened(config, grid, device, arrays, tuple(stored.column_counts))
+    return replace(observed, column=again)
+
+
+def takes_part(observed: Observations) -> bool:
+    """Whether there are data of a column, which come before those of the stars."""
+    return observed.column is not None and observed.column.target is not None
+
+
+def arrays_of(observed: Observations) -> Arrays:
+    """Return the column with its data as arrays for `reopened`, if it takes part."""
+    column = observed.column
+    if column is None or column.target is None or column.variance is None:
+        return {}
+    data = {_TARGET: column.target.cpu().numpy(), _VARIANCE: column.variance.cpu().numpy()}
+    return {**data, **{name: getattr(column.pixels, key) for name, key in _PIXELS.items()}}
+
+
+def reopened(
+    config: Config,
+    grid: RegularGrid,
+    device: torch.device,
+    arrays: Arrays,
+    counts: tuple[int, ...] = (0, 0, 0),
+) -> FarColumn | None:
+    """Return the column with the data that a fit has left; None where none took part.
+
+    counts: nside, pixels that are missing, and those left out, where they are of interest.
+    """
+    if _TARGET not in arrays:
+        return None
+    l, b, value = (np.asarray(arrays[name], np.float64) for name in _PIXELS)
+    nside, missing, left_out = counts
+    column = _behind(config, grid, ColumnMap(nside, l, b, value, missing, left_out), device)
+    target, variance = (torch.from_numpy(arrays[name]) for name in (_TARGET, _VARIANCE))
+    return column.with_data(target, variance)

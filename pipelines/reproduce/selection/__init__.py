@@ -1,0 +1,1 @@
+"""Selection of stars and their distances: magnitude limits, refined distances, far columns."""
