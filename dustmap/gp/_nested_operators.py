@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,6 +19,9 @@ from dustmap.gp._levels import (
     widened_grids,
     within,
 )
+
+#: Vectors whose fields are held at once.
+_AT_ONCE = 4
 
 
 @final
@@ -151,12 +154,18 @@ class NestedRoot(linalg.AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return _few_at_once(self._product, x, self.shape[0])
+
+    def _product(self, x: Tensor) -> Tensor:
         parts = torch.split(x, [root.shape[1] for root in self.roots], dim=-1)
         fields = [root.matmul(part) for root, part in zip(self.roots, parts, strict=True)]
         return self.chain.forward(fields)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        return _few_at_once(self._adjoint, y, self.shape[1])
+
+    def _adjoint(self, y: Tensor) -> Tensor:
         met = self.chain.adjoint(y)
         pulled = [root.rmatmul(part) for root, part in zip(self.roots, met, strict=True)]
         return torch.cat(pulled, dim=-1)
@@ -187,6 +196,9 @@ class NestedCovariance(linalg.AbstractSymmetric):
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return _few_at_once(self._product, x, self.shape[0])
+
+    def _product(self, x: Tensor) -> Tensor:
         met = self.chain.adjoint(x)
         return self.chain.forward([K.matmul(t) for K, t in zip(self.blocks, met, strict=True)])
 
@@ -208,6 +220,17 @@ class NestedSlopes(AbstractSlopes):
             blocks = [covariance.circulants[number] for covariance in self.covariances]
             total = total + linalg.quadratic_forms(blocks, seen)
         return total
+
+
+def _few_at_once(product: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+    """A product (..., width) with vectors x (..., n), of which a few are divided into fields."""
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) <= _AT_ONCE:
+        return product(x)
+    out = x.new_empty(len(rows), width)
+    for part in linalg.chunks(len(rows), _AT_ONCE):
+        out[part] = product(rows[part])
+    return out.reshape(*x.shape[:-1], width)
 
 
 def _along_axes(matrices: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:

@@ -4,6 +4,7 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from dustmap.engines import (
     Problem,
     Watch,
 )
-from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, NestedGrids, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -57,6 +58,14 @@ def rays(n: int, spacing: float, positive: bool = False, learn: bool = False) ->
     mean = ConstantMean(-7.0 if positive else 1e-3, learn=False)
     model = GPModel(kernel if learn else kernel.fixed(), mean, GaussianLikelihood(learn=False))
     return Problem(model, Batch(functional, y, torch.full_like(y, 1e-4)), box)
+
+
+def nested(problem: Problem) -> Problem:
+    """The same with a quarter of the spacing in a box of 400 × 400 × 320 pc."""
+    half, spacing = (200.0, 200.0, 160.0), problem.nodes.spacing[0] / 4
+    shape = tuple(round(2 * h / spacing) + 1 for h in half)
+    inner = RegularGrid(tuple(-h for h in half), (spacing,) * 3, shape)
+    return replace(problem, box=NestedGrids((problem.nodes, inner)))
 
 
 def _free(collapsed: bool) -> AbstractEngine:
@@ -119,6 +128,10 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
     "lognormal": lambda: (
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         rays(3000, 10.0, positive=True),
+    ),
+    "lognormal-levels": lambda: (
+        LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
+        nested(rays(3000, 20.0, positive=True)),
     ),
     "lognormal-nodes": lambda: (
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
