@@ -248,6 +248,17 @@ def _beyond_the_sun(stars: StarTable, spacing: float) -> Check:
     return Check("share of stars beyond one spacing", beyond, _LEAST_BEYOND, 1.0, advice)
 
 
+def refuse_more_rows(config: Config, rows: int, most: int, refits: bool) -> None:
+    """Refuse more data than an engine takes; refits: whether held-out stars are among them."""
+    if rows <= most:
+        return
+    fewer = "set data.refit = false" if refits else "raise data.holdout"
+    raise UserError(
+        f'fit.engine = "{config.fit.engine}" takes at most {most:,} stars, and {rows:,} are to be '
+        f"fitted; {fewer} or take a part of the catalog"
+    )
+
+
 def _lengths(config: Config) -> tuple[Check, ...]:
     """Check a length far below what the grid can hold; a learned one is judged as learned."""
     length, spacing = config.model.length, config.grid.finest

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.errors import UserError
+from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
 from dustmap.runs.stars._model import grid_of, is_lognormal, start_kernel, start_of
 from dustmap.runs.stars._plan import may_fit
@@ -119,8 +120,19 @@ def with_levels(config: Config, stars: StarTable) -> Config:
     return replace(config, grid=replace(grid, levels=taken, size=size, spacing=spacing))
 
 
-def levels_in_words(config: Config) -> dict[str, str]:
-    """Spacing and box of every level, for the report; nothing of one grid."""
+def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
+    """Box, spacing and nodes, for the report; of levels those of the coarsest, and of each."""
+    faces = zip("XYZ", grid.lower, grid.upper, strict=True)
+    section = {
+        "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
+        "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
+        "nodes": " × ".join(map(str, grid.shape)),
+    }
+    return section | _levels_in_words(config)
+
+
+def _levels_in_words(config: Config) -> dict[str, str]:
+    """Spacing and box of every level; nothing of one grid."""
     if not config.grid.levels:
         return {}
     sizes = (" × ".join(f"{side:g}" for side in size) for size, _ in config.grid.boxes)

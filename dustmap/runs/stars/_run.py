@@ -197,18 +197,17 @@ class StarRun(AbstractRun):
                 self._compare(work, fit)
             if Stage.EXPORT.reached_by(until):
                 self._write(work, fit, held_out)
-        compute = asdict(self.asked.compute) | {
-            "device": str(device_of(self.asked.compute)),
-            "dtype": "float64" if self.asked.fit.engine == "exact" else self.asked.compute.dtype,
-            "threads": torch.get_num_threads(),
-        }
+        asked = self.asked.compute
+        dtype = "float64" if self.asked.fit.engine == "exact" else asked.dtype
+        used = {"dtype": dtype, "threads": torch.get_num_threads()}
+        compute = asdict(asked) | {"device": str(device_of(asked))} | used
         stages = watch.as_dict() | {"until": until.value}
         sections = work.sections | {"stages": stages, "compute": compute}
         sha256, checks = configuration.sha256(self.asked), tuple(work.checks)
         return Report(sha256, sections, checks, tuple(work.pictures))
 
     def _ingest(self, work: "_Work") -> None:
-        archive, catalog, grid = work.directory.path / _input.ARCHIVE, self.share.own, self.grid
+        archive, catalog = work.directory.path / _input.ARCHIVE, self.share.own
         with work.watch.stage("ingest"):
             # A run that goes on has read its own.
             if self.leads and not archive.exists():
@@ -218,16 +217,10 @@ class StarRun(AbstractRun):
         work.checks += checks
         rest = {name: value for name, value in catalog.provenance.items() if name != "counts"}
         rows = {"rows": _input.rows_by_fate(catalog), "system": catalog.stars.system.name}
-        faces = zip("XYZ", grid.lower, grid.upper, strict=True)
         work.sections |= {
             "data": {**rows, **rest, **precision},
             "counts": self.counts(),
-            "grid": {
-                "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
-                "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
-                "nodes": " × ".join(map(str, grid.shape)),
-                **_resolution.levels_in_words(self.config),
-            },
+            "grid": _resolution.grid_section(self.config, self.grid),
         }
 
     def _fit(self, work: "_Work", refits: bool) -> DistanceFit:
@@ -311,11 +304,8 @@ class StarRun(AbstractRun):
         directory.write_json(REFIT, fit.hyperparameters.as_dict())
         if self.leads:
             (directory.path / POSTERIOR).unlink(missing_ok=True)
-        moved = {
-            name: value
-            for name, value in fit.hyperparameters.as_dict().items()
-            if value != getattr(at, name)
-        }
+        numbers = fit.hyperparameters.as_dict()
+        moved = {name: value for name, value in numbers.items() if value != getattr(at, name)}
         directory.record(stage="refit", **fit.summary)
         work.sections["refit"] = {"stars": len(observed), **moved, **fit.summary}
         work.sections |= _zero_points.zero_points_section(
@@ -415,12 +405,8 @@ def prepare_stars(
     run = assemble(config, share or catalog, truth, seconds, world)
     column = _far_column.column_of(run.config, run.grid, run.stars.system, run.device, world)
     run = replace(run, observed=replace(run.observed, column=column))
-    if len(run.mapped) + len(run.observed.column or ()) > engine.most_rows:
-        fewer = "set data.refit = false" if run.refits else "raise data.holdout"
-        raise UserError(
-            f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
-            f"{len(run.mapped):,} are to be fitted; {fewer} or take a part of the catalog"
-        )
+    rows = len(run.mapped) + len(run.observed.column or ())
+    _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
     _zero_points.check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.reach is not None and run.leads:
