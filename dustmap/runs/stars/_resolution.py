@@ -27,6 +27,11 @@ _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
 _REACH = 2.0
 
 
+def resolved(config: Config, stars: StarTable) -> Config:
+    """The configuration with spacing and levels in place of "auto"; stars: some or all."""
+    return with_spacing(with_levels(config, stars), stars)
+
+
 def with_spacing(config: Config, stars: StarTable) -> Config:
     """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
     the box and leaves out less than the errors, or the finest that the memory holds.

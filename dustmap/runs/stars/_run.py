@@ -435,8 +435,7 @@ def assemble(
         share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()
-    config = _resolution.with_levels(config, share.sample)
-    config = _resolution.with_spacing(config, share.sample)
+    config = _resolution.resolved(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))
