@@ -54,6 +54,10 @@ class Taps:
 
     def matmul(self, x: Tensor) -> Tensor:
         """Return W x for x (M, k): (count, k)."""
+        if x.shape[1] == 1:  # torch adds numbers many times faster than rows of one
+            met = x[:, 0].index_select(0, self.column.flatten())
+            seen = (self.value * met.reshape(self.column.shape)).sum(1)
+            return x.new_zeros(self.count).index_add_(0, self.row, seen)[:, None]
         out = x.new_zeros(self.count, x.shape[1])
         for part in self._parts(x.shape[1]):
             met = _gathered(x, self.column[part])
@@ -63,6 +67,10 @@ class Taps:
 
     def add_adjoint(self, y: Tensor, out: Tensor) -> None:
         """out += Wᵀ y for y (count, k), out (M, k)."""
+        if y.shape[1] == 1:
+            spread = self.value * y[self.row]
+            out[:, 0].index_add_(0, self.column.flatten(), spread.flatten())
+            return
         for part in self._parts(y.shape[1]):
             spread = self.value[part].unsqueeze(-1) * y[self.row[part]].unsqueeze(1)
             out.index_add_(0, self.column[part].flatten(), spread.flatten(0, 1))
@@ -100,22 +108,34 @@ class Taps:
 class Sites:
     """Weighted entries of a table on the stencils of cells: the structure of a row of W.
 
-    row (C,), column (C, P): the taps, one for consecutive nodes in one cell; visit (Q,): the tap
-    of every node; entry (Q,): its row of the table; weight (Q,); count: number of rows.
+    row (C,), column (C, P): the taps, one for consecutive nodes in one cell; first (C,): their
+    first nodes; entry (Q,): the row of the table of every node; weight (Q,); count: number of rows.
     """
 
     row: Tensor
     column: Tensor
-    visit: Tensor
+    first: Tensor
     entry: Tensor
     weight: Tensor
     count: int
 
     def taps(self, table: Tensor) -> Taps:
         """value_c = Σ over the nodes q of tap c of weight_q table[entry_q], for table (T, P)."""
-        scaled = self.weight.to(table.dtype).unsqueeze(-1) * table.index_select(0, self.entry)
-        value = scaled.new_zeros(self.column.shape).index_add(0, self.visit, scaled)
+        value = torch.nn.functional.embedding_bag(
+            self.entry,
+            table,
+            self.first,
+            mode="sum",
+            per_sample_weights=self.weight.to(table.dtype),
+        )
         return Taps(self.row, self.column, value, self.count)
+
+    @property
+    def visit(self) -> Tensor:
+        """The tap (Q,) of every node."""
+        every = torch.arange(len(self.first), device=self.first.device)
+        ends = torch.cat([self.first[1:], self.first.new_tensor([len(self.entry)])])
+        return every.repeat_interleave(ends - self.first)
 
 
 def sites_of(
@@ -131,19 +151,24 @@ def sites_of(
 
     shape: of the torus, around which cells and stencils wrap.
     """
-    flat = cell[:, 0]
+    flat, strides = cell[:, 0], [1]
     for d in range(1, len(shape)):
         flat = flat * shape[d] + cell[:, d]
+        strides.insert(0, strides[0] * shape[-d])
     fresh = torch.ones_like(row, dtype=torch.bool)
     fresh[1:] = (row[1:] != row[:-1]) | (flat[1:] != flat[:-1])
     taps = fresh.nonzero().squeeze(-1)
-    # flat indices of the p^D nodes around the taps' cells: (C, p^D) in C order
     kind = torch.int32 if math.prod(shape) < 2**31 else torch.int64
-    column = torch.zeros(len(taps), 1, dtype=kind, device=cell.device)
-    for d, length in enumerate(shape):
-        along = (cell[taps, d, None] + axis_shifts).remainder(length).to(kind)
-        column = (column.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
-    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
+    stencil = torch.cartesian_prod(*[axis_shifts] * len(shape)).reshape(-1, len(shape))
+    apart = (stencil * stencil.new_tensor(strides)).sum(1)
+    met, lengths = cell[taps], cell.new_tensor(shape)
+    column = flat[taps].to(kind)[:, None] + apart.to(kind)
+    around = (met + axis_shifts[0] < 0) | (met + axis_shifts[-1] >= lengths)
+    wrapped = around.any(1).nonzero().squeeze(-1)
+    if len(wrapped) > 0:
+        nodes = (met[wrapped, None] + stencil).remainder(lengths)
+        column[wrapped] = (nodes * nodes.new_tensor(strides)).sum(-1).to(kind)
+    return Sites(row[taps], column, taps, entry, weight, count)
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
