@@ -60,18 +60,19 @@ def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dt
     assert beyond[1] > 5.0
 
 
-def test_global_engine_is_the_same_in_either_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, truth, noise = wave(100, 1)
+def test_global_engine_is_the_same_in_every_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, truth, noise = wave(200, 1)
     model = HIPGPRegressor(
         wave_kernel(1), engine="global", grid=(150,), noise=1.0, learn=("mean",), samples=8
     )
     mean, std = model.fit(X, truth + noise).predict(X, return_std=True)
-    assert model.report_["solve"]["space"] == "data"
-    monkeypatch.setattr(PointPlan, "in_data_space", False)
-    field, spread = model.fit(X, truth + noise).predict(X, return_std=True)
-    assert model.report_["solve"]["space"] == "field"
-    np.testing.assert_allclose(field, mean, atol=0.01 * std.min())
-    np.testing.assert_allclose(spread, std, rtol=0.01)
+    assert model.report_["solve"]["space"] == "nodes"
+    for other, left in (("data", "at_nodes"), ("field", "in_data_space")):
+        monkeypatch.setattr(PointPlan, left, False)
+        again, spread = model.fit(X, truth + noise).predict(X, return_std=True)
+        assert model.report_["solve"]["space"] == other
+        np.testing.assert_allclose(again, mean, atol=0.01 * std.min())
+        np.testing.assert_allclose(spread, std, rtol=0.01)
 
 
 def test_global_engine_has_a_linear_mean() -> None:

@@ -243,7 +243,10 @@ class PathwiseEngine(AbstractEngine):
         vector, half = width * plan.dtype.itemsize, plan.max_memory // 2
         column = _memory.FIELD_VECTORS * vector
         solver, _ = _memory.solver_components(vector, column, half, plan.samples)
-        weights = 2 * plan.n * _memory.KRIGING**plan.grid.dim * (plan.dtype.itemsize + _INDEX)
+        if plan.at_nodes:
+            what = f"of {plan.seen_nodes:,} nodes, and rows on these alone"
+            solver = (Component("matrices", plan.matrix_bytes, During.SOLVING, what),)
+        weights = 2 * plan.entries * (plan.dtype.itemsize + _INDEX)
         fields = f"draws, vectors and spectra of {plan.grid.size:,} nodes"
         rows = f"{plan.n:,} sparse rows and their transpose"
         parts = (

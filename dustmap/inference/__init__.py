@@ -12,7 +12,8 @@ features. All give a state that `VariationalPosterior` predicts with.
 With products of Φ, for Gaussian noise and any number of data: `solve_global` finds the
 posterior mean and exact pathwise draws of a `GridModel` in one block solve; `PathwisePosterior`
 predicts any functional from them. Few data are solved for by their covariance as a matrix, which
-also gives the evidence's gradient without draws (`gp.features.suits_dense`).
+also gives the evidence's gradient without draws (`gp.features.suits_dense`), point values on few
+nodes by matrices of these (`solve_at_nodes`).
 
 For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian samples of a
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
@@ -126,6 +127,10 @@ from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel
+from dustmap.inference.solve._node_space import NodeCovariance as NodeCovariance
+from dustmap.inference.solve._node_space import node_bytes as node_bytes
+from dustmap.inference.solve._node_space import solve_at_nodes as solve_at_nodes
+from dustmap.inference.solve._node_space import suits_nodes as suits_nodes
 from dustmap.inference.solve._pathwise import GriddedDraws as GriddedDraws
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference.solve._pathwise import explained_share as explained_share

@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_dense_algebra(shape: tuple[int, ...], dtype: torch.
     assert solution.quadratic_form == pytest.approx(form, rel=tolerance)
     assert solution.converged
     assert solution.worst_residual < 1e-12
-    assert "as a matrix" in solution.message()
+    assert "by a matrix" in solution.message()
 
 
 @pytest.mark.parametrize(("dtype", "shape"), covering(DTYPES, SHAPES))

@@ -1,7 +1,7 @@
 """The global solve in the space of the data: by a factor of their covariance, or by PCG."""
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -55,11 +55,24 @@ _NOISES = 10.0
 _MANY_STEPS = 40
 
 
+class DataCovariance(Protocol):
+    """A = ΦΦᵀ + Σ (N, N) with a factor of it, and phi (N, M_w): Φ; float64."""
+
+    @property
+    def phi(self) -> AbstractOperator: ...
+
+    def solve(self, v: Tensor) -> Tensor:
+        """A⁻¹ v for rows v (k, N)."""
+
+    def residuals(self, z: Tensor, v: Tensor) -> Tensor:
+        """Of z, v (k, N), relative to v or to the noise: (k,)."""
+
+
 @torch.no_grad()
 def solve_dense(
     model: GridModel,
     data: Batch,
-    covariance: DenseCovariance,
+    covariance: DataCovariance,
     settings: SolveSettings,
     *,
     sigma: Tensor | None = None,
@@ -103,7 +116,7 @@ def solve_dense(
         quadratic_form=mean.quadratic_form,
         scale=draws.length,
         rounding=0.0,
-        covariance=covariance,
+        covariance=covariance if isinstance(covariance, DenseCovariance) else None,
     )
 
 
@@ -115,7 +128,7 @@ def _direct(x: Tensor, residuals: Tensor, rtol: float) -> SolveResult:
 
 
 def _deviations(
-    out: Tensor, covariance: DenseCovariance, draws: Draws, together: int, progress: Progress
+    out: Tensor, covariance: DataCovariance, draws: Draws, together: int, progress: Progress
 ) -> Tensor:
     """Write δ_s to out (S, M_w), some at a time but for one solve of all; residuals (S,)."""
     phi, parts = covariance.phi, list(chunks(draws.count, together))
@@ -147,7 +160,7 @@ class _Mean:
     @staticmethod
     def of(
         profile: MeanProfile,
-        covariance: DenseCovariance,
+        covariance: DataCovariance,
         settings: SolveSettings,
         dtype: torch.dtype,
     ) -> "_Mean":

@@ -284,7 +284,7 @@ class GlobalSolution(AbstractSolution):
 
     def message(self) -> str:
         if not bool(self.solve.steps.any()) and self.converged:
-            return f"solved by the covariance of {len(self.sigma):,} data as a matrix"
+            return f"solved without steps, by a matrix for {len(self.sigma):,} data"
         if self.converged or self.rounding < _ROUNDING_SHARE * self.solve.rtol:
             return self.solve.message()
         return (
