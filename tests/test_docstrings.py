@@ -58,8 +58,8 @@ WITHOUT = {
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
         CoefficientSpread collapsed_gradient explained_share field_at_nodes
         fit_mean fit_student_t FITC fitted_around learn_evidence mean_spread
-        natural_step NoCheckpoints residual_ratio site_data Sites
-        solve_in_data_space StudentTModel svi""",
+        natural_step NoCheckpoints NodeCovariance residual_ratio site_data Sites
+        solve_at_nodes solve_in_data_space StudentTModel svi""",
 }
 
 

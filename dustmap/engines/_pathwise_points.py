@@ -227,7 +227,7 @@ def fit_points(model: GPModel, data: Batch, plan: PointPlan) -> PointFit:
         log.warning("%s loses the solve in data space in rounding errors", tried.dtype)
     gridded = gridded_points(model, plan)
     settings = _settings(model, plan, _RTOL)
-    solved = inference.solve_global(gridded, data, settings)
+    solved = inference.solve_global(_within(gridded), data, settings)
     return _finished(gridded, data, plan, solved, "field")
 
 

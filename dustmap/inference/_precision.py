@@ -48,6 +48,44 @@ class PrecisionOperator(linalg.AbstractSymmetric):
 
 
 @final
+class NodePrecision(linalg.AbstractSymmetric):
+    """Λ = I + Rᵀ G R (M_w, M_w) for Φ = W R, with G = WᵀΣ⁻¹W among the nodes that data see.
+
+    Products with G are in place of those with W and Wᵀ: for many data on few nodes.
+
+    rows W (N, M); root R (M, M_w); weights (N,) = 1/σ_n².
+
+    Examples
+    --------
+    >>> places = torch.tensor([[0, 1], [0, 0]])
+    >>> W = linalg.SparseOperator.from_coo(*places, torch.tensor([1.0, 2.0]), (2, 3))
+    >>> root = linalg.DiagonalOperator(torch.tensor([3.0, 1.0, 1.0]))
+    >>> NodePrecision(W, root, weights=torch.tensor([1.0, 0.5])).to_dense()
+    tensor([[28.,  0.,  0.],
+            [ 0.,  1.,  0.],
+            [ 0.,  0.,  1.]])
+    """
+
+    def __init__(
+        self, rows: linalg.SparseOperator, root: linalg.AbstractOperator, weights: Tensor
+    ) -> None:
+        self._index, self._root = linalg.entered_columns(rows), root
+        self._gram = linalg.SparseGram.of(rows, weights, self._index)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._root.shape[1], self._root.shape[1]
+
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._root
+
+    def matmul(self, x: Tensor) -> Tensor:
+        field = self._root.matmul(x)
+        seen = self._gram.matmul(field[..., self._index])
+        return x + self._root.rmatmul(torch.zeros_like(field).index_copy_(-1, self._index, seen))
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class FamilyPreconditioner(linalg.AbstractSymmetric):
     """S (M_w, M_w) of a structured posterior, the Jacobi preconditioner of Λ in its structure."""

@@ -7,30 +7,36 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, GridPrior, LinearMean, RegularGrid
-from dustmap.gp.features import LocalFeatures
+from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     GridModel,
     NodeCovariance,
+    PrecisionOperator,
     SolveSettings,
     solve_at_nodes,
     solve_global,
 )
+from dustmap.inference._precision import NodePrecision
+from dustmap.linalg import SparseOperator
 
 NOISE = 0.05
 
 
 def problem(
-    kernel: AbstractKernel | None = None, noise: float = NOISE, dtype: torch.dtype = torch.float64
+    kernel: AbstractKernel | None = None,
+    noise: float = NOISE,
+    dtype: torch.dtype = torch.float64,
+    n: int = 300,
 ) -> tuple[GridModel, Batch]:
-    """300 values on a grid of 9 × 11 nodes."""
+    """n values on a grid of 9 × 11 nodes."""
     grid = RegularGrid((0.0, 0.0), (0.5, 0.4), (9, 11))
     generator = torch.Generator().manual_seed(0)
     upper = torch.tensor(grid.upper, dtype=torch.float64)
-    x = upper * torch.rand(300, 2, dtype=torch.float64, generator=generator)
-    y = torch.sin(x[:, 0]) + 0.3 * x[:, 1] + noise * torch.randn(300, generator=generator)
+    x = upper * torch.rand(n, 2, dtype=torch.float64, generator=generator)
+    y = torch.sin(x[:, 0]) + 0.3 * x[:, 1] + noise * torch.randn(n, generator=generator)
     prior = GridPrior.padded(kernel or Matern32((2.0, 3.0), 1.2, dim=2), grid, dtype=dtype)
     model = GridModel(LocalFeatures(prior), ConstantMean(0.5), GaussianLikelihood(jitter=noise))
     return model, Batch(PointValues(x), y.to(dtype))
@@ -94,6 +100,20 @@ def test_a_kernel_as_long_as_the_box_with_little_noise_is_solved_for() -> None:
     phi, A = dense(model, data)
     fitted = data.y - 0.5 - model.sigma(data).detach() * torch.linalg.solve(A, data.y - 0.5)
     assert torch.allclose(phi @ found.eps_mean, fitted, atol=2e-5)
+
+
+def test_the_precision_among_nodes_is_that_of_the_data() -> None:
+    model, data = problem(n=400)
+    phi, weights = model.features.operator(data.functional), 1.0 / model.sigma(data).detach()
+    assert isinstance(phi, ProductOperator)
+    assert isinstance(phi.left, SparseOperator)
+    x = torch.randn(3, phi.shape[1], dtype=torch.float64)
+    ours = NodePrecision(phi.left, phi.right, weights).matmul(x)
+    assert torch.allclose(ours, PrecisionOperator(phi, weights).matmul(x), rtol=1e-9, atol=1e-9)
+    settings = SolveSettings(rtol=1e-9, max_steps=2000, samples=2)
+    found, exact = solve_global(model, data, settings), solve_at_nodes(model, data, settings)
+    assert exact is not None
+    assert torch.allclose(found.deviations, exact.deviations, atol=1e-6)
 
 
 def test_a_prior_without_a_factor_gives_no_solution() -> None:

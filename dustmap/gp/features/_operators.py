@@ -22,23 +22,23 @@ class ProductOperator(linalg.AbstractComposite):
     def __init__(self, left: linalg.AbstractOperator, right: linalg.AbstractOperator) -> None:
         if left.shape[1] != right.shape[0]:
             raise UserError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
-        self._left, self._right = left, right
+        self.left, self.right = left, right
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._left.shape[0], self._right.shape[1]
+        return self.left.shape[0], self.right.shape[1]
 
     def _made_of(self) -> linalg.AbstractOperator:
-        return self._left
+        return self.left
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        between = self._right.matmul(x.to(self._right.dtype))
-        return self._left.matmul(between.to(self._left.dtype))
+        between = self.right.matmul(x.to(self.right.dtype))
+        return self.left.matmul(between.to(self.left.dtype))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        between = self._left.rmatmul(y).to(self._right.dtype)
-        return self._right.rmatmul(between).to(self._left.dtype)
+        between = self.left.rmatmul(y).to(self.right.dtype)
+        return self.right.rmatmul(between).to(self.left.dtype)
 
 
 def rows_made_together(
@@ -71,7 +71,7 @@ def divided_rows(
     if world.size > 1 and isinstance(operator, linalg.SparseOperator):
         return linalg.DividedRows(operator, world)
     if world.size > 1 and isinstance(operator, ProductOperator):
-        return ProductOperator(divided_rows(operator._left, world), operator._right)
+        return ProductOperator(divided_rows(operator.left, world), operator.right)
     return operator
 
 

@@ -10,8 +10,19 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
-from dustmap.gp.features import CellResiduals
-from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CellResiduals,
+    LocalFeatures,
+    ProductOperator,
+)
+from dustmap.gp.functionals import PointValues
+from dustmap.inference._precision import (
+    CoefficientSpread,
+    NodePrecision,
+    PrecisionOperator,
+    coefficient_spread,
+)
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve import _solution
 from dustmap.inference.solve._grid_model import (
@@ -23,7 +34,15 @@ from dustmap.inference.solve._grid_model import (
     prior_of,
 )
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
+from dustmap.linalg import (
+    AbstractOperator,
+    Progress,
+    SolveResult,
+    SolveStatus,
+    SparseOperator,
+    nystrom,
+    unwatched,
+)
 
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
 #: rays), where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least such a trace; and
@@ -124,7 +143,7 @@ def solve_global(
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
-    A = PrecisionOperator(phi, sigma.reciprocal())
+    A = _precision(model.features, data, phi, sigma)
     residuals = SharedResiduals.of(model.features, cells, data.functional)
     draws = Draws(phi, sigma, settings.seed, settings.samples, residuals)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
@@ -148,6 +167,25 @@ def solve_global(
     solution = replace(solution, posterior=replace(solution.posterior, residuals=cells))
     checkpointer.finish(_solution.solution_state(solution))
     return solution
+
+
+def _precision(
+    features: AbstractFeatureMap, data: Batch, phi: AbstractOperator, sigma: Tensor
+) -> AbstractOperator:
+    """Λ, by G among the nodes where that has fewer entries than the rows of the data.
+
+    Stencils of order p couple a node to (2p − 1)^D; rays couple those along them, which are many.
+    """
+    weights = sigma.reciprocal()
+    if isinstance(features, LocalFeatures) and isinstance(data.functional, PointValues):
+        assert isinstance(phi, ProductOperator)
+        rows, prior = phi.left, features.prior
+        coupled = math.prod([2 * features.order - 1] * prior.grid.dim)
+        if isinstance(rows, SparseOperator) and (
+            coupled * prior.grid.size <= len(rows.matrix.values())
+        ):
+            return NodePrecision(rows, phi.right, weights)
+    return PrecisionOperator(phi, weights)
 
 
 def residual_cells(model: GridModel, settings: SolveSettings) -> CellResiduals | None:
