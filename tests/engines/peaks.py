@@ -125,6 +125,12 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         ),
         points(60_000, 0.05),
     ),
+    "global-points-at-nodes": lambda: (
+        PathwiseEngine(
+            PathwiseSettings(PointSettings(32, 4.0, torch.float64, 2**32, grid=(60, 60)), _LEARNING)
+        ),
+        points(30_000, 0.3),
+    ),
     "lognormal": lambda: (
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         rays(3000, 10.0, positive=True),
