@@ -175,15 +175,16 @@ def _precision(
     """Λ, by G among the nodes where that has fewer entries than the rows of the data.
 
     Stencils of order p couple a node to (2p − 1)^D; rays couple those along them, which are many.
+    In float64 alone: rounded to float32, G may have negative eigenvalues below −1.
     """
     weights = sigma.reciprocal()
     if isinstance(features, LocalFeatures) and isinstance(data.functional, PointValues):
         assert isinstance(phi, ProductOperator)
         rows, prior = phi.left, features.prior
-        coupled = math.prod([2 * features.order - 1] * prior.grid.dim)
-        if isinstance(rows, SparseOperator) and (
-            coupled * prior.grid.size <= len(rows.matrix.values())
-        ):
+        entries = prior.grid.size * math.prod([2 * features.order - 1] * prior.grid.dim)
+        is_stored = isinstance(rows, SparseOperator) and rows.dtype == torch.float64
+        if is_stored and entries <= len(data) * features.stencil.size:
+            assert isinstance(rows, SparseOperator)
             return NodePrecision(rows, phi.right, weights)
     return PrecisionOperator(phi, weights)
 
