@@ -28,7 +28,7 @@ from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import CellResiduals, row_bytes, suits_dense
+from dustmap.gp.features import CellResiduals, lookup_bytes, row_bytes, suits_dense
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -104,6 +104,8 @@ class PathwiseEngine(AbstractEngine):
         if problem.model.kernel.is_learned:
             what = "tables of residual variances and their derivatives, in chunks"
             tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
+            # They are gone while a matrix is made: its look-up takes their room.
+            tables = max(0, tables - lookup_bytes(learned, s.nodes))
             parts.insert(-1, Component("learning", tables, During.LEARNING, what))
             parts.insert(-1, _memory.matrices_component(learned, s.nodes))
         return MemoryPlan(

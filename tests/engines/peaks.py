@@ -77,6 +77,8 @@ def _free(collapsed: bool) -> AbstractEngine:
 
 _LEARNING = EvidenceSettings(rows=3000, max_steps=2)
 _EXACT = ExactEngine(ExactSettings(_LEARNING, 2**40))
+#: Of a solve of many data: a step holds as much as the last.
+_STEPS = 20
 _MAP = PointSettings(32, 4.0, torch.float32, 2**32)
 
 CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
@@ -108,14 +110,17 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
     ),
     "svgp": lambda: (_free(False), points(5000, 0.2, learn=True)),
     "sgpr": lambda: (_free(True), points(5000, 0.2, learn=True)),
-    "global": lambda: (PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)), rays(20_000, 10.0)),
+    "global": lambda: (
+        PathwiseEngine(PathwiseSettings(_MAP, _LEARNING, max_steps=_STEPS)),
+        rays(20_000, 10.0),
+    ),
     "global-few": lambda: (
         PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)),
-        rays(3000, 20.0, learn=True),
+        rays(3000, 40.0, learn=True),
     ),
     "global-few-solved": lambda: (
         PathwiseEngine(PathwiseSettings(_MAP, _LEARNING)),
-        rays(3000, 20.0),
+        rays(3000, 40.0),
     ),
     "global-points": lambda: (
         PathwiseEngine(

@@ -26,6 +26,7 @@ from dustmap.gp.features._dense_covariance import dense_covariance as dense_cova
 from dustmap.gp.features._dense_covariance import factor_bytes as factor_bytes
 from dustmap.gp.features._dense_covariance import has_dense_covariance as has_dense_covariance
 from dustmap.gp.features._dense_covariance import in_float64 as in_float64
+from dustmap.gp.features._dense_covariance import lookup_bytes as lookup_bytes
 from dustmap.gp.features._dense_covariance import suits_dense as suits_dense
 from dustmap.gp.features._dense_covariance import takes_matrix as takes_matrix
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures

@@ -203,8 +203,19 @@ def factor_bytes(n: int, nodes: int) -> int:
     >>> factor_bytes(3600, 5103) // 2**20
     337
     """
+    return 8 * 2 * n**2 + lookup_bytes(n, nodes)
+
+
+def lookup_bytes(n: int, nodes: int) -> int:
+    """Bytes of W K of N = n data, while their covariance is made; 0 where it is by transforms.
+
+    Examples
+    --------
+    >>> lookup_bytes(3600, 5103) // 2**20, lookup_bytes(5000, 8000)
+    (140, 0)
+    """
     table = 8 * n * nodes
-    return 8 * 2 * n**2 + (table if table <= DENSE_TABLE else 0)
+    return table if table <= DENSE_TABLE else 0
 
 
 def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
