@@ -222,8 +222,10 @@ def test_whole_fits_end_the_same_however_often_they_are_ended(case: Case) -> Non
 def test_whole_fits_go_on_from_every_state(case: Case) -> None:
     whole = case(NO_CHECKPOINTS)
     count = keeps(case)
-    assert count > 10
-    for k in range(1, count + 1, 1 if case.dim == 1 else 4):
+    # By a matrix there are the states of six steps of learning, and none of solves.
+    few = case.by_matrix and not case.robust
+    assert count == 6 if few else count > 10
+    for k in range(1, count + 1, 1 if case.dim == 1 or few else 4):
         same_fit(interrupted(case, k), whole)
 
 
