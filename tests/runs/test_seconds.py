@@ -1,14 +1,18 @@
 """How long a fit is said to take: timed with the rows that it will have, on its own device."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dustmap import config as configuration
+from dustmap.config import Config
+from dustmap.gp.features import _dense_covariance
+from dustmap.inference.evidence import _steps
 from dustmap.linalg import _toeplitz
-from dustmap.linalg._toeplitz import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs import _machine as timing
 from dustmap.runs.stars import _plan
@@ -80,32 +84,62 @@ def test_a_gpu_is_timed_on_the_gpu(
     monkeypatch.undo()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stars", [1000, 3000])
-@pytest.mark.parametrize("learn", [True, False], ids=["learned", "held"])
-@pytest.mark.parametrize("density", ["lognormal", "gaussian"])
-def test_fits_need_as_many_products_as_the_estimate_says(
-    stars: int, learn: bool, density: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within a factor of two: of transforms back to the grid, one for each product with a field."""
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Transforms back to the grid, one for each product with a field, and covariances as matrices,
+    as they are made."""
+    counted: Counter[str] = Counter()
+    transform, covariance = _toeplitz.cropped_irfftn, _dense_covariance.dense_covariance
+
+    def transformed(spectrum: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
+        counted["products"] += spectrum.shape[:-3].numel()
+        return transform(spectrum, *shapes)
+
+    def covariances(*arguments: Any) -> torch.Tensor:
+        counted["covariances"] += 1
+        return covariance(*arguments)
+
+    monkeypatch.setattr(_toeplitz, "cropped_irfftn", transformed)
+    for module in (_dense_covariance, _steps):
+        monkeypatch.setattr(module, "dense_covariance", covariances)
+    return counted
+
+
+def fitted(folder: Path, stars: int, learn: bool, density: str) -> Config:
+    """The configuration of a fit that has been made."""
     model = SkyModel(size=(400.0, 400.0, 240.0), spacing=20.0)
-    write_sky(tmp_path / "sky.fits", simulate(model, stars, 1), True)
+    write_sky(folder / "sky.fits", simulate(model, stars, 1), True)
     tables = {
-        "data": {"catalog": str(tmp_path / "sky.fits")},
+        "data": {"catalog": str(folder / "sky.fits")},
         "grid": {"size": [400, 400, 240], "spacing": 20},
         "model": {"kernel": "matern32", "density": density, **({} if learn else {"learn": []})},
     }
     config = configuration.from_mapping(tables)
-    run = prepare(config)
-    fields = 0
-    transform = cropped_irfftn
+    execute_run(prepare(config), folder / "run", config, False, Stage.FIT)
+    return config
 
-    def counted(spectrum: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
-        nonlocal fields
-        fields += spectrum.shape[:-3].numel()
-        return transform(spectrum, *shapes)
 
-    monkeypatch.setattr(_toeplitz, "cropped_irfftn", counted)
-    execute_run(run, tmp_path / "run", config, False, Stage.FIT)
-    expected = _plan.expected_products(config)
-    assert 0.5 * expected <= fields <= 2.0 * expected
+@pytest.mark.slow
+@pytest.mark.parametrize("stars", [1000, 3000])
+@pytest.mark.parametrize("learn", [True, False], ids=["learned", "held"])
+def test_fits_need_as_many_products_as_the_estimate_says(
+    stars: int, learn: bool, tmp_path: Path, count: Counter[str]
+) -> None:
+    """Within a factor of two."""
+    expected = _plan.expected_products(fitted(tmp_path, stars, learn, "lognormal"))
+    assert 0.5 * expected <= count["products"] <= 2.0 * expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stars", "learn", "factor"),
+    [(1000, False, 1.0), (3000, False, 1.0), (1000, True, 2.5), (2000, True, 2.5)],
+)
+def test_fits_by_matrices_need_as_many_as_the_estimate_says(
+    stars: int, learn: bool, factor: float, tmp_path: Path, count: Counter[str]
+) -> None:
+    """Within a factor of 2.5 where they learn, by the turns of kernel and noise."""
+    config = fitted(tmp_path, stars, learn, "gaussian")
+    assert _plan.takes_matrices(config, 9 * stars // 10, 21 * 21 * 13)
+    expected = _plan.expected_covariances(config)
+    assert expected / factor <= count["covariances"] <= factor * expected

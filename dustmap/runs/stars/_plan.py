@@ -36,6 +36,7 @@ from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import (
     PADDING,
     grid_of,
+    held,
     is_lognormal,
     nodes_of,
     start_kernel,
@@ -55,10 +56,12 @@ _IN_FLIGHT = 2
 #: Coarser grids that are tried when a plan does not fit.
 _TRIALS = 30
 
-#: Products of the features with one field: of the mode, of learning, and for each sample.
-#: Measured on simulated skies of 500 to 8,000 stars at 10 and 20 pc; later rounds of distances
-#: start where the first ended and add few.
+#: Products of the features with one field: of the mode, of learning, and for each sample; measured
+#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc. Later rounds of distances add few.
 PRODUCTS = {"lognormal": (900, 6000, 81), "gaussian": (0, 8000, 38)}
+#: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
+#: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
+COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
 #: Fits of a Gaussian density with scales of groups, which are linearised about the one before.
 SCALED_FITS = 2
 #: Rows of kriging weights, beside those that interpolate: nodes across a ray.
@@ -134,10 +137,9 @@ def choice_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def _field_seconds(config: Config, rays: LineIntegrals) -> float:
     """Time the covariance of a ray with all others, by the nodes of a grid."""
-    grid = grid_of(config.grid)
-    torus = torch.zeros(torus_for(start_kernel(config), grid, 2.0), dtype=torch.float64)
-    torus = torus.to(rays.device)
-    fft = _machine.measured_seconds(functools.partial(_there_and_back, torus), rays.device)
+    grid, device = grid_of(config.grid), rays.device
+    torus = torch.zeros(torus_for(start_kernel(config), grid, 2.0), dtype=torch.float64).to(device)
+    fft = _machine.measured_seconds(functools.partial(_there_and_back, torus), device)
     rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
     return fft + 2 * _product_seconds(rows)
 
@@ -283,6 +285,9 @@ def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
 
 
 def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+    if takes_matrices(config, len(rays), grid.size):
+        once = grid.size * (_LOOKED_UP[0] * grid.size + _LOOKED_UP[1] * len(rays))
+        return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
     fft = 0.0
     for torus in _tori(config):
         field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
@@ -303,9 +308,26 @@ def _tori(config: Config) -> tuple[tuple[int, ...], ...]:
 def expected_products(config: Config) -> int:
     """Count the products of the features with one field, in a whole fit of the global engine."""
     mode, learning, sample = PRODUCTS[config.density]
-    once = mode + bool(config.model.learn) * learning + sample * config.fit.samples
+    once = mode + _learns(config) * learning + sample * config.fit.samples
     repeated = config.model.group_scale > 0 and config.density == "gaussian"
     return SCALED_FITS * once if repeated else once
+
+
+def takes_matrices(config: Config, n: int, nodes: int) -> bool:
+    """Whether the global engine solves for so many stars by their covariance."""
+    fits = features.suits_dense(n, nodes, config.compute.memory_bytes // 2)
+    return config.density == "gaussian" and fits
+
+
+def expected_covariances(config: Config) -> int:
+    """Count the covariances that a fit by matrices makes."""
+    once = COVARIANCES[0] + _learns(config) * COVARIANCES[1]
+    return SCALED_FITS * once if config.model.group_scale > 0 else once
+
+
+def _learns(config: Config) -> bool:
+    """Whether steps of learning are taken: more is learned than every fit solves for."""
+    return config.model.learn != held(config).model.learn
 
 
 def _row_seconds(config: Config, rays: LineIntegrals) -> float:
