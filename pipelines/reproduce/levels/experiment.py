@@ -50,7 +50,8 @@ ONE, LEVELS, TILES = "one grid", "levels", "tiles"
 #: Errors of levels over those of one grid, near the Sun and beyond, at most; slopes, at most.
 NEAR, FAR, SLOPE = 0.5, 1.05, 1.1
 PARTS = ("skies", "growth")
-_TILES = 12
+#: Tiles, and samples of the runs that grow.
+_TILES, _GROWN = 12, 8
 _KNOWN = "length = 100\nstd = 1.0\nlearn = []"
 _CONFIG = """
 [data]
@@ -105,7 +106,7 @@ SIZE = Size(
     places=100_000,
     seeds=2,
     samples=16,
-    growth=(30_000, 100_000, 300_000),
+    growth=(10_000, 30_000, 90_000),
     finest=(20.0, 10.0, 5.0),
 )
 QUICK = Size(
@@ -274,7 +275,7 @@ def _growth(size: Size) -> list[Row]:
     """Known hyperparameters: more stars, then finer inner levels."""
     most = max(size.growth)
     sky, found = sky_of(size, most, seed=9), list[Row]()
-    cases = [(n, size.spacings[2]) for n in size.growth]
+    cases = [(n, size.finest[0]) for n in size.growth]
     cases += [(size.growth[0], finest) for finest in size.finest]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -282,7 +283,8 @@ def _growth(size: Size) -> list[Row]:
             _write(sky, stars, folder / "sky.fits")
             name = f"run_{stars}_{finest:g}"
             grid = grid_of(size, LEVELS, finest)
-            taken = _run(folder, name, size, grid=grid, model=_KNOWN, data="refit = false")
+            held = {"model": _KNOWN, "data": "refit = false", "samples": str(_GROWN)}
+            taken = _run(folder, name, size, grid=grid, **held)
             report = _watched.report_of(folder / name)
             posterior = open_star_map(folder / name).fit.posterior
             assert isinstance(posterior, LogNormalPosterior)
@@ -308,7 +310,7 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
         goals.append(Goal.at_most(words, most, _ratio(rows, f"{name}_rmse")))
     grown = [row for row in rows if row["part"] == "growth"]
     for against, same in (("stars", "finest"), ("nodes", "stars")):
-        kept = SIZE.spacings[2] if same == "finest" else SIZE.growth[0]
+        kept = SIZE.finest[0] if same == "finest" else SIZE.growth[0]
         some = [row for row in grown if row[same] == kept]
         for key in ("fit_seconds", "peak_gib"):
             found = slope(some, against, key) if len(some) > 1 else None
@@ -353,7 +355,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
     grown = [row for row in rows if row["part"] == "growth"]
     for colour, against in zip(COLOURS, ("stars", "nodes"), strict=False):
         kept = "finest" if against == "stars" else "stars"
-        value = SIZE.spacings[2] if against == "stars" else SIZE.growth[0]
+        value = SIZE.finest[0] if against == "stars" else SIZE.growth[0]
         some = sorted(
             (row for row in grown if row[kept] == value), key=lambda row: number(row, against)
         )
