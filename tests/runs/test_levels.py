@@ -116,6 +116,7 @@ def test_the_map_has_the_finest_density(finished: Path) -> None:
     )
     report = json.loads((finished / "report.json").read_text())
     assert report["grid"]["levels"] == "10 pc in 120 × 80 × 40 pc; 5 pc in 60 × 40 × 40 pc"
+    assert report["counts"]["nodes_of_level_1"] == [13, 9, 9]
     assert report["held_out_stars"]["chi2"] < 2.0
 
 

@@ -9,9 +9,15 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.inference import Unresolved
-from dustmap.runs.stars._model import grid_of, is_lognormal, start_kernel, start_of
+from dustmap.runs.stars._model import (
+    grid_of,
+    is_lognormal,
+    nodes_of,
+    start_kernel,
+    start_of,
+)
 from dustmap.runs.stars._plan import may_fit
 from dustmap.sky import StarTable
 
@@ -134,6 +140,15 @@ def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
         "nodes": " × ".join(map(str, grid.shape)),
     }
     return section | _levels_in_words(config)
+
+
+def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
+    """Nodes of the box by axis, and of every finer level."""
+    counts, nodes = {"nodes": list(grid.shape)}, nodes_of(config.grid)
+    if isinstance(nodes, NestedGrids):
+        for level, finer in enumerate(nodes.grids[1:], start=1):
+            counts[f"nodes_of_level_{level}"] = list(finer.shape)
+    return counts
 
 
 def _levels_in_words(config: Config) -> dict[str, str]:

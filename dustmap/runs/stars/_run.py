@@ -157,7 +157,7 @@ class StarRun(AbstractRun):
             **self.observed.counts_at_the_box(),
             "stars_with_distances_cut": self.observed.cut,
             **self.observed.counts_of_the_column(),
-            "nodes": list(self.grid.shape),
+            **_resolution.node_counts(self.config, self.grid),
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
