@@ -1,0 +1,36 @@
+"""The experiment on levels: its goals, and the whole reduced."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from pipelines.reproduce import Request
+from pipelines.reproduce.levels import experiment as levels
+
+
+def test_slopes_are_exponents() -> None:
+    rows = [{"nodes": n, "fit_seconds": 3.0 * n**0.7} for n in (10, 100, 2000)]
+    assert levels.slope(rows, "nodes", "fit_seconds") == pytest.approx(0.7)
+
+
+def test_goals_compare_levels_with_one_grid() -> None:
+    kinds = {levels.ONE: (2.0, 1.0), levels.LEVELS: (0.8, 1.2), levels.TILES: (9.0, 9.0)}
+    rows = [
+        {"part": "skies", "kind": kind, "near_rmse": near, "far_rmse": far}
+        for kind, (near, far) in kinds.items()
+    ]
+    near, far, *slopes = levels.goals_of(rows)
+    assert near.met
+    assert near.reached == pytest.approx(0.4)
+    assert not far.met
+    assert far.reached == pytest.approx(1.2)
+    assert [goal.reached for goal in slopes] == [None] * 4
+
+
+@pytest.mark.slow
+def test_the_whole_runs_reduced() -> None:
+    outcome = levels.run(Request(quick=True, data=Path()))
+    assert [row["part"] for row in outcome.rows] == ["skies"] * 2 + ["growth"] * 3
+    assert all(math.isfinite(float(str(row["seconds"]))) for row in outcome.rows)
+    assert outcome.rows[1]["nodes"] != outcome.rows[0]["nodes"]
