@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.reproduce import Request
+from pipelines.reproduce import Request, Row
 from pipelines.reproduce.levels import experiment as levels
 
 
 def test_slopes_are_exponents() -> None:
-    rows = [{"nodes": n, "fit_seconds": 3.0 * n**0.7} for n in (10, 100, 2000)]
+    rows: list[Row] = [{"nodes": n, "fit_seconds": 3.0 * n**0.7} for n in (10, 100, 2000)]
     assert levels.slope(rows, "nodes", "fit_seconds") == pytest.approx(0.7)
 
 
 def test_goals_compare_levels_with_one_grid() -> None:
     kinds = {levels.ONE: (2.0, 1.0), levels.LEVELS: (0.8, 1.2), levels.TILES: (9.0, 9.0)}
-    rows = [
+    rows: list[Row] = [
         {"part": "skies", "kind": kind, "near_rmse": near, "far_rmse": far}
         for kind, (near, far) in kinds.items()
     ]
