@@ -92,7 +92,6 @@ class NestedPrior(AbstractLatticePrior):
         torus_shape: Sequence[int] | None = None,
         memory: int = 2**33,
         world: linalg.AbstractWorld | None = None,
-        chain: Chain | None = None,
     ) -> "NestedPrior":
         """Divide the spectrum of a kernel; padding or torus_shape: of the coarsest grid, in lengths
         and in points."""
@@ -101,7 +100,7 @@ class NestedPrior(AbstractLatticePrior):
                 f"kernel has {kernel.dim} input dimensions but the grids have {nested.dim}: "
                 "build both with the same number of axes"
             )
-        chain = chain or Chain.of(nested, dtype, kernel.device)
+        chain = Chain.of(nested, dtype, kernel.device)
         tori = tori_for(kernel, nested, padding)
         tori = (tuple(torus_shape), *tori[1:]) if torus_shape else tori
         needed = 4 * 8 * sum(math.prod(torus) for torus in tori)
