@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows, _selection
-from dustmap.sky.catalogs._binding import bind, has_extinctions
+from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._selection import Counts, Selection
 from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
 from dustmap.sky.stars._table import AbstractDistances
 from dustmap.sky.systems import ExtinctionSystem
-from dustmap.tables import check_output, open_table, scratch_for
+from dustmap.tables import AbstractReader, check_output, open_table, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
@@ -376,13 +376,7 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
-    chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
-    if not chunks:
-        raise UserError(f"{path}: the table has no rows")
-    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    for reason, bad in _selection.problems_of_places(binding, values).items():
-        if bad.any():
-            raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
+    values = _values_of_places(path, reader, binding)
     l, b = _rows.directions(binding.position, values)
     zero_point, before = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, before, zero_point)
@@ -395,3 +389,17 @@ def read_places(
         known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
         extinctions = Extinctions.of(binding.extinction, values, known)
     return Places(table, l, b, distances, measured, values.get(_rows.GROUP), extinctions)
+
+
+def _values_of_places(
+    path: Path, reader: AbstractReader, binding: Binding
+) -> dict[str, NDArray[Any]]:
+    """Read all rows, each of which must be a place."""
+    chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
+    if not chunks:
+        raise UserError(f"{path}: the table has no rows")
+    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    for reason, bad in _selection.problems_of_places(binding, values).items():
+        if bad.any():
+            raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
+    return values
