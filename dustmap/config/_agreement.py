@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dustmap.config._data import DataConfig, check_column
+from dustmap.config._data import DataConfig, check_column, check_combined
 from dustmap.config._schema import GridConfig, ModelConfig
 from dustmap.config._values import shown
 from dustmap.errors import UserError
@@ -27,6 +27,7 @@ def check(config: "Config") -> None:
     _check_levels(config)
     _check_tile(config)
     _check_groups(config, config.solves_for_all_stars)
+    check_combined(config.data)
     check_column(config.data, config.fit.distance_rounds)
 
 

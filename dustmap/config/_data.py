@@ -110,6 +110,15 @@ class DataConfig:
             "0; empty for none",
         ),
     ] = ""
+    combine: Annotated[
+        float,
+        Key(
+            number(low=0.0, high=4.0),
+            "stars: width of cells, in spacings of the nodes there, whose stars make one datum, "
+            "their mean; 1 for millions of stars; 0: every star is one",
+            "spacings",
+        ),
+    ] = 0.0
     magnitude_limit: Annotated[
         float,
         Key(
@@ -212,6 +221,20 @@ class DataConfig:
             "empty, then the noise is learned",
         ),
     ] = ""
+
+
+def check_combined(data: DataConfig) -> None:
+    """Refuse means of what is not stars, and of stars whose magnitudes count."""
+    if data.combine == 0.0:
+        return
+    combine = f"data.combine = {data.combine:g}"
+    if data.kind != "stars":
+        raise UserError(f'{combine} is for data.kind = "stars": leave it out')
+    if data.magnitude_limit > 0.0:
+        raise UserError(
+            f"{combine} does not go with data.magnitude_limit, which asks for the magnitude of "
+            "every star: leave one of them out"
+        )
 
 
 def check_column(data: DataConfig, rounds: int) -> None:

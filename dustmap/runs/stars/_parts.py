@@ -343,8 +343,8 @@ class StarShare:
 
 def share_of_store(config: Config, earlier: Path | None, world: AbstractWorld) -> StarShare | None:
     """The share of an ingested catalog, or of the stars in the directory of a run; None where every
-    rank reads all: of other catalogs, of tiles, and in one process."""
-    if world.size == 1 or config.data.tile:
+    rank reads all: of other catalogs, of tiles, of stars to combine, and in one process."""
+    if world.size == 1 or config.data.tile or config.data.combine > 0.0:
         return None
     if earlier is not None and (earlier / ARCHIVE).exists():
         return StarShare.of_store(open_star_store(earlier / ARCHIVE), None, world)

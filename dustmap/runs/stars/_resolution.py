@@ -1,7 +1,10 @@
-"""Spacings of nodes that the stars ask for: grid.spacing = "auto" and grid.levels = "auto"."""
+"""Nodes for the stars and stars for the nodes: spacings that stars ask for (grid.spacing = "auto",
+grid.levels = "auto"), and stars that the nodes cannot tell apart (data.combine).
+"""
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +14,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.inference import Unresolved
+from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._model import (
     grid_of,
     is_lognormal,
@@ -19,7 +23,8 @@ from dustmap.runs.stars._model import (
     start_of,
 )
 from dustmap.runs.stars._plan import may_fit
-from dustmap.sky import StarTable
+from dustmap.sky import StarTable, cartesian
+from dustmap.sky.stars import combined, thinned
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,8 @@ _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
 #: of the box, at least; and levels, at most.
 _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
+#: Stars that ask for spacings, where there are more.
+_SAMPLE = 20_000
 #: Spacings of a level that lines of sight are apart where it ends.
 _REACH = 2.0
 
@@ -127,8 +134,45 @@ def with_levels(config: Config, stars: StarTable) -> Config:
         levels.append((inner, spacing))
     for size, spacing in levels:
         log.info("level of %g pc: %s pc", spacing, " × ".join(f"{side:g}" for side in size))
-    taken, (size, spacing) = tuple(levels) if count > 1 else (), levels[0]
-    return replace(config, grid=replace(grid, levels=taken, size=size, spacing=spacing))
+    return _with_boxes(config, tuple(levels))
+
+
+def _with_boxes(config: Config, levels: tuple[tuple[tuple[float, ...], float], ...]) -> Config:
+    """The configuration with levels, or one grid."""
+    taken, (size, spacing) = levels if len(levels) > 1 else (), levels[0]
+    return replace(config, grid=replace(config.grid, levels=taken, size=size, spacing=spacing))
+
+
+def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
+    """Take the means of stars in one cell of the grid's (data.combine), if they are not yet.
+
+    The grid, which all stars have asked for, is kept with the means.
+    """
+    width, stars = config.data.combine, catalog.stars
+    if width == 0.0:
+        return config, catalog
+    before = catalog.provenance.get("combined")
+    if isinstance(before, Mapping):
+        levels = tuple((tuple(size), spacing) for size, spacing in before["levels"])
+        return _with_boxes(config, levels), catalog
+    config = resolved(config, thinned(stars, _SAMPLE))
+    if not config.data.groups:
+        stars = replace(stars, groups=None)
+    places = cartesian(stars.l, stars.b, stars.distances.rough)
+    means = combined(stars, spacing_at(config, places), width)
+    log.info("%d stars in %d cells, each of which is one datum", len(stars), len(means))
+    made = {"stars": len(stars), "cells": len(means), "levels": config.grid.boxes}
+    provenance = {**catalog.provenance, "combined": made}
+    return config, replace(catalog, stars=means, provenance=provenance)
+
+
+def spacing_at(config: Config, places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spacing (N,) of the finest nodes around places (N, 3), of the coarsest outside of the box."""
+    found = np.full(len(places), config.grid.boxes[0][1])
+    center = np.asarray(config.grid.center)
+    for size, spacing in config.grid.boxes[1:]:
+        found[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
+    return found
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:

@@ -432,6 +432,7 @@ def assemble(
         share = catalog
     else:
         config, catalog, tile = _parts.part_of_sky(asked, catalog)
+        config, catalog = _resolution.with_cells(config, catalog)
         share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
         share = share.without_groups()

@@ -20,7 +20,7 @@ from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._selection import Counts, Selection
 from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
-from dustmap.sky.stars._table import AbstractDistances
+from dustmap.sky.stars._distances import AbstractDistances
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import AbstractReader, check_output, open_table, scratch_for
 

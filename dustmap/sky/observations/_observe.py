@@ -208,9 +208,12 @@ def _observed(
     measured, noise = (
         _of_all(rays, torch.from_numpy(values).to(device, dtype)) for values in columns
     )
-    batch = Batch(rays, measured, noise)
+    batch, spread = Batch(rays, measured, noise), lines.spread
+    if spread is not None and stars.multiplicity is not None:
+        many = torch.from_numpy(stars.multiplicity[lines.rows]).to(spread.rays.device)
+        spread = replace(spread, multiplicity=many)
     return Observations(
-        batch, lines.rows, lines.counts, lines.spread, measured, noise, lines.cut, lines.beyond
+        batch, lines.rows, lines.counts, spread, measured, noise, lines.cut, lines.beyond
     )
 
 
@@ -249,6 +252,8 @@ def observe_share(
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
     rows = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
     data = _observed(lines, rays, stars, dtype, device)
+    if spread is not None and data.spread is not None:
+        spread = replace(spread, multiplicity=data.spread.multiplicity)
     return replace(data, rows=rows, counts=counts, spread=spread, cut=cut)
 
 

@@ -164,17 +164,20 @@ class DistanceSpread:
             = Σ_k a_k² Var U_k + 2 Σ_{i<k} a_i a_k E U_k (1 − E U_i).
 
     rays: N rays whose weights (N, J) are E U_k; variance (N, J): Var U_k. The density is 0 where
-    the rays end.
+    the rays end. multiplicity (N,): of how many independent distances each ray is the mean, V_n is
+    divided by it; None where each is one star's.
     """
 
     rays: LineIntegrals
     variance: Tensor
+    multiplicity: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rays)
 
     def __getitem__(self, index: slice | Tensor) -> "DistanceSpread":
-        return DistanceSpread(self.rays[index], self.variance[index])
+        many = None if self.multiplicity is None else self.multiplicity[index]
+        return DistanceSpread(self.rays[index], self.variance[index], many)
 
     def of_segments(self, a: Tensor, behind: Tensor | None = None) -> Tensor:
         """Return V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
@@ -187,10 +190,10 @@ class DistanceSpread:
         before = unseen.cumsum(-1) - unseen
         own = a.square() * self.variance
         # Not negative for ρ ≥ 0; of a field that dips below 0, but for round-off.
-        within = (own + 2.0 * a * self.rays.weights * before).sum(-1).clamp_min(0.0)
-        if behind is None:
-            return within
-        return (within + 2.0 * behind.to(a) * unseen.sum(-1)).clamp_min(0.0)
+        spread = (own + 2.0 * a * self.rays.weights * before).sum(-1).clamp_min(0.0)
+        if behind is not None:
+            spread = (spread + 2.0 * behind.to(a) * unseen.sum(-1)).clamp_min(0.0)
+        return spread if self.multiplicity is None else spread / self.multiplicity
 
     def uniform(self, density: float | Tensor, behind: Tensor | None = None) -> Tensor:
         """Return V_n (N,) of the same density all along a ray, ρ² Var d: a start. Float64."""

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.sky.stars._combined import combined as combined
+    from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
+    from dustmap.sky.stars._distances import ExactDistances as ExactDistances
+    from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
+    from dustmap.sky.stars._distances import ParallaxDistances as ParallaxDistances
+    from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
@@ -28,11 +34,6 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._store import star_store as star_store
     from dustmap.sky.stars._table import HAS_MAGNITUDES as HAS_MAGNITUDES
     from dustmap.sky.stars._table import LEAST_ERROR as LEAST_ERROR
-    from dustmap.sky.stars._table import AbstractDistances as AbstractDistances
-    from dustmap.sky.stars._table import ExactDistances as ExactDistances
-    from dustmap.sky.stars._table import GaussianDistances as GaussianDistances
-    from dustmap.sky.stars._table import ParallaxDistances as ParallaxDistances
-    from dustmap.sky.stars._table import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate
     from dustmap.sky.stars._table import thinned as thinned

@@ -9,8 +9,8 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
+from dustmap.sky.stars._distances import ParallaxDistances
 from dustmap.sky.stars._priors import MAS_PC, Array, ExponentialDensity, SurveyRatio, ToLearn
-from dustmap.sky.stars._table import ParallaxDistances
 
 #: Stars from which more than the scale is learned, and the most that are used.
 LEAST, MOST = 200, 20_000

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._zarr import CheckedGroup, create_array
 from dustmap.sky.stars import _table
+from dustmap.sky.stars._distances import AbstractDistances, ParallaxDistances, kind_named
 from dustmap.sky.stars._priors import prior_from
 from dustmap.sky.stars._table import MEASURED, StarTable
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -30,7 +31,7 @@ _PLACES = 64
 FORMAT = "dustmap star store"
 _OWN = (
     *("format", "extinction_system", "distances", "distance_prior"),
-    *(_table.GROUPED, _table.HAS_MAGNITUDES),
+    *_table.OPTIONAL,
 )
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
@@ -174,7 +175,7 @@ class StarStore:
 
     def part(self, rows: slice) -> StarTable:
         """Read the stars of these rows."""
-        names = _names(_table.kind_named(self.attributes["distances"]), self.attributes)
+        names = _names(kind_named(self.attributes["distances"]), self.attributes)
         columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)
 
@@ -199,9 +200,9 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
     """Refuse attributes that cannot be read, and columns without a number for every star."""
     stars = attributes.get("stars")
     try:
-        kind = _table.kind_named(attributes.get("distances"))
+        kind = kind_named(attributes.get("distances"))
         system_named(str(attributes.get("extinction_system")))
-        if kind is _table.ParallaxDistances:
+        if kind is ParallaxDistances:
             prior_from(attributes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -213,9 +214,8 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
             raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
-def _names(kind: type[_table.AbstractDistances], attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    optional = {_table.GROUPED: _table.GROUP, _table.HAS_MAGNITUDES: _table.MAGNITUDE}
-    more = [name for said, name in optional.items() if attributes.get(said)]
+def _names(kind: type[AbstractDistances], attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    more = [name for has, (name, _) in _table.OPTIONAL.items() if attributes.get(has)]
     return "source_id", *MEASURED, *kind.fields, *more
 
 

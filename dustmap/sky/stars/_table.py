@@ -1,24 +1,22 @@
-"""Stars as one checked value: directions, distances, extinctions; to the columns of files and back.
+"""Stars as one checked value: directions, distances, extinctions; to the columns of files and back."""
 
-Distances are exact, or a distribution for each star, with a survival function
-sf(d) = P(distance > d) and quantiles. From a parallax ϖ ± σ it is
-p(d | ϖ) ∝ prior(d) N(ϖ; 1/d, σ²), with a declared prior.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.stars._priors import AbstractDistancePrior, Array, prior_from
+from dustmap.sky.stars._distances import (
+    AbstractDistances,
+    ParallaxDistances,
+    check_columns,
+    kind_named,
+)
+from dustmap.sky.stars._priors import Array, prior_from
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import check_rows
 
@@ -29,238 +27,18 @@ MEASURED = MappingProxyType(
     {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 )
 
-#: The columns of groups and of magnitudes in files, and the attributes that say there is one.
+#: Columns that some tables have, and the attributes that say so.
 GROUP, GROUPED = "group", "grouped"
 MAGNITUDE, HAS_MAGNITUDES = "magnitude_mag", "magnitudes"
-
-
-def _check_columns(columns: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse columns that are not finite vectors (N,) of one length N."""
-    shapes = {name: values.shape for name, values in columns.items()}
-    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
-        raise UserError(f"every column of a catalog must have one length (N,), got {shapes}")
-    for name, values in columns.items():
-        check_rows(np.isfinite(values), name, "finite")
-
-
-@dataclass(frozen=True, eq=False)
-class AbstractDistances(ABC):
-    """Independent distributions of N distances, in pc.
-
-    kind: the name in files; exact: whether the distances are taken as known; fields: the columns
-    (N,) in files, whose names end in their unit -> the fields that hold them.
-    """
-
-    kind: ClassVar[str]
-    exact: ClassVar[bool] = False
-    fields: ClassVar[Mapping[str, str]]
-
-    def columns(self) -> dict[str, Array]:
-        """Return the numbers (N,) behind the distances, under their names in files."""
-        return {name: getattr(self, field) for name, field in self.fields.items()}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns().values())))
-
-    def __getitem__(self, index: NDArray[Any] | slice) -> Self:
-        """The distances at an index array, under a mask, or in a slice."""
-        values = {field: getattr(self, field)[index] for field in self.fields.values()}
-        return replace(self, **values)
-
-    @property
-    def units(self) -> dict[str, str]:
-        """Unit of every column."""
-        return {name: name.rsplit("_", 1)[1] for name in self.fields}
-
-    @cached_property
-    def median(self) -> Array:
-        """Median distance (N,), computed once."""
-        return self.quantile(np.array([0.5]))[:, 0]
-
-    @property
-    @abstractmethod
-    def depth(self) -> Array:
-        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
-
-    @abstractmethod
-    def survival(self, d: Array) -> Array:
-        """Return P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
-
-    @abstractmethod
-    def quantile(self, p: Array) -> Array:
-        """Return the distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
-
-    def __post_init__(self) -> None:
-        """Check that columns have one length, and that all numbers but parallaxes are positive."""
-        columns = self.columns()
-        _check_columns(columns)
-        for name, values in columns.items():
-            if name != "parallax_mas":
-                check_rows(values > 0.0, name, "> 0")
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ExactDistances(AbstractDistances):
-    """Distances (N,) in pc, > 0, without errors."""
-
-    kind = "exact"
-    exact = True
-    fields = MappingProxyType({"distance_pc": "distance"})
-    distance: Array
-
-    def survival(self, d: Array) -> Array:
-        return (self.distance[:, None] > d).astype(np.float64)
-
-    def quantile(self, p: Array) -> Array:
-        return np.repeat(self.distance[:, None], len(p), axis=1)
-
-    @property
-    def depth(self) -> Array:
-        return self.distance
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GaussianDistances(AbstractDistances):
-    """Normal distributions of mean `distance` and deviation `error` (N,) in pc, cut at 0.
-
-    P(D > d) = Φ((μ − d)/σ) / Φ(μ/σ) for d ≥ 0.
-
-    Examples
-    --------
-    >>> stars = GaussianDistances(distance=np.array([100.0]), error=np.array([10.0]))
-    >>> stars.quantile(np.array([0.16, 0.5])).round(1)
-    array([[ 90.1, 100. ]])
-    """
-
-    kind = "gaussian"
-    fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
-    distance: Array
-    error: Array
-
-    def survival(self, d: Array) -> Array:
-        z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
-        return np.asarray(ndtr(z) / self._kept(), np.float64)
-
-    def quantile(self, p: Array) -> Array:
-        kept, p = self._kept(), p[None, :]
-        # Φ((d − μ)/σ) = Φ(−μ/σ) + p Φ(μ/σ): ndtri of whichever tail is the smaller.
-        below, above = (1.0 - kept) + p * kept, (1.0 - p) * kept
-        z = np.where(below < above, ndtri(below), -ndtri(above))
-        d = self.distance[:, None] + self.error[:, None] * z
-        return np.asarray(np.maximum(d, 0.0), np.float64)
-
-    @property
-    def depth(self) -> Array:
-        return self.distance
-
-    def _kept(self) -> Array:
-        """Return Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
-        return np.asarray(ndtr(self.distance / self.error), np.float64)[:, None]
-
-
-#: Normal scores of the 16th and 84th percentile are −_Z and +_Z.
-_Z = float(ndtri(0.84))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class PercentileDistances(AbstractDistances):
-    """16th, 50th and 84th percentile (N,) in pc, 0 < p16 < p50 < p84.
-
-    z(ln d) is linear from the 16th to the 50th and from the 50th to the 84th percentile, and goes
-    on with the same slope beyond: P(D > d) = Φ(−z(ln d)).
-
-    >>> star = PercentileDistances(*np.array([[90.0], [100.0], [120.0]]))
-    >>> star.survival(np.array([[90.0, 100.0]])).round(2)
-    array([[0.84, 0.5 ]])
-    """
-
-    kind = "percentile"
-    fields = MappingProxyType(
-        {"distance_p16_pc": "p16", "distance_p50_pc": "p50", "distance_p84_pc": "p84"}
-    )
-    p16: Array
-    p50: Array
-    p84: Array
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
-        check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
-
-    def survival(self, d: Array) -> Array:
-        positive = d > 0.0
-        y = np.log(np.where(positive, d, 1.0)) - np.log(self.p50)[:, None]
-        below, above = self._widths()
-        z = y / np.where(y < 0.0, below, above)
-        return np.asarray(np.where(positive, ndtr(-z), 1.0), np.float64)
-
-    def quantile(self, p: Array) -> Array:
-        z = ndtri(p)[None, :]
-        below, above = self._widths()
-        with np.errstate(over="ignore"):
-            return np.asarray(self.p50[:, None] * np.exp(z * np.where(z < 0.0, below, above)))
-
-    @property
-    def depth(self) -> Array:
-        return self.p50
-
-    def _widths(self) -> tuple[Array, Array]:
-        """Return d ln d / dz below and above the median, (N, 1) each."""
-        middle = np.log(self.p50)
-        below, above = middle - np.log(self.p16), np.log(self.p84) - middle
-        return below[:, None] / _Z, above[:, None] / _Z
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ParallaxDistances(AbstractDistances):
-    """Distances by parallax ± error (N,) in mas and a prior. A parallax is never inverted.
-
-    p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
-
-    Examples
-    --------
-    >>> from dustmap.sky.stars import prior_named
-    >>> prior = prior_named("exponential-density", scale=1350.0, distance_max=10_000.0)
-    >>> stars = ParallaxDistances(np.array([10.0, -0.1]), np.array([0.1, 0.1]), prior)
-    >>> stars.median.round(-1)  # 10 mas is 100 pc; a parallax below zero says "far away"
-    array([ 100., 7290.])
-    """
-
-    kind = "parallax"
-    fields = MappingProxyType({"parallax_mas": "parallax", "parallax_error_mas": "error"})
-    parallax: Array
-    error: Array
-    prior: AbstractDistancePrior
-
-    def survival(self, d: Array) -> Array:
-        return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))
-
-    def quantile(self, p: Array) -> Array:
-        return self.prior.quantile(self.parallax[:, None], self.error[:, None], p)
-
-    @property
-    def depth(self) -> Array:
-        return -self.parallax
-
-
-#: The kinds of distances by their names in files.
-KINDS: Mapping[str, type[AbstractDistances]] = MappingProxyType(
+MULTIPLICITY, COMBINED = "multiplicity", "combined"
+#: Fields of a table by attribute, and the column of each.
+OPTIONAL = MappingProxyType(
     {
-        each.kind: each
-        for each in (ExactDistances, GaussianDistances, PercentileDistances, ParallaxDistances)
+        GROUPED: (GROUP, "groups"),
+        HAS_MAGNITUDES: (MAGNITUDE, "magnitude"),
+        COMBINED: (MULTIPLICITY, "multiplicity"),
     }
 )
-
-
-def kind_named(name: object) -> type[AbstractDistances]:
-    """Return the class of a kind of distances."""
-    if str(name) not in KINDS:
-        raise UserError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
-    return KINDS[str(name)]
 
 
 @final
@@ -281,9 +59,13 @@ class StarTable:
         those that are known; None where stars have no groups.
     magnitude : (N,) or None
         Apparent, dimmed by the dust, in the band that limits the catalog; None where unknown.
+    multiplicity : (N,) or None
+        How many stars of independent distances a row is the mean of (`combined`); None where
+        every row is one.
 
     Examples
     --------
+    >>> from dustmap.sky.stars import ExactDistances
     >>> l, b, distance, extinction, error = np.array([[90.0], [0.0], [100.0], [0.2], [0.01]])
     >>> where, system = ExactDistances(distance), system_named("A_V")
     >>> stars = StarTable(np.array([1]), l, b, where, extinction, error, system)
@@ -300,9 +82,10 @@ class StarTable:
     system: ExtinctionSystem
     groups: NDArray[np.int64] | None = None
     magnitude: Array | None = None
+    multiplicity: Array | None = None
 
     def __post_init__(self) -> None:
-        _check_columns(self.columns())
+        check_columns(self.columns())
         if len(self) == 0:
             raise UserError("the catalog has no rows: expected at least one star")
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
@@ -323,8 +106,7 @@ class StarTable:
             self.source_id[index],
             distances=self.distances[index],
             system=self.system,
-            groups=None if self.groups is None else self.groups[index],
-            magnitude=None if self.magnitude is None else self.magnitude[index],
+            **{field: values[index] for field, values in self._optional().items()},
             **measured,
         )
 
@@ -337,17 +119,19 @@ class StarTable:
         values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
         if kind is ParallaxDistances:
             values["prior"] = prior_from(attributes)
+        there = (both for has, both in OPTIONAL.items() if attributes.get(has))
+        more = {field: columns[name] for name, field in there}
         return cls(
             columns["source_id"],
             distances=kind(**values),
             system=system_named(str(attributes["extinction_system"])),
-            groups=columns[GROUP] if attributes.get(GROUPED) else None,
-            magnitude=columns[MAGNITUDE] if attributes.get(HAS_MAGNITUDES) else None,
             **{name: columns[name] for name in MEASURED},
+            **more,
         )
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all numbers (N,) under their names in files."""
+        own = self._optional()
         return {
             "source_id": self.source_id,
             "l": self.l,
@@ -355,17 +139,20 @@ class StarTable:
             **self.distances.columns(),
             "extinction": self.extinction,
             "extinction_error": self.extinction_error,
-            **({} if self.groups is None else {GROUP: self.groups}),
-            **({} if self.magnitude is None else {MAGNITUDE: self.magnitude}),
+            **{name: own[field] for name, field in OPTIONAL.values() if field in own},
         }
 
     def attributes(self) -> dict[str, Any]:
         """Return what all stars of a table have in common: system and kind of distances."""
         own, distances = {"extinction_system": self.system.name}, self.distances
         prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
-        has = {GROUPED: self.groups is not None, HAS_MAGNITUDES: self.magnitude is not None}
-        more = {name: True for name, there in has.items() if there}
+        more = {has: True for has, (_, field) in OPTIONAL.items() if field in self._optional()}
         return {**own, "distances": distances.kind, **prior, **more}
+
+    def _optional(self) -> dict[str, NDArray[Any]]:
+        """Return the columns, by field, that not every table has."""
+        fields = {field: getattr(self, field) for _, field in OPTIONAL.values()}
+        return {field: values for field, values in fields.items() if values is not None}
 
     @property
     def distance(self) -> Array:
@@ -417,6 +204,7 @@ def thinned(stars: StarTable, most: int) -> StarTable:
 
     Examples
     --------
+    >>> from dustmap.sky.stars import ExactDistances
     >>> rows, system = np.arange(1.0, 6.0), system_named("A_V")
     >>> stars = StarTable(rows.astype(int), rows, rows, ExactDistances(rows), rows, rows, system)
     >>> thinned(stars, most=2).source_id, len(concatenate([stars, stars]))
