@@ -71,7 +71,7 @@ def test_spacings_that_stars_choose_are_those_of_all_stars(folder: Path) -> None
     report = run(folder, "auto", *chosen)
     config = load(folder / "run.toml", chosen)
     again = prepare(config, folder / "auto")
-    assert again.plan().counts["nodes"] == report["counts"]["nodes"]  # type: ignore[union-attr]
+    assert again.plan().counts["nodes"] == report["counts"]["nodes"]
 
 
 def test_cells_narrower_than_the_stars_change_nothing_but_rounding(folder: Path) -> None:

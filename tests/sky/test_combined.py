@@ -116,6 +116,7 @@ def test_single_stars_stay_as_they_are() -> None:
     np.testing.assert_array_equal(cells.source_id, stars.source_id)
     for name in ("l", "b", "extinction", "extinction_error", "distance"):
         np.testing.assert_allclose(getattr(cells, name), getattr(stars, name), rtol=1e-9, atol=1e-9)
+    assert cells.multiplicity is not None
     np.testing.assert_allclose(cells.multiplicity, 1.0, rtol=1e-12)
 
 

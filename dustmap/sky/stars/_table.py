@@ -1,4 +1,4 @@
-"""Stars as one checked value: directions, distances, extinctions; to the columns of files and back."""
+"""Stars as one checked value: directions, distances, extinctions; to files and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
