@@ -22,7 +22,7 @@ from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, LogNormalPosterior, MGVISettings, fit_mgvi
 from dustmap.sky.observations import DistanceSpread
-from dustmap.sky.observations._segments import segments_of
+from dustmap.sky.observations._segments import quantiles_of, segments_of
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
@@ -143,7 +143,7 @@ class Sky:
     def fitted(self, distances: AbstractDistances, samples: int = 16) -> LogNormalPosterior:
         """The package's fit with hyperparameters known, the spread of distances refreshed once."""
         scene, n = self.scene, len(self.y)
-        segments = segments_of(distances, far=np.full(n, scene.reach))
+        segments = segments_of(quantiles_of(distances), far=np.full(n, scene.reach))
         edges, mean, variance = map(
             torch.from_numpy, (segments.edges, segments.mean, segments.variance)
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dustmap.sky.observations._segments import segments_of
+from dustmap.sky.observations._segments import quantiles_of, segments_of
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     ExponentialDensity,
@@ -64,7 +64,7 @@ CASES = covering((0.05, 0.2, 0.3), (False, True))
 def residuals(distances: ParallaxDistances, d: Array) -> tuple[Array, Array]:
     """Part of the mean extinction by which stars behind others, in fifths of their median distance,
     have more than ∫ρ sf; and its error."""
-    segments = segments_of(distances, far=np.full(len(d), 1500.0))
+    segments = segments_of(quantiles_of(distances), far=np.full(len(d), 1500.0))
     between = np.diff(column(segments.edges), axis=1)
     expected = column(segments.edges[:, 0]) + (between * segments.mean).sum(1)
     off, order = column(d) - expected, np.argsort(distances.median)

@@ -78,10 +78,11 @@ class Segments:
             values[rows] = new
         return Segments(*arrays)
 
-    def none(self) -> "Segments":
-        """Return no segments but one edge, the first."""
-        empty = self.mean[:, :0]
-        return Segments(self.edges[:, :1], empty, empty, np.zeros_like(self.beyond))
+    @staticmethod
+    def none(edge: Array) -> "Segments":
+        """Return no segments but one edge (N,) each."""
+        empty = np.zeros((len(edge), 0))
+        return Segments(edge[:, None], empty, empty, np.zeros(len(edge)))
 
     def apart_from(self, behind: "Segments") -> "Segments":
         """Return these segments and those behind them, with one of weight 0 in between."""
@@ -118,30 +119,42 @@ class Segments:
         return np.asarray(self.beyond > NEGLIGIBLE * self.expected, np.bool_)
 
 
-def segments_of(
-    distances: AbstractDistances, near: Array | None = None, far: Array | None = None
-) -> Segments:
-    """Return segments of the distances, clipped to [near, far] (N,).
+def quantiles_of(distances: AbstractDistances) -> Array:
+    """Return the distances at all normal scores that segments are made of (N, Q).
+
+    All segments of a star are made of one row, for these take the time.
+    """
+    probability = ndtr(np.concatenate([EDGES, _quadrature()[0].ravel()]))
+    shape = len(distances), len(probability)
+    if distances.exact:
+        return np.broadcast_to(distances.median[:, None], shape)
+    quantiles = np.empty(shape)
+    for rows in chunks(len(distances), STARS_AT_ONCE):
+        quantiles[rows] = distances[rows].quantile(probability)
+    return quantiles
+
+
+def segments_of(quantiles: Array, near: Array | None = None, far: Array | None = None) -> Segments:
+    """Return segments of the distances with these quantiles (N, Q), clipped to [near, far] (N,).
 
     No dust is seen beyond `far`, so a star there is as good as at `far`.
     """
-    n = len(distances)
+    n = len(quantiles)
     near = np.zeros(n) if near is None else near
     far = np.full(n, np.inf) if far is None else far
     parts = [
-        _segments(distances[rows], near[rows, None], far[rows, None])
+        _segments(quantiles[rows], near[rows, None], far[rows, None])
         for rows in chunks(n, STARS_AT_ONCE)
     ]
     arrays = zip(*(part._arrays() for part in parts), strict=True)
     return Segments(*(np.concatenate(values) for values in arrays))
 
 
-def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments:
+def _segments(quantiles: Array, near: Array, far: Array) -> Segments:
     """Cut the rays of few stars, all at once; near and far (n, 1)."""
-    n, count = len(distances), len(EDGES)
-    z, mass = _quadrature()
-    scores = np.concatenate([EDGES, z.ravel()])
-    d = np.clip(distances.quantile(ndtr(scores)), near, far)
+    n, count = len(quantiles), len(EDGES)
+    mass = _quadrature()[1]
+    d = np.clip(quantiles, near, far)
     # Monotone but for round-off.
     edges = np.maximum.accumulate(np.concatenate([near, d[:, :count]], axis=1), axis=1)
     nodes = d[:, count:].reshape(n, count + 1, ORDER)

@@ -26,8 +26,6 @@ from dustmap.sky.observations import _segments
 from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
 from dustmap.sky.stars import AbstractDistances
 
-#: Probability up to which the distribution of a distance is looked at behind the box.
-_LAST = 1.0 - 1e-6
 #: Parts of the first segment behind the box, for a mean density that changes along it.
 PIECES = 6
 #: Nodes of the table of G, as far as the kernel is felt.
@@ -328,22 +326,27 @@ def lines_if_any(
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
     else:
-        segments, negligible = _segments.segments_of(distances), _segments.NEGLIGIBLE
+        quantiles, negligible = _segments.quantiles_of(distances), _segments.NEGLIGIBLE
+        segments = _segments.segments_of(quantiles)
         omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(device)
         omega = omega / omega.norm(dim=-1, keepdim=True)
         edges, weights = _tensors(device, segments.edges, segments.mean)
         whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     rows = kept.cpu().numpy()
-    beyond = _beyond(rays, distances[rows], grid, outside)
+    if segments is None:
+        quantiles = _segments.quantiles_of(distances[rows])
+    elif len(rows) < len(quantiles):
+        quantiles = quantiles[rows]
+    beyond = _beyond(rays, quantiles, grid, outside)
     if segments is None:
         return SightLines(rays, rows, counts, None, beyond=beyond)
-    spread = _within(rays, segments[rows], distances[rows])
+    spread = _within(rays, segments[rows], quantiles)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
 
 
 def _beyond(
-    rays: LineIntegrals, distances: AbstractDistances, grid: RegularGrid, outside: OutsidePolicy
+    rays: LineIntegrals, quantiles: Array, grid: RegularGrid, outside: OutsidePolicy
 ) -> BeyondBox | None:
     """Cut the rays of the stars before and behind the box."""
     if outside is not OutsidePolicy.PRIOR:
@@ -352,25 +355,26 @@ def _beyond(
         face.clamp_min(0.0).cpu().numpy()
         for face in functionals.chord(rays.origin, rays.direction, grid.lower, grid.upper)
     )
-    far = distances.quantile(np.array([_LAST]))[:, 0]
+    far = quantiles[:, len(_segments.EDGES) - 1]
     rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + functionals.FACE_SLACK)))
     if len(rows) == 0:
         return BeyondBox.nothing(rays)
-    before = _segments.segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
-    behind = _segments.segments_of(distances[rows], leave[rows]).subdivided(PIECES)
-    if not (enter > 0.0).any():
-        before = before.none()
+    own = quantiles[rows]
+    behind = _segments.segments_of(own, leave[rows]).subdivided(PIECES)
+    before = Segments.none(np.zeros(len(rows)))
+    if (enter > 0.0).any():
+        before = _segments.segments_of(own, np.zeros(len(rows)), enter[rows])
     index = torch.from_numpy(rows).to(rays.device)
     spread = _spread(rays[index], before.apart_from(behind))
     return BeyondBox(index, spread, behind.mean.shape[1], len(rays))
 
 
-def _within(rays: LineIntegrals, whole: Segments, distances: AbstractDistances) -> DistanceSpread:
+def _within(rays: LineIntegrals, whole: Segments, quantiles: Array) -> DistanceSpread:
     """Clip the distances of N rays, and their segments, to what the box has left of the rays."""
     edges = rays.edges.cpu().numpy()
     short = np.flatnonzero((edges != whole.edges).any(1))
     if len(short) > 0:
-        clipped = _segments.segments_of(distances[short], edges[short, 0], edges[short, -1])
+        clipped = _segments.segments_of(quantiles[short], edges[short, 0], edges[short, -1])
         whole = whole.with_rows(short, clipped)
     return _spread(rays, whole)
 
