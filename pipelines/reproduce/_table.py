@@ -42,6 +42,7 @@ from pipelines.reproduce.selection import experiment as selection
 from pipelines.reproduce.skies import experiment as skies
 from pipelines.reproduce.spatial import experiment as spatial
 from pipelines.reproduce.speed import experiment as speed
+from pipelines.reproduce.ten_million import experiment as ten_million
 from pipelines.reproduce.whitening import experiment as whitening
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -146,6 +147,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "levels",
         "near and far: levels of resolution beside one grid and tiles; growth with stars and nodes",
         levels.run,
+    ),
+    Experiment(
+        "ten_million",
+        "stars by the million on levels, as means of cells: what that loses, growth, ten million",
+        ten_million.run,
     ),
     Experiment(
         "kernels",

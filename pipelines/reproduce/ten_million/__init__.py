@@ -1,0 +1,1 @@
+"""Ten million stars with uncertain distances on levels; `experiment` runs it."""
