@@ -230,11 +230,12 @@ def check_combined(data: DataConfig) -> None:
     combine = f"data.combine = {data.combine:g}"
     if data.kind != "stars":
         raise UserError(f'{combine} is for data.kind = "stars": leave it out')
-    if data.magnitude_limit > 0.0:
-        raise UserError(
-            f"{combine} does not go with data.magnitude_limit, which asks for the magnitude of "
-            "every star: leave one of them out"
-        )
+    for key, asks in (("magnitude_limit", "the magnitude"), ("tile", "the place")):
+        if getattr(data, key):
+            raise UserError(
+                f"{combine} does not go with data.{key}, which asks for {asks} of every star: "
+                "leave one of them out"
+            )
 
 
 def check_column(data: DataConfig, rounds: int) -> None:

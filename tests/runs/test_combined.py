@@ -51,12 +51,13 @@ def run(folder: Path, name: str, *settings: str) -> dict[str, Any]:
 
 def test_a_run_counts_stars_and_cells_and_opens_again(folder: Path) -> None:
     report = run(folder, "cells", "data.combine=1")
-    told = report["data"]["combined"]
-    assert told["stars"] == STARS
-    assert told["cells"] == report["counts"]["stars"] < STARS
+    told, counts = report["data"]["combined"], report["counts"]
+    assert told["stars"] + counts["stars_held_out"] == STARS
+    assert told["cells"] + counts["stars_held_out"] == counts["stars"] < STARS
     kept = open_star_store(folder / "cells" / "stars.zarr").read()
     assert kept.multiplicity is not None
-    assert len(kept) == told["cells"]
+    assert (kept.multiplicity[told["cells"] :] == 1.0).all()
+    assert counts["stars_held_out"] == round(0.1 * STARS)
     # The map opens on the same cells, not on cells of cells.
     again = open_star_map(folder / "cells")
     l, b = np.array([[10.0], [5.0]])
@@ -80,6 +81,12 @@ def test_cells_narrower_than_the_stars_change_nothing_but_rounding(folder: Path)
     assert apart["counts"]["stars"] == STARS
     scores = (one["held_out_stars"]["rmse"] for one in (apart, single))
     assert next(scores) == pytest.approx(next(scores), rel=1e-3)
+
+
+def test_all_stars_may_be_combined(folder: Path) -> None:
+    config = load(folder / "run.toml", ["data.combine=1", "data.holdout=0"])
+    counts = prepare(config).plan().counts
+    assert counts["stars"] == counts["stars_fitted"] < STARS
 
 
 def test_magnitudes_of_means_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dustmap.config import Config
@@ -24,7 +25,7 @@ from dustmap.runs.stars._model import (
 )
 from dustmap.runs.stars._plan import may_fit
 from dustmap.sky import StarTable, cartesian
-from dustmap.sky.stars import combined, thinned
+from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,9 @@ def _with_boxes(config: Config, levels: tuple[tuple[tuple[float, ...], float], .
 def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     """Take the means of stars in one cell of the grid's (data.combine), if they are not yet.
 
-    The grid, which all stars have asked for, is kept with the means.
+    Stars that are held out, a random part of all, stay single and come last: what lies between
+    the nodes is judged by them, and means have less of it. The grid, which all stars have asked
+    for, is kept with the means.
     """
     width, stars = config.data.combine, catalog.stars
     if width == 0.0:
@@ -158,12 +161,44 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     config = resolved(config, thinned(stars, _SAMPLE))
     if not config.data.groups:
         stars = replace(stars, groups=None)
-    places = cartesian(stars.l, stars.b, stars.distances.rough)
-    means = combined(stars, spacing_at(config, places), width)
-    log.info("%d stars in %d cells, each of which is one datum", len(stars), len(means))
-    made = {"stars": len(stars), "cells": len(means), "levels": config.grid.boxes}
+    shuffled = np.random.default_rng(config.fit.seed).permutation(len(stars))
+    held, rest = (np.sort(part) for part in np.split(shuffled, [_held(config, len(stars))]))
+    fitted = stars[rest]
+    places = cartesian(fitted.l, fitted.b, fitted.distances.rough)
+    means = combined(fitted, spacing_at(config, places), width)
+    log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
+    made = {"stars": len(fitted), "cells": len(means), "levels": config.grid.boxes}
     provenance = {**catalog.provenance, "combined": made}
+    if len(held) > 0:
+        single = replace(stars[held], magnitude=None, multiplicity=np.ones(len(held)))
+        means = concatenate([means, single])
     return config, replace(catalog, stars=means, provenance=provenance)
+
+
+def split(
+    config: Config, catalog: StarInput, rows: NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of the data to fit and of those held out; rows (N,): of the stars they come from.
+
+    The same configuration and stars give the same split.
+    """
+    before = catalog.provenance.get("combined")
+    if config.data.combine > 0.0 and isinstance(before, Mapping):
+        single = torch.from_numpy(rows >= before["cells"])
+        return (~single).nonzero().squeeze(-1), single.nonzero().squeeze(-1)
+    shuffled = np.random.default_rng(config.fit.seed).permutation(len(rows))
+    held, rest = np.split(shuffled, [_held(config, len(rows))])
+    return torch.from_numpy(np.sort(rest)), torch.from_numpy(np.sort(held))
+
+
+def _held(config: Config, number: int) -> int:
+    """How many of so many stars are held out."""
+    held = round(config.data.holdout * number)
+    if held == number:
+        raise UserError(
+            f"data.holdout = {config.data.holdout:g} leaves none of {number} stars to fit"
+        )
+    return held
 
 
 def spacing_at(config: Config, places: NDArray[np.float64]) -> NDArray[np.float64]:

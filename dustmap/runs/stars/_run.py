@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
 
 from dustmap import config as configuration
@@ -440,12 +439,5 @@ def assemble(
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))
-    shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
-    held_out = round(config.data.holdout * len(observed))
-    if held_out == len(observed):
-        raise UserError(
-            f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
-        )
-    holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
-    split = (train, holdout)
+    split = _resolution.split(config, share.own, observed.rows)
     return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds)
