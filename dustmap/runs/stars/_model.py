@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
@@ -355,6 +357,15 @@ def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
     levels = (replace(config, size=size, spacing=spacing) for size, spacing in config.boxes)
     coarsest, *finer = map(grid_of, levels)
     return gp.NestedGrids((coarsest, *finer)) if finer else coarsest
+
+
+def spacing_at(config: GridConfig, places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spacing (N,) of the finest nodes around places (N, 3), of the coarsest outside of the box."""
+    found = np.full(len(places), config.boxes[0][1])
+    center = np.asarray(config.center)
+    for size, spacing in config.boxes[1:]:
+        found[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
+    return found
 
 
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:

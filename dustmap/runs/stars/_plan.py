@@ -39,10 +39,12 @@ from dustmap.runs.stars._model import (
     held,
     is_lognormal,
     nodes_of,
+    spacing_at,
     start_kernel,
 )
-from dustmap.sky import Observations, StarTable, catalogs, maps
+from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
+from dustmap.sky.stars import combined
 from dustmap.sky.view import MOST_VOXELS
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
 STEP_SECONDS = 4.5e-4
 #: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
 OVERHEAD = 5.0
+#: Stars of which it is worth while to take the means.
+_MANY = 100_000
 #: Rays that are timed.
 TRIAL_ROWS = 2000
 #: Covariances of all rows in learning, gradients included, and the rays of a trial.
@@ -95,11 +99,14 @@ def plan_stars(
     if config.engine != "lognormal":
         data = own_batch(data)
 
-    def memory_of(changed: Config) -> engines.MemoryPlan:
-        own = star_components(stars, observed)
-        fit = engine_of(changed).plan(problem_of(changed, data))
+    def memory_of(changed: Config, share: float = 1.0) -> engines.MemoryPlan:
+        """share: of the stars, where there are fewer."""
+        every = star_components(stars, observed)
+        own = (replace(part, bytes=math.ceil(share * part.bytes)) for part in every)
+        some = data if share == 1.0 else data[torch.arange(math.ceil(share * len(data)))]
+        fit = engine_of(changed).plan(problem_of(changed, some))
         rest, chunks = _finish_components(changed)
-        parts = (*own, *_choice_components(changed, len(data)), *fit.components, *rest)
+        parts = (*own, *_choice_components(changed, len(some)), *fit.components, *rest)
         return engines.MemoryPlan(parts, {**chunks, **fit.chunks})
 
     def fits_all(memory: engines.MemoryPlan) -> bool:
@@ -114,7 +121,22 @@ def plan_stars(
         samples, spacing = _most_samples(config, fits), _finest(config, fits)
         remedies += [f"fit.samples <= {samples}"] if samples else []
         remedies += [f"grid.spacing >= {spacing:g}"] if spacing else []
+        alone = world.size == 1 and _combines(config, len(stars))
+        if alone and fits_all(memory_of(config, _cells(config, stars))):
+            remedies += ["data.combine = 1"]
     return Plan(counts, memory, config.compute.memory_bytes, tuple(remedies))
+
+
+def _combines(config: Config, number: int) -> bool:
+    """Tell whether to look at what means of so many stars would take."""
+    data = config.data
+    return number >= _MANY and not (data.combine or data.magnitude_limit or data.tile)
+
+
+def _cells(config: Config, stars: StarTable) -> float:
+    """Return how many cells there are for each star (data.combine = 1)."""
+    places = cartesian(stars.l, stars.b, stars.distances.rough)
+    return len(combined(stars, spacing_at(config.grid, places))) / len(stars)
 
 
 def _choice_components(config: Config, n: int) -> tuple[Component, ...]:

@@ -20,6 +20,7 @@ from dustmap.runs.stars._model import (
     grid_of,
     is_lognormal,
     nodes_of,
+    spacing_at,
     start_kernel,
     start_of,
 )
@@ -165,7 +166,7 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     held, rest = (np.sort(part) for part in np.split(shuffled, [_held(config, len(stars))]))
     fitted = stars[rest]
     places = cartesian(fitted.l, fitted.b, fitted.distances.rough)
-    means = combined(fitted, spacing_at(config, places), width)
+    means = combined(fitted, spacing_at(config.grid, places), width)
     log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
     made = {"stars": len(fitted), "cells": len(means), "levels": config.grid.boxes}
     provenance = {**catalog.provenance, "combined": made}
@@ -199,15 +200,6 @@ def _held(config: Config, number: int) -> int:
             f"data.holdout = {config.data.holdout:g} leaves none of {number} stars to fit"
         )
     return held
-
-
-def spacing_at(config: Config, places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Spacing (N,) of the finest nodes around places (N, 3), of the coarsest outside of the box."""
-    found = np.full(len(places), config.grid.boxes[0][1])
-    center = np.asarray(config.grid.center)
-    for size, spacing in config.grid.boxes[1:]:
-        found[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
-    return found
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
