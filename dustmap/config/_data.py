@@ -131,6 +131,14 @@ class DataConfig:
         str,
         Key(text(), "stars: extinction system of these magnitudes, which says how dust dims them"),
     ] = "A_G"
+    magnitude_weights: Annotated[
+        bool,
+        Key(
+            boolean(),
+            "stars: with a magnitude_limit, weight uncertain distances by the part of the stars "
+            "that is seen behind the map's dust, refreshed with fit.distance_rounds",
+        ),
+    ] = True
     far_column: Annotated[
         str,
         Key(

@@ -414,7 +414,10 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             "stars: run it again"
         )
     column = _far_column.reopened(run.config, run.grid, run.device, added)
-    observed = _distance_rounds.with_stored(run.observed, added)
+    limit, observed = run.limit, run.observed
+    if limit is not None:
+        observed = limit.reopened(observed, added)
+    observed = _distance_rounds.with_stored(observed, added)
     run = replace(run, observed=replace(observed, column=column))
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
