@@ -221,6 +221,11 @@ class DataConfig:
         ),
     ] = ""
 
+    @property
+    def weights_distances(self) -> bool:
+        """Whether uncertain distances are weighted by what a magnitude limit leaves."""
+        return self.magnitude_limit > 0.0 and self.magnitude_weights
+
 
 def check_column(data: DataConfig, rounds: int) -> None:
     """Refuse a far column of what has none, and one that no fit would be held to."""

@@ -105,7 +105,7 @@ def fit_distances(
         reader = StateReader.of(state, _ROUNDS)
         stored = reader.read(_AddedState)
         added, weights = stored.on(observed), _selection.restored(limit, reader)
-        if limit is not None:
+        if limit is not None and weights is not None:
             observed = limit.applied(observed, weights)
         noisy = observed if added is None else observed.with_added(added)
         noisy = _far_column.restored(config, reader, noisy)
@@ -116,7 +116,7 @@ def fit_distances(
         result = replace(result, fit=replace(result.fit, start=_NONE))
     states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
     column = _far_column.states_of(config, result.observed)
-    weighted = _selection.states_of(limit, result.weights)
+    weighted = _selection.states_of(result.weights)
     watch.checkpointer.finish(state_of(_ROUNDS, *states, *column, *weighted, finished=True))
     return result
 
@@ -269,6 +269,8 @@ class _Rounds:
         }
         noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
         line |= moved
+        if weights is not None:
+            line["stars_of_the_luminosity_function"] = weights.selection_stars
         change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
         largest = max([change, *moved.values()])
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED
@@ -278,14 +280,16 @@ class _Rounds:
             change,
         )
         column = _far_column.states_of(self.config, noisy)
-        states = _AddedState(added, (line,)), *column, *_selection.states_of(self.limit, weights)
+        states = _AddedState(added, (line,)), *column, *_selection.states_of(weights)
         part.finish(state_of(_NOISE, *states, finished=True))
         return line, _Data(observed, noisy, added, weights)
 
     def _restored(self, reader: StateReader) -> tuple[Mapping[str, Any], "_Data"]:
         """Return what `_refreshed` has stored."""
         stored, weights = reader.read(_AddedState), _selection.restored(self.limit, reader)
-        observed = self._with(weights)
+        observed = self.observed
+        if self.limit is not None and weights is not None:
+            observed = self.limit.applied(observed, weights)
         added = stored.on(observed)
         assert added is not None
         noisy = _far_column.restored(self.config, reader, observed.with_added(added))
@@ -300,13 +304,7 @@ class _Rounds:
             return self.observed, None
         posterior, progress = fit.for_many_rays(), self.watch.progress
         weights = self.limit.weights(self.observed, posterior, dust, progress)
-        return self._with(weights), weights
-
-    def _with(self, weights: DistanceWeights | None) -> Observations:
-        """Return the observations of the catalog with weighted distances."""
-        if self.limit is None:
-            return self.observed
-        return self.limit.applied(self.observed, weights)
+        return self.limit.applied(self.observed, weights), weights
 
     def _changes(
         self, fit: StarFit, at: Hyperparameters, old: "_Data", new: "_Data"

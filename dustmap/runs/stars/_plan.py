@@ -43,6 +43,7 @@ from dustmap.runs.stars._model import (
 )
 from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
+from dustmap.sky.stars import WEIGHT_SCORES
 from dustmap.sky.view import MOST_VOXELS
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def plan_stars(
         data = own_batch(data)
 
     def memory_of(changed: Config) -> engines.MemoryPlan:
-        own = star_components(stars, observed)
+        own = star_components(stars, observed, config.data.weights_distances)
         fit = engine_of(changed).plan(problem_of(changed, data))
         rest, chunks = _finish_components(changed)
         parts = (*own, *_choice_components(changed, len(data)), *fit.components, *rest)
@@ -209,14 +210,21 @@ def _field_bytes(config: Config) -> int:
     return nodes * dtype_of(config.compute).itemsize
 
 
-def star_components(stars: StarTable, observed: Observations) -> tuple[Component, ...]:
-    """Count the catalog and what it says of the density: known, as they have been read."""
+def star_components(
+    stars: StarTable, observed: Observations, weighted: bool = False
+) -> tuple[Component, ...]:
+    """Count the catalog and what it says of the density: known, as they have been read; weighted:
+    and once more with distances behind a magnitude limit, and their weights before and after."""
     held = _bytes(stars) + sum(column.nbytes for column in stars.distances.columns().values())
     held += _COPIES * _bytes(own_rays(observed.batch.functional)) + 6 * 8 * len(observed)
     outside = None if observed.beyond is None else observed.beyond.spread
     for spread in (observed.spread, outside):
         if spread is not None:
             held += _bytes(spread.rays) + spread.variance.nbytes
+            if weighted:
+                held += _bytes(spread.rays) + spread.variance.nbytes
+    if weighted:
+        held += 2 * 4 * len(WEIGHT_SCORES) * len(observed)
     what = f"catalog of {len(stars):,} rows, rays and errors of {len(observed):,} stars"
     return (Component("stars", held, During.WHOLE, what),)
 

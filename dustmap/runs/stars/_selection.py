@@ -6,9 +6,8 @@ those of the catalog, by `dustmap.sky.observations.SelectionWeights`.
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from dustmap.sky.observations import (
     PriorDust,
     SelectionWeights,
     classes_of,
+    places_of,
 )
 from dustmap.sky.stars import (
     LEAST,
@@ -56,24 +56,17 @@ _LOG_WEIGHT = "selection_log_weight"
 @final
 @dataclass(frozen=True, eq=False)
 class DistanceWeights:
-    """ln w (N, K) of all observed stars, float32, at the nodes of `WeightedDistances`; summary: of
-    them, for the report."""
+    """ln w (N, K) of all observed stars, float32, at the nodes of `WeightedDistances`, and the
+    number of stars whose luminosity function they go by; no weights without enough of these."""
 
-    log_weight: Tensor
-    summary: Mapping[str, Any]
+    log_weight: Tensor | None = None
+    selection_stars: int = 0
 
     def arrays(self) -> Arrays:
-        """Return the weights as arrays for `MagnitudeLimit.reopened`."""
+        """Return the weights as arrays for `reopened`."""
+        if self.log_weight is None:
+            return {}
         return {_LOG_WEIGHT: self.log_weight.cpu().numpy()}
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _WeightState:
-    """The state of weights, None of none."""
-
-    selection_log_weight: Tensor | None = None
-    selection_summary: Mapping[str, Any] | None = None
 
 
 @final
@@ -100,7 +93,7 @@ class MagnitudeLimit:
         """Return the limit of the catalog; None where there is none, where data.magnitude_weights
         says so, or where distances are exact."""
         data, own = config.data, share.own.stars
-        if data.magnitude_limit == 0.0 or not data.magnitude_weights or own.distances.exact:
+        if not data.weights_distances or own.distances.exact:
             return None
         rays = observed.batch.functional
         mine = rays.own if isinstance(rays, Sharded) else slice(None)
@@ -116,15 +109,13 @@ class MagnitudeLimit:
         posterior: AbstractPosterior,
         dust: PriorDust,
         progress: Progress = unwatched,
-    ) -> DistanceWeights | None:
-        """Return the weights behind a posterior, and the dust expected beyond the box; None, with a
-        warning, where too few stars say what others are like."""
+    ) -> DistanceWeights:
+        """Return the weights behind a posterior, and the dust expected beyond the box."""
         beyond = None if observed.beyond is None else dust
         along = DustAlong(posterior, self.grid, beyond, observed.measured.device, self.seed)
-        learned = self._learned(along)
-        if learned is None:
-            return None
-        selection, used = learned
+        selection, used = self._learned(along)
+        if selection is None:
+            return DistanceWeights(None, used)
         rays, stars = observed.batch.functional, self.stars
         own_rays = rays.local if isinstance(rays, Sharded) else rays
         assert isinstance(own_rays, LineIntegrals)
@@ -140,11 +131,11 @@ class MagnitudeLimit:
         progress("distances behind the map", len(stars), len(stars))
         own = torch.from_numpy(np.concatenate(parts))
         whole = rays.gathered(own) if isinstance(rays, Sharded) else own
-        return DistanceWeights(whole, {"stars_of_the_luminosity_function": used})
+        return DistanceWeights(whole, used)
 
-    def _learned(self, along: DustAlong) -> tuple[SelectionWeights, int] | None:
-        """Learn what is seen behind how much dust, and its mean over the sky; return how many stars
-        say so, too."""
+    def _learned(self, along: DustAlong) -> tuple[SelectionWeights | None, int]:
+        """Learn what is seen behind how much dust, and its mean over the sky, from how many stars;
+        None, with a warning, from too few."""
         sample = self.sample
         assert sample.magnitude is not None
         near = thinned(sample[well_known(sample.distances)], _ABSOLUTE)
@@ -160,19 +151,20 @@ class MagnitudeLimit:
                 "needed: distances are not weighted by it",
                 used,
                 LEAST,
-                WEIGHT_SCORES,
             )
-            return None
+            return None, used
         luminosity = LuminosityFunction.of(absolute, faintest)
         kind, kinds = classes_of(sample.distances)
         seen = SeenPart.of(luminosity, self.limit, sample.magnitude, kind, kinds)
         some = thinned(sample, _DIRECTIONS)
-        where = some.l, some.b, some.distances
-        return SelectionWeights.of(seen, self.dimming, *where, along), used
+        places = places_of(some.distances)
+        every = np.repeat(places[None, :], len(some), axis=0)
+        draws = along.draws(some.l, some.b, every, np.arange(len(some)))
+        return SelectionWeights.of(seen, self.dimming, some.distances, places, draws), used
 
-    def applied(self, observed: Observations, weights: DistanceWeights | None) -> Observations:
+    def applied(self, observed: Observations, weights: DistanceWeights) -> Observations:
         """Return observations of the catalog with weighted distances, and nothing added."""
-        if weights is None:
+        if weights.log_weight is None:
             return observed
         rays, stars = observed.batch.functional, self.stars
         mine = rays.own if isinstance(rays, Sharded) else slice(None)
@@ -180,28 +172,20 @@ class MagnitudeLimit:
         distances = WeightedDistances(stars.distances, log_weight)
         return observed.with_distances(stars.l, stars.b, distances, self.grid)
 
-    def reopened(self, observed: Observations, arrays: Arrays) -> Observations:
-        """Return observations with the weights that a fit has left, if any."""
-        if _LOG_WEIGHT not in arrays:
-            return observed
-        log_weight = torch.from_numpy(np.asarray(arrays[_LOG_WEIGHT], np.float32))
-        return self.applied(observed, DistanceWeights(log_weight, {}))
 
-
-def states_of(limit: MagnitudeLimit | None, weights: DistanceWeights | None) -> tuple[object, ...]:
+def states_of(weights: DistanceWeights | None) -> tuple[DistanceWeights, ...]:
     """Return weights as a record of a state; none without a limit."""
-    if limit is None:
-        return ()
-    if weights is None:
-        return (_WeightState(),)
-    return (_WeightState(weights.log_weight, weights.summary),)
+    return () if weights is None else (weights,)
 
 
 def restored(limit: MagnitudeLimit | None, reader: StateReader) -> DistanceWeights | None:
-    """Return the weights of a state, if it has any."""
-    if limit is None:
-        return None
-    stored = reader.read(_WeightState)
-    if stored.selection_log_weight is None or stored.selection_summary is None:
-        return None
-    return DistanceWeights(stored.selection_log_weight, stored.selection_summary)
+    """Return the weights of a state; None without a limit."""
+    return None if limit is None else reader.read(DistanceWeights)
+
+
+def reopened(limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays) -> Observations:
+    """Return observations with the weights that a fit has left, if any."""
+    if limit is None or _LOG_WEIGHT not in arrays:
+        return observed
+    log_weight = torch.from_numpy(np.asarray(arrays[_LOG_WEIGHT], np.float32))
+    return limit.applied(observed, DistanceWeights(log_weight))

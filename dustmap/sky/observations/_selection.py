@@ -64,6 +64,13 @@ def classes_of(distances: AbstractDistances) -> tuple[NDArray[np.int64], int]:
     return np.zeros(len(distances), np.int64), 1
 
 
+def places_of(distances: AbstractDistances) -> Array:
+    """Return the distances (J,) in pc at which `SelectionWeights` take the mean over directions of
+    such stars."""
+    ends = np.quantile(distances.quantile(_LEVELS), _ENDS)
+    return np.geomspace(ends[0], max(ends[1], 1.001 * ends[0]), _PLACES)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class DustAlong:
@@ -142,23 +149,40 @@ class SelectionWeights:
 
     @staticmethod
     def of(
-        seen: SeenPart,
-        dimming: float,
-        l: Array,
-        b: Array,
-        distances: AbstractDistances,
-        along: DustAlong,
+        seen: SeenPart, dimming: float, distances: AbstractDistances, places: Array, draws: Array
     ) -> "SelectionWeights":
-        """Find Ḡ from a sample of the stars of the catalog."""
+        """Find Ḡ from a sample of the stars of the catalog.
+
+        Parameters
+        ----------
+        seen, dimming : see the attributes
+        distances : of the N stars of the sample
+        places : (J,), distances in pc, from `places_of`
+        draws : (S, N, J), of A at these in the directions of the sample, in mag
+
+        Examples
+        --------
+        Half of the directions have 1 mag from 100 pc on, behind which 0.4 of the stars are seen:
+        0.7 of all there. A star of those directions is behind it as likely as 0.4 / 0.7:
+
+        >>> from dustmap.sky.stars import GaussianDistances, LuminosityFunction
+        >>> luminosity = LuminosityFunction(np.array([0.0, 10.0]), np.array([0.0, np.log(1e4)]))
+        >>> rows = np.arange(1700)
+        >>> seen = SeenPart.of(luminosity, 12.0, 0.01 * rows, 0 * rows, 1)
+        >>> sky = GaussianDistances(np.where(rows < 1000, 75.0, 125.0), np.full(1700, 5.0))
+        >>> d = places_of(sky)
+        >>> dust = np.where((rows[:, None] % 17 < 7) & (d > 100.0), 1.0, 0.0)
+        >>> weights = SelectionWeights.of(seen, 1.0, sky, d, dust[None])
+        >>> ends = weights.log_weights(d[None], dust[None, :1], np.array([0]))[0, [0, -1]]
+        >>> np.exp(np.diff(ends)).round(2), round(0.4 / 0.7, 2)
+        (array([0.57]), 0.57)
+        """
         kind, kinds = classes_of(distances)
-        known = np.log(distances.quantile(_LEVELS))
-        ends = np.quantile(known, _ENDS)
-        places = np.linspace(ends[0], max(ends[1], ends[0] + 1e-3), _PLACES)
-        d = np.repeat(np.exp(places)[None, :], len(l), axis=0)
-        draws = along.draws(l, b, d, np.arange(len(l)))
-        log_part = _log_part(seen, dimming, d, draws, kind)
-        rows = [_log_mean(log_part[kind == k], known[kind == k], places) for k in range(kinds)]
-        return SelectionWeights(seen, dimming, places, np.stack(rows))
+        every = np.broadcast_to(places, draws.shape[1:])
+        log_part = _log_part(seen, dimming, every, draws, kind)
+        t, known = np.log(places), np.log(distances.quantile(_LEVELS))
+        rows = [_log_mean(log_part[kind == k], known[kind == k], t) for k in range(kinds)]
+        return SelectionWeights(seen, dimming, t, np.stack(rows))
 
     def log_weights(self, distance: Array, draws: Array, kind: NDArray[np.int64]) -> Array:
         """Return ln w (N, K) at distances (N, K) in pc behind draws of A (S, N, K), of stars of
