@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 #: Median relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
+#: Rounds of weighted distances at most, unless none are asked for.
+WEIGHTED_ROUNDS = 3
 #: Standard deviation of the factor on the dust beyond the box before the stars are asked: dust
 #: differs from place to place; and its least value, for there is no negative dust.
 LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
@@ -215,7 +217,7 @@ class _Rounds:
         noisy = _far_column.first(self.config, observed.with_added(added), dust)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         data, rounds = _Data(observed, noisy, added), list[Mapping[str, Any]]()
-        while len(rounds) < self.config.fit.distance_rounds:
+        while len(rounds) < self._most:
             line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
@@ -226,6 +228,12 @@ class _Rounds:
             level = line["beyond"], line["beyond_std"]
             fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, level, start)
         return DistanceFit(fit, data.noisy, data.added, tuple(rounds), data.weights)
+
+    @property
+    def _most(self) -> int:
+        """The most rounds: more where distances are weighted, for the dust moves with them."""
+        asked = self.config.fit.distance_rounds
+        return asked if self.limit is None or asked == 0 else WEIGHTED_ROUNDS
 
     def _fit(
         self,
