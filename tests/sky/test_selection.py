@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from dustmap.errors import UserError
-from dustmap.sky.observations import SelectionWeights, classes_of, places_of
+from dustmap.sky.observations import SelectionWeights, classes_of, common_distances
 from dustmap.sky.stars import (
     WEIGHT_SCORES,
     ExactDistances,
@@ -95,7 +95,7 @@ def weighted(of_magnitude: bool = False) -> tuple[Catalog, WeightedDistances]:
     assert kinds == (8 if of_magnitude else 1)
     seen = SeenPart.of(luminosity, LIMIT, stars.magnitude, kind, kinds)
     sample = stars.distances[:1500]
-    places = places_of(sample)
+    places = common_distances(sample)
     every = np.repeat(places[None, :], len(sample), axis=0)
     draws = dust(every, stars.cloudy[:1500])[None]
     weights = SelectionWeights.of(seen, DIMMING, sample, places, draws)

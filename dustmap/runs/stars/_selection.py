@@ -27,7 +27,7 @@ from dustmap.sky.observations import (
     PriorDust,
     SelectionWeights,
     classes_of,
-    places_of,
+    common_distances,
 )
 from dustmap.sky.stars import (
     LEAST,
@@ -157,7 +157,7 @@ class MagnitudeLimit:
         kind, kinds = classes_of(sample.distances)
         seen = SeenPart.of(luminosity, self.limit, sample.magnitude, kind, kinds)
         some = thinned(sample, _DIRECTIONS)
-        places = places_of(some.distances)
+        places = common_distances(some.distances)
         every = np.repeat(places[None, :], len(some), axis=0)
         draws = along.draws(some.l, some.b, every, np.arange(len(some)))
         return SelectionWeights.of(seen, self.dimming, some.distances, places, draws), used

@@ -25,7 +25,7 @@ from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
 from dustmap.sky.observations._selection import DustAlong as DustAlong
 from dustmap.sky.observations._selection import SelectionWeights as SelectionWeights
 from dustmap.sky.observations._selection import classes_of as classes_of
-from dustmap.sky.observations._selection import places_of as places_of
+from dustmap.sky.observations._selection import common_distances as common_distances
 from dustmap.sky.observations._sight_lines import BeyondBox as BeyondBox
 from dustmap.sky.observations._sight_lines import Moments as Moments
 from dustmap.sky.observations._sight_lines import PriorDust as PriorDust

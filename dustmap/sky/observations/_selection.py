@@ -64,7 +64,7 @@ def classes_of(distances: AbstractDistances) -> tuple[NDArray[np.int64], int]:
     return np.zeros(len(distances), np.int64), 1
 
 
-def places_of(distances: AbstractDistances) -> Array:
+def common_distances(distances: AbstractDistances) -> Array:
     """Return the distances (J,) in pc at which `SelectionWeights` take the mean over directions of
     such stars."""
     ends = np.quantile(distances.quantile(_LEVELS), _ENDS)
@@ -157,7 +157,7 @@ class SelectionWeights:
         ----------
         seen, dimming : see the attributes
         distances : of the N stars of the sample
-        places : (J,), distances in pc, from `places_of`
+        places : (J,), distances in pc, from `common_distances`
         draws : (S, N, J), of A at these in the directions of the sample, in mag
 
         Examples
@@ -170,7 +170,7 @@ class SelectionWeights:
         >>> rows = np.arange(1700)
         >>> seen = SeenPart.of(luminosity, 12.0, 0.01 * rows, 0 * rows, 1)
         >>> sky = GaussianDistances(np.where(rows < 1000, 75.0, 125.0), np.full(1700, 5.0))
-        >>> d = places_of(sky)
+        >>> d = common_distances(sky)
         >>> dust = np.where((rows[:, None] % 17 < 7) & (d > 100.0), 1.0, 0.0)
         >>> weights = SelectionWeights.of(seen, 1.0, sky, d, dust[None])
         >>> ends = weights.log_weights(d[None], dust[None, :1], np.array([0]))[0, [0, -1]]

@@ -43,7 +43,7 @@ _ONE_SIGMA = np.array([0.15865525393145707, 0.5, 0.8413447460685429])
 
 
 def distance_modulus(distance: Array) -> Array:
-    """Return 5 lg(d / 10 pc) at distances in pc."""
+    """Return 5 lg(d / 10 pc) (...) at distances (...) in pc."""
     return np.asarray(5.0 * np.log10(distance / 10.0), np.float64)
 
 
