@@ -182,6 +182,8 @@ def test_weights_are_quadrature() -> None:
             one = found[np.array([row])]
             np.testing.assert_allclose(one.quantile(p), exact, rtol=2e-4)
             np.testing.assert_allclose(one.survival(exact), 1.0 - p[None], atol=1e-3)
+    near = WeightedDistances(GaussianDistances(*np.full((2, 1), 10.0)), np.zeros((1, 33)))
+    np.testing.assert_allclose(near.quantile(p), near.base.quantile(p), rtol=1e-3)
     with pytest.raises(UserError, match="exact"):
         WeightedDistances(ExactDistances(np.array([1.0])), np.zeros((1, len(WEIGHT_SCORES))))
     with pytest.raises(UserError, match=r"finite \(2, 33\)"):

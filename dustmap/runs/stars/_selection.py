@@ -19,7 +19,6 @@ from dustmap.gp import AbstractPosterior, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, Sharded
 from dustmap.inference import StateReader
 from dustmap.linalg import Progress, chunks, unwatched
-from dustmap.runs._machine import TOGETHER
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import (
     DustAlong,
@@ -47,6 +46,8 @@ log = logging.getLogger(__name__)
 
 #: Stars of the luminosity function, and directions of the mean over the sky, at most.
 _ABSOLUTE, _DIRECTIONS = 2000, 1500
+#: Stars whose weights are computed at once.
+_STARS = 2**12
 #: Least ln w, beside which nothing is left.
 _DEEPEST = -50.0
 #: The name of the weights in files.
@@ -121,7 +122,7 @@ class MagnitudeLimit:
         assert isinstance(own_rays, LineIntegrals)
         keys = own_rays.keys.cpu().numpy()
         parts = [np.empty((0, len(WEIGHT_SCORES)), np.float32)]
-        for rows in chunks(len(stars), TOGETHER):
+        for rows in chunks(len(stars), _STARS):
             progress("distances behind the map", rows.start, len(stars))
             some = stars[rows]
             nodes, kind = weight_nodes(some.distances), classes_of(some.distances)[0]

@@ -47,6 +47,8 @@ from dustmap.sky.stars import (
 
 #: Distances at which the mean over directions is tabulated, and the quantiles of these at its ends.
 _PLACES, _ENDS = 64, (0.001, 0.999)
+#: The least of them in pc.
+_NEAREST = 1.0
 #: Quantiles of every star that make up the distribution of all, and turns of its weights.
 _LEVELS, _TURNS = np.linspace(0.02, 0.98, 25), 50
 #: Draws of the map.
@@ -67,8 +69,9 @@ def classes_of(distances: AbstractDistances) -> tuple[NDArray[np.int64], int]:
 def common_distances(distances: AbstractDistances) -> Array:
     """Return the distances (J,) in pc at which `SelectionWeights` take the mean over directions of
     such stars."""
-    ends = np.quantile(distances.quantile(_LEVELS), _ENDS)
-    return np.geomspace(ends[0], max(ends[1], 1.001 * ends[0]), _PLACES)
+    near, far = np.quantile(distances.quantile(_LEVELS), _ENDS)
+    near = max(near, _NEAREST)
+    return np.geomspace(near, max(far, 1.001 * near), _PLACES)
 
 
 @final
@@ -180,7 +183,7 @@ class SelectionWeights:
         kind, kinds = classes_of(distances)
         every = np.broadcast_to(places, draws.shape[1:])
         log_part = _log_part(seen, dimming, every, draws, kind)
-        t, known = np.log(places), np.log(distances.quantile(_LEVELS))
+        t, known = np.log(places), np.log(np.maximum(distances.quantile(_LEVELS), _NEAREST))
         rows = [_log_mean(log_part[kind == k], known[kind == k], t) for k in range(kinds)]
         return SelectionWeights(seen, dimming, t, np.stack(rows))
 

@@ -22,6 +22,8 @@ from dustmap.sky.stars._table import AbstractDistances
 WEIGHT_SCORES = np.linspace(-4.0, 4.0, 33)
 #: Normal scores between which the weighted density is log-linear, and those of distances.
 _CELLS, _DISTANCES = np.linspace(-5.0, 5.0, 161), np.linspace(-5.0, 5.0, 81)
+#: The least distance in pc: normal distributions go down to 0, which has no logarithm.
+_NEAREST = 1e-3
 #: Stars whose tables are in memory at once.
 _STARS_AT_ONCE = 4096
 
@@ -89,14 +91,16 @@ class WeightedDistances(AbstractDistances):
         for start in range(0, len(self), _STARS_AT_ONCE):
             some = self[start : start + _STARS_AT_ONCE]
             z = _Table.of(some.log_weight).score(p)
-            known = np.log(some.base.quantile(np.asarray(ndtr(_DISTANCES), np.float64)))
+            known = some.base.quantile(np.asarray(ndtr(_DISTANCES), np.float64))
+            known = np.log(np.maximum(known, _NEAREST))
             parts.append(np.exp(_at_scores(known, z)))
         return np.concatenate(parts)
 
 
 def weight_nodes(distances: AbstractDistances) -> Array:
     """Return the distances (N, K) in pc at which `WeightedDistances` are weighted."""
-    return distances.quantile(np.asarray(ndtr(WEIGHT_SCORES), np.float64))
+    nodes = distances.quantile(np.asarray(ndtr(WEIGHT_SCORES), np.float64))
+    return np.maximum(nodes, _NEAREST)
 
 
 @final
