@@ -51,6 +51,8 @@ _PLACES, _ENDS = 64, (0.001, 0.999)
 _NEAREST = 1.0
 #: Quantiles of every star that make up the distribution of all, and turns of its weights.
 _LEVELS, _TURNS = np.linspace(0.02, 0.98, 25), 50
+#: Least logarithm of a part, for numbers that do not vanish.
+_FAINTEST = -300.0
 #: Draws of the map.
 _DRAWS = 8
 
@@ -217,7 +219,7 @@ def _log_mean(log_part: Array, known: Array, places: Array) -> Array:
         return np.zeros_like(places)
     bounds = np.concatenate([[-np.inf], 0.5 * (places[1:] + places[:-1]), [np.inf]])
     number = np.histogram(known, bounds)[0]
-    share, part = number / number.sum(), np.exp(log_part)
+    share, part = number / number.sum(), np.exp(np.maximum(log_part, _FAINTEST))
     mean = part.mean(0)
     for _ in range(_TURNS):
         often = 1.0 / ((part / mean) @ share)
