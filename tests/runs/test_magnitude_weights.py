@@ -116,7 +116,7 @@ def test_a_reopened_run_predicts_with_weighted_distances(weighted: Path) -> None
     np.testing.assert_array_equal(again.std, found.unseen.std)
 
 
-@pytest.mark.parametrize("states", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("states", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_rounds_with_weights_go_on_to_the_same_bits(
     sky: Path, weighted: Path, tmp_path: Path, states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

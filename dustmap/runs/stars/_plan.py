@@ -218,6 +218,7 @@ def star_components(
     held = _bytes(stars) + sum(column.nbytes for column in stars.distances.columns().values())
     held += _COPIES * _bytes(own_rays(observed.batch.functional)) + 6 * 8 * len(observed)
     outside = None if observed.beyond is None else observed.beyond.spread
+    weighted = weighted and observed.spread is not None
     for spread in (observed.spread, outside):
         if spread is not None:
             held += _bytes(spread.rays) + spread.variance.nbytes
