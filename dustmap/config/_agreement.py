@@ -117,6 +117,12 @@ def _check_tile(config: "Config") -> None:
             'grid.spacing = "auto" does not go with data.tile: every tile would take its own; name '
             "a length"
         )
+    if data.tile and data.weights_distances:
+        raise UserError(
+            f"data.magnitude_limit = {data.magnitude_limit:g} weights distances by a mean over the "
+            "whole sky, which no tile has: set data.magnitude_weights = false, or leave data.tile "
+            "out"
+        )
     if data.tile and config.tile_margin < least:
         raise UserError(
             f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "

@@ -140,6 +140,14 @@ class DataConfig:
         str,
         Key(text(), "stars: extinction system of these magnitudes, which says how dust dims them"),
     ] = "A_G"
+    magnitude_weights: Annotated[
+        bool,
+        Key(
+            boolean(),
+            "stars: with a magnitude_limit, weight uncertain distances by the part of the stars "
+            "that is seen behind the map's dust, refreshed with fit.distance_rounds",
+        ),
+    ] = True
     far_column: Annotated[
         str,
         Key(
@@ -221,6 +229,11 @@ class DataConfig:
             "empty, then the noise is learned",
         ),
     ] = ""
+
+    @property
+    def weights_distances(self) -> bool:
+        """Whether uncertain distances are weighted by what a magnitude limit leaves."""
+        return self.magnitude_limit > 0.0 and self.magnitude_weights
 
 
 def check_combined(data: DataConfig) -> None:

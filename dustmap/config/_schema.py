@@ -254,7 +254,8 @@ class FitConfig:
         Key(
             integer(0, 3),
             "stars with uncertain distances: most times the density found is used to refresh what "
-            "they add to the noise; ends when the noise changes by less than 5 %",
+            "they add to the noise; ends when the noise changes by less than 5 %; with "
+            "data.magnitude_limit up to 3 unless it is 0",
         ),
     ] = 1
     learn_rows: Annotated[

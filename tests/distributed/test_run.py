@@ -155,6 +155,9 @@ def write_stars_beyond(path: Path, kind: str) -> None:
         "extinction": 1e-3 * d + 0.01 * rng.standard_normal(240),
         "extinction_error": np.full(240, 0.01),
     }
+    if kind == "limited":
+        absolute = 7.0 + np.log10(rng.random(240)) / 0.4
+        columns["g_mag"] = absolute + 5.0 * np.log10(d / 10.0) + 0.8 * columns["extinction"]
     if kind == "exact":
         columns["distance"] = d
     else:
@@ -165,7 +168,7 @@ def write_stars_beyond(path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["exact", "parallaxes"])
+@pytest.mark.parametrize("kind", ["exact", "parallaxes", "limited"])
 @pytest.mark.parametrize(
     ("density", "std", "tolerance"), [("gaussian", 5e-4, 1e-4), ("lognormal", 0.5, 0.1)]
 )
@@ -176,13 +179,18 @@ def test_dust_beyond_the_box_is_the_same_on_two_ranks(
     config = tmp_path / "run.toml"
     config.write_text(BEYOND.format(stars=tmp_path / "stars.fits", density=density, std=std))
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    assert main(["run", str(config), "--output", str(alone)]) in (DONE, CHECK_FAILED)
-    _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(
-        timeout=500
-    )
+    limit = ("data.magnitude_limit=14.5", "data.magnitude_column=g_mag")
+    keys = [word for key in limit for word in ("--set", key)] if kind == "limited" else []
+    assert main(["run", str(config), *keys, "--output", str(alone)]) in (DONE, CHECK_FAILED)
+    ranks = ranks_of_run(2, "run", str(config), *keys, "--output", str(shared))
+    _, errors = ranks.communicate(timeout=500)
     assert (shared / "report.json").is_file(), errors[-3000:]
     same_map(alone, shared, tolerance)
     one, two = (report(run) for run in (alone, shared))
+    if kind == "limited":
+        rounds = [each["distances"]["rounds"] for each in (one, two)]  # type: ignore[index]
+        assert rounds[0][0]["median_change_of_the_distances"] > 0.0
+        assert len(rounds[0]) == len(rounds[1])
     learned, counts = one["hyperparameters"], one["counts"]
     assert two["hyperparameters"] == pytest.approx(learned, rel=1e-2)
     assert isinstance(counts, dict)

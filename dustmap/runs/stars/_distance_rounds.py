@@ -26,9 +26,10 @@ from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _far_column, _model
+from dustmap.runs.stars import _far_column, _model, _selection
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars, refit_stars
 from dustmap.runs.stars._model import Hyperparameters
+from dustmap.runs.stars._selection import DistanceWeights, MagnitudeLimit
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 #: Median relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
+#: Rounds of weighted distances at most, unless none are asked for.
+WEIGHTED_ROUNDS = 3
 #: Standard deviation of the factor on the dust beyond the box before the stars are asked: dust
 #: differs from place to place; and its least value, for there is no negative dust.
 LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
@@ -54,13 +57,14 @@ class DistanceFit:
     """The fit, and the observations with what distances and dust beyond the box add to them.
 
     added: to all observations; None where every star is in the box at an exact distance. rounds: a
-    line for each refreshment, for the report.
+    line for each refreshment, for the report. weights: of the distances, behind a magnitude limit.
     """
 
     fit: StarFit
     observed: Observations
     added: Moments | None
     rounds: tuple[Mapping[str, Any], ...] = ()
+    weights: DistanceWeights | None = None
 
     def arrays(self) -> Arrays:
         """Return what is added, as arrays for `with_stored`."""
@@ -72,7 +76,8 @@ class DistanceFit:
             "shared_variance": self.added.shared,
         }
         arrays = {name: values.cpu().numpy() for name, values in added.items()}
-        return {**arrays, **_far_column.arrays_of(self.observed)}
+        weights = {} if self.weights is None else self.weights.arrays()
+        return {**arrays, **_far_column.arrays_of(self.observed), **weights}
 
 
 def with_stored(observed: Observations, arrays: Arrays) -> Observations:
@@ -86,27 +91,35 @@ def with_stored(observed: Observations, arrays: Arrays) -> Observations:
 
 
 def fit_distances(
-    config: Config, observed: Observations, train: Tensor, watch: Watch
+    config: Config,
+    observed: Observations,
+    train: Tensor,
+    watch: Watch,
+    limit: MagnitudeLimit | None = None,
 ) -> DistanceFit:
     """Fit the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 
-    The checkpointer of `watch` takes every fit, and what every round adds.
+    limit: by which distances are weighted. The checkpointer of `watch` takes every fit, and what
+    every round adds.
     """
     state = watch.checkpointer.load()
     if state is not None:
         reader = StateReader.of(state, _ROUNDS)
         stored = reader.read(_AddedState)
-        added = stored.on(observed)
+        added, weights = stored.on(observed), _selection.restored(limit, reader)
+        if limit is not None and weights is not None:
+            observed = limit.applied(observed, weights)
         noisy = observed if added is None else observed.with_added(added)
         noisy = _far_column.restored(config, reader, noisy)
         fit = reader.read(_FitState).fit(config, noisy.training(train))
-        return DistanceFit(fit, noisy, added, stored.rounds)
-    result = _Rounds(config, observed, train, watch).result()
+        return DistanceFit(fit, noisy, added, stored.rounds, weights)
+    result = _Rounds(config, observed, train, watch, limit).result()
     if not (config.data.refit and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
     states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
     column = _far_column.states_of(config, result.observed)
-    watch.checkpointer.finish(state_of(_ROUNDS, *states, *column, finished=True))
+    weighted = _selection.states_of(result.weights)
+    watch.checkpointer.finish(state_of(_ROUNDS, *states, *column, *weighted, finished=True))
     return result
 
 
@@ -193,6 +206,7 @@ class _Rounds:
     observed: Observations
     train: Tensor
     watch: Watch
+    limit: MagnitudeLimit | None = None
 
     def result(self) -> DistanceFit:
         """Fit until the noise no longer changes, or the rounds are used up."""
@@ -202,18 +216,24 @@ class _Rounds:
         added, dust = first_added(self.config, observed)
         noisy = _far_column.first(self.config, observed.with_added(added), dust)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
-        rounds: list[Mapping[str, Any]] = []
-        while len(rounds) < self.config.fit.distance_rounds:
-            line, fresh, refreshed = self._refreshed(len(rounds) + 1, fit, added, noisy)
+        data, rounds = _Data(observed, noisy, added), list[Mapping[str, Any]]()
+        while len(rounds) < self._most:
+            line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
                 break
             # Of other data, the first of which are those of the column, there is no start.
-            same = _far_column.takes_part(noisy) == _far_column.takes_part(refreshed)
-            added, noisy, start = fresh, refreshed, fit.start if same else _NONE
+            same = _far_column.takes_part(data.noisy) == _far_column.takes_part(fresh.noisy)
+            data, start = fresh, fit.start if same else _NONE
             level = line["beyond"], line["beyond_std"]
-            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level, start)
-        return DistanceFit(fit, noisy, added, tuple(rounds))
+            fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, level, start)
+        return DistanceFit(fit, data.noisy, data.added, tuple(rounds), data.weights)
+
+    @property
+    def _most(self) -> int:
+        """The most rounds: more where distances are weighted, for the dust moves with them."""
+        asked = self.config.fit.distance_rounds
+        return asked if self.limit is None or asked == 0 else WEIGHTED_ROUNDS
 
     def _fit(
         self,
@@ -237,31 +257,28 @@ class _Rounds:
         return fit
 
     def _refreshed(
-        self, number: int, fit: StarFit, added: Moments, noisy: Observations
-    ) -> tuple[Mapping[str, Any], Moments, Observations]:
-        """Return the line of a round, what the density of the fit adds to the observations, and
-        these with it."""
+        self, number: int, fit: StarFit, data: "_Data"
+    ) -> tuple[Mapping[str, Any], "_Data"]:
+        """Return the line of a round, and the data as the density of the fit leaves them."""
         part = self.watch.checkpointer.child(f"noise-{number}")
         state = part.load()
         if state is not None:
-            reader = StateReader.of(state, _NOISE)
-            stored = reader.read(_AddedState)
-            before = stored.on(self.observed)
-            assert before is not None
-            again = _far_column.restored(self.config, reader, self.observed.with_added(before))
-            return stored.rounds[0], before, again
-        at = with_level(self.config, fit, self.observed, added, self.train)
+            return self._restored(StateReader.of(state, _NOISE))
+        at = with_level(self.config, fit, data.observed, data.added, self.train)
         dust = _model.prior_dust(self.config, at)
-        fresh = self.observed.added(fit.for_many_rays(), dust, self.watch.progress)
-        changes = self._changes(fit, at, added, fresh)
+        observed, weights = self._weighted(fit, dust)
+        added = observed.added(fit.for_many_rays(), dust, self.watch.progress)
+        changes = self._changes(fit, at, data, _Data(observed, observed, added))
         line: dict[str, Any] = {
             "round": number,
             **changes,
             "beyond": at.beyond,
             "beyond_std": at.beyond_std,
         }
-        refreshed, moved = _far_column.refreshed(self.observed.with_added(fresh), noisy, fit, dust)
+        noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
         line |= moved
+        if weights is not None:
+            line["stars_of_the_luminosity_function"] = weights.selection_stars
         change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
         largest = max([change, *moved.values()])
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED
@@ -270,28 +287,76 @@ class _Rounds:
             "(median)",
             change,
         )
-        states = _AddedState(fresh, (line,)), *_far_column.states_of(self.config, refreshed)
+        column = _far_column.states_of(self.config, noisy)
+        states = _AddedState(added, (line,)), *column, *_selection.states_of(weights)
         part.finish(state_of(_NOISE, *states, finished=True))
-        return line, fresh, refreshed
+        return line, _Data(observed, noisy, added, weights)
+
+    def _restored(self, reader: StateReader) -> tuple[Mapping[str, Any], "_Data"]:
+        """Return what `_refreshed` has stored."""
+        stored, weights = reader.read(_AddedState), _selection.restored(self.limit, reader)
+        observed = self.observed
+        if self.limit is not None and weights is not None:
+            observed = self.limit.applied(observed, weights)
+        added = stored.on(observed)
+        assert added is not None
+        noisy = _far_column.restored(self.config, reader, observed.with_added(added))
+        return stored.rounds[0], _Data(observed, noisy, added, weights)
+
+    def _weighted(
+        self, fit: StarFit, dust: PriorDust
+    ) -> tuple[Observations, DistanceWeights | None]:
+        """Return the observations of the catalog, with distances as its limit and the map of a fit
+        leave them, and their weights."""
+        if self.limit is None:
+            return self.observed, None
+        posterior, progress = fit.for_many_rays(), self.watch.progress
+        weights = self.limit.weights(self.observed, posterior, dust, progress)
+        return self.limit.applied(self.observed, weights), weights
 
     def _changes(
-        self, fit: StarFit, at: Hyperparameters, old: Moments, new: Moments
+        self, fit: StarFit, at: Hyperparameters, old: "_Data", new: "_Data"
     ) -> Mapping[str, float]:
         """Return the median of |σ_new − σ_old| / σ_old with σ the total noise of the fitted stars,
-        and the root mean square of the shift of y over σ_old."""
-        train, rays = self.train, self.observed.batch.functional[self.train]
+        and the root mean square of the shift of y over σ_old; with weighted distances, of their
+        expected extinctions too, and the median change of the distances in the box."""
+        train = self.train
         errors = self.observed.error_variance[train]
-        mean = predicted(fit.posterior, rays) if at.relative_scatter > 0 else None
+        mean = None
+        if at.relative_scatter > 0 or self.limit is not None:
+            mean = predicted(fit.posterior, old.observed.batch.functional[train])
         before, after = (
             at.noise_variance(errors, mean, (m.variance + m.shared)[train]).sqrt()
-            for m in (old, new)
+            for m in (old.added, new.added)
         )
-        shift = (new.mean - old.mean)[train] / before
+        shift = (new.added.mean - old.added.mean)[train]
+        moved = dict[str, float]()
+        if self.limit is not None and mean is not None:
+            rays = new.observed.batch.functional[train]
+            shift = shift + (predicted(fit.posterior, rays).mean - mean.mean).to(shift)
+            far, farther = (
+                each.observed.batch.functional[train].moments()[:, 0] for each in (old, new)
+            )
+            moved["median_change_of_the_distances"] = float((farther / far - 1.0).abs().median())
+        shift = shift / before
         return {
             "median_change_of_the_noise": float(((after - before).abs() / before).median()),
             "shift_over_the_noise": float(shift.square().mean().sqrt()),
-            "median_added_std_mag": float(new.variance[train].sqrt().median()),
+            "median_added_std_mag": float(new.added.variance[train].sqrt().median()),
+            **moved,
         }
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """The data of a fit. observed: with the distances of the fit, and nothing added; noisy: with
+    what distances and dust beyond the box add, and with the column; weights: of the distances."""
+
+    observed: Observations
+    noisy: Observations
+    added: Moments
+    weights: DistanceWeights | None = None
 
 
 def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperparameters]:

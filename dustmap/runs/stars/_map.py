@@ -34,6 +34,7 @@ from dustmap.runs.stars import (
     _model,
     _parts,
     _run,
+    _selection,
     _zero_points,
 )
 from dustmap.runs.stars._export import finer_grids
@@ -414,7 +415,8 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             "stars: run it again"
         )
     column = _far_column.reopened(run.config, run.grid, run.device, added)
-    observed = _distance_rounds.with_stored(run.observed, added)
+    observed = _selection.reopened(run.limit, run.observed, added)
+    observed = _distance_rounds.with_stored(observed, added)
     run = replace(run, observed=replace(observed, column=column))
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)

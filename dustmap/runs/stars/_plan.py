@@ -44,7 +44,7 @@ from dustmap.runs.stars._model import (
 )
 from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
-from dustmap.sky.stars import combined
+from dustmap.sky.stars import WEIGHT_SCORES, combined
 from dustmap.sky.view import MOST_VOXELS
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def plan_stars(
 
     def memory_of(changed: Config, share: float = 1.0) -> engines.MemoryPlan:
         """share: of the stars, where there are fewer."""
-        every = star_components(stars, observed)
+        every = star_components(stars, observed, config.data.weights_distances)
         own = (replace(part, bytes=math.ceil(share * part.bytes)) for part in every)
         some = data if share == 1.0 else data[torch.arange(math.ceil(share * len(data)))]
         fit = engine_of(changed).plan(problem_of(changed, some))
@@ -231,14 +231,22 @@ def _field_bytes(config: Config) -> int:
     return nodes * dtype_of(config.compute).itemsize
 
 
-def star_components(stars: StarTable, observed: Observations) -> tuple[Component, ...]:
-    """Count the catalog and what it says of the density: known, as they have been read."""
+def star_components(
+    stars: StarTable, observed: Observations, weighted: bool = False
+) -> tuple[Component, ...]:
+    """Count the catalog and what it says of the density: known, as they have been read; weighted:
+    and once more with distances behind a magnitude limit, and their weights before and after."""
     held = _bytes(stars) + sum(column.nbytes for column in stars.distances.columns().values())
     held += _COPIES * _bytes(own_rays(observed.batch.functional)) + 6 * 8 * len(observed)
     outside = None if observed.beyond is None else observed.beyond.spread
+    weighted = weighted and observed.spread is not None
     for spread in (observed.spread, outside):
         if spread is not None:
             held += _bytes(spread.rays) + spread.variance.nbytes
+            if weighted:
+                held += _bytes(spread.rays) + spread.variance.nbytes
+    if weighted:
+        held += 2 * 4 * len(WEIGHT_SCORES) * len(observed)
     what = f"catalog of {len(stars):,} rows, rays and errors of {len(observed):,} stars"
     return (Component("stars", held, During.WHOLE, what),)
 

@@ -34,6 +34,7 @@ from dustmap.runs.stars import (
     _parts,
     _plan,
     _resolution,
+    _selection,
     _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
@@ -116,6 +117,11 @@ class StarRun(AbstractRun):
     def reach(self) -> SurveyReach | None:
         """How much dust the catalog is seen through, where it has a magnitude limit."""
         return _export.reach_of(self.config.data, self.share.sample)
+
+    @property
+    def limit(self) -> _selection.MagnitudeLimit | None:
+        """The limit by which distances are weighted, where the catalog has one."""
+        return _selection.MagnitudeLimit.of(self.config, self.share, self.observed, self.grid)
 
     @property
     def refits(self) -> bool:
@@ -232,7 +238,7 @@ class StarRun(AbstractRun):
 
         with work.watch.stage("fit"), directory.keeping():
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
-            result = fit_distances(self.config, self.observed, self.train, watch)
+            result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             with in_one_part(work.progress, "dust between the nodes"):
                 fit, unresolved = _kernel.judged(
                     self.config, result.fit, result.observed, self.train, self.holdout

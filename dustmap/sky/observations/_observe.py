@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.features import AbstractBeams, Taps
 from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
@@ -26,9 +27,9 @@ from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
-from dustmap.sky.observations._segments import DistanceSpread
+from dustmap.sky.observations._segments import Array, DistanceSpread
 from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
-from dustmap.sky.stars import StarTable
+from dustmap.sky.stars import AbstractDistances, StarTable
 
 #: Stars to read at once, and rays whose rows are made at once.
 STARS, RAYS = 2**16, 2**11
@@ -146,6 +147,39 @@ class Observations:
         noise = self.error_variance + variance
         batch = Batch(self.batch.functional, self.measured - mean, noise, added_variance=variance)
         return replace(self, batch=batch, shared=shared)
+
+    def with_distances(
+        self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
+    ) -> "Observations":
+        """Return the same data with other distributions of the distances, and nothing added.
+
+        Rays that leave the box are truncated now under every policy, or go on through the dust of
+        the prior, so that all are left.
+
+        Parameters
+        ----------
+        l, b, distances : of the stars of this rank's rays, in their order
+        grid : whose box they are seen through
+        """
+        rays = self.batch.functional
+        own = rays.local if isinstance(rays, Sharded) else rays
+        assert isinstance(own, LineIntegrals)
+        outside = OutsidePolicy.TRUNCATE if self.beyond is None else OutsidePolicy.PRIOR
+        lines = _sight_lines.lines_if_any(l, b, distances, grid, outside, own.device)
+        if len(lines) < len(own) or lines.spread is None:
+            raise UserError(
+                f"{len(own) - len(lines)} of {len(own)} stars are outside the box at distances "
+                "that have changed: move or enlarge it (grid.center, grid.size)"
+            )
+        again = replace(lines.rays, keys=own.keys, groups=own.groups)
+        functional = rays.mapped(again) if isinstance(rays, Sharded) else again
+        return replace(
+            self,
+            batch=Batch(functional, self.measured, self.error_variance),
+            spread=replace(lines.spread, rays=replace(lines.spread.rays, keys=own.keys)),
+            beyond=lines.beyond,
+            shared=None,
+        )
 
     def training(self, index: Tensor) -> Batch:
         """Return the data of a fit, which takes the shared variance on top, after those of the

@@ -231,39 +231,54 @@ class DistanceSpread:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
         generator = torch.Generator()
-        stored = _stored_draws(posterior)
-        count = samples if stored is None else min(samples, stored)
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
-        segments = _DENSE if stored is None else _STORED
-        for rows in chunks(len(self), max(1, segments // self.variance.shape[1])):
+        for rows in chunks(len(self), rays_at_once(posterior, self.variance.shape[1])):
             # Draws know a segment by its key: neither chunks nor ranks change them.
             progress(_SPREADS, rows.start, len(self))
             chunk = self[rows]
-            a = chunk._segment_draws(posterior, count, generator.manual_seed(seed))
+            seeded = generator.manual_seed(seed)
+            a = segment_draws(chunk.rays, posterior, samples, seeded)
             more = None if behind is None else behind[rows]
             parts.append(chunk.of_segments(a, more).mean(0))
         progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
 
-    def _segment_draws(
-        self, posterior: AbstractPosterior, samples: int, generator: torch.Generator
-    ) -> Tensor:
-        """Draw ∫ρ over every segment jointly (samples, N, J); 0 for those of no length."""
-        segments, filled = self._segments()
-        drawn = posterior.sample(segments, samples, generator)
-        a = drawn.new_zeros(samples, filled.numel())
-        a[:, filled.flatten()] = drawn
-        return a.view(samples, *filled.shape)
 
-    def _segments(self) -> tuple[LineIntegrals, Tensor]:
-        """Make rays of the segments that have a length; return which they are, too (N, J)."""
-        rays = self.rays
-        filled = rays.edges.diff(dim=-1) > 0
-        row, segment = filled.nonzero(as_tuple=True)
-        edges = torch.stack([rays.edges[row, segment], rays.edges[row, segment + 1]], dim=-1)
-        keys = rays.keys[row] * filled.shape[1] + segment
-        ones = torch.ones_like(edges[:, :1])
-        return LineIntegrals(rays.origin[row], rays.direction[row], edges, ones, keys), filled
+def segment_draws(
+    rays: LineIntegrals, posterior: AbstractPosterior, samples: int, generator: torch.Generator
+) -> Tensor:
+    """Draw ∫ρ over every segment of N rays jointly (samples, N, J); 0 for those of no length.
+
+    A posterior that is stored as fewer draws gives those it has.
+    """
+    count = draws_of(posterior, samples)
+    segments, filled = _filled_segments(rays)
+    drawn = posterior.sample(segments, count, generator)
+    a = drawn.new_zeros(count, filled.numel())
+    a[:, filled.flatten()] = drawn
+    return a.view(count, *filled.shape)
+
+
+def _filled_segments(rays: LineIntegrals) -> tuple[LineIntegrals, Tensor]:
+    """Make rays of the segments that have a length; return which they are, too (N, J)."""
+    filled = rays.edges.diff(dim=-1) > 0
+    row, segment = filled.nonzero(as_tuple=True)
+    edges = torch.stack([rays.edges[row, segment], rays.edges[row, segment + 1]], dim=-1)
+    keys = rays.keys[row] * filled.shape[1] + segment
+    ones = torch.ones_like(edges[:, :1])
+    return LineIntegrals(rays.origin[row], rays.direction[row], edges, ones, keys), filled
+
+
+def draws_of(posterior: AbstractPosterior, most: int) -> int:
+    """Count the draws that a posterior gives, `most` if it has them."""
+    stored = _stored_draws(posterior)
+    return most if stored is None else min(most, stored)
+
+
+def rays_at_once(posterior: AbstractPosterior, segments: int) -> int:
+    """Count the rays of so many segments whose integrals are drawn at once."""
+    together = _DENSE if _stored_draws(posterior) is None else _STORED
+    return max(1, together // segments)
 
 
 def _stored_draws(posterior: AbstractPosterior) -> int | None:

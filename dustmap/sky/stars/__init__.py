@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
+    from dustmap.sky.stars._luminosity import LEAST as LEAST
+    from dustmap.sky.stars._luminosity import LuminosityFunction as LuminosityFunction
+    from dustmap.sky.stars._luminosity import SeenPart as SeenPart
+    from dustmap.sky.stars._luminosity import distance_modulus as distance_modulus
+    from dustmap.sky.stars._luminosity import well_known as well_known
     from dustmap.sky.stars._priors import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._priors import FlatParallax as FlatParallax
@@ -37,5 +42,8 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate
     from dustmap.sky.stars._table import thinned as thinned
+    from dustmap.sky.stars._weighted import WEIGHT_SCORES as WEIGHT_SCORES
+    from dustmap.sky.stars._weighted import WeightedDistances as WeightedDistances
+    from dustmap.sky.stars._weighted import weight_nodes as weight_nodes
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -11,6 +11,9 @@ Parts:
              percentiles: of the parallaxes; of these and of what the limit has left at every
              distance, from the true dust in front of it; of these and of the extinctions behind a
              first map, which is then made again
+    weights  catalogs within the limit, distances by parallaxes, and weighted by the part of stars
+             that is seen behind the map (`data.magnitude_weights`): those of "bias" with parallaxes
+             to 15 %, and others of as many stars in a cone around the cloud alone
     column   stars near the Sun alone: errors of ln ρ beyond them, without a far column, with the
              true one, with it as a bound, and with a bound that is half as high again
 """
@@ -58,16 +61,20 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
-PARTS = ("bias", "again", "column")
+PARTS = ("bias", "again", "weights", "column")
 #: Errors of parallaxes as parts of them.
 PRECISIONS = (0.05, 0.15, 0.3)
 #: Of catalogs that are mapped again: the precision, and what their distances come from.
 AGAIN, SOURCES = 0.15, ("parallaxes", "and the true selection", "and the extinctions")
+#: Skies whose distances are weighted, what these come from, and size and centre of the cone in pc.
+SKIES, WEIGHTED = ("whole", "cone"), ("parallaxes", "weighted by the map")
+CONE_SIZE, CONE_CENTER = (200.0, 120.0, 120.0), (100.0, 0.0, 0.0)
 #: The cloud: at X in pc, its width, its extinction through the middle in mag, and around it the
 #: density in mag/pc.
 CENTRE, WIDTH, DEPTH, MEDIUM = 120.0, 15.0, 5.0, 5e-4
 #: The faintest magnitude of the limited catalogs, and how fast stars become more with magnitude.
 LIMIT, SLOPE = 13.0, 0.35
+LIMITED = {"magnitude_limit": LIMIT, "magnitude_column": "g_mag"}
 #: The cone around the cloud in which distances are scored, in degrees from its axis.
 CONE = 10.0
 #: Percentiles of catalogs.
@@ -83,7 +90,7 @@ CALIBRATED, HARMLESS = 0.04, 1.03
 @final
 @dataclass(frozen=True)
 class Scale:
-    """Box and nodes in pc, stars that are mapped and others, draws, and seeds of skies."""
+    """Box and nodes in pc, stars that are mapped and others, draws, seeds of skies and of cones."""
 
     size: tuple[float, float, float] = (400.0, 400.0, 160.0)
     spacing: float = 20.0
@@ -93,9 +100,10 @@ class Scale:
     rays: int = 100
     precisions: tuple[float, ...] = PRECISIONS
     seeds: tuple[int, ...] = (1, 2)
+    cones: tuple[int, ...] = (1, 2, 3, 4)
 
 
-QUICK = Scale((400.0, 400.0, 80.0), 40.0, 300, 400, 4, 10, (0.15,), (1,))
+QUICK = Scale((400.0, 400.0, 80.0), 40.0, 300, 400, 4, 10, (0.15,), (1,), (1,))
 
 
 @final
@@ -112,7 +120,7 @@ class CloudyDust(AbstractDust):
 
 
 def run(request: Request) -> Outcome:
-    """Both parts."""
+    """All parts, or those that are asked for."""
     scale = QUICK if request.quick else Scale()
     wanted = request.wanted(PARTS)
     rows: list[Row] = [row for row in request.earlier if row["part"] not in wanted]
@@ -128,6 +136,12 @@ def run(request: Request) -> Outcome:
                 found = [_again(scale, limited, source, seed) for seed in scale.seeds]
                 rows.append(_mean("again", {"distances": source, "limited": limited}, found))
                 _log.info("%s", rows[-1])
+    if "weights" in wanted:
+        for sky in SKIES:
+            for precision in scale.precisions if sky == "cone" else (AGAIN,):
+                for source in WEIGHTED:
+                    rows.append(_weighted(scale, sky, precision, source))
+                    _log.info("%s", rows[-1])
     if "column" in wanted:
         for column in ("none", "about", "at most", "at most, 1.5 times"):
             found = [_columned(scale, column, seed) for seed in scale.seeds]
@@ -151,15 +165,23 @@ def settings(scale: Scale) -> Row:
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """Refined distances are calibrated, columns help, and bounds that are too high are idle."""
-    wanted, errors = list[Goal](), dict[str, float]()
+    """Refined distances are calibrated, weights take half of the dust behind clouds, columns help,
+    and bounds that are too high are idle."""
+    wanted, errors, behind = list[Goal](), dict[str, float](), dict[tuple[str, float], float]()
     for row in rows:
         if row["part"] == "bias" and not row["limited"]:
             off = abs(number(row, "within_68") - 0.68)
             name = f"parallaxes to {100 * number(row, 'precision'):g} %: |part within 68 % − 0.68|"
             wanted.append(Goal.at_most(name, CALIBRATED, off))
+        if row["part"] == "weights" and row["sky"] == "cone":
+            case = str(row["distances"]), number(row, "precision")
+            behind[case] = abs(number(row, "bias_behind_mag"))
         if row["part"] == "column":
             errors[str(row["column"])] = number(row, "far")
+    for (source, precision), error in behind.items():
+        if source == WEIGHTED[1]:
+            name = f"weights, parallaxes to {100 * precision:g} %: dust behind over that without"
+            wanted.append(Goal.at_most(name, 0.5, error / behind[WEIGHTED[0], precision]))
     if errors:
         ratio = {name: error / errors["none"] for name, error in errors.items()}
         name = "far column, {}: error of ln ρ over that without"
@@ -176,7 +198,7 @@ def _cloudy(scale: Scale, precision: float, limited: bool, seed: int) -> Mapping
     # Around the cone alone, where there are few of the others.
     narrow = replace(model, size=(200.0, 80.0, 80.0), center=(100.0, 0.0, 0.0))
     others = _measured(simulate(narrow, scale.others, seed + 100), precision, seed + 100)
-    keys = {"magnitude_limit": LIMIT, "magnitude_column": "g_mag"} if limited else {}
+    keys = {**LIMITED, "magnitude_weights": False} if limited else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_table(folder / "sky.fits", sky_table(sky), False)
@@ -188,6 +210,28 @@ def _model(scale: Scale, limited: bool) -> SkyModel:
     """The cloud, and stars within the limit, or all."""
     population = Population(limit=LIMIT if limited else 60.0, slope=SLOPE)
     return SkyModel(scale.size, 5.0, dust=CloudyDust(), population=population)
+
+
+def _weighted(scale: Scale, where: str, precision: float, source: str) -> Row:
+    """Biases of maps with distances from a source, and their scatter from catalog to catalog."""
+    model, grid, found = _model(scale, True), dict[str, object](), list[Mapping[str, float]]()
+    seeds = scale.seeds
+    if where == "cone":
+        model, seeds = replace(model, size=CONE_SIZE, center=CONE_CENTER), scale.cones
+        grid = {"size": list(CONE_SIZE), "center": list(CONE_CENTER)}
+    for seed in seeds:
+        sky = _measured(simulate(model, scale.stars, seed), precision, seed)
+        keys = {**LIMITED, "magnitude_weights": source == WEIGHTED[1], "invalid": "drop"}
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_table(folder / "sky.fits", sky_table(sky), False)
+            outside = {"outside": "truncate", **grid}
+            finished = _run(scale, folder, keys, outside, {"kernel": "matern12"})
+        found.append(_biases(finished, sky, scale, seed))
+    case: Row = {"sky": where, "precision": precision, "distances": source, "catalogs": len(seeds)}
+    parts = {f"bias_{part}_mag": [each[f"bias_{part}_mag"] for each in found] for part in SECTIONS}
+    scatter = {f"scatter_{name[5:]}": float(np.std(values)) for name, values in parts.items()}
+    return {**_mean("weights", case, found), **scatter}
 
 
 def _again(scale: Scale, limited: bool, source: str, seed: int) -> Mapping[str, float]:
