@@ -19,13 +19,14 @@ from torch import Tensor
 from dustmap import engines
 from dustmap.engines import EngineFit, Problem, Watch
 from dustmap.errors import UserError
-from dustmap.estimators._arguments import noise_std_of, one_of
-from dustmap.estimators._standardisation import (
+from dustmap.estimators._arguments import (
     Array,
     Standardisation,
     core_of,
     hyperparameter_errors,
     noise_numbers,
+    noise_std_of,
+    one_of,
 )
 from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues

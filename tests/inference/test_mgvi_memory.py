@@ -10,7 +10,7 @@ import torch
 
 from dustmap.inference import NO_CHECKPOINTS
 from dustmap.inference.lognormal import _mgvi_draws
-from dustmap.inference.lognormal._metric_solver import AbstractMetricSolver, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import AbstractMetricSolver, metric_solver
 from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import OutOfMemory, SolveResult
 from tests.inference.checkpointers import often_interrupted

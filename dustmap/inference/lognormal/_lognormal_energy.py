@@ -12,8 +12,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import Progress, SolveResult, unwatched
 

@@ -17,8 +17,11 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Iterate,
 )
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.inference.lognormal._tangent import TangentStack
 from dustmap.linalg import Progress, SolveResult, unwatched
 

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Iterate, relative_to
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.linalg import (
     AbstractWorld,
     AdaptiveBatch,

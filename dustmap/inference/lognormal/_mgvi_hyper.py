@@ -18,9 +18,9 @@ from dustmap.gp import AbstractSlopes, ParameterErrors, Parameters, RegularGrid
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import (
+from dustmap.inference.lognormal._lognormal_problem import (
     AbstractMetricSolver,
+    LogNormalProblem,
     Preconditioner,
     metric_solver,
 )
