@@ -47,6 +47,7 @@ MAX_GRID_DIM = 4
 #: Rows up to which a dense fit takes seconds, so that nothing is quicker.
 _QUICK = 2_000
 
+
 @final
 @dataclass(frozen=True)
 class ExactSettings:

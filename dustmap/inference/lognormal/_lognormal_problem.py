@@ -24,7 +24,6 @@ from dustmap.inference.lognormal._tangent import (
     Tangent,
     TangentStack,
 )
-from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, DiagonalOperator
 
 #: Relative difference of sums over the same data in the same order, at most.
 _SAME_ORDER = 1e-6
@@ -56,25 +55,25 @@ class LogNormalProblem:
 
     model: LogNormalModel
     data: Batch
-    rows: AbstractOperator
-    own_rows: AbstractOperator
+    rows: linalg.AbstractOperator
+    own_rows: linalg.AbstractOperator
     root: LatentRoot
     log_mean: Tensor
-    covariance: AbstractOperator
+    covariance: linalg.AbstractOperator
     y: Tensor
     noise: Tensor
     weights: Tensor
     groups: GroupTerms | None
-    world: AbstractWorld
+    world: linalg.AbstractWorld
     nodes: SeenNodes | None = None
 
     @staticmethod
     @torch.no_grad()
     def of(
-        model: LogNormalModel, data: Batch, world: AbstractWorld | None = None
+        model: LogNormalModel, data: Batch, world: linalg.AbstractWorld | None = None
     ) -> "LogNormalProblem":
         """Everything computed once: L, T, H β₀."""
-        world = world or Alone()
+        world = world or linalg.Alone()
         rows = rows_made_together(model.interpolation, data.functional, world)
         expected = (len(data), model.prior.lattice.size)
         if rows.shape != expected:
@@ -108,10 +107,10 @@ class LogNormalProblem:
 
     def apart(self) -> "LogNormalProblem":
         """The same for this rank alone, whatever the others do."""
-        return replace(self, rows=self.own_rows, world=Alone())
+        return replace(self, rows=self.own_rows, world=linalg.Alone())
 
     @property
-    def together(self) -> AbstractWorld:
+    def together(self) -> linalg.AbstractWorld:
         """The ranks that make the products with one vector: those that divide draws, or rows."""
         return self.world if self.world.size > 1 else self.model.prior.world
 
@@ -190,7 +189,7 @@ class LogNormalProblem:
         if groups is not None:
             columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
         if groups is not None and groups.has_scales:
-            rows = ProductOperator(DiagonalOperator(groups.gains(c)), rows)
+            rows = ProductOperator(linalg.DiagonalOperator(groups.gains(c)), rows)
         here = self.covariance, self.noise, self.nodes
         return Tangent(rows, density, self.root, columns, *here)
 
