@@ -10,11 +10,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from dustmap import config as configuration
 from dustmap.cli._console import DONE, write
 from dustmap.errors import UserError
+
+if TYPE_CHECKING:
+    from dustmap.runs import StarMap
+    from dustmap.sky import SchemaCard
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -85,13 +89,20 @@ def compute_overrides(options: argparse.Namespace) -> list[str]:
 
 def add_catalog(command: argparse.ArgumentParser) -> None:
     command.add_argument("--catalog", required=True, metavar="FILE")
-    command.add_argument(
-        "--schema",
-        default="generic",
-        metavar="NAME|CARD.toml",
-        help="which columns it has: a survey's card or your own [generic]",
-    )
+    add_schema(command, "which columns it has: a survey's card or your own [generic]")
+
+
+def add_schema(command: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the options of `card_of`."""
+    command.add_argument("--schema", default="generic", metavar="NAME|CARD.toml", help=meaning)
     add_columns(command)
+
+
+def card_of(options: argparse.Namespace) -> "SchemaCard":
+    """Read the card that --schema and --column name."""
+    from dustmap.sky import card_named
+
+    return card_named(options.schema, columns_of(options))
 
 
 def add_columns(command: argparse.ArgumentParser) -> None:
@@ -111,6 +122,17 @@ def columns_of(options: argparse.Namespace) -> dict[str, str]:
         if not (name and column):
             raise UserError(f"--column {name}: expected NAME=COLUMN, such as l=GLON")
     return {name.strip(): column.strip() for name, _, column in pairs}
+
+
+def add_map(command: argparse.ArgumentParser, metavar: str = "MAP") -> None:
+    command.add_argument("map", metavar=metavar, help="a run, a map.zarr or a map.fits")
+
+
+def star_map(options: argparse.Namespace) -> "StarMap":
+    """Open the run of stars that MAP is, computing as the options say."""
+    from dustmap.runs import open_star_map
+
+    return open_star_map(Path(options.map), computing(options, Path(options.map)))
 
 
 def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "FILE") -> None:

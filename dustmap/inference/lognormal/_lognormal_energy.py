@@ -315,7 +315,7 @@ def solve_multipliers(
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
     wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
-    solve = metric_solver(tangent, preconditioner).solve(
+    solve = metric_solver(tangent, preconditioner)(
         target,
         x0=z,
         rtol=relative(tight * wanted, target),

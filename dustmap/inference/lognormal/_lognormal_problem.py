@@ -2,9 +2,9 @@
 the metric I + W^½ J Jᵀ W^½ of its tangents, from the side of the data or of the nodes they see.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeAlias, final
+from functools import partial
+from typing import Annotated, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -230,11 +230,10 @@ class LogNormalProblem:
         return pull
 
 
-class AbstractMetricSolver(ABC):
+class MetricSolver(Protocol):
     """Solves (I + W^½ J_s J_sᵀ W^½) z_s = b_s, for one J or for one of every vector."""
 
-    @abstractmethod
-    def solve(
+    def __call__(
         self,
         b: Tensor,
         *,
@@ -250,13 +249,12 @@ class AbstractMetricSolver(ABC):
 
 def metric_solver(
     tangent: Tangent | TangentStack, preconditioner: Preconditioner | None
-) -> AbstractMetricSolver:
+) -> MetricSolver:
     """The side that the problem has chosen (`SeenNodes.of`), with a preconditioner of that side."""
     if tangent.nodes is None:
-        if preconditioner is None:
-            return _DataSolver(tangent.gram(), None)
-        assert isinstance(preconditioner, GramPreconditioner)
-        return _DataSolver(tangent.gram(), preconditioner.near(tangent))
+        assert preconditioner is None or isinstance(preconditioner, GramPreconditioner)
+        carried = None if preconditioner is None else preconditioner.near(tangent)
+        return partial(linalg.pcg, tangent.gram(), preconditioner=carried)
     assert preconditioner is None or isinstance(preconditioner, NodePreconditioner)
     bare = node_information(tangent.nodes, tangent)
     near = None if preconditioner is None else preconditioner.under(bare)
@@ -300,35 +298,7 @@ def node_preconditioner(
 
 @final
 @dataclass(frozen=True, eq=False)
-class _DataSolver(AbstractMetricSolver):
-    """By products with the Gram matrices themselves."""
-
-    gram: linalg.AbstractOperator
-    preconditioner: linalg.AbstractOperator | None
-
-    def solve(
-        self,
-        b: Tensor,
-        *,
-        x0: Tensor | None = None,
-        rtol: float | Tensor,
-        max_steps: int,
-        progress: linalg.Progress = linalg.unwatched,
-    ) -> linalg.SolveResult:
-        return linalg.pcg(
-            self.gram,
-            b,
-            preconditioner=self.preconditioner,
-            x0=x0,
-            rtol=rtol,
-            max_steps=max_steps,
-            progress=progress,
-        )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _NodeSolver(AbstractMetricSolver):
+class _NodeSolver:
     """By pulls v = ρ u, u = Lᵀ W^½ z, from which z could not be had again: where data say much of
     the field it is the difference of numbers 10⁶ times its size. root_weights W^½ (N,).
 
@@ -340,7 +310,7 @@ class _NodeSolver(AbstractMetricSolver):
     information: NodeInformation
     root_weights: Tensor
 
-    def solve(
+    def __call__(
         self,
         b: Tensor,
         *,

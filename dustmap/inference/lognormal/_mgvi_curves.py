@@ -266,7 +266,7 @@ def _solved(
     wanted = torch.where(misfit > FAR, ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
     size = target.norm(dim=-1).clamp_min(1e-30)
     rtol = (tight * wanted * math.sqrt(target.shape[-1]) / size).clamp_max(0.5)
-    return metric_solver(tangents, preconditioner).solve(
+    return metric_solver(tangents, preconditioner)(
         target,
         x0=samples.z,
         rtol=rtol,

@@ -131,7 +131,7 @@ class DrawSolver:
 
         def solved(part: slice) -> SolveResult:
             self.progress(_DRAWS, part.start, count)
-            return solver.solve(
+            return solver(
                 target[part],
                 x0=None if start is None else start[part],
                 rtol=rtol,

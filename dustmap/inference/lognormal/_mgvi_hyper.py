@@ -19,8 +19,8 @@ from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import (
-    AbstractMetricSolver,
     LogNormalProblem,
+    MetricSolver,
     Preconditioner,
     metric_solver,
 )
@@ -177,13 +177,13 @@ def evidence_step(
 
 
 def _solver_of(
-    solver: AbstractMetricSolver,
+    solver: MetricSolver,
     accuracy: Accuracy,
     progress: linalg.Progress,
 ) -> Callable[[Tensor], linalg.SolveResult]:
     """A⁻¹ of right-hand sides (Q, N), as exact as the information of an evidence step needs."""
     return partial(
-        solver.solve,
+        solver,
         rtol=min(_INFORMATION, accuracy.residual),
         max_steps=accuracy.cg_steps,
         progress=progress,
@@ -205,7 +205,7 @@ def carry(
     tangent, root_weights = problem.tangent(iterate.density, iterate.c), problem.noise.rsqrt()
     pseudo = iterate.residuals.mean(0) + tangent.of_field(field, iterate.c)
     target = root_weights * pseudo
-    solve = metric_solver(tangent, preconditioner).solve(
+    solve = metric_solver(tangent, preconditioner)(
         target,
         x0=z,
         rtol=relative(accuracy.residual, target),
