@@ -25,6 +25,7 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.linalg import chunks
+from dustmap.sky._coordinates import pixel_directions, pixels_towards
 from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
 from dustmap.sky.maps._node_field import NodeTable
@@ -280,8 +281,6 @@ class Horizon:
 
         density (x, y, z): mean at the nodes of the grid, 0 outside.
         """
-        import healpy  # takes a second, as it takes matplotlib
-
         corners = np.abs([grid.lower, grid.upper]).max(axis=0)
         farthest, step = float(np.linalg.norm(corners)), min(grid.spacing)
         nside = 1
@@ -291,7 +290,7 @@ class Horizon:
         least, distance = reach.at(ends), np.full(12 * nside**2, np.inf)
         lower, spacing = np.array(grid.lower), np.array(grid.spacing)
         for part in chunks(len(distance), _PIXELS):
-            ahead = np.stack(healpy.pix2vec(nside, np.arange(len(distance))[part], nest=True), -1)
+            ahead = pixel_directions(nside, np.arange(len(distance))[part])
             places = ahead[:, None] * (ends - 0.5 * step)[:, None]
             index = np.moveaxis((places - lower) / spacing, -1, 0)
             along = step * map_coordinates(density, index, order=1, cval=0.0).cumsum(1)
@@ -302,12 +301,10 @@ class Horizon:
 
     def hides(self, places: Array) -> NDArray[np.bool_]:
         """Say of X, Y, Z in pc (N, 3) whether they are hidden (N,)."""
-        import healpy
-
         distance = np.linalg.norm(places, axis=-1)
         seen = np.where((distance > 0.0)[:, None], places, 1.0)  # the Sun has no direction
-        pixel = healpy.vec2pix(self.nside, *seen.T, nest=True)
-        return np.asarray((distance > 0.0) & (distance >= self.distance[pixel]))
+        reached = self.distance[pixels_towards(self.nside, seen)]
+        return np.asarray((distance > 0.0) & (distance >= reached))
 
 
 @final
