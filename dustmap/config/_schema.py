@@ -370,7 +370,7 @@ class ComputeConfig:
 @final
 @dataclass(frozen=True)
 class ExportConfig:
-    """What the run writes beside its report."""
+    """Files that the run writes beside its report."""
 
     formats: Annotated[tuple[str, ...], Key(choices("zarr", "fits"), "the files map.*")] = (
         "zarr",

@@ -264,7 +264,7 @@ class AutomaticEngine(AbstractEngine):
         return self._by_size(problem) or self._by_kernel(problem)
 
     def _by_size(self, problem: Problem) -> EngineChoice | None:
-        """What rows and columns alone decide; None where the kernel does."""
+        """Decide by rows and columns alone; None where the kernel decides."""
         n, dim, settings = len(problem.data), problem.model.kernel.dim, self.inducing.settings
         dense = most_exact(settings.max_memory)
         if settings.grid is not None:
@@ -278,7 +278,7 @@ class AutomaticEngine(AbstractEngine):
         return None
 
     def _by_kernel(self, problem: Problem) -> EngineChoice:
-        """What the grid decides that the kernel and the noise ask for."""
+        """Decide by the grid that the kernel and the noise ask for."""
         settings, n = self.inducing.settings, len(problem.data)
         plan, grid = planned(problem, settings)
         is_full = plan.family == "full" or self._is_asked_for

@@ -67,7 +67,7 @@ class EngineArguments:
 
     @property
     def learning(self) -> engines.EvidenceSettings:
-        """Of hyperparameters, by the exact evidence."""
+        """Settings of learning by the exact evidence."""
         return self.inducing.learning
 
 

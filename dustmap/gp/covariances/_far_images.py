@@ -169,7 +169,7 @@ def _worthwhile(plan: _Plan, measure: PointMeasure, reached: Mapping[Shift, int]
 
 
 def _seconds(measure: PointMeasure, nodes: int) -> float:
-    """What the kernel takes between all data and so many nodes, each seen through an image."""
+    """Estimate the time of the kernel between all data and so many nodes of images."""
     return len(measure) * nodes * min(measure.points.shape[1], MOST_POINTS) * EVALUATION
 
 

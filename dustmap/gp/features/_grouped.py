@@ -269,7 +269,7 @@ class SideBySide(AbstractComposite):
 @final
 @dataclass(frozen=True, eq=False)
 class GroupTerms:
-    """What groups do to responses L ρ (N,) of N data, at variables (c, c') ~ N(0, I) (G + G',).
+    """Terms of groups in responses L ρ (N,) of N data, at variables (c, c') ~ N(0, I) (G + G',).
 
     offsets τ G (N, G); scales κ G (N, G), None without, where G' = 0.
     """

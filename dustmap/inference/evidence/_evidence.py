@@ -248,7 +248,7 @@ class _Applied:
 @final
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """What is held fixed while the parameters move.
+    """Numbers that are held fixed while the parameters move.
 
     alpha (N,); eps_mean (M_w,); deviations (S, M_w). With prior draws also recolouring, for it is
     the field that stays fixed, and power: |δ_s,k|² − |ε₀_s,k|², which ½ ∂ ln λ_k multiplies.
@@ -365,7 +365,7 @@ def _added(total: list[Tensor], objective: Tensor, inputs: Sequence[Tensor]) -> 
 def _centring_power(
     recolouring: Recolouring, moments: Moments, prior_draws: Tensor, eps: Tensor, slope: Tensor
 ) -> Tensor:
-    """What multiplies ∂ ln λ_k when the field is held fixed: ½ (|m̂|² + ... ) − ½ ε · ∂/∂ε.
+    """Factor of ∂ ln λ_k when the field is held fixed: ½ (|m̂|² + ... ) − ½ ε · ∂/∂ε.
 
     slope (1 + S, M_w): derivative of the data's part in eps, to which ∂ε_θ = −½ ε ∂ ln λ applies.
     """

@@ -128,7 +128,7 @@ class _Samples:
     def first(
         problem: LogNormalProblem, target: Tensor, anchor: Tensor, first: Tensor, z: Tensor
     ) -> "_Samples":
-        """Of anchors a (K, n) and e₀ (K, n)."""
+        """Begin at anchors a (K, n) and e₀ (K, n)."""
         n, shift = problem.root.n_field, problem.root.matmul(first)
         return _Samples(
             problem,

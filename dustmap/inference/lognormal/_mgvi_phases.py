@@ -335,7 +335,7 @@ class Fit:
 
     @property
     def _accuracy_of_learning(self) -> Accuracy:
-        """Of the mode that a gradient of the evidence is taken at."""
+        """Accuracy of the mode at which a gradient of the evidence is taken."""
         residual = _LEVEL * self.settings.residual
         return Accuracy(residual, _LEVEL_DECREASE, _LEVEL_STEPS, self.settings.cg_steps)
 

@@ -1,4 +1,4 @@
-"""What a run fits beside the density along sight lines: a far column, and zero points of groups.
+"""Terms of a run beside the density along sight lines: a far column, and zero points of groups.
 
 The far column is the map of the sky that [data] names, as data of the fits. One that is about what
 there is takes part in every fit, with the dust behind the box as that fit has it. An upper bound

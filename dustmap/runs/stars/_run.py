@@ -160,7 +160,7 @@ class StarRun(AbstractRun):
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        watch = reports.Stopwatch(tell=directory.record, device=self.device)
+        watch = reports.Stopwatch(on_stage=directory.record, device=self.device)
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
         run = self._with_kernel(work) if Stage.FIT.reached_by(until) else self

@@ -38,7 +38,7 @@ _AHEAD = tuple(shift for shift in itertools.product((-1, 0, 1), repeat=3) if shi
 @final
 @dataclass(frozen=True)
 class Criteria:
-    """What makes a part of a density a structure.
+    """Criteria that make a part of a density a structure.
 
     Attributes
     ----------
