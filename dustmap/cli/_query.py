@@ -165,8 +165,8 @@ def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
     if "name" not in held or known & set(held):
         return None
     table, clouds = read_tables(path), NamedPlaces.read()
-    found = [clouds.place(name) for name in text_column(table, held["name"])]
-    l, b, distance = np.array(found).reshape(-1, 3).T
+    places = [clouds.place(name) for name in text_column(table, held["name"])]
+    l, b, distance = np.array(places).reshape(-1, 3).T
     if "distance_pc" in held:
         distance = number_column(table, held["distance_pc"])
         if not (distance > 0.0).all():

@@ -135,10 +135,10 @@ def from_mapping(
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
         _update(tables.setdefault(section, {}), values)
-    found = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
-    resolved = found.resolved()
+    config = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
+    resolved = config.resolved()
     for key in ("size", "spacing"):
-        mine, taken = getattr(found.grid, key), getattr(resolved.grid, key)
+        mine, taken = getattr(config.grid, key), getattr(resolved.grid, key)
         if key in tables.get("grid", {}) and mine != taken:
             raise UserError(
                 f"grid.{key} = {shown(mine)}: the coarsest of grid.levels has {shown(taken)}; "

@@ -362,10 +362,10 @@ def kernel_of(terms: list[StationaryKernel]) -> AbstractKernel:
 def spread(values: Array, name: str = "y") -> Array:
     """Standard deviation along the first axis; 1 for a constant."""
     with np.errstate(over="ignore"):
-        found = np.std(values, axis=0)
-    if not np.isfinite(found).all():
+        spread = np.std(values, axis=0)
+    if not np.isfinite(spread).all():
         raise UserError(f"{name} is too large for its square to be a number: give it other units")
-    return np.where(found > 0, found, 1.0)
+    return np.where(spread > 0, spread, 1.0)
 
 
 #: Probability below one standard deviation of a normal distribution.
@@ -412,14 +412,14 @@ def hyperparameter_errors(fit: EngineFit, scaling: Standardisation) -> dict[str,
     numbers and the mean's coefficients; None where there is none, `held` what is at a bound."""
 
     def quantities(model: GPModel, noise: StudentTNoise | None) -> dict[str, float]:
-        found = dict[str, float]()
+        named = dict[str, float]()
         for i, term in enumerate(kernel_numbers(scaling.user_kernel(model.kernel))):
-            found |= {f"length[{i}][{j}]": value for j, value in enumerate(term["length"])}
-            found[f"std[{i}]"] = term["std"]
+            named |= {f"length[{i}][{j}]": value for j, value in enumerate(term["length"])}
+            named[f"std[{i}]"] = term["std"]
         numbers = noise_numbers(model, None if noise is None else noise.nu, scaling)
         mean = scaling.user_mean(model.mean.coefficients().detach().numpy()).tolist()
-        found |= {name: value for name, value in numbers.items() if value is not None}
-        return found | {f"mean[{i}]": value for i, value in enumerate(mean)}
+        named |= {name: value for name, value in numbers.items() if value is not None}
+        return named | {f"mean[{i}]": value for i, value in enumerate(mean)}
 
     errors = engines.quantity_errors(fit, quantities)
     dim, terms = len(scaling.x_scale), len(fit.model.kernel.terms())

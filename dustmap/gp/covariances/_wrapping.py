@@ -288,12 +288,12 @@ class WrappedKernel:
         def side(axis: int, shift: float, reach: float) -> tuple[int, int] | None:
             return axes[axis](low[axis] + shift - reach, high[axis] + shift + reach)
 
-        found: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
+        by_gaps: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
         for shift, _ in self.image_gaps(data, bounds):
             reach = self.image_reach if any(shift) else self.reach
             sides = tuple(map(side, range(nodes.dim), shift, reach))
-            found.setdefault(sides, []).append(shift)
-        for sides, shifts in found.items():
+            by_gaps.setdefault(sides, []).append(shift)
+        for sides, shifts in by_gaps.items():
             box = tuple(slice(*ends) for ends in sides if ends is not None)
             if len(box) == nodes.dim:
                 stacked = torch.tensor(shifts, dtype=x.dtype, device=x.device)

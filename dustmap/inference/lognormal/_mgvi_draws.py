@@ -209,14 +209,14 @@ def shared_solve(
 def in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
     """step of one group of samples after the other, in their order; of an empty one where there
     are none."""
-    found = list[T]()
+    results = list[T]()
     first = 0
-    while first < count or not found:
+    while first < count or not results:
 
         def attempt(size: int, first: int = first) -> tuple[int, T]:
             part = slice(first, min(first + size, count))
             return part.stop, step(part)
 
         first, made = at_once.attempt(attempt)
-        found.append(made)
-    return found
+        results.append(made)
+    return results

@@ -246,22 +246,22 @@ class _Slopes:
         """A_p z (Q, N) of z (N,)."""
         tangent, root_weights = self.tangent, self.tangent.noise.rsqrt()
         spread = self._spread(z)
-        found = [slope * z for slope in self.noises]
+        parts = [slope * z for slope in self.noises]
         if self.kernels is not None:
             covaried = self.kernels.products(spread)
             seen = root_weights * tangent.rows.matmul(tangent.density * covaried)
-            found = [*seen, *found]
-        return torch.stack(found)
+            parts = [*seen, *parts]
+        return torch.stack(parts)
 
     def quadratic(self, z: Tensor) -> Tensor:
         """z_sᵀ A_p z_s (Q, K) of z (K, N), float64; ranks divide the K among them."""
         squares = z.square()
-        found = [(slope * squares).sum(-1, dtype=torch.float64)[None] for slope in self.noises]
+        parts = [(slope * squares).sum(-1, dtype=torch.float64)[None] for slope in self.noises]
         if self.kernels is not None:
             spread, world = self._spread(z), self.world
             forms = self.kernels.quadratic(spread[world.share(len(z))])
-            found = [world.gathered(forms, world.shares(len(z))), *found]
-        return torch.cat(found)
+            parts = [world.gathered(forms, world.shares(len(z))), *parts]
+        return torch.cat(parts)
 
     def _spread(self, z: Tensor) -> Tensor:
         """diag(ρ) Lᵀ W^½ z (..., M)."""

@@ -263,12 +263,12 @@ def zero_points_section(
     train: torch.Tensor,
 ) -> dict[str, Any]:
     """Return a line for each group with fitted stars, for the report; nothing without groups."""
-    found, scales = zero_points_of(fit), scales_of(fit)
+    points, scales = zero_points_of(fit), scales_of(fit)
     groups = groups_of(observed.batch.functional[train])
-    if found is None or groups is None:
+    if points is None or groups is None:
         return {}
-    counts = torch.bincount(groups, minlength=len(found.mean)).tolist()
-    columns = {"zero_point": found.mean.tolist(), "error": found.std.tolist()}
+    counts = torch.bincount(groups, minlength=len(points.mean)).tolist()
+    columns = {"zero_point": points.mean.tolist(), "error": points.std.tolist()}
     prior: dict[str, Any] = {"column": config.data.groups, "prior_std_mag": config.model.group_std}
     if scales is not None:
         columns |= {"scale": (1.0 + scales.mean).tolist(), "scale_error": scales.std.tolist()}

@@ -116,7 +116,7 @@ class DustMap:
         for cubes in self.cubes.finer:
             finer = refined(self.grid, cubes.layout.grid.spacing)
             grid = finer if finer.size <= most else grid
-        points, found = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
+        points, by_quantity = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
         for quantity in quantities:
             of_samples = quantity is Quantity.SAMPLES
             numbers = range(self.n_samples) if of_samples else (0,)
@@ -127,8 +127,8 @@ class DustMap:
                 .transpose()
                 for k in numbers
             ]
-            found[quantity] = np.stack(arrays) if of_samples else arrays[0]
-        return DustMap.from_arrays(grid, found, self.system, self.layout.positive)
+            by_quantity[quantity] = np.stack(arrays) if of_samples else arrays[0]
+        return DustMap.from_arrays(grid, by_quantity, self.system, self.layout.positive)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""
