@@ -135,8 +135,7 @@ class TilePartition:
     """The points of a grid (L1, …, LD) in B blocks of at most t1 × … × tD neighbours.
 
     Blocks and the points in a block are in C order. A tile that is longer than the grid is as
-    long as the grid; where tiles do not divide the grid the last ones are filled with zeros,
-    and `mask` tells the points from the filling.
+    long as the grid; where tiles do not divide the grid the last ones are filled with zeros.
 
     Examples
     --------
@@ -168,11 +167,6 @@ class TilePartition:
     def block_size(self) -> int:
         """M_b."""
         return math.prod(self._tile)
-
-    @property
-    def mask(self) -> Tensor:
-        """(B, M_b), true where a block holds a grid point."""
-        return self.to_blocks(torch.ones(math.prod(self.shape), dtype=torch.bool))
 
     def to_blocks(self, x: Tensor) -> Tensor:
         """Return the grid vectors x (..., L) as blocks (..., B, M_b)."""

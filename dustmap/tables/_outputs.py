@@ -329,10 +329,10 @@ def foreign_entries(directory: Path, own: str) -> list[str]:
     return sorted(name for name, link in links.items() if link or not known.fullmatch(name))
 
 
-def listed(names: list[str], most: int = 3) -> str:
-    """Join the first of many names."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: list[str]) -> str:
+    """Join the first three of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _refuse_other_directory(target: Path) -> None:
