@@ -11,9 +11,8 @@ from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
     from dustmap.sky.maps._answers import muted_reports as muted_reports
-    from dustmap.sky.maps._dust_map import VOXELS as VOXELS
     from dustmap.sky.maps._dust_map import DustMap as DustMap
-    from dustmap.sky.maps._dust_map import refined as refined
+    from dustmap.sky.maps._dust_map import finest_grid as finest_grid
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
     from dustmap.sky.maps._field import FieldTraits as FieldTraits
     from dustmap.sky.maps._field import Planes as Planes
