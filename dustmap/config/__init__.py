@@ -1,7 +1,7 @@
 """Run configurations: read from TOML, checked, echoed and hashed.
 
-The sections and their keys are declared in `dustmap.config._data`, which has what they must agree
-on, and `_schema`; `_values` parses values, `_config` reads and writes the whole.
+The sections and their keys are declared in `dustmap.config._data` and `_schema`; they must agree as
+`_agreement` says. `_values` parses values, `_config` reads and writes the whole.
 
 Examples
 --------

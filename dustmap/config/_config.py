@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from dustmap.config import _values
-from dustmap.config._data import DataConfig, check
+from dustmap.config._agreement import check
+from dustmap.config._data import DataConfig
 from dustmap.config._schema import ComputeConfig, ExportConfig, FitConfig, GridConfig, ModelConfig
 from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError

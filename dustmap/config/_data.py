@@ -1,14 +1,11 @@
 """The section [data] of a run configuration: where the data come from, and what is known of them.
 
-Fields are declared as in `dustmap.config._schema`. Then what all sections must agree on.
+Fields are declared as in `dustmap.config._schema`.
 """
 
-import itertools
-import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, final
+from dataclasses import dataclass
+from typing import Annotated, final
 
-from dustmap.config._schema import GridConfig, ModelConfig
 from dustmap.config._values import (
     Key,
     always,
@@ -25,12 +22,6 @@ from dustmap.config._values import (
     texts,
 )
 from dustmap.errors import UserError
-
-if TYPE_CHECKING:
-    from dustmap.config._config import Config
-
-#: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
-_MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
 
 
 @final
@@ -240,192 +231,3 @@ def check_column(data: DataConfig, rounds: int) -> None:
             f'{column}: data.far_column_kind = "at most" holds down what an earlier fit has above '
             "it: set fit.distance_rounds to 1 or more"
         )
-
-
-def check(config: "Config") -> None:
-    """Refuse values that are valid each and not together."""
-    _check_data(config.data)
-    _check_model(config, config.solves_for_all_stars)
-    if config.data.kind == "stars":
-        _check_box(config.grid)
-        _check_density(config)
-    _check_levels(config)
-    _check_tile(config)
-    _check_groups(config, config.solves_for_all_stars)
-    check_column(config.data, config.fit.distance_rounds)
-
-
-def _check_data(data: DataConfig) -> None:
-    if not data.catalog:
-        raise UserError("data.catalog is missing: expected the path of the file with the data")
-    if data.kind != "regression":
-        return
-    if not 1 <= len(data.inputs) <= 3:
-        raise UserError(
-            f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
-            'which data.kind = "regression" predicts from'
-        )
-    if data.columns:
-        raise UserError(
-            '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '
-            "are names of columns themselves"
-        )
-    if not data.target:
-        raise UserError('data.target is missing: data.kind = "regression" needs a column name')
-
-
-def _check_model(config: "Config", whole: bool) -> None:
-    model = config.model
-    if model.nu != ModelConfig.nu and model.kernel != "matern":
-        raise UserError(
-            f'model.nu = {model.nu:g} is for model.kernel = "matern", and "{model.kernel}" has a '
-            "smoothness of its own: leave one of them out"
-        )
-    if "+" in model.kernel and config.data.kind == "stars" and config.fit.engine == "hip":
-        raise UserError(
-            f'model.kernel = "{model.kernel}": inducing points (fit.engine = "hip") are spaced for '
-            'one length; take fit.engine = "global" or one kernel'
-        )
-    for key, value in (("noise", "student-t"), ("density", "lognormal")):
-        if getattr(model, key) == value and not whole:
-            raise UserError(
-                f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
-                f'everything else takes "gaussian"'
-            )
-    if config.engine != "lognormal" and (
-        model.relative_scatter > 0 or "relative_scatter" in model.learn
-    ):
-        raise UserError(
-            "model.relative_scatter, given or in model.learn, is for a log-normal density "
-            '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
-        )
-    if config.engine == "lognormal" and model.mean_density <= 0:
-        raise UserError(
-            f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
-            "log-normal density"
-        )
-    if config.engine == "lognormal" and config.fit.samples < 4:
-        raise UserError(
-            f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
-            "whose samples come in pairs"
-        )
-    stars = config.data.kind == "stars"
-    if stars and model.std == 0 and model.mean_density <= 0:
-        raise UserError("model.std = 0 stands for model.mean_density, which is not positive")
-    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
-        raise UserError(
-            'model.std is neither given nor in model.learn: expected a number, or "std" there'
-        )
-
-
-def _check_density(config: "Config") -> None:
-    """Refuse densities that no dust has, and that no solver would finish with."""
-    model, log_normal = config.model, config.engine == "lognormal"
-    most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
-    if model.std > most:
-        unit = "of the logarithm of the density" if log_normal else "mag/pc"
-        raise UserError(f"model.std = {model.std:g}: expected at most {most:g} ({unit})")
-    if abs(model.mean_density) > _MOST_DENSITY:
-        raise UserError(
-            f"model.mean_density = {model.mean_density:g}: expected at most {_MOST_DENSITY:g} "
-            "(mag/pc; 0.001 near the Sun)"
-        )
-
-
-def _check_tile(config: "Config") -> None:
-    data, least = config.data, 2.0 * config.model.length
-    if data.tile and data.kind != "stars":
-        raise UserError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
-    if data.tile and config.grid.spacing == 0.0:
-        raise UserError(
-            'grid.spacing = "auto" does not go with data.tile: every tile would take its own; name '
-            "a length"
-        )
-    if data.tile and config.tile_margin < least:
-        raise UserError(
-            f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
-            f"{least:g} pc, or 0, which stands for that"
-        )
-
-
-def _check_groups(config: "Config", whole: bool) -> None:
-    groups = f"data.groups = {shown(config.data.groups)}"
-    if config.data.groups and not whole:
-        raise UserError(
-            f'{groups} is for data.kind = "stars" and fit.engine = "global"; no other engine has '
-            "zero points of groups: leave it out"
-        )
-    if config.model.group_scale > 0 and not config.data.groups:
-        raise UserError(
-            f"model.group_scale = {config.model.group_scale:g} is for groups of stars: name their "
-            "column in data.groups, or leave it out"
-        )
-    if config.data.groups and config.data.tile:
-        raise UserError(
-            f"{groups} does not go with data.tile: every tile would find zero points of its own; "
-            "leave one of them out"
-        )
-
-
-def _check_box(grid: GridConfig) -> None:
-    for name in ("center", "size"):
-        value = getattr(grid, name)
-        if len(value) != 3:
-            raise UserError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
-    if grid.spacing == 0.0:
-        return
-    for axis, size in zip("XYZ", grid.size, strict=True):
-        cells = size / grid.spacing
-        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            near = sorted({max(1, int(cells)), int(cells) + 1})
-            sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
-            raise UserError(
-                f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
-            )
-
-
-def _check_levels(config: "Config") -> None:
-    """Refuse levels that do not go with the rest, or not with each other."""
-    levels, grid = config.grid.levels, config.grid
-    if not levels:
-        return
-    if config.data.kind != "stars" or config.engine != "lognormal":
-        raise UserError(
-            'grid.levels is for log-normal densities of stars (data.kind = "stars", fit.engine = '
-            '"global"): leave it out'
-        )
-    if config.data.tile:
-        raise UserError(
-            f'grid.levels does not go with data.tile = "{config.data.tile}": leave one of them out'
-        )
-    if isinstance(levels, str):
-        if grid.spacing == 0.0:
-            raise UserError(
-                'grid.levels = "auto" goes down to grid.spacing: name a length there, not "auto"'
-            )
-        return
-    for (size, spacing), (inner, fine) in itertools.pairwise(levels):
-        ratio = spacing / fine
-        if round(ratio) < 2 or abs(ratio - round(ratio)) > 1e-6 * ratio:
-            raise UserError(
-                f"grid.levels: expected a spacing of 2, 3, .. times the next finer one, got "
-                f"{spacing:g} and {fine:g} pc"
-            )
-        for axis, outside, side in zip("XYZ", size, inner, strict=False):
-            _check_side(axis, outside, side, spacing)
-    for size, spacing in levels:
-        _check_box(replace(grid, size=size, spacing=spacing))
-
-
-def _check_side(axis: str, outer: float, side: float, spacing: float) -> None:
-    """Refuse a side of a level whose faces are not on nodes of the coarser one around it."""
-    cells = (outer - side) / (2.0 * spacing)
-    if abs(cells - round(cells)) <= 1e-6 and round(cells) >= 0:
-        return
-    near = sorted({math.floor(max(0.0, cells)), max(0, math.ceil(cells))})
-    sizes = " or ".join(f"{outer - 2 * count * spacing:g}" for count in near)
-    raise UserError(
-        f"grid.levels: a level of {side:g} pc along {axis} has no face on a node of the one around "
-        f"it, {outer:g} pc with spacing {spacing:g}: expected {sizes}"
-    )
