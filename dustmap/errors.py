@@ -1,5 +1,7 @@
 """The one error that is the user's to mend, and the words of any."""
 
+import difflib
+from collections.abc import Iterable
 from typing import final
 
 
@@ -15,3 +17,13 @@ class UserError(ValueError):
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line; the name of its type where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Ask for the known word that is nearest to one; "" where none is near.
+
+    >>> did_you_mean("lenght", ("length", "std"))
+    'did you mean length?'
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""

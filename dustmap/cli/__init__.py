@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dustmap import __version__
-from dustmap.cli import _analysis, _catalogs, _completion, _export, _plot, _query, _run
+from dustmap.cli import _analysis, _catalogs, _export, _options, _plot, _query, _run
 from dustmap.cli._console import BAD_INPUT as BAD_INPUT
 from dustmap.cli._console import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._console import DONE as DONE
@@ -71,7 +71,7 @@ COMMANDS: dict[str, Command] = {
     "view": Command(_plot.add_view, _plot.execute_view),
     "clouds": Command(_analysis.add_clouds, _analysis.execute_clouds),
     "compare": Command(_analysis.add_compare, _analysis.execute_compare),
-    "completion": Command(_completion.add_completion, _completion.execute_completion),
+    "completion": Command(_options.add_completion, _options.execute_completion),
 }
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ def add_clouds(commands: _options.Commands) -> None:
             "threshold. Its errors, and the probability that it is there, are from the samples."
         ),
     )
-    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    _options.add_map(command)
     command.add_argument(
         "--threshold",
         type=float,
@@ -77,7 +77,7 @@ def execute_clouds(options: argparse.Namespace) -> int:
     if table_format(output).bare:
         raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
     known = NamedPlaces.read(Path(options.names) if options.names else None)
-    density = _opened(options)
+    density = _opened(options, Path(options.map))
     threshold = default_threshold(density) if options.threshold is None else options.threshold
     clouds = find_clouds(density, Criteria(threshold, options.contrast, options.voxels), known)
     table = clouds.table()
@@ -114,10 +114,10 @@ def _summary(clouds: "Clouds") -> dict[str, Any]:
     }
 
 
-def _opened(options: argparse.Namespace) -> "DustMap":
+def _opened(options: argparse.Namespace, path: Path) -> "DustMap":
     from dustmap.sky.maps import DustMap
 
-    return DustMap.open(options.map, memory=_options.compute_alone(options).memory_bytes // 2)
+    return DustMap.open(path, memory=_options.compute_alone(options).memory_bytes // 2)
 
 
 def add_compare(commands: _options.Commands) -> None:
@@ -137,13 +137,10 @@ def add_compare(commands: _options.Commands) -> None:
             "where its data are not where dustmaps keeps them."
         ),
     )
-    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    _options.add_map(command)
     command.add_argument("others", metavar="OTHER", nargs="*", help="what it is compared with")
     command.add_argument("--catalog", metavar="FILE", help="measured extinctions of stars, too")
-    command.add_argument(
-        "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of it [generic]"
-    )
-    _options.add_columns(command)
+    _options.add_schema(command, "columns of it [generic]")
     command.add_argument(
         "--system",
         default="",
@@ -229,10 +226,8 @@ def _source(options: argparse.Namespace, other: str) -> "AbstractSource":
 
 def _map_source(options: argparse.Namespace, path: Path) -> "MapSource":
     from dustmap.sky.agreement import MapSource
-    from dustmap.sky.maps import DustMap
 
-    memory = _options.compute_alone(options).memory_bytes // 2
-    return MapSource(str(path), DustMap.open(path, memory=memory))
+    return MapSource(str(path), _opened(options, path))
 
 
 def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
@@ -254,19 +249,16 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
     from astropy import units as u
     from astropy.coordinates import SkyCoord
 
-    from dustmap.sky import card_named, read_catalog
+    from dustmap.sky import read_catalog
     from dustmap.sky.agreement import Pairs
     from dustmap.sky.agreement._scores import INTEGRATED
     from dustmap.sky.systems import conversion, system_named
 
-    card = card_named(options.schema, _options.columns_of(options))
     system = system_named(options.system) if options.system else None
-    stars = read_catalog([Path(options.catalog)], card, system=system).stars
-    path, away = Path(options.map), stars.distance
-    if _options.is_run(path):
-        from dustmap.runs import open_star_map
-
-        finished = open_star_map(path, _options.computing(options, path))
+    stars = read_catalog([Path(options.catalog)], _options.card_of(options), system=system).stars
+    away = stars.distance
+    if _options.is_run(Path(options.map)):
+        finished = _options.star_map(options)
         ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
     else:
         places = SkyCoord(stars.l * u.deg, stars.b * u.deg, away * u.pc, frame="galactic")

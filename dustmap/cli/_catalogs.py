@@ -107,13 +107,7 @@ def add_ingest(commands: _options.Commands) -> None:
     command.add_argument(
         "catalogs", nargs="+", metavar="CATALOG", help="FITS, HDF5, Parquet, VOTable, ECSV or CSV"
     )
-    command.add_argument(
-        "--schema",
-        default="generic",
-        metavar="NAME|CARD.toml",
-        help="which columns they have: a survey's card or your own [generic]",
-    )
-    _options.add_columns(command)
+    _options.add_schema(command, "which columns they have: a survey's card or your own [generic]")
     command.add_argument(
         "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
     )
@@ -173,7 +167,7 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
 def execute_ingest(options: argparse.Namespace) -> int:
     from dustmap.runs import store_checks
     from dustmap.sky import check_output
-    from dustmap.sky.catalogs import card_named, ingest
+    from dustmap.sky.catalogs import ingest
     from dustmap.sky.systems import system_named
 
     output = Path(options.output)
@@ -183,7 +177,7 @@ def execute_ingest(options: argparse.Namespace) -> int:
         inputs = _options.inputs_of(*options.catalogs, schema=options.schema)
         check_output(output, options.overwrite, inputs)
         _options.use_threads(_options.compute_alone(options).threads)
-        card = card_named(options.schema, _options.columns_of(options)).with_group(options.groups)
+        card = _options.card_of(options).with_group(options.groups)
         counts = ingest(
             options.catalogs,
             card if options.magnitude is None else card.with_magnitude(options.magnitude),

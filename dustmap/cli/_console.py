@@ -1,4 +1,4 @@
-"""What a command has in common with its console: signals, exit codes, results and progress.
+"""The console of commands: signals, exit codes, results and progress.
 
 Signals that ask a command to end are exceptions: what is half written goes as after any other
 failure, and a run first keeps what it can go on from. Progress is bars on a terminal, plain lines

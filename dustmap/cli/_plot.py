@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dustmap.runs import RegressionResult
-    from dustmap.sky.figures import CloudMarks, Comparison, Target
+    from dustmap.sky.figures import CloudMarks, Target
     from dustmap.sky.maps import DustMap
 
 #: Options that say more of a picture -> the options of the pictures that they belong to.
@@ -55,7 +55,7 @@ def add_plot(commands: _options.Commands) -> None:
         "plot run1 --top-down --clouds clouds.ecsv --output clouds.png",
         "plot run1 --calibration --output calibration.png",
     )
-    command.add_argument("map", metavar="RUN|MAP", help="a run, a map.zarr or a map.fits")
+    _options.add_map(command, "RUN|MAP")
     picture = command.add_mutually_exclusive_group()
     picture.add_argument("--slice", metavar="AXIS=PC", help="a plane, such as z=0 [the default]")
     picture.add_argument("--top-down", action="store_true", help="the extinction along z")
@@ -207,9 +207,7 @@ def _sky(options: argparse.Namespace) -> "Figure":
         return extinction_sky_figure(*what, clouds)
     if not _options.is_run(path):
         return shell_figure(*what, clouds=clouds)
-    from dustmap.runs import open_star_map
-
-    finished = open_star_map(path, _options.computing(options, path))
+    finished = _options.star_map(options)
     return shell_figure(*what, finished.field(), finished.device, clouds)
 
 
@@ -224,10 +222,9 @@ def _los(options: argparse.Namespace) -> "Figure":
             raise UserError(f"--beam needs the stars of a run, and {path} is a map")
         profile = profile_of_map(_map(options), l, b, truth)
         return line_of_sight_figure(profile, target=target)
-    from dustmap.runs import open_star_map
     from dustmap.sky.figures import profile_of_field
 
-    finished = open_star_map(path, _options.computing(options, path))
+    finished = _options.star_map(options)
     step = 0.25 * finished.run.config.grid.finest
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = BEAM if options.beam is None else options.beam
@@ -256,26 +253,19 @@ def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
 def _extinctions(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import extinction_figure
 
-    return extinction_figure(_held_out(options))
+    return extinction_figure(_options.star_map(options).held_out())
 
 
 def _residuals(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import residual_figure
 
-    return residual_figure(_held_out(options))
+    return residual_figure(_options.star_map(options).held_out())
 
 
 def _calibration(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import calibration_figure
 
-    return calibration_figure(_held_out(options).pit)
-
-
-def _held_out(options: argparse.Namespace) -> "Comparison":
-    from dustmap.runs import open_star_map
-
-    path = Path(options.map)
-    return open_star_map(path, _options.computing(options, path)).held_out()
+    return calibration_figure(_options.star_map(options).held_out().pit)
 
 
 #: By the option that asks for it.
@@ -328,17 +318,11 @@ def add_view(commands: _options.Commands) -> None:
         "posterior samples, slices, and the numbers at any place. Cubes that are too large for it\n"
         "are averaged over blocks of voxels, which the command and the page say.",
     )
-    command.add_argument("map", metavar="RUN|MAP", help="a run, a map.zarr or a map.fits")
+    _options.add_map(command, "RUN|MAP")
     command.add_argument(
         "--points", metavar="FILE", help="places to mark, with names: l, b and distance_pc"
     )
-    command.add_argument(
-        "--schema",
-        default="generic",
-        metavar="NAME|CARD.toml",
-        help="columns of --points [generic]",
-    )
-    _options.add_columns(command)
+    _options.add_schema(command, "columns of --points [generic]")
     command.add_argument(
         "--samples", type=int, default=8, metavar="N", help="posterior samples, at most [8]"
     )
@@ -392,11 +376,10 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
             raise UserError("view: --column and --schema go with --points")
         return [], np.empty((0, 3))
     from dustmap.runs import places_of_map
-    from dustmap.sky import card_named, cartesian
+    from dustmap.sky import cartesian
     from dustmap.tables import text_column
 
-    card = card_named(options.schema, _options.columns_of(options))
-    places = places_of_map(Path(options.map), Path(options.points), card)
+    places = places_of_map(Path(options.map), Path(options.points), _options.card_of(options))
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
     named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
     names = ("",) * len(places) if named is None else text_column(places.table, named)

@@ -52,7 +52,7 @@ def add_query(commands: _options.Commands) -> None:
         "query run1 --name Taurus",
         about=_ABOUT,
     )
-    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    _options.add_map(command)
     command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
     command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
     command.add_argument("--ra", type=float, metavar="DEG", help="or right ascension (ICRS)")
@@ -70,10 +70,7 @@ def add_query(commands: _options.Commands) -> None:
         metavar="COORDS.csv",
         help="many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
     )
-    command.add_argument(
-        "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
-    )
-    _options.add_columns(command)
+    _options.add_schema(command, "columns of --file [generic]")
     command.add_argument(
         "--percentiles", nargs="+", type=float, metavar="P", help="these, too, such as 5 50 95"
     )
@@ -136,9 +133,8 @@ def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
     from dustmap.runs import places_of_map
-    from dustmap.sky import card_named
 
-    card = card_named(options.schema, _options.columns_of(options))
+    card = _options.card_of(options)
     named = _names_of_file(Path(options.file), card)
     places = named or places_of_map(Path(options.map), Path(options.file), card)
     source = _opened(options)
@@ -169,8 +165,8 @@ def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
     if "name" not in held or known & set(held):
         return None
     table, clouds = read_tables(path), NamedPlaces.read()
-    found = [clouds.place(name) for name in text_column(table, held["name"])]
-    l, b, distance = np.array(found).reshape(-1, 3).T
+    places = [clouds.place(name) for name in text_column(table, held["name"])]
+    l, b, distance = np.array(places).reshape(-1, 3).T
     if "distance_pc" in held:
         distance = number_column(table, held["distance_pc"])
         if not (distance > 0.0).all():
@@ -276,9 +272,7 @@ def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
     """A run's posterior, which knows what uncertain distances mean, or a map."""
     path = Path(options.map)
     if _options.is_run(path):
-        from dustmap.runs import open_star_map
-
-        return open_star_map(path, _options.computing(options, path))
+        return _options.star_map(options)
     from dustmap.sky.maps import DustMap
 
     return DustMap.open(path, memory=_options.computing_on_map(options, path).memory_bytes // 2)
@@ -374,14 +368,14 @@ def add_predict(commands: _options.Commands) -> None:
 
 def execute_predict(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run, open_star_map
-    from dustmap.sky import card_named, check_output
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     inputs = _options.inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
     check_output(output, options.overwrite, inputs)
     run = Path(options.run)
     computing = _options.computing(options, run)
-    card = card_named(options.schema, _options.columns_of(options))
+    card = _options.card_of(options)
     wanted = Path(options.catalog), card, output, options.overwrite
     if options.distances:
         predict = partial(open_star_map(run, computing).predict, distances=True)
@@ -421,11 +415,10 @@ def add_evaluate(commands: _options.Commands) -> None:
 
 def execute_evaluate(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
-    from dustmap.sky import card_named
 
     run = Path(options.run)
     finished = open_run(run, _options.computing(options, run))
-    card = card_named(options.schema, _options.columns_of(options))
+    card = _options.card_of(options)
     arguments = Path(options.catalog), card, options.truth_column, options.system
     with progress() as shown:
         result = finished.evaluate(*arguments, shown)

@@ -1,7 +1,7 @@
 """Run configurations: read from TOML, checked, echoed and hashed.
 
-The sections and their keys are declared in `dustmap.config._data`, `_schema` and `_execution`, what
-they must agree on in `dustmap.config._config`.
+The sections and their keys are declared in `dustmap.config._data` and `_schema`; they must agree as
+`_agreement` says. `_values` parses values, `_config` reads and writes the whole.
 
 Examples
 --------
@@ -25,9 +25,9 @@ from dustmap.config._config import load as load
 from dustmap.config._config import parsecs as parsecs
 from dustmap.config._config import sha256 as sha256
 from dustmap.config._data import DataConfig as DataConfig
-from dustmap.config._execution import STAR_FIGURES as STAR_FIGURES
-from dustmap.config._execution import ComputeConfig as ComputeConfig
-from dustmap.config._execution import ExportConfig as ExportConfig
+from dustmap.config._schema import STAR_FIGURES as STAR_FIGURES
+from dustmap.config._schema import ComputeConfig as ComputeConfig
+from dustmap.config._schema import ExportConfig as ExportConfig
 from dustmap.config._schema import FitConfig as FitConfig
 from dustmap.config._schema import GridConfig as GridConfig
 from dustmap.config._schema import ModelConfig as ModelConfig

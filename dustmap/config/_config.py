@@ -15,8 +15,7 @@ from typing import Any, final, get_type_hints
 from dustmap.config import _values
 from dustmap.config._agreement import check
 from dustmap.config._data import DataConfig
-from dustmap.config._execution import ComputeConfig, ExportConfig
-from dustmap.config._schema import FitConfig, GridConfig, ModelConfig
+from dustmap.config._schema import ComputeConfig, ExportConfig, FitConfig, GridConfig, ModelConfig
 from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
@@ -137,10 +136,10 @@ def from_mapping(
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
         _update(tables.setdefault(section, {}), values)
-    found = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
-    resolved = found.resolved()
+    config = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
+    resolved = config.resolved()
     for key in ("size", "spacing"):
-        mine, taken = getattr(found.grid, key), getattr(resolved.grid, key)
+        mine, taken = getattr(config.grid, key), getattr(resolved.grid, key)
         if key in tables.get("grid", {}) and mine != taken:
             raise UserError(
                 f"grid.{key} = {shown(mine)}: the coarsest of grid.levels has {shown(taken)}; "

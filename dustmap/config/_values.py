@@ -1,4 +1,4 @@
-"""What a configuration value may be: parsers from TOML values to checked Python values.
+"""Values of a configuration: parsers from TOML values to checked Python values.
 
 A parser takes what TOML gave and returns the value to keep, or raises `Rejected` with the text of
 what it would have accepted. Parsers are idempotent, so that a resolved configuration reads back as
@@ -162,7 +162,7 @@ def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
 
 
 def automatic(one: Parser) -> Parser:
-    """What another parser takes, or "auto", which is 0."""
+    """Take what another parser takes, or "auto", which is 0."""
 
     def parse(raw: object) -> float:
         if raw == "auto" or (raw == 0 and not isinstance(raw, bool)):

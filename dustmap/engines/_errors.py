@@ -94,7 +94,7 @@ def with_errors(
 
 
 def _errors_of_mean(fit: EngineFit) -> ParameterErrors | None:
-    """Of the mean's coefficients β (P,) where they are learned, T Tᵀ of universal kriging."""
+    """Errors of the mean's coefficients β (P,), where learned: T Tᵀ of universal kriging."""
     posterior, directions = fit.posterior, None
     if isinstance(posterior, ExactPosterior):
         directions = posterior.directions
@@ -107,7 +107,7 @@ def _errors_of_mean(fit: EngineFit) -> ParameterErrors | None:
 
 
 def errors_of_coefficients(covariance: Tensor) -> ParameterErrors:
-    """Of coefficients of the mean with this covariance (P, P)."""
+    """Errors of coefficients of the mean with this covariance (P, P)."""
     rows = tuple(tuple(row) for row in covariance.detach().cpu().tolist())
     return ParameterErrors(("mean",) * len(rows), rows, (False,) * len(rows))
 
@@ -116,8 +116,9 @@ def errors_of_coefficients(covariance: Tensor) -> ParameterErrors:
 def errors_of_student_t(
     fit: EngineFit, data: Batch, robust: inference.RobustSettings, known: Sequence[str] = ()
 ) -> ParameterErrors:
-    """Of ln ν, ln s and what is learned of the likelihood, by their Fisher information; known:
-    names of what has been learned by the evidence.
+    """Errors of ln ν, ln s and what is learned of the likelihood, by their Fisher information.
+
+    known: names of what has been learned by the evidence.
 
     A datum counts by (1 − h_n)², h_n its leverage: what the field takes up of it says nothing of
     the noise; and by the share of σ_n² that is of its measurement.

@@ -114,7 +114,7 @@ class RayData:
 
 
 def ray_choice_component(n: int, nodes: RegularGrid) -> Component:
-    """What a choice by n rays on a grid holds."""
+    """Plan the bytes of a choice by n rays on a grid."""
     held = 8 * (_MATRICES * n**2 + _TORI * _at_once(nodes) * nodes.size)
     what = f"covariances of {n:,} stars and fields of some at {nodes.size:,} nodes"
     return Component("kernels compared", held, During.CHOOSING, what)

@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dustmap.engines import FALLBACK, KernelChoice
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._arguments import Array, Standardisation
 from dustmap.estimators._engines import LINKS, Classification, fit_latent
-from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp import GPModel
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood

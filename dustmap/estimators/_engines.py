@@ -19,13 +19,14 @@ from torch import Tensor
 from dustmap import engines
 from dustmap.engines import EngineFit, Problem, Watch
 from dustmap.errors import UserError
-from dustmap.estimators._arguments import noise_std_of, one_of
-from dustmap.estimators._standardisation import (
+from dustmap.estimators._arguments import (
     Array,
     Standardisation,
     core_of,
     hyperparameter_errors,
     noise_numbers,
+    noise_std_of,
+    one_of,
 )
 from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
@@ -66,7 +67,7 @@ class EngineArguments:
 
     @property
     def learning(self) -> engines.EvidenceSettings:
-        """Of hyperparameters, by the exact evidence."""
+        """Settings of learning by the exact evidence."""
         return self.inducing.learning
 
 
@@ -230,7 +231,7 @@ class FittedRegression:
         with torch.no_grad():
             batch = self.scaling.batch(X, np.zeros(len(X)), std)
             variance = self.model.likelihood.noise_variance(batch).numpy()
-        return np.asarray(variance * (self._core * self.scaling.y_scale) ** 2, np.float64)
+        return np.asarray(variance * (core_of(self.dof) * self.scaling.y_scale) ** 2, np.float64)
 
     def noise(self) -> dict[str, float | None]:
         """noise_std of all data and the factor noise_scale on that of each, in user units.
@@ -238,10 +239,6 @@ class FittedRegression:
         Of Student-t noise the half width that holds as much as ±1σ, and noise_dof.
         """
         return noise_numbers(self.model, self.dof, self.scaling)
-
-    @property
-    def _core(self) -> float:
-        return core_of(self.dof)
 
 
 def fit_regression(

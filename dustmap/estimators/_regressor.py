@@ -14,6 +14,7 @@ from torch import Tensor
 from dustmap.engines import most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._arguments import Array, Standardisation, kernel_numbers, spread
 from dustmap.estimators._engines import (
     EngineArguments,
     FittedRegression,
@@ -22,7 +23,6 @@ from dustmap.estimators._engines import (
     fit_regression,
     student_t_engine_name,
 )
-from dustmap.estimators._standardisation import Array, Standardisation, kernel_numbers, spread
 from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from dustmap import engines
 from dustmap.engines import Arrays, EngineFit
 from dustmap.errors import UserError
+from dustmap.estimators._arguments import Standardisation, kernel_of, value_of
 from dustmap.estimators._engines import Classification, FittedRegression
-from dustmap.estimators._standardisation import Standardisation, kernel_of, value_of
 from dustmap.gp import AbstractMean, Batch, ConstantMean, GPModel, LinearMean, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, stationary_named

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import _parameters
-from dustmap.gp._batch import Batch, whole_batch
 from dustmap.gp._exact import ExactGP, covariance_factor
 from dustmap.gp._means import AbstractMean
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._grouped import ZeroPoints
+from dustmap.gp.functionals._stacked import Batch, whole_batch
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.linalg import Progress, unwatched
@@ -103,8 +103,8 @@ class ParameterErrors:
         Examples
         --------
         >>> errors = ParameterErrors(("length",), ((0.01,),), (False,))
-        >>> found = errors.of(torch.zeros(1), lambda at: {"length": 60.0 * float(at.exp())})
-        >>> round(found["length"], 4)  # 10 %
+        >>> stds = errors.of(torch.zeros(1), lambda at: {"length": 60.0 * float(at.exp())})
+        >>> round(stds["length"], 4)  # 10 %
         6.0
         """
         here, theta = dict(quantities(theta)), theta.detach().double()
@@ -116,14 +116,14 @@ class ParameterErrors:
                 is_none = abs(change) <= _ROUNDING * abs(value)
                 slopes[name].append(0.0 if is_none else change / (2.0 * _STEP))
         covariance, held = torch.tensor(self.covariance).double(), torch.tensor(self.held)
-        found: dict[str, float | None] = {}
+        stds: dict[str, float | None] = {}
         for name, values in slopes.items():
             slope = torch.tensor(values, dtype=torch.float64)
             if not bool(slope.any()):
                 continue
             lost = bool((slope[held] != 0).any())
-            found[name] = None if lost else float(slope @ covariance @ slope) ** 0.5
-        return found
+            stds[name] = None if lost else float(slope @ covariance @ slope) ** 0.5
+        return stds
 
 
 @final

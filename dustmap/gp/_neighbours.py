@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dustmap.errors import UserError
-from dustmap.gp._batch import Batch
 from dustmap.gp._model import GPModel, HyperparameterFit
 from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
+from dustmap.gp.functionals._stacked import Batch
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator, AbstractSymmetric, SparseOperator, chunks
 
@@ -45,16 +45,16 @@ def nearest_before(x: Tensor, count: int) -> Tensor:
     x (N, D): in units in which distance means dependence.
     """
     first = min(count, len(x))
-    found = torch.full((len(x), count), -1, dtype=torch.int64, device=x.device)
+    numbers = torch.full((len(x), count), -1, dtype=torch.int64, device=x.device)
     before = torch.arange(first, device=x.device)
     earlier = before[None, :] < before[:, None]
-    found[:first, :first] = torch.where(earlier, before[None, :], -1)
+    numbers[:first, :first] = torch.where(earlier, before[None, :], -1)
     low = first
     while 0 < low < len(x):
         high = min(len(x), low + max(1, round(_SHARE * low)))
-        found[low:high] = nearest(x[:low], x[low:high], count)
+        numbers[low:high] = nearest(x[:low], x[low:high], count)
         low = high
-    return found
+    return numbers
 
 
 def nearest(points: Tensor, queries: Tensor, count: int) -> Tensor:

@@ -34,10 +34,6 @@ Thirteen values of a sine, their posterior by products and by rows of Φ, and by
 >>> solution = solve_global(gridded, data, SolveSettings(samples=8))
 >>> solution.posterior.predict(data.functional[6:8]).mean
 tensor([0.9956, 0.9821], dtype=torch.float64)
->>> evidence_gradient(
-...     gridded, data, solution.posterior.eps_mean, solution.posterior.deviations
-... ).names
-('length', 'variance')
 >>> torus = features.TorusFeatures(prior)
 >>> model = VariationalModel(torus, mean, noise, families.FullRankFamily(prior.n_white))
 >>> rows = RowSource(torus, data.functional)
@@ -83,8 +79,6 @@ from dustmap.inference._state import ParameterVector as ParameterVector
 from dustmap.inference._state import State as State
 from dustmap.inference._state import StateReader as StateReader
 from dustmap.inference._state import state_of as state_of
-from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
-from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
 from dustmap.inference.evidence._newton import LearnedModel as LearnedModel
 from dustmap.inference.evidence._newton import LearnSettings as LearnSettings
 from dustmap.inference.evidence._newton import LearnStep as LearnStep
@@ -118,7 +112,7 @@ from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
 from dustmap.inference.lognormal._mgvi_state import MGVIRound as MGVIRound
 from dustmap.inference.lognormal._mgvi_state import MGVISettings as MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVIStart as MGVIStart
-from dustmap.inference.lognormal._seen_nodes import most_information as most_information
+from dustmap.inference.lognormal._tangent import most_information as most_information
 from dustmap.inference.lognormal._unresolved import Unresolved as Unresolved
 from dustmap.inference.solve._data_space import DRAW_VECTORS as DRAW_VECTORS
 from dustmap.inference.solve._data_space import DRAWS_TOGETHER as DRAWS_TOGETHER

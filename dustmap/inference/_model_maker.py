@@ -15,8 +15,8 @@ from dustmap.gp.features import (
     GroupedFeatures,
     LocalFeatures,
     StencilOrder,
-    chosen_order,
     features_by_order,
+    stencil_order,
 )
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.inference._state import State, StateReader, state_of
@@ -52,7 +52,7 @@ class GridSettings:
     """How the grid carries the field.
 
     padding: length scales around the grid. order: nodes per axis of the kriging stencils, None for
-    `chosen_order` to choose. dtype: of fields and products. memory: bytes. rows_memory: of
+    `stencil_order` to choose. dtype: of fields and products. memory: bytes. rows_memory: of
     them for W, None for half.
     """
 
@@ -177,7 +177,7 @@ class ModelMaker(AbstractMaker):
         self._torus = self._fitting(model.kernel, self._torus)
         prior, noise = self._prior(model.kernel, self._torus), model.likelihood.noise_variance(data)
         compared = features_by_order(prior, self.estimator, self.settings.for_rows)
-        self.stencils = chosen_order(compared, data.functional, noise)
+        self.stencils = stencil_order(compared, data.functional, noise)
         self._compared = compared[self.stencils.order]
 
     def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> gp.GridPrior:

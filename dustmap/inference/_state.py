@@ -214,7 +214,7 @@ class _Reading:
 
     def fields(self, record: Any, stored: object, path: str) -> dict[str, Any]:
         """The stored fields of a dataclass."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if not isinstance(stored, Mapping):
             raise self.wrong(path.removesuffix(".") or _FIELDS, stored)
         for name, hint in _stored_hints(record).items():
@@ -222,8 +222,8 @@ class _Reading:
                 continue
             if name not in stored:
                 raise self.reader.refusal(f"no {path}{name}")
-            found[name] = self.value(hint, stored[name], f"{path}{name}")
-        return found
+            values[name] = self.value(hint, stored[name], f"{path}{name}")
+        return values
 
     def value(self, hint: Any, stored: Any, path: str) -> Any:
         """A value of the type of this hint."""
@@ -264,8 +264,8 @@ class _Reading:
         if len(hints) != len(stored):
             raise self.wrong(path, stored)
         pairs = enumerate(zip(hints, stored, strict=True))
-        found = (self.value(hint, entry, f"{path}.{i}") for i, (hint, entry) in pairs)
-        return list(found) if origin is list else tuple(found)
+        entries = (self.value(hint, entry, f"{path}.{i}") for i, (hint, entry) in pairs)
+        return list(entries) if origin is list else tuple(entries)
 
     def array(self, layout: Layout, path: str) -> Tensor:
         """A copy that lies in memory as the original did, of this layout."""
@@ -293,11 +293,11 @@ class _Reading:
 
     def shape(self, layout: Layout) -> list[int | None]:
         """The lengths of the axes, None where any will do."""
-        found: list[int | None] = []
+        sizes: list[int | None] = []
         for axis in layout.axes.split():
             size = self.sizes.get(axis)
-            found += list(size) if isinstance(size, tuple) else [size]
-        return found
+            sizes += list(size) if isinstance(size, tuple) else [size]
+        return sizes
 
     def stored_array(self, path: str) -> Tensor:
         stored = self.reader.state.arrays.get(path)

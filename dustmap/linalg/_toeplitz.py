@@ -279,12 +279,12 @@ def quadratic_forms(circulants: Sequence[CirculantOperator], x: Tensor) -> Tenso
     torus_shape, box = circulants[0].torus_shape, circulants[0].columns or circulants[0].torus_shape
     weight = multiplicity(torus_shape).to(x.device) / math.prod(torus_shape)
     spectra = [first_axis_last(C.spectrum).double() * weight for C in circulants]
-    table, found = torch.stack(spectra).flatten(1), [x.new_zeros(len(spectra), 0).double()]
+    table, parts = torch.stack(spectra).flatten(1), [x.new_zeros(len(spectra), 0).double()]
     for part in chunks(len(x), rows_in_cache(torus_shape, x.dtype, x.device)):
         half = padded_rfftn(x[part].reshape(-1, *box), torus_shape)
         power = half.real.double().square() + half.imag.double().square()
-        found.append(table @ power.flatten(1).mT)
-    return torch.cat(found, 1)
+        parts.append(table @ power.flatten(1).mT)
+    return torch.cat(parts, 1)
 
 
 def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:

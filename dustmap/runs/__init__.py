@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.runs._commands import check_export as check_export
-    from dustmap.runs._commands import execute_run as execute_run
-    from dustmap.runs._commands import export_plan as export_plan
-    from dustmap.runs._commands import open_run as open_run
-    from dustmap.runs._commands import open_star_map as open_star_map
-    from dustmap.runs._commands import prepare as prepare
-    from dustmap.runs._commands import regression_at as regression_at
-    from dustmap.runs._commands import sky_plan as sky_plan
     from dustmap.runs._machine import choose_threads as choose_threads
     from dustmap.runs._machine import keep_freed_memory as keep_freed_memory
     from dustmap.runs._machine import ranks_of as ranks_of
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun
     from dustmap.runs._run import Plan as Plan
+    from dustmap.runs._run import check_export as check_export
+    from dustmap.runs._run import execute_run as execute_run
+    from dustmap.runs._run import export_plan as export_plan
+    from dustmap.runs._run import open_run as open_run
+    from dustmap.runs._run import open_star_map as open_star_map
+    from dustmap.runs._run import prepare as prepare
+    from dustmap.runs._run import regression_at as regression_at
+    from dustmap.runs._run import sky_plan as sky_plan
     from dustmap.runs.checkpoints import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints import RunStatus as RunStatus
     from dustmap.runs.checkpoints import check_free as check_free

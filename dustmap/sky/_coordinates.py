@@ -82,6 +82,20 @@ def refuse_bad_nside(nside: int, what: str = "nside") -> None:
         raise UserError(f"{what}: expected a power of two, 1 to 8192, got {nside!r}")
 
 
+def pixel_directions(nside: int, pixels: NDArray[np.int64] | int) -> NDArray[np.float64]:
+    """Return unit vectors (N, 3) to the centres of pixels (N,), NESTED; (3,) to that of one."""
+    import healpy  # takes a second, as it takes matplotlib
+
+    return np.stack(healpy.pix2vec(nside, pixels, nest=True), axis=-1)
+
+
+def pixels_towards(nside: int, vectors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the pixels (N,), NESTED, of vectors (N, 3) of any length but 0."""
+    import healpy
+
+    return np.asarray(healpy.vec2pix(nside, *vectors.T, nest=True))
+
+
 def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
     """Return unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
     sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)

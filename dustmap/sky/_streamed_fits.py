@@ -25,7 +25,7 @@ from astropy.io import fits
 from numpy.typing import ArrayLike
 
 from dustmap.distributed import check_agreement
-from dustmap.errors import UserError
+from dustmap.errors import UserError, one_line
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
 from dustmap.tables._outputs import followed, naming, replacing
@@ -49,7 +49,7 @@ def together(world: AbstractWorld) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        words = " ".join(str(error).split()) or type(error).__name__
+        words = one_line(error)
     short = [f"rank {rank}: {text}" for rank, text in enumerate(world.texts(words)) if text]
     if short:
         raise MemoryError("; ".join(short))

@@ -1,7 +1,7 @@
 """Tables: any format in, any format out, and outputs that appear whole or not at all.
 
 `_formats` is the one list of formats and their endings; `_columns` what every reader offers;
-`_fits`, `_arrow`, `_hdf5` and `_votable` one module a family of formats, reader and writer.
+`_fits` (with VOTables), `_arrow` and `_hdf5` one module a family of formats, reader and writer.
 `_outputs` and `_hdf5` serve all that writes files, maps among them. Nothing here knows stars.
 
 Examples

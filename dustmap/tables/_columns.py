@@ -21,7 +21,7 @@ from astropy.table import Table
 from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, one_line
 
 _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
@@ -126,7 +126,7 @@ def words_of_damage(error: Exception) -> str:
     of_values = isinstance(error, ValueError | OverflowError | OSError | EOFError | zlib.error)
     if isinstance(error, MemoryError) or (raised_here(error) and not of_values):
         raise error
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(error)[:200]
 
 
 @contextmanager

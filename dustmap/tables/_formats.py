@@ -10,7 +10,7 @@ import numpy as np
 from astropy.table import Table, vstack
 
 from dustmap.errors import UserError
-from dustmap.tables import _arrow, _columns, _fits, _hdf5, _votable
+from dustmap.tables import _arrow, _columns, _fits, _hdf5
 from dustmap.tables._columns import AbstractReader, typed
 from dustmap.tables._outputs import replacing
 
@@ -80,7 +80,7 @@ FORMATS = (
     TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, _hdf5.write_hdf5),
     TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
     TableFormat(
-        (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
+        (".vot", ".votable", ".xml"), _fits.VotableReader, _fits.write_votable, packed=True
     ),
     TableFormat((".csv",), _arrow.TextReader, _arrow.write_csv, packed=True, bare=True),
     TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),

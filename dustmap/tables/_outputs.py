@@ -67,7 +67,7 @@ def replacing(target: Path, overwrite: bool, packed: bool = False) -> Iterator[P
     clear_leftovers(place)
     check_output(target, overwrite, packed=packed)
     place.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(place, "partial")
+    partial = named_beside(place, "partial")
     try:
         with naming(partial, target):
             yield partial
@@ -92,7 +92,7 @@ def scratch_for(target: Path) -> Iterator[Path]:
     place = followed(target)
     named = place.with_name(f"{place.name}.scratch")
     clear_leftovers(named)
-    scratch = beside(named, "partial")
+    scratch = named_beside(named, "partial")
     try:
         scratch.mkdir(parents=True)
         with naming(scratch, target):
@@ -102,7 +102,7 @@ def scratch_for(target: Path) -> Iterator[Path]:
             remove(scratch)
 
 
-def beside(target: Path, what: str) -> Path:
+def named_beside(target: Path, what: str) -> Path:
     """Return a name of this process in the same directory; what: `partial`, or `replaced`."""
     return target.with_name(f".{what}-{os.getpid()}-{_tag(target)}")
 
@@ -115,7 +115,7 @@ def take_place(partial: Path, target: Path) -> None:
     if _exchange(partial, target):
         return
     # The system cannot: a process killed in between leaves what `clear_leftovers` puts back.
-    aside = beside(target, "replaced")
+    aside = named_beside(target, "replaced")
     with undisturbed():
         target.rename(aside)
         try:
@@ -329,10 +329,10 @@ def foreign_entries(directory: Path, own: str) -> list[str]:
     return sorted(name for name, link in links.items() if link or not known.fullmatch(name))
 
 
-def listed(names: list[str], most: int = 3) -> str:
-    """Join the first of many names."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: list[str]) -> str:
+    """Join the first three of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _refuse_other_directory(target: Path) -> None:

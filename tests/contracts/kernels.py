@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import scipy.integrate
 import scipy.special
 import torch
+from torch import Tensor
 
 from dustmap.gp.kernels import (
     AbstractKernel,
@@ -91,3 +92,15 @@ def displacements(n: int, dim: int, seed: int = 0) -> torch.Tensor:
     """(n, D)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, dim, dtype=torch.float64, generator=generator)
+
+
+def kernel_derivative(
+    kernel: AbstractKernel, dx: Tensor, a: Tensor, b: Tensor | None = None
+) -> Tensor:
+    """∂_a k(dx) = Cov(∂_a ρ(x), ρ(x − dx)), or −∂_a ∂_b k(dx) = Cov(∂_a ρ(x), ∂_b ρ(x − dx)).
+
+    dx, a, b (..., D).
+    """
+    kernel.require_derivatives()
+    axes, left, right = dx.unbind(-1), a.unbind(-1), None if b is None else b.unbind(-1)
+    return torch.stack([term.covariance(axes, left, right) for term in kernel.terms()]).sum(0)

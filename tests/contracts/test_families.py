@@ -65,11 +65,10 @@ def test_kl_equals_the_dense_kl(case: Case) -> None:
 @over_cases
 def test_natural_parameters(case: Case) -> None:
     state, precision = fitted(case)
-    theta1, theta2 = state.natural()
+    theta1, prior = state.apply_precision(state.mean), case.family.prior()
     torch.testing.assert_close(theta1, precision @ state.mean, rtol=1e-12, atol=1e-12)
-    prior = case.family.prior()
-    assert torch.equal(prior.natural()[0], prior.mean)
-    step = case.family.posterior(state.mean, -2 * theta2 - prior.precision())
+    assert torch.equal(prior.apply_precision(prior.mean), prior.mean)
+    step = case.family.posterior(state.mean, state.precision() - prior.precision())
     torch.testing.assert_close(dense_covariance(step), dense_covariance(state))
 
 

@@ -16,7 +16,7 @@ from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.runs import open_run
 from dustmap.sky import DustMap
 from dustmap.sky.stars import open_star_store, read_star_store
-from dustmap.tables._outputs import beside, check_enclosed, replacing
+from dustmap.tables._outputs import check_enclosed, named_beside, replacing
 
 Open = Callable[[Path], Any]
 OPENERS: tuple[tuple[str, str, Open], ...] = (
@@ -140,7 +140,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
     """Whoever knows the name under which a file is written could have it written elsewhere."""
     precious, target = tmp_path / "precious", tmp_path / "map.fits"
     precious.write_text("years")
-    beside(target, "partial").symlink_to(precious)
+    named_beside(target, "partial").symlink_to(precious)
     with replacing(target, overwrite=False) as partial:
         partial.write_text("new")
     assert (precious.read_text(), target.read_text()) == ("years", "new")

@@ -14,6 +14,7 @@ from dustmap.gp.functionals import (
     PointMeasure,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern32
+from tests.contracts.kernels import kernel_derivative
 
 SHAPES = [(14,), (8, 7), (6, 5, 5)]
 
@@ -70,7 +71,7 @@ def dense_weights(prior: GridPrior, measure: PointMeasure, order: int) -> Tensor
         if measure.direction is None:
             k_S = kernel(x - S)
         else:
-            k_S = kernel.derivative(x - S, measure.direction[n].expand_as(S))
+            k_S = kernel_derivative(kernel, x - S, measure.direction[n].expand_as(S))
         W[n, flat] += measure.weights[n, q] * torch.linalg.solve(K_SS, k_S)
     return W.detach()
 

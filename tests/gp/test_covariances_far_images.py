@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.covariances import ClosedForm, Wrapping
-from dustmap.gp.covariances._far_images import FarImages, far_images
+from dustmap.gp.covariances._estimators import FarImages, far_images
 from dustmap.gp.covariances._measures import measure_cross
 from dustmap.gp.covariances._wrapping import (
     Interval,
@@ -55,7 +55,7 @@ def values(dim: int) -> PointMeasure:
 
 def field(kernel: AbstractKernel, measure: PointMeasure, wrapping: Wrapping) -> FarImages:
     wrapped = WrappedKernel.of(kernel, wrapping)
-    found = far_images(wrapped, measure, Nodes.of_grid(grid(measure.dim), CPU))
+    found = far_images(wrapped, measure, Nodes.of_axes(grid(measure.dim).axes(CPU)))
     assert found is not None
     return found
 
@@ -64,7 +64,7 @@ def field(kernel: AbstractKernel, measure: PointMeasure, wrapping: Wrapping) -> 
 @pytest.mark.parametrize("make", [Matern12, Matern32, Matern52])
 def test_polynomials_are_the_sum_of_the_images(make: Make, dim: int) -> None:
     kernel, wrapping = make([0.3, 0.25, 0.35][:dim], 1.3), torus(dim, 0.3)
-    measure, nodes = values(dim), Nodes.of_grid(grid(dim), CPU)
+    measure, nodes = values(dim), Nodes.of_axes(grid(dim).axes(CPU))
     found = field(kernel, measure, wrapping)
     some = measure[torch.arange(0, len(measure), 97)]
     approximate = found.cross(some, nodes).flatten(1).detach()
@@ -97,7 +97,7 @@ def test_the_estimator_uses_them_for_every_kind() -> None:
 
 def test_gradients_are_those_of_the_direct_sum() -> None:
     kernel, wrapping = Matern32([0.3, 0.2], 1.3), Wrapping((2.2, 1.8))
-    measure, nodes = values(2), Nodes.of_grid(grid(2), CPU)
+    measure, nodes = values(2), Nodes.of_axes(grid(2).axes(CPU))
     kernel, parameters = traced(kernel)
     wrapped = WrappedKernel.of(kernel, wrapping)
     found = field(kernel, measure, wrapping)
@@ -118,7 +118,7 @@ def test_images_that_touch_the_data_are_summed_directly() -> None:
     kernel, wrapping = Matern32(0.25, 1.0, 2), Wrapping((2.0, 2.0))
     nodes = RegularGrid((-0.2, -0.2), (0.05, 0.05), (40, 40))
     measure = values(2)
-    found = far_images(WrappedKernel.of(kernel, wrapping), measure, Nodes.of_grid(nodes, CPU))
+    found = far_images(WrappedKernel.of(kernel, wrapping), measure, Nodes.of_axes(nodes.axes(CPU)))
     assert found is not None
     near = {(2.0, 0.0), (0.0, 2.0), (2.0, 2.0), (0.0, 0.0)}
     assert not found.shifts & near
@@ -132,7 +132,7 @@ def test_images_that_touch_the_data_are_summed_directly() -> None:
 def test_long_boxes_and_small_batches_are_summed_directly() -> None:
     kernel = Matern32(0.01, 1.0, 2)
     wrapped = WrappedKernel.of(kernel, torus(2, 0.01))
-    nodes = Nodes.of_grid(grid(2), CPU)
+    nodes = Nodes.of_axes(grid(2).axes(CPU))
     assert far_images(wrapped, values(2), nodes) is None
     near = WrappedKernel.of(Matern32(0.3, 1.0, 2), torus(2, 0.3))
     assert far_images(near, values(2)[:3], nodes) is None
@@ -157,7 +157,7 @@ def test_a_smooth_kernel_needs_more_than_the_estimate() -> None:
     """The squared exponential has no singularity to size the polynomials by: the check at random
     pairs does."""
     kernel, wrapping = SquaredExponential(0.4, 1.0, 2), torus(2, 0.4)
-    measure, nodes = values(2), Nodes.of_grid(grid(2), CPU)
+    measure, nodes = values(2), Nodes.of_axes(grid(2).axes(CPU))
     found = field(kernel, measure, wrapping)
     wrapped = WrappedKernel.of(kernel, wrapping)
     some = measure[:50]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import GridPrior
-from dustmap.gp.covariances import MonteCarlo
+from dustmap.gp.covariances import ClosedForm, MonteCarlo
 from dustmap.gp.features import _residuals as residuals
 from dustmap.gp.features import _stencil as residual_table
-from dustmap.gp.features import stencil_order
+from dustmap.gp.features import features_by_order, stencil_order
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
 from dustmap.gp.features._residuals import LocalResiduals, ResidualVariance
@@ -150,7 +150,8 @@ def test_rays_without_weight_leave_nothing() -> None:
 
 def test_points_take_four_nodes_per_axis() -> None:
     prior = make_prior((8, 7))
-    chosen = stencil_order(prior, PointValues(inside(prior, 20)), torch.ones(20, dtype=F64))
+    features = features_by_order(prior, ClosedForm(), 2**31)
+    chosen = stencil_order(features, PointValues(inside(prior, 20)), torch.ones(20, dtype=F64))
     assert chosen.order == 4
     assert chosen.bytes4 > chosen.bytes2 > 0
 
@@ -171,7 +172,8 @@ def test_rays_take_two_where_that_does_as_well(
     prior = make_prior((10, 9), Matern52(2.5, dim=2))
     functional = rays(prior, 40)
     variances = torch.full((40,), noise, dtype=F64)
-    chosen = stencil_order(prior, functional, variances, memory=memory, sample=30, gain=0.05)
+    features = features_by_order(prior, ClosedForm(), memory)
+    chosen = stencil_order(features, functional, variances, sample=30, gain=0.05)
     assert chosen.order == order
     assert words in chosen.reason
     assert chosen.ratio2 > chosen.ratio4 > 0
@@ -179,5 +181,6 @@ def test_rays_take_two_where_that_does_as_well(
 
 def test_stencil_order_refuses_noise_of_another_length() -> None:
     prior = make_prior((8, 7))
+    features = features_by_order(prior, ClosedForm(), 2**31)
     with pytest.raises(ValueError, match=r"noise_variance must be \(3,\)"):
-        stencil_order(prior, PointValues(inside(prior, 3)), torch.ones(2, dtype=F64))
+        stencil_order(features, PointValues(inside(prior, 3)), torch.ones(2, dtype=F64))

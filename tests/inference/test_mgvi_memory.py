@@ -10,7 +10,7 @@ import torch
 
 from dustmap.inference import NO_CHECKPOINTS
 from dustmap.inference.lognormal import _mgvi_draws
-from dustmap.inference.lognormal._metric_solver import AbstractMetricSolver, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import MetricSolver, metric_solver
 from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import OutOfMemory, SolveResult
 from tests.inference.checkpointers import often_interrupted
@@ -25,15 +25,15 @@ FIT = Case(1, settings=replace(SETTINGS, samples=8, draws=4, rounds=0, residual=
 class Limited:
     """A solver on a machine that holds `limit` right-hand sides."""
 
-    whole: AbstractMetricSolver
+    whole: MetricSolver
     limit: int
     seen: list[int]
 
-    def solve(self, b: torch.Tensor, **options: Any) -> SolveResult:
+    def __call__(self, b: torch.Tensor, **options: Any) -> SolveResult:
         self.seen.append(len(b))
         if len(b) > self.limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return self.whole.solve(b, **options)
+        return self.whole(b, **options)
 
 
 def short_of_memory(limit: int, seen: list[int]) -> Callable[..., Limited]:

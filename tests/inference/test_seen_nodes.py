@@ -17,11 +17,14 @@ from dustmap.inference import (
     RobustSettings,
     fit_mgvi,
 )
-from dustmap.inference.lognormal import _seen_nodes
+from dustmap.inference.lognormal import _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import metric_solver, node_preconditioner
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    metric_solver,
+    node_preconditioner,
+)
 from dustmap.inference.lognormal._mgvi_curves import curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,
@@ -41,7 +44,7 @@ TIGHT = Accuracy(residual=1e-7, decrease=1e-9, steps=40, cg_steps=1000)
 @pytest.fixture(autouse=True)
 def _many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small grids are seen whole: let G have all entries that it needs."""
-    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 1e9)
+    monkeypatch.setattr(_tangent, "_ENTRIES", 1e9)
 
 
 def case(
@@ -87,7 +90,7 @@ def test_steps_are_those_of_the_dense_matrix(
     at = problem.tangent(densities[0], b[0, :0])
     preconditioner = node_preconditioner(nodes, at, rank, None, unwatched) if rank else None
     stack = problem.tangents(densities, problem.rows.matmul(densities), b[:, :0])
-    together = metric_solver(stack, preconditioner).solve(b, rtol=rtol, max_steps=500)
+    together = metric_solver(stack, preconditioner)(b, rtol=rtol, max_steps=500)
     pulls, _ = stack.pull_of(together.x)
     for s in range(3):
         tangent = problem.tangent(densities[s], b[s, :0])
@@ -95,7 +98,7 @@ def test_steps_are_those_of_the_dense_matrix(
         white = tangent.root_weights.double()[:, None] * J
         A = torch.eye(len(J), dtype=torch.float64) + white @ white.mT
         expected = white.mT @ torch.linalg.solve(A, b[s].double())
-        solve = metric_solver(tangent, preconditioner).solve(b[s], rtol=rtol, max_steps=500)
+        solve = metric_solver(tangent, preconditioner)(b[s], rtol=rtol, max_steps=500)
         assert solve.converged
         atol = near * float(expected.abs().max())
         for step in (tangent.step_of(solve.x), problem.root.rmatmul(pulls[s])):
@@ -106,10 +109,10 @@ def test_they_start_from_the_multipliers_of_another_density() -> None:
     problem, _ = both_sides(*case(2))
     b, densities = torch.ones(1, len(problem.y)).double(), densities_of(problem, 1)
     tangent = problem.tangent(densities[0], b[0, :0])
-    cold = metric_solver(tangent, None).solve(b, rtol=1e-6, max_steps=500)
+    cold = metric_solver(tangent, None)(b, rtol=1e-6, max_steps=500)
     near = problem.tangent(1.001 * densities[0], b[0, :0])
-    warm = metric_solver(near, None).solve(b, x0=cold.x, rtol=1e-4, max_steps=500)
-    anew = metric_solver(near, None).solve(b, rtol=1e-4, max_steps=500)
+    warm = metric_solver(near, None)(b, x0=cold.x, rtol=1e-4, max_steps=500)
+    anew = metric_solver(near, None)(b, rtol=1e-4, max_steps=500)
     assert int(warm.steps) < int(anew.steps)
 
 
@@ -142,7 +145,7 @@ def test_a_fit_ends_where_that_of_the_data_does(
     model, data = case(2)
     settings = MGVISettings(samples=8, curved=curved, residual=1e-7, robust=robust)
     ours = fit_mgvi(model, data, settings).posterior.log_samples
-    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 0.0)
+    monkeypatch.setattr(_tangent, "_ENTRIES", 0.0)
     theirs = fit_mgvi(model, data, settings).posterior.log_samples
     apart = ((ours - theirs) / theirs.std(0)).square().mean().sqrt()
     assert float(apart) < (0.1 if curved else 0.01)

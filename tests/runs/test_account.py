@@ -91,25 +91,25 @@ def test_stages_come_in_order_with_time_and_memory() -> None:
 
 def test_a_gpu_tells_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
-    heard: list[dict[str, Any]] = []
-    watch = Stopwatch(tell=lambda **told: heard.append(told), device=torch.device("cuda:0"))
+    events: list[dict[str, Any]] = []
+    watch = Stopwatch(on_stage=lambda **event: events.append(event), device=torch.device("cuda:0"))
     with watch.stage("fit"):
         pass
     (line,) = watch.as_dict()["stages"]
     assert line["peak_device_gib"] == 1.5
-    assert heard[-1]["peak_device_bytes"] == 3 * 2**29
+    assert events[-1]["peak_device_bytes"] == 3 * 2**29
     on_cpu = Stopwatch(device=torch.device("cpu"))
     on_cpu.add("fit", 1.0)
     assert "peak_device_gib" not in on_cpu.as_dict()["stages"][0]
 
 
 def test_lines_of_progress_are_few(caplog: pytest.LogCaptureFixture) -> None:
-    told = LogProgress()
+    progress = LogProgress()
     with caplog.at_level(logging.INFO):
         for i in range(1001):
-            told("writing", i, 1000)
+            progress("writing", i, 1000)
     assert len(caplog.records) < 3
-    told("writing", 0, 2)
+    progress("writing", 0, 2)
 
 
 def test_a_line_of_progress_has_all_that_goes_on_and_the_time_to_go(
@@ -117,15 +117,15 @@ def test_a_line_of_progress_has_all_that_goes_on_and_the_time_to_go(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = LogProgress()
+    progress = LogProgress()
     with caplog.at_level(logging.INFO):
         for draw in range(32):
-            told("curved draws", draw, 32)
+            progress("curved draws", draw, 32)
             for step in range(20):
-                told("steps of CG", step, 300)
+                progress("steps of CG", step, 300)
                 now[0] += 0.5
-            told("steps of CG", 300, 300)
-        told("curved draws", 32, 32)
+            progress("steps of CG", 300, 300)
+        progress("curved draws", 32, 32)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "curved draws 0 of 32, steps of CG 4 of 300: for 2 s so far"
     assert "curved draws 8 of 32, steps of CG 4 of 300: about 4 min to go" in lines
@@ -138,20 +138,20 @@ def test_what_is_silent_is_told_too(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = LogProgress()
-    with caplog.at_level(logging.INFO), in_one_part(told, "hyperparameters"):
+    progress = LogProgress()
+    with caplog.at_level(logging.INFO), in_one_part(progress, "hyperparameters"):
         for _ in range(100):
             now[0] += 0.5
-            told.beat()
-        told(f"steps of learning{AT_MOST}", 0, 20)
+            progress.beat()
+        progress(f"steps of learning{AT_MOST}", 0, 20)
         now[0] += 5.0
-        told(f"steps of learning{AT_MOST}", 2, 20)
+        progress(f"steps of learning{AT_MOST}", 2, 20)
         now[0] += 10.0
-        told.beat()
-        told(f"steps of learning{AT_MOST}", 20, 20)
-    told.beat()
+        progress.beat()
+        progress(f"steps of learning{AT_MOST}", 20, 20)
+    progress.beat()
     now[0] += 60.0
-    told.beat()
+    progress.beat()
     assert [record.getMessage() for record in caplog.records] == [
         "hyperparameters: for 2 s so far",
         "hyperparameters: for 12 s so far",
@@ -168,15 +168,15 @@ def test_nothing_is_told_of_what_is_done_soon(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = LogProgress()
+    progress = LogProgress()
     with caplog.at_level(logging.INFO):
         for _ in range(50):
-            told("solves", 0, 2)
+            progress("solves", 0, 2)
             now[0] += 1.9
-            told("solves", 1, 2)
-            told("solves", 2, 2)
+            progress("solves", 1, 2)
+            progress("solves", 2, 2)
             now[0] += 1.0
-            told.beat()
+            progress.beat()
     assert not caplog.records
 
 

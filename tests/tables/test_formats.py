@@ -16,7 +16,7 @@ from dustmap.errors import UserError
 from dustmap.tables import (
     ColumnRef,
     ColumnType,
-    _votable,
+    _fits,
     open_table,
     read_tables,
     table_format,
@@ -143,7 +143,7 @@ def test_a_fault_of_ours_is_no_damage_of_the_file(tmp_path: Path) -> None:
 
     def ours(error: Exception) -> None:
         # A frame of the package: what `words_of_damage` looks for.
-        code = compile("raise error", _votable.__file__, "exec")
+        code = compile("raise error", _fits.__file__, "exec")
         with translating(tmp_path, "FITS"):
             exec(code, {"error": error})
 
@@ -212,7 +212,7 @@ def test_a_votable_beyond_the_limit_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(tmp_path / "t.vot", sample())
-    monkeypatch.setattr(_votable, "MOST", 100)
+    monkeypatch.setattr(_fits, "MOST_XML", 100)
     with pytest.raises(UserError, match="convert it to FITS or Parquet"):
         open_table(tmp_path / "t.vot")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.functionals import PointMeasure
+from dustmap.gp.functionals import AbstractFunctional, PointMeasure
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
 
 Box = tuple[slice, ...]
@@ -52,9 +52,24 @@ class Nodes:
         return Nodes(tuple(shaped), tuple(len(a) for a in axes), is_product=True)
 
     @staticmethod
-    def of_grid(grid: RegularGrid, device: torch.device) -> "Nodes":
-        """The nodes of a grid."""
-        return Nodes.of_axes(grid.axes(device))
+    def of(nodes: RegularGrid | Tensor, functional: AbstractFunctional) -> "Nodes":
+        """The nodes of a grid, or points (M, D), on the functional's device; of its dimension."""
+        if isinstance(nodes, RegularGrid):
+            if nodes.dim != functional.dim:
+                raise UserError(
+                    f"grid has {nodes.dim} axes but the functional lives in {functional.dim} "
+                    "dimensions; build both with the same dimension."
+                )
+            return Nodes.of_axes(nodes.axes(functional.device))
+        if nodes.ndim != 2 or nodes.shape[1] != functional.dim:
+            raise UserError(
+                f"points must be (M, {functional.dim}) like the functional, got "
+                f"{tuple(nodes.shape)}."
+            )
+        if not bool(torch.isfinite(nodes).all()):
+            raise UserError("points must be finite; drop rows with NaN or infinite coordinates.")
+        check_devices(functional.device, nodes.device)
+        return Nodes.of_points(nodes.to(torch.float64))
 
     @staticmethod
     def of_points(points: Tensor, direction: Tensor | None = None) -> "Nodes":
@@ -102,6 +117,12 @@ class Nodes:
         rows = box[0]
         direction = self.direction and tuple(v[:, rows] for v in self.direction)
         return Nodes(tuple(a[:, rows] for a in self.axes), (_length(rows),), False, direction)
+
+
+def check_devices(first: torch.device, second: torch.device) -> None:
+    """Raise unless both devices are one."""
+    if first != second:
+        raise UserError(f"the functional is on {first} but its partner on {second}; move one.")
 
 
 def _between(ascending: list[float], low: float, high: float) -> tuple[int, int] | None:
@@ -288,12 +309,12 @@ class WrappedKernel:
         def side(axis: int, shift: float, reach: float) -> tuple[int, int] | None:
             return axes[axis](low[axis] + shift - reach, high[axis] + shift + reach)
 
-        found: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
+        by_gaps: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
         for shift, _ in self.image_gaps(data, bounds):
             reach = self.image_reach if any(shift) else self.reach
             sides = tuple(map(side, range(nodes.dim), shift, reach))
-            found.setdefault(sides, []).append(shift)
-        for sides, shifts in found.items():
+            by_gaps.setdefault(sides, []).append(shift)
+        for sides, shifts in by_gaps.items():
             box = tuple(slice(*ends) for ends in sides if ends is not None)
             if len(box) == nodes.dim:
                 stacked = torch.tensor(shifts, dtype=x.dtype, device=x.device)

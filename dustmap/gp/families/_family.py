@@ -131,10 +131,6 @@ class AbstractGaussian(ABC):
         m = self.mean.double()
         return 0.5 * (trace + m @ m - log_det - m.numel())
 
-    def natural(self) -> tuple[Tensor, Tensor]:
-        """Return θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
-        return self.apply_precision(self.mean), -0.5 * self.precision()
-
 
 class AbstractRootedGaussian(AbstractGaussian):
     """A state with a root Q (M_w, M_w) of its covariance, S = Q Qᵀ, not symmetric."""

@@ -31,8 +31,6 @@ from dustmap.gp.features._dense_covariance import suits_dense as suits_dense
 from dustmap.gp.features._dense_covariance import takes_matrix as takes_matrix
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
 from dustmap.gp.features._grouped import field_features as field_features
-from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
-from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points
 from dustmap.gp.features._interpolation import AbstractBeams as AbstractBeams
 from dustmap.gp.features._interpolation import BeamExpansion as BeamExpansion
@@ -43,7 +41,6 @@ from dustmap.gp.features._interpolation import interpolation_taps as interpolati
 from dustmap.gp.features._interpolation import row_bytes as row_bytes
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
 from dustmap.gp.features._local import StencilOrder as StencilOrder
-from dustmap.gp.features._local import chosen_order as chosen_order
 from dustmap.gp.features._local import features_by_order as features_by_order
 from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
@@ -53,8 +50,10 @@ from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
 from dustmap.gp.features._operators import CrossCovariance as CrossCovariance
+from dustmap.gp.features._operators import HIPFeatures as HIPFeatures
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
+from dustmap.gp.features._operators import TorusFeatures as TorusFeatures
 from dustmap.gp.features._operators import divided_rows as divided_rows
 from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged

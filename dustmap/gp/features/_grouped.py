@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp._batch import Prediction
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.features._base import AbstractFeatureMap, AbstractGridFeatures, Features
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, groups_of, responses_of
+from dustmap.gp.functionals._stacked import Prediction
 from dustmap.linalg import AbstractComposite, AbstractOperator, DiagonalOperator
 
 
@@ -269,7 +269,7 @@ class SideBySide(AbstractComposite):
 @final
 @dataclass(frozen=True, eq=False)
 class GroupTerms:
-    """What groups do to responses L ρ (N,) of N data, at variables (c, c') ~ N(0, I) (G + G',).
+    """Terms of groups in responses L ρ (N,) of N data, at variables (c, c') ~ N(0, I) (G + G',).
 
     offsets τ G (N, G); scales κ G (N, G), None without, where G' = 0.
     """

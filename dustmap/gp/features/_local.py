@@ -15,7 +15,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._prior import GridPrior
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
 from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
@@ -287,39 +287,15 @@ class StencilOrder:
     bytes4: int
 
 
-@torch.no_grad()
-def stencil_order(
-    prior: GridPrior,
-    functional: functionals.AbstractFunctional,
-    noise_variance: Tensor,
-    *,
-    estimator: AbstractEstimator | None = None,
-    memory: int = 2**31,
-    gain: float = 0.1,
-    sample: int = 1000,
-    seed: int = 0,
-) -> StencilOrder:
-    """Choose p = 4, unless p = 2 does as well for rays.
-
-    Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
-    the median datum by less than the fraction `gain`, or where W does not fit the memory with 4
-    and the median Var r_n is below σ_n² with 2.
-
-    noise_variance (N,) = σ_n²; memory: bytes for W; sample, seed: data drawn for the comparison.
-    """
-    features = features_by_order(prior, estimator or ClosedForm(), memory)
-    return chosen_order(features, functional, noise_variance, gain=gain, sample=sample, seed=seed)
-
-
 def features_by_order(
     prior: GridPrior, estimator: AbstractEstimator, memory: int
 ) -> dict[int, LocalFeatures]:
-    """Features of every order p that `chosen_order` compares."""
+    """Features of every order p that `stencil_order` compares."""
     return {p: LocalFeatures(prior, estimator, p, memory) for p in ORDERS}
 
 
 @torch.no_grad()
-def chosen_order(
+def stencil_order(
     features: Mapping[int, LocalFeatures],
     functional: functionals.AbstractFunctional,
     noise_variance: Tensor,
@@ -328,9 +304,13 @@ def chosen_order(
     sample: int = 1000,
     seed: int = 0,
 ) -> StencilOrder:
-    """`stencil_order` of these features, which keep the tables that it takes.
+    """Choose p = 4 of `features_by_order`, unless p = 2 does as well for rays.
 
-    noise_variance (N,) = σ_n²; the memory of the features is that for W.
+    Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
+    the median datum by less than the fraction `gain`, or where W does not fit the features' memory
+    with 4 and the median Var r_n is below σ_n² with 2.
+
+    noise_variance (N,) = σ_n²; sample, seed: data drawn for the comparison.
     """
     if noise_variance.shape != (len(functional),):
         raise UserError(

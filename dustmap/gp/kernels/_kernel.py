@@ -101,18 +101,6 @@ class AbstractKernel(AbstractParametric, ABC):
         axes = dx.unbind(-1)
         return torch.stack([term.covariance(axes) for term in self.terms()]).sum(0)
 
-    def derivative(self, dx: Tensor, a: Tensor) -> Tensor:
-        """∂_a k(dx) = Cov(∂_a ρ(x), ρ(x - dx)); dx, a (..., D)."""
-        self.require_derivatives()
-        axes, left = dx.unbind(-1), a.unbind(-1)
-        return torch.stack([t.covariance(axes, left=left) for t in self.terms()]).sum(0)
-
-    def second_derivative(self, dx: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """-∂_a ∂_b k(dx) = Cov(∂_a ρ(x), ∂_b ρ(x - dx)); dx, a, b (..., D)."""
-        self.require_derivatives()
-        axes, left, right = dx.unbind(-1), a.unbind(-1), b.unbind(-1)
-        return torch.stack([t.covariance(axes, left, right) for t in self.terms()]).sum(0)
-
     def variance(self) -> Tensor:
         """k(0)."""
         return torch.stack([term.variance for term in self.terms()]).sum()

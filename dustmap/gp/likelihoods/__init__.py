@@ -10,15 +10,12 @@ log-probability and its derivatives g1 = ∂E/∂μ, g2 = ∂E/∂v.
 - `PoissonLikelihood`: counts of rate e^f; closed forms but for the predictive density.
 
 What has no closed form is summed over the nodes of `SinhTrapezoid`, whose nodes follow the bend of
-ln p, so that it is as exact for a wide q as for a narrow one. `GaussHermite` is the common choice,
-exact for narrow q alone.
+ln p, so that it is as exact for a wide q as for a narrow one.
 """
 
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood
-from dustmap.gp.likelihoods._likelihood import AbstractQuadrature as AbstractQuadrature
 from dustmap.gp.likelihoods._likelihood import BernoulliLikelihood as BernoulliLikelihood
 from dustmap.gp.likelihoods._likelihood import BernoulliLink as BernoulliLink
-from dustmap.gp.likelihoods._likelihood import GaussHermite as GaussHermite
 from dustmap.gp.likelihoods._likelihood import PoissonLikelihood as PoissonLikelihood
 from dustmap.gp.likelihoods._likelihood import SinhTrapezoid as SinhTrapezoid
 from dustmap.gp.likelihoods._noise import GaussianLikelihood as GaussianLikelihood

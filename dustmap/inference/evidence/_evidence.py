@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GridPrior, Parameters
+from dustmap.gp import Batch, GridPrior
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.evidence._steps import (
@@ -192,7 +192,7 @@ def differentiate(
     residual_rates: Tensor | None = None,
     without: Sequence[str] = (),
 ) -> Derivatives:
-    """Forward differences of what `evidence_gradient` averages, at fixed moments.
+    """Forward differences of what `gradient_values` averages, at fixed moments.
 
     residual_variance (N,): Var r, where known. without: names of parameters that are left out.
     residual_rates (P, N): ∂_i ln Var r, where known from parameters nearby.
@@ -248,7 +248,7 @@ class _Applied:
 @final
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """What is held fixed while the parameters move.
+    """Numbers that are held fixed while the parameters move.
 
     alpha (N,); eps_mean (M_w,); deviations (S, M_w). With prior draws also recolouring, for it is
     the field that stays fixed, and power: |δ_s,k|² − |ε₀_s,k|², which ½ ∂ ln λ_k multiplies.
@@ -289,28 +289,15 @@ class _Probe:
         return _Applied(seen[0] + sigma * self.alpha, terms, guess, sigma.log(), ratio.mean(0))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class EvidenceGradient:
-    """∂ ln p(y | θ) (P,), in the order of `Parameters.of(model)`.
-
-    standard_errors: of the average over deviations; the gradient in the prior mean has none.
-    """
-
-    names: tuple[str, ...]
-    values: Tensor
-    standard_errors: Tensor
-
-
-def evidence_gradient(
+def gradient_values(
     model: GridModel,
+    theta: Tensor,
     data: Batch,
-    eps_mean: Tensor,
-    deviations: Tensor,
+    moments: Moments,
     weights: Tensor | None = None,
-    prior_draws: Tensor | None = None,
-) -> EvidenceGradient:
-    """∂ ln p(y | θ) = E_{ε|y}[∂_θ ln N(y; m_θ + Φ_θ ε, Σ_θ)], since ε's prior has no θ.
+    sigma: Tensor | None = None,
+) -> Tensor:
+    """∂ ln p(y | θ) = E_{ε|y}[∂_θ ln N(y; m_θ + Φ_θ ε, Σ_θ)] (P,), since ε's prior has no θ.
 
     With mean m̂ and deviations δ_s of the posterior that is the derivative of
 
@@ -326,34 +313,14 @@ def evidence_gradient(
         the above at m̂_θ = C_θ^{-1/2} C^{1/2} m̂ and δ_θ,s = C_θ^{-1/2} C^{1/2} δ_s,
         + ½ ⟨ln λ_θ, |m̂_k|² + mean_s (|δ_s,k|² − |ε₀_s,k|²)⟩
 
-    Modes that the data do not reach drop out. Standard errors are the scatter of the deviations.
+    Modes that the data do not reach drop out. Data go by chunks, a backward pass for each.
 
     Parameters
     ----------
-    eps_mean, deviations : (M_w,), m̂, and (S, M_w), independent, N(0, Λ⁻¹)
+    theta : (P,), the leaf whose graph `model` carries
+    moments : m̂, δ_s and, for features of a `GridPrior`, ε₀_s
     weights : (N,), which the noise variances are divided by
-    prior_draws : (S, M_w), ε₀_s, for features of a `GridPrior`
-    """
-    moments = Moments(eps_mean, deviations, prior_draws)
-    parameters = Parameters.of(model)
-    parameters.require_some("the model")
-    leaf = parameters.theta.clone().requires_grad_()
-    values = gradient_values(parameters.build(leaf), leaf, data, moments, weights)
-    errors = differentiate(model, data, moments, weights).monte_carlo_covariance.diagonal().sqrt()
-    return EvidenceGradient(parameters.names, values, errors)
-
-
-def gradient_values(
-    model: GridModel,
-    theta: Tensor,
-    data: Batch,
-    moments: Moments,
-    weights: Tensor | None = None,
-    sigma: Tensor | None = None,
-) -> Tensor:
-    """The values (P,) of `evidence_gradient` alone; data go by chunks, a backward pass for each.
-
-    theta (P,): the leaf whose graph `model` carries. sigma (N,): Σ with that graph, where known.
+    sigma : (N,), Σ with the graph of theta, where known
     """
     moments.check(model.features.n_features)
     if weights is not None and weights.shape != (len(data),):
@@ -398,7 +365,7 @@ def _added(total: list[Tensor], objective: Tensor, inputs: Sequence[Tensor]) -> 
 def _centring_power(
     recolouring: Recolouring, moments: Moments, prior_draws: Tensor, eps: Tensor, slope: Tensor
 ) -> Tensor:
-    """What multiplies ∂ ln λ_k when the field is held fixed: ½ (|m̂|² + ... ) − ½ ε · ∂/∂ε.
+    """Factor of ∂ ln λ_k when the field is held fixed: ½ (|m̂|² + ... ) − ½ ε · ∂/∂ε.
 
     slope (1 + S, M_w): derivative of the data's part in eps, to which ∂ε_θ = −½ ε ∂ ln λ applies.
     """
@@ -412,7 +379,7 @@ def _centring_power(
 
 
 def _expected_log_density(model: GridModel, data: Batch, eps: Tensor, sigma: Tensor) -> Tensor:
-    """The objective of `evidence_gradient` up to a constant, for eps (1 + S, M_w) = m̂, δ_s."""
+    """The objective of `gradient_values` up to a constant, for eps (1 + S, M_w) = m̂, δ_s."""
     seen = model.features.products(data.functional, eps).double()
     residual = data.y.double() - model.mean.values(data.functional) - seen[0]
     square = residual.square() + seen[1:].square().mean(0)

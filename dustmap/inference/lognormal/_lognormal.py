@@ -251,7 +251,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
     @torch.no_grad()
     def _unresolved_variance(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
-        """What draws (S, N) of L ρ have not (N,)."""
+        """Variance (N,) that draws (S, N) of L ρ do not have."""
         if self.unresolved is None:
             return draws.new_zeros(draws.shape[1])
         return self.unresolved.variance(functional, draws.var(0), self._squares)

@@ -12,8 +12,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import Progress, SolveResult, unwatched
 
@@ -312,7 +315,7 @@ def solve_multipliers(
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
     wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
-    solve = metric_solver(tangent, preconditioner).solve(
+    solve = metric_solver(tangent, preconditioner)(
         target,
         x0=z,
         rtol=relative(tight * wanted, target),

@@ -103,8 +103,8 @@ class MGVISolution:
 
     @property
     def errors(self) -> ParameterErrors | None:
-        """Of what is learned of kernel and noise: the inverse of the average information of the
-        evidence and of the priors, where the last step started; None where nothing is learned."""
+        """Errors of what is learned of kernel and noise: the inverse of the average information of
+        evidence and priors, where the last step started; None where nothing is learned."""
         steps = [entry.errors for entry in self.history if entry.errors is not None]
         return steps[-1] if steps else None
 
@@ -264,7 +264,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
 
 
 def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Tensor | None:
-    """Of β (P, P) over deviations of ξ (S, n); None where the mean is not learned."""
+    """Covariance (P, P) of β over deviations of ξ (S, n); None where no mean is learned."""
     scales, first = problem.model.scales(), problem.root.n_white
     if len(scales) == 0:
         return None

@@ -17,8 +17,11 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Iterate,
 )
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.inference.lognormal._tangent import TangentStack
 from dustmap.linalg import Progress, SolveResult, unwatched
 
@@ -125,7 +128,7 @@ class _Samples:
     def first(
         problem: LogNormalProblem, target: Tensor, anchor: Tensor, first: Tensor, z: Tensor
     ) -> "_Samples":
-        """Of anchors a (K, n) and e₀ (K, n)."""
+        """Begin at anchors a (K, n) and e₀ (K, n)."""
         n, shift = problem.root.n_field, problem.root.matmul(first)
         return _Samples(
             problem,
@@ -263,7 +266,7 @@ def _solved(
     wanted = torch.where(misfit > FAR, ROUGH * misfit, 0.0).clamp_min(accuracy.residual)
     size = target.norm(dim=-1).clamp_min(1e-30)
     rtol = (tight * wanted * math.sqrt(target.shape[-1]) / size).clamp_max(0.5)
-    return metric_solver(tangents, preconditioner).solve(
+    return metric_solver(tangents, preconditioner)(
         target,
         x0=samples.z,
         rtol=rtol,

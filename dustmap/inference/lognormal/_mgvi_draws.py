@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Iterate, relative_to
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner, metric_solver
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
+)
 from dustmap.linalg import (
     AbstractWorld,
     AdaptiveBatch,
@@ -128,7 +131,7 @@ class DrawSolver:
 
         def solved(part: slice) -> SolveResult:
             self.progress(_DRAWS, part.start, count)
-            return solver.solve(
+            return solver(
                 target[part],
                 x0=None if start is None else start[part],
                 rtol=rtol,
@@ -206,14 +209,14 @@ def shared_solve(
 def in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
     """step of one group of samples after the other, in their order; of an empty one where there
     are none."""
-    found = list[T]()
+    results = list[T]()
     first = 0
-    while first < count or not found:
+    while first < count or not results:
 
         def attempt(size: int, first: int = first) -> tuple[int, T]:
             part = slice(first, min(first + size, count))
             return part.stop, step(part)
 
         first, made = at_once.attempt(attempt)
-        found.append(made)
-    return found
+        results.append(made)
+    return results

@@ -18,9 +18,9 @@ from dustmap.gp import AbstractSlopes, ParameterErrors, Parameters, RegularGrid
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import (
-    AbstractMetricSolver,
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    MetricSolver,
     Preconditioner,
     metric_solver,
 )
@@ -177,13 +177,13 @@ def evidence_step(
 
 
 def _solver_of(
-    solver: AbstractMetricSolver,
+    solver: MetricSolver,
     accuracy: Accuracy,
     progress: linalg.Progress,
 ) -> Callable[[Tensor], linalg.SolveResult]:
     """A⁻¹ of right-hand sides (Q, N), as exact as the information of an evidence step needs."""
     return partial(
-        solver.solve,
+        solver,
         rtol=min(_INFORMATION, accuracy.residual),
         max_steps=accuracy.cg_steps,
         progress=progress,
@@ -205,7 +205,7 @@ def carry(
     tangent, root_weights = problem.tangent(iterate.density, iterate.c), problem.noise.rsqrt()
     pseudo = iterate.residuals.mean(0) + tangent.of_field(field, iterate.c)
     target = root_weights * pseudo
-    solve = metric_solver(tangent, preconditioner).solve(
+    solve = metric_solver(tangent, preconditioner)(
         target,
         x0=z,
         rtol=relative(accuracy.residual, target),
@@ -246,22 +246,22 @@ class _Slopes:
         """A_p z (Q, N) of z (N,)."""
         tangent, root_weights = self.tangent, self.tangent.noise.rsqrt()
         spread = self._spread(z)
-        found = [slope * z for slope in self.noises]
+        parts = [slope * z for slope in self.noises]
         if self.kernels is not None:
             covaried = self.kernels.products(spread)
             seen = root_weights * tangent.rows.matmul(tangent.density * covaried)
-            found = [*seen, *found]
-        return torch.stack(found)
+            parts = [*seen, *parts]
+        return torch.stack(parts)
 
     def quadratic(self, z: Tensor) -> Tensor:
         """z_sᵀ A_p z_s (Q, K) of z (K, N), float64; ranks divide the K among them."""
         squares = z.square()
-        found = [(slope * squares).sum(-1, dtype=torch.float64)[None] for slope in self.noises]
+        parts = [(slope * squares).sum(-1, dtype=torch.float64)[None] for slope in self.noises]
         if self.kernels is not None:
             spread, world = self._spread(z), self.world
             forms = self.kernels.quadratic(spread[world.share(len(z))])
-            found = [world.gathered(forms, world.shares(len(z))), *found]
-        return torch.cat(found)
+            parts = [world.gathered(forms, world.shares(len(z))), *parts]
+        return torch.cat(parts)
 
     def _spread(self, z: Tensor) -> Tensor:
         """diag(ρ) Lᵀ W^½ z (..., M)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
-from dustmap.inference.lognormal._metric_solver import Preconditioner, node_preconditioner
+from dustmap.inference.lognormal._lognormal_problem import Preconditioner, node_preconditioner
 from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
@@ -25,8 +25,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
-from dustmap.inference.lognormal._seen_nodes import NodePreconditioner
-from dustmap.inference.lognormal._tangent import GramPreconditioner
+from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
 from dustmap.linalg import AT_MOST, Progress, divided
 
 _log = logging.getLogger(__name__)
@@ -336,7 +335,7 @@ class Fit:
 
     @property
     def _accuracy_of_learning(self) -> Accuracy:
-        """Of the mode that a gradient of the evidence is taken at."""
+        """Accuracy of the mode at which a gradient of the evidence is taken."""
         residual = _LEVEL * self.settings.residual
         return Accuracy(residual, _LEVEL_DECREASE, _LEVEL_STEPS, self.settings.cg_steps)
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import Preconditioner
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem, Preconditioner
 from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
 from dustmap.inference.lognormal._mgvi_draws import (
     DrawSolver,

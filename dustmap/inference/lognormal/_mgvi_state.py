@@ -19,9 +19,9 @@ from dustmap.inference.evidence._student_t_noise import (
 )
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._metric_solver import (
+from dustmap.inference.lognormal._lognormal_problem import (
     GramPreconditionerState,
+    LogNormalProblem,
     NodePreconditionerState,
     Preconditioner,
 )

@@ -1,4 +1,4 @@
-"""What a grid leaves out of ρ = exp(s), whose values between the nodes are interpolated.
+"""The part of ρ = exp(s) that a grid leaves out, whose values between the nodes are interpolated.
 
 The field s with spectral density S(ω) is more than the multilinear functions of a grid hold. What
 the best of them, its projection, leaves has, mean over places in a cell, the spectral density
@@ -48,8 +48,11 @@ _ALONG = {1: 0.0, 2: 2.0, 3: math.pi}
 @final
 @dataclass(frozen=True)
 class LevelLack:
-    """What one grid leaves out: Λ in the units of the grid; τ² of normal numbers, independent from
-    node to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt."""
+    """The part that one grid leaves out.
+
+    length: Λ in the units of the grid; node_variance: τ² of normal numbers, independent from node
+    to node, which added to s at the nodes give integrals the variance Λ ∫ w² ρ² dt.
+    """
 
     length: float
     node_variance: float

@@ -65,7 +65,7 @@ class DataCovariance(Protocol):
         """A⁻¹ v for rows v (k, N)."""
 
     def residuals(self, z: Tensor, v: Tensor) -> Tensor:
-        """Of z, v (k, N), relative to v or to the noise: (k,)."""
+        """Residuals (k,) of z, v (k, N), relative to v or to the noise."""
 
 
 @torch.no_grad()

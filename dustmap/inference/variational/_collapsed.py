@@ -165,11 +165,11 @@ def collapsed_gradient(
         q = problem.posterior(rows)
     total = torch.zeros((), dtype=torch.float64, device=batch.y.device)
     gradient = torch.zeros_like(theta)
-    for part, found in rows():
-        terms = problem.log_density(q, found, part)
+    for part, features in rows():
+        terms = problem.log_density(q, features, part)
         total += terms.detach().sum()
-        spread, _ = problem.spread(found, part)
-        expected = terms - 0.5 * q.quadratic(found.phi.double()) / spread
+        spread, _ = problem.spread(features, part)
+        expected = terms - 0.5 * q.quadratic(features.phi.double()) / spread
         value = expected.sum()
         if value.requires_grad:
             # The graph stays, for the rows of all chunks hang on the kernel's matrices.
@@ -223,9 +223,9 @@ class _Problem:
         """q(ε) in float64."""
         statistics = self.model.family.zero_statistics(self.batch.y.device)
         b = statistics.new_zeros(len(statistics))
-        for part, found in rows():
-            phi = found.phi.detach().double()
-            spread, _ = self.spread(found, part)
+        for part, features in rows():
+            phi = features.phi.detach().double()
+            spread, _ = self.spread(features, part)
             self.model.family.precision_statistics(phi, 1.0 / spread, statistics)
             b += (self._centred(part) / spread) @ phi
         q = self.model.family.posterior(b, self.world.total(statistics))
@@ -327,11 +327,11 @@ def fit_collapsed(
     """
     parameters = Parameters.of(model, scales=_linear_scales(model, batch), prior_std=prior_std)
     parameters.require_some("the model")
-    found: list[CollapsedGradient] = []
+    evaluated: list[CollapsedGradient] = []
 
     def value_and_gradient(theta: Tensor) -> tuple[float, Tensor]:
-        found[:] = [collapsed_gradient(parameters, theta, batch, objective)]
-        return found[0].solution.value, found[0].gradient
+        evaluated[:] = [collapsed_gradient(parameters, theta, batch, objective)]
+        return evaluated[0].solution.value, evaluated[0].gradient
 
     maximum = maximise(
         parameters,
@@ -342,7 +342,7 @@ def fit_collapsed(
     )
     return CollapsedFit(
         model=parameters.build(maximum.theta),
-        solution=found[0].solution,
+        solution=evaluated[0].solution,
         objective=maximum.history,
         status=maximum.status,
         largest_gradient=maximum.largest_gradient,

@@ -127,7 +127,7 @@ def new_run(
     """
     check_free(path, overwrite)
     path = _outputs.followed(path)
-    partial = _outputs.beside(path, "partial")
+    partial = _outputs.named_beside(path, "partial")
     placed = False
     try:
         (partial / CHECKPOINT).mkdir(parents=True)

@@ -106,7 +106,7 @@ class RegressionRun(AbstractRun):
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         del until, progress  # it has one stage, of seconds
-        config, watch = self.config, reports.Stopwatch(tell=directory.record)
+        config, watch = self.config, reports.Stopwatch(on_stage=directory.record)
         model = self._learned(directory, watch)
         with watch.stage("evaluate"):
             held_out = _model.score(model, self.holdout) if len(self.holdout) else None

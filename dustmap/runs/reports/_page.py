@@ -56,7 +56,7 @@ _CHAPTERS = (
     ),
 )
 #: Sections that are columns of another one.
-_COLUMNS = ("units", "hyperparameter_errors")
+_COLUMN_SECTIONS = ("units", "hyperparameter_errors")
 #: What a section holds, in a sentence.
 _ABOUT: Mapping[str, str] = {
     "held_out_stars": "Extinctions of stars that took no part in the fit, in mag.",
@@ -75,7 +75,7 @@ _SAID: Mapping[str, tuple[str, ...]] = {"calibration": ("y", "n", "coverage68", 
 
 def page(report: Report, folder: Path) -> str:
     """Return the report as HTML; its pictures, below `folder`, become part of the page."""
-    known = {name for chapter in _CHAPTERS for name in chapter.sections} | set(_COLUMNS)
+    known = {name for chapter in _CHAPTERS for name in chapter.sections} | set(_COLUMN_SECTIONS)
     rest = tuple(name for name in report.sections if name not in known)
     others = _Chapter("More", "What this kind of run reports besides.", rest, folded=True)
     parts = [

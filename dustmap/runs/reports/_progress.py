@@ -48,7 +48,7 @@ class Stage(enum.Enum):
 class Stopwatch:
     """Seconds and peak memory of the process by the end of each stage, in their order.
 
-    tell: called as stages begin and end; device: of the run, whose own peak counts if it is a GPU.
+    on_stage: called as stages begin and end; device: of the run, whose own peak counts on a GPU.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Stopwatch:
     ['fit']
     """
 
-    tell: Callable[..., None] = lambda **values: None
+    on_stage: Callable[..., None] = lambda **values: None
     device: torch.device | None = None
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Stopwatch:
         """Time the block, and count the chunks that want of memory has halved there."""
         log.info("%s", name)
         start = time.perf_counter()
-        self.tell(stage=name, event="begins")
+        self.on_stage(stage=name, event="begins")
         retries, chunks = _Retries(), logging.getLogger(HALVED)
         chunks.addHandler(retries)
         try:
@@ -78,7 +78,7 @@ class Stopwatch:
             self.add(name, time.perf_counter() - start, retries.count)
         peak = self._device_bytes()
         on_device = {} if peak is None else {"peak_device_bytes": peak}
-        self.tell(stage=name, event="ends", seconds=self.rows[name]["seconds"], **on_device)
+        self.on_stage(stage=name, event="ends", seconds=self.rows[name]["seconds"], **on_device)
 
     def add(self, name: str, seconds: float, retries: int = 0) -> None:
         """Add the time of a stage, also of one that was timed elsewhere."""

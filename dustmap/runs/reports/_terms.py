@@ -1,4 +1,4 @@
-"""What the numbers of a report are called, their units, and what they mean."""
+"""Names of the numbers of a report, their units, and their meaning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

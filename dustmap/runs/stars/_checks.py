@@ -1,4 +1,4 @@
-"""What a run on stars must satisfy, lest it end with the exit code of a failed check.
+"""Checks of a run on stars, lest it end with the exit code of a failed check.
 
 Before a fit, what is wrong with a catalog as a whole: units and sentinels that no single row gives
 away. What proves the input wrong is refused before anything is written; what is possible but not

@@ -22,7 +22,7 @@ from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
-from dustmap.sky.maps import VOXELS, AbstractDensityField, MapRequest, Quantity, refined, write_map
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
@@ -201,9 +201,7 @@ def drawn_map(
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
         if set(wanted) <= set(written.available):
             return written.on_one_grid()
-    for finer in finer_grids(config):
-        whole = refined(grid, finer.spacing)
-        grid = whole if whole.size <= VOXELS else grid
+    grid = maps.finest_grid(grid, (finer.spacing for finer in finer_grids(config)))
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 

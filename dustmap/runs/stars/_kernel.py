@@ -1,5 +1,5 @@
-"""What stars that were held out say of the kernel: its smoothness, and how much of what the grid
-leaves out of the density they have.
+"""The kernel by stars that were held out: its smoothness, and how much they have of what the grid
+leaves out of the density.
 
 model.kernel = "auto" is chosen by patches of the sky, HEALPix pixels in shells of distances,
 wider than the length where learning starts, whose stars have no neighbours left to be

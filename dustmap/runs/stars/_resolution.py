@@ -236,8 +236,8 @@ def _reaches(distances: NDArray[np.float64], finest: float) -> list[float]:
     """Distances at which the levels but the coarsest end, from the finest on; ascending."""
     beyond = np.arange(len(distances), 0, -1)
     apart = distances * np.sqrt(4.0 * math.pi / beyond)
-    found = []
+    ends = []
     for number in range(_MOST_LEVELS - 1):
         wide = apart > _REACH * finest * _RATIO**number
-        found.append(float(distances[np.argmax(wide)]) if wide.any() else math.inf)
-    return found
+        ends.append(float(distances[np.argmax(wide)]) if wide.any() else math.inf)
+    return ends

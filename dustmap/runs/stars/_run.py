@@ -35,9 +35,9 @@ from dustmap.runs.stars import (
     _plan,
     _resolution,
     _selection,
-    _zero_points,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
+from dustmap.runs.stars._far_column import check_groups, group_names, zero_points_section
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField, SurveyReach
 
@@ -88,7 +88,7 @@ class StarRun(AbstractRun):
         """Names of the groups of stars by their numbers; none where data.groups names no column."""
         if not self.config.data.groups:
             return ()
-        return _zero_points.group_names(self.share.own.provenance)
+        return group_names(self.share.own.provenance)
 
     @property
     def leads(self) -> bool:
@@ -166,7 +166,7 @@ class StarRun(AbstractRun):
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        watch = reports.Stopwatch(tell=directory.record, device=self.device)
+        watch = reports.Stopwatch(on_stage=directory.record, device=self.device)
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
         run = self._with_kernel(work) if Stage.FIT.reached_by(until) else self
@@ -258,7 +258,7 @@ class StarRun(AbstractRun):
             "units": {name: units.get(name, "") for name in hyperparameters},
             "fit": fit.summary | _engines.learning_section(fit),
         }
-        work.sections |= _zero_points.zero_points_section(
+        work.sections |= zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
         work.sections |= _far_column.section_of(result.observed, fit)
@@ -313,7 +313,7 @@ class StarRun(AbstractRun):
         moved = {name: value for name, value in numbers.items() if value != getattr(at, name)}
         directory.record(stage="refit", **fit.summary)
         work.sections["refit"] = {"stars": len(observed), **moved, **fit.summary}
-        work.sections |= _zero_points.zero_points_section(
+        work.sections |= zero_points_section(
             self.config, self.group_names, fit, observed, self.mapped
         )
         work.checks += _checks.checks_of_refit(self.config, fit)
@@ -412,7 +412,7 @@ def prepare_stars(
     run = replace(run, observed=replace(run.observed, column=column))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
-    _zero_points.check_groups(config.data, run.group_names, run.observed)
+    check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.reach is not None and run.leads:
         log.info("magnitude limit: %s", run.reach)

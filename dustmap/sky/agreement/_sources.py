@@ -83,7 +83,7 @@ class AbstractSource(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What tables and figures call it."""
+        """The name in tables and figures."""
 
     @property
     @abstractmethod

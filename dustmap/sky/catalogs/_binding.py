@@ -12,7 +12,7 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, did_you_mean
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
@@ -211,8 +211,7 @@ def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
     source = matcher.source_of(wanted.column)
     if source is None and wanted.required:
         names = [column.name for column in matcher.columns[:_COMPARED]]
-        close = difflib.get_close_matches(wanted.name, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names[:_SHOWN])}"
+        hint = did_you_mean(wanted.name, names) or f"it has {', '.join(names[:_SHOWN])}"
         raise UserError(
             f"{matcher.path}: there is no column {wanted.name} of groups (data.groups, --groups); "
             f"{hint}"

@@ -3,7 +3,6 @@
 Cards are TOML files in `catalogs/` of the repository, or inside the installed package.
 """
 
-import difflib
 import enum
 import functools
 import re
@@ -16,7 +15,7 @@ from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, did_you_mean
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -137,8 +136,7 @@ class SchemaCard:
         columns = dict(self.columns)
         for name, written in names.items():
             if name not in columns:
-                close = difflib.get_close_matches(name, columns, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(columns)}"
+                hint = did_you_mean(name, columns) or f"it has {', '.join(columns)}"
                 raise UserError(
                     f"column {name}={written}: the card {self.name} has no {name}; {hint}"
                 )
@@ -360,8 +358,8 @@ def card_path(name: str | Path) -> Path:
     if str(name).endswith(_ENDING):
         return Path(name)
     if str(name) not in known_cards():
-        close = difflib.get_close_matches(str(name), known_cards(), n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        near = did_you_mean(str(name), known_cards())
+        hint = f" ({near})" if near else ""
         raise UserError(
             f"schema {str(name)!r} is unknown{hint}; choose {', '.join(known_cards())}, "
             f"or give the path of a card of your own, card{_ENDING}"

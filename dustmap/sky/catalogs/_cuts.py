@@ -10,7 +10,6 @@ Thresholds are in the units of the card. A value that is missing passes no test.
 the tables of a card that say so; every error names the key and the card.
 """
 
-import difflib
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +20,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
@@ -55,8 +54,7 @@ class CardTable:
         allowed = tuple(allowed)
         for key in self._values:
             if key not in allowed:
-                close = difflib.get_close_matches(key, allowed, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(allowed)}"
+                hint = did_you_mean(key, allowed) or f"known are {', '.join(allowed)}"
                 raise self.error(f"unknown key {key!r}; {hint}")
 
     def convert(self, key: str, convert: Callable[[object], T | None], expected: str) -> T:

@@ -265,34 +265,36 @@ def find_clouds(
     density = density.on_one_grid()
     mean = _cube(density, Quantity.MEAN)
     criteria = criteria or Criteria(default_threshold(density))
-    found = structures_of(mean, criteria)
-    forms = Forms.of(mean, found.dense, found.count, density.grid)
+    structures = structures_of(mean, criteria)
+    forms = Forms.of(mean, structures.dense, structures.count, density.grid)
     if density.n_samples == 0:
         log.info("no errors and probabilities: the map has no samples, export it with --samples")
     drawn = tuple(
-        _form_in(_cube(density, Quantity.SAMPLES, k), found, criteria, density.grid)
+        _form_in(_cube(density, Quantity.SAMPLES, k), structures, criteria, density.grid)
         for k in range(density.n_samples)
     )
     if density.system.per_a_v is None:
         log.warning("no masses: %s is a custom system, which converts to nothing", density.system)
-    faces = _faces(found.dense)
-    at_face = np.isin(1 + np.arange(found.count), found.dense[faces])
-    named = (("",) * found.count, np.full(found.count, np.nan))
+    faces = _faces(structures.dense)
+    at_face = np.isin(1 + np.arange(structures.count), structures.dense[faces])
+    named = (("",) * structures.count, np.full(structures.count, np.nan))
     if known is not None:
-        named = names_of(known, mean, found, density.grid)
-    covered, system, grid = _coverage(density, found), density.system, density.grid
-    return Clouds(forms, drawn, *named, at_face, covered, criteria, system, found, grid)
+        named = names_of(known, mean, structures, density.grid)
+    covered, system, grid = _coverage(density, structures), density.system, density.grid
+    return Clouds(forms, drawn, *named, at_face, covered, criteria, system, structures, grid)
 
 
-def _form_in(density: Values, found: Structures, criteria: Criteria, grid: RegularGrid) -> Forms:
+def _form_in(
+    density: Values, structures: Structures, criteria: Criteria, grid: RegularGrid
+) -> Forms:
     """Measure the clouds in a sample: the regions that overlap them, within their basins."""
     regions = dense_regions(density, criteria)
     most = int(regions.max()) + 1
     # A pair of cloud and region is one number; that of its voxels, and of those in the basin.
-    both = (found.dense > 0) & (regions > 0)
-    overlapping = np.unique(found.dense[both] * most + regions[both])
-    within = (regions > 0) & np.isin(found.basins * most + regions, overlapping)
-    return Forms.of(density, np.where(within, found.basins, 0), found.count, grid)
+    both = (structures.dense > 0) & (regions > 0)
+    overlapping = np.unique(structures.dense[both] * most + regions[both])
+    within = (regions > 0) & np.isin(structures.basins * most + regions, overlapping)
+    return Forms.of(density, np.where(within, structures.basins, 0), structures.count, grid)
 
 
 def _cube(density: DustMap, quantity: Quantity, sample: int = 0) -> Values:
@@ -312,10 +314,10 @@ def _faces(labels: Labels) -> NDArray[np.bool_]:
     return faces
 
 
-def _coverage(density: DustMap, found: Structures) -> Array:
+def _coverage(density: DustMap, structures: Structures) -> Array:
     """Return the mean coverage of the voxels of each cloud (K,)."""
     if Quantity.COVERAGE not in density.available:
-        return np.full(found.count, np.nan)
-    labels, values = found.dense.ravel(), density.cube(Quantity.COVERAGE).ravel()
-    total = np.bincount(labels, values, found.count + 1)[1:]
-    return np.asarray(total / np.bincount(labels, minlength=found.count + 1)[1:])
+        return np.full(structures.count, np.nan)
+    labels, values = structures.dense.ravel(), density.cube(Quantity.COVERAGE).ravel()
+    total = np.bincount(labels, values, structures.count + 1)[1:]
+    return np.asarray(total / np.bincount(labels, minlength=structures.count + 1)[1:])

@@ -38,7 +38,7 @@ _AHEAD = tuple(shift for shift in itertools.product((-1, 0, 1), repeat=3) if shi
 @final
 @dataclass(frozen=True)
 class Criteria:
-    """What makes a part of a density a structure.
+    """Criteria that make a part of a density a structure.
 
     Attributes
     ----------
@@ -82,8 +82,8 @@ def structures_of(density: Values, criteria: Criteria) -> Structures:
     --------
     >>> density = np.full((9, 9, 9), 0.001, np.float32)
     >>> density[1:4, 1:4, 1:4], density[6:8, 6:8, 6:8] = 0.01, 0.02
-    >>> found = structures_of(density, Criteria(threshold=0.005, voxels=8))
-    >>> found.count, np.bincount(found.dense.ravel()).tolist()
+    >>> structures = structures_of(density, Criteria(threshold=0.005, voxels=8))
+    >>> structures.count, np.bincount(structures.dense.ravel()).tolist()
     (2, [694, 8, 27])
     """
     basin = _basins(density)
@@ -272,15 +272,15 @@ def _plain(name: str) -> str:
 
 
 def names_of(
-    known: NamedPlaces, density: Values, found: Structures, grid: RegularGrid
+    known: NamedPlaces, density: Values, structures: Structures, grid: RegularGrid
 ) -> tuple[tuple[str, ...], Array]:
     """Return names (K,) of structures, and the distance (K,) of the first, NaN for none.
 
     A structure with several has them in the order of the extinctions along their lines.
     """
-    names: list[dict[str, tuple[float, float]]] = [{} for _ in range(found.count)]
+    names: list[dict[str, tuple[float, float]]] = [{} for _ in range(structures.count)]
     for i, name in enumerate(known.names):
-        column, distance = _along(known.l[i], known.b[i], density, found, grid)
+        column, distance = _along(known.l[i], known.b[i], density, structures, grid)
         if np.isfinite(known.distance[i]):
             column[np.abs(distance / known.distance[i] - 1.0) > _AGREES] = 0.0
         if column.max(initial=0.0) > 0.0:
@@ -293,7 +293,7 @@ def names_of(
 
 
 def _along(
-    l: float, b: float, density: Values, found: Structures, grid: RegularGrid
+    l: float, b: float, density: Values, structures: Structures, grid: RegularGrid
 ) -> tuple[Array, Array]:
     """Return ∫ρ ds within each structure (K,), and the mean distance of that dust, along a line."""
     ahead = cartesian(l, b, 1.0)
@@ -302,7 +302,7 @@ def _along(
     s = np.arange(rays.near[0] + 0.5 * step, rays.far[0], step)
     voxel = np.rint((s[:, None] * ahead - grid.lower) / grid.spacing).astype(np.int64)
     x, y, z = np.clip(voxel, 0, np.array(grid.shape) - 1).T
-    cloud, dust = found.dense[z, y, x], step * density[z, y, x].astype(np.float64)
-    column = np.asarray(np.bincount(cloud, dust, found.count + 1)[1:], np.float64)
-    moment = np.asarray(np.bincount(cloud, dust * s, found.count + 1)[1:], np.float64)
+    cloud, dust = structures.dense[z, y, x], step * density[z, y, x].astype(np.float64)
+    column = np.asarray(np.bincount(cloud, dust, structures.count + 1)[1:], np.float64)
+    moment = np.asarray(np.bincount(cloud, dust * s, structures.count + 1)[1:], np.float64)
     return column, np.divide(moment, column, out=np.zeros_like(moment), where=column > 0)

@@ -58,7 +58,7 @@ def coverage_curve(pit: Array, nominal: Array) -> Array:
 
 
 @style.styled()
-def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
+def calibration_figure(pit: Array) -> Figure:
     """Show whether N predictive distributions are as wide as they should be.
 
     pit (N,): probability integral transforms, the probability of less than what was measured.
@@ -74,7 +74,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     )
     _histogram(axes["histogram"], pit)
     _coverage(axes["coverage"], axes["difference"], pit)
-    figure.suptitle(f"Calibration of predicted measurements: {len(pit):,} {of}")
+    figure.suptitle(f"Calibration of predicted measurements: {len(pit):,} held-out stars")
     for axis in axes.values():
         style.fix_ticks(axis)
     return figure
@@ -126,7 +126,7 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
 
 
 @style.styled()
-def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figure:
+def extinction_figure(compared: Comparison) -> Figure:
     """Draw measured against predicted extinctions, and their standardised difference."""
     figure = style.new_figure(style.TWO_COLUMNS, 3.1)
     left, right = figure.subplots(1, 2)
@@ -138,7 +138,7 @@ def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figur
     for axis in (left, right):
         axis.set_xlabel(f"predicted {symbol}")
         style.fix_ticks(axis)
-    figure.suptitle(f"Extinctions of {len(compared):,} {of}")
+    figure.suptitle(f"Extinctions of {len(compared):,} held-out stars")
     return figure
 
 

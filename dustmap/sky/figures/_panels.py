@@ -39,7 +39,7 @@ _TITLE, _LEGEND = 0.3, 0.25
 _BAR = 0.55
 #: Inches for the labels of the axes of the first column.
 _LABELS = 0.5
-_COLUMNS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
+_COLUMNS_OF_PANELS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
 #: Names on one panel, at most, those of the largest clouds; width and height of a letter of theirs,
 #: as parts of a panel.
 _MOST_NAMES, _LETTER = 20, (0.0185, 0.045)
@@ -284,7 +284,7 @@ def sequence_figure(
     **subplots: Any,
 ) -> Figure:
     """Draw the means of images beside each other, labelled, with one scale and one bar."""
-    columns = next(c for c, most in _COLUMNS if len(images) <= most)
+    columns = next(c for c, most in _COLUMNS_OF_PANELS if len(images) <= most)
     rows = -(-len(images) // columns)
     means = [next(p for p in panels_of(system, image) if p.of_mean) for image in images]
     scale = style.density_scale(*(p.values for p in means), colours=means[0].scale.colours)

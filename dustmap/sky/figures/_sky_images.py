@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from astropy import units as u
@@ -118,6 +118,11 @@ class Pixels:
         return bool(np.ptp(self.l_edges) >= 360.0 and np.ptp(self.b_edges) >= 180.0)
 
     @property
+    def projection(self) -> dict[str, Any]:
+        """Arguments of a figure whose panels have Mollweide's projection, of all of the sky."""
+        return {"subplot_kw": {"projection": "mollweide"}} if self.whole else {}
+
+    @property
     def longitudes(self) -> Array:
         """Centres (H,)."""
         return 0.5 * (self.l_edges[1:] + self.l_edges[:-1])
@@ -201,8 +206,8 @@ class SkyImage(AbstractImage):
         """Draw the panels."""
         what = "Extinction up to" if self.integrated else "Dust density at"
         title = f"{what} {style.plain(self.distance)} pc"
-        projection = {"subplot_kw": {"projection": "mollweide"}} if self.pixels.whole else {}
-        return panels_figure(system, self, title, "outside the map", clouds, **projection)
+        grey = "outside the map"
+        return panels_figure(system, self, title, grey, clouds, **self.pixels.projection)
 
 
 def sky_image(
@@ -331,10 +336,8 @@ def skies_figure(
     images = [mean_image(density, distance, pixels, integrated) for distance in distances]
     labels = [f"{style.plain(distance)} pc" for distance in distances]
     title = "Extinction up to distances" if integrated else "Dust density at distances"
-    title = f"{title} from the Sun"
-    projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
-    grey = "outside the map"
-    return sequence_figure(density.system, images, labels, title, grey, clouds, **projection)
+    title, grey = f"{title} from the Sun", "outside the map"
+    return sequence_figure(density.system, images, labels, title, grey, clouds, **pixels.projection)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel, named: bool = True) -> QuadMesh:

@@ -5,7 +5,12 @@ returns the counts of what was outside the box or raised to a floor.
 """
 
 from dustmap.sky.layouts._formats import LAYOUTS as LAYOUTS
+from dustmap.sky.layouts._formats import GTomoOptions as GTomoOptions
 from dustmap.sky.layouts._formats import LayoutRequest as LayoutRequest
+from dustmap.sky.layouts._formats import LeikeOptions as LeikeOptions
+from dustmap.sky.layouts._formats import read_gtomo as read_gtomo
+from dustmap.sky.layouts._formats import write_gtomo as write_gtomo
+from dustmap.sky.layouts._formats import write_leike2020 as write_leike2020
 from dustmap.sky.layouts._places import LayoutCounts as LayoutCounts
 from dustmap.sky.layouts._places import RadialBins as RadialBins
 from dustmap.sky.layouts._places import Shells as Shells
@@ -15,8 +20,3 @@ from dustmap.sky.layouts._shells import HealpixOptions as HealpixOptions
 from dustmap.sky.layouts._shells import write_bayestar as write_bayestar
 from dustmap.sky.layouts._shells import write_edenhofer2023 as write_edenhofer2023
 from dustmap.sky.layouts._shells import write_healpix as write_healpix
-from dustmap.sky.layouts._voxels import GTomoOptions as GTomoOptions
-from dustmap.sky.layouts._voxels import LeikeOptions as LeikeOptions
-from dustmap.sky.layouts._voxels import read_gtomo as read_gtomo
-from dustmap.sky.layouts._voxels import write_gtomo as write_gtomo
-from dustmap.sky.layouts._voxels import write_leike2020 as write_leike2020

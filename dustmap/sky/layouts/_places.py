@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
+from dustmap.sky._coordinates import pixel_directions
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._trilinear import chord
 
@@ -143,10 +144,7 @@ def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
 
 def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
     """Return unit vectors (P, 3) along Galactic X, Y, Z to the pixels start <= p < stop."""
-    import healpy
-
-    vectors = healpy.pix2vec(nside, np.arange(start, stop), nest=True)
-    return np.stack(vectors, axis=-1)
+    return pixel_directions(nside, np.arange(start, stop))
 
 
 @final

@@ -27,7 +27,7 @@ distance modulus and, below the first, scales the first value with distance.
   of the mean.
 - Beyond the face of the box nothing is added: such distances are never reliable.
 - DM_reliable_min, DM_reliable_max: the distance moduli of the table from the first at which the
-  data reach (coverage of at least `trusted`) to the last before they first do not; NaN where none.
+  data reach (coverage of at least ¼) to the last before they first do not; NaN where none.
 """
 
 from dataclasses import dataclass
@@ -324,6 +324,8 @@ def _raised(
     return np.where(low, np.float32(_TINY if floor is None else floor), values), count
 
 
+#: Coverage of a reliable distance at least, as of `DustMap.reliable_distances`.
+_TRUSTED = 0.25
 #: What readers of this map take for granted: 63 pc to 60 kpc.
 DISTANCE_MODULI = np.linspace(4.0, 18.875, 120)
 _DISTANCES = 10.0 ** (DISTANCE_MODULI / 5 + 1)
@@ -349,22 +351,18 @@ class BayestarOptions:
     ----------
     nside : a power of two, of all pixels
     samples : how many of the field are written
-    trusted : least coverage of a reliable distance, as in `DustMap.reliable_distances`
     n_stars : (12 nside²,)
         Stars by NESTED pixel; None for -1, unknown.
     """
 
     nside: int = 64
     samples: int = 5
-    trusted: float = 0.25
     n_stars: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         refuse_bad_nside(self.nside)
         if self.samples < 1:
             raise UserError(f"samples: expected at least 1, got {self.samples}")
-        if not 0 <= self.trusted <= 1:
-            raise UserError(f"trusted: expected a coverage, 0 to 1, got {self.trusted:g}")
         if self.n_stars is not None and self.n_stars.shape != (self.pixels,):
             raise UserError(
                 f"n_stars: expected one number for each of {self.pixels} pixels, got shape "
@@ -424,7 +422,7 @@ def _pixel_info(
     rows["n_stars"] = -1 if options.n_stars is None else options.n_stars[pixels]
     places = rays[:, None] * _DISTANCES[:, None]
     coverage = _places.at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"]
-    reliable = coverage >= options.trusted
+    reliable = coverage >= _TRUSTED
     first = reliable.argmax(-1)
     # Beyond the box coverage is NaN, so every ray ends.
     ended = ~reliable & (np.arange(len(_DISTANCES)) > first[:, None])

@@ -11,21 +11,20 @@ from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
     from dustmap.sky.maps._answers import muted_reports as muted_reports
-    from dustmap.sky.maps._dust_map import VOXELS as VOXELS
     from dustmap.sky.maps._dust_map import DustMap as DustMap
-    from dustmap.sky.maps._dust_map import refined as refined
+    from dustmap.sky.maps._dust_map import finest_grid as finest_grid
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
     from dustmap.sky.maps._field import FieldTraits as FieldTraits
     from dustmap.sky.maps._field import Planes as Planes
     from dustmap.sky.maps._field import Slabs as Slabs
     from dustmap.sky.maps._field import bytes_per_plane as bytes_per_plane
     from dustmap.sky.maps._field import slab_memory as slab_memory
-    from dustmap.sky.maps._limit import LimitedField as LimitedField
-    from dustmap.sky.maps._limit import SurveyReach as SurveyReach
     from dustmap.sky.maps._nested_field import NestedField as NestedField
     from dustmap.sky.maps._node_field import NodeField as NodeField
+    from dustmap.sky.maps._posterior_field import LimitedField as LimitedField
     from dustmap.sky.maps._posterior_field import OwnNodes as OwnNodes
     from dustmap.sky.maps._posterior_field import PosteriorField as PosteriorField
+    from dustmap.sky.maps._posterior_field import SurveyReach as SurveyReach
     from dustmap.sky.maps._quantities import MapRequest as MapRequest
     from dustmap.sky.maps._quantities import Quantity as Quantity
     from dustmap.sky.maps._quantities import sure_coverage as sure_coverage

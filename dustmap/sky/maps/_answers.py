@@ -437,9 +437,9 @@ def _checked(distances: u.Quantity) -> NDArray[np.float64]:
 
 def _band(density: "DustMap", places: SkyCoord, integrated: bool) -> dict[str, NDArray[np.float64]]:
     """Return mean, std and the edges of the central 68 %, as far as the map has them."""
-    found = {"mean": density.query(places, integrated=integrated)}
+    moments = {"mean": density.query(places, integrated=integrated)}
     std = spread_of(density, places, integrated)
     if std is not None:
-        found["std"] = std
+        moments["std"] = std
     edges = central_band(density, places, integrated)
-    return found if edges is None else found | {"p16": edges[0], "p84": edges[1]}
+    return moments if edges is None else moments | {"p16": edges[0], "p84": edges[1]}

@@ -328,7 +328,7 @@ class FitsCubes(_FileCubes):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Whatever astropy has to say of a damaged file is one line that names it."""
+        """Turn what astropy says of a damaged file into one line that names it."""
         try:
             yield
         except Exception as error:

@@ -1,7 +1,7 @@
 """The map that users load and ask, in the coordinates that they have."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -105,18 +105,13 @@ class DustMap:
         }
         return cls.from_arrays(grid, arrays, field.system, field.positive)
 
-    def on_one_grid(self, most: int = VOXELS) -> "DustMap":
-        """Return the map itself, or where it has finer levels one of a single grid, in memory.
-
-        most: voxels; the spacing is that of the finest level of which the box has no more.
-        """
+    def on_one_grid(self) -> "DustMap":
+        """Return the map itself, or where it has finer levels that of `finest_grid`, in memory."""
         if not self.cubes.finer:
             return self
-        grid, quantities = self.grid, self.available
-        for cubes in self.cubes.finer:
-            finer = refined(self.grid, cubes.layout.grid.spacing)
-            grid = finer if finer.size <= most else grid
-        points, found = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
+        spacings = [cubes.layout.grid.spacing for cubes in self.cubes.finer]
+        grid, quantities = finest_grid(self.grid, spacings), self.available
+        points, by_quantity = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
         for quantity in quantities:
             of_samples = quantity is Quantity.SAMPLES
             numbers = range(self.n_samples) if of_samples else (0,)
@@ -127,8 +122,8 @@ class DustMap:
                 .transpose()
                 for k in numbers
             ]
-            found[quantity] = np.stack(arrays) if of_samples else arrays[0]
-        return DustMap.from_arrays(grid, found, self.system, self.layout.positive)
+            by_quantity[quantity] = np.stack(arrays) if of_samples else arrays[0]
+        return DustMap.from_arrays(grid, by_quantity, self.system, self.layout.positive)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""
@@ -415,16 +410,21 @@ def _cubes_at(path: Path) -> AbstractCubes:
     raise FileNotFoundError(f"{path}: {_EXPECTED}")
 
 
-def refined(grid: RegularGrid, spacing: tuple[float, ...]) -> RegularGrid:
-    """Return a grid of the same box with another spacing, which divides its sides.
+def finest_grid(grid: RegularGrid, spacings: Iterable[tuple[float, ...]]) -> RegularGrid:
+    """Return a grid of the same box with the last of some spacings, which divide its sides, that
+    gives it no more than `VOXELS` voxels; finer ones come later.
 
     Examples
     --------
-    >>> refined(RegularGrid((0.0,), (2.0,), (5,)), (0.5,)).shape
+    >>> finest_grid(RegularGrid((0.0,), (2.0,), (5,)), [(0.5,), (1e-6,)]).shape
     (17,)
     """
-    sides = zip(grid.lower, grid.upper, spacing, strict=True)
-    return RegularGrid(grid.lower, spacing, tuple(round((b - a) / h) + 1 for a, b, h in sides))
+    finest = grid
+    for spacing in spacings:
+        sides = zip(grid.lower, grid.upper, spacing, strict=True)
+        shape = tuple(round((b - a) / h) + 1 for a, b, h in sides)
+        finest = RegularGrid(grid.lower, spacing, shape) if math.prod(shape) <= VOXELS else finest
+    return finest
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:

@@ -273,7 +273,7 @@ class NodeField(AbstractDensityField):
 
     @property
     def _between(self) -> "Between | None":
-        """Of nested grids, or of this one; None where there is nothing between the nodes."""
+        """Return that of nested grids, or of this; None where nothing is between the nodes."""
         lacking = self.posterior.unresolved
         if self.between is not None or lacking is None or lacking.levels[0].node_variance == 0.0:
             return self.between

@@ -24,7 +24,7 @@ from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.features import AbstractBeams, Taps
 from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
 from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
-from dustmap.sky._coordinates import refuse_bad_nside
+from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
 from dustmap.sky.observations._segments import Array, DistanceSpread
@@ -371,10 +371,7 @@ class HealpixBeams(AbstractBeams):
 
     @cached_property
     def directions(self) -> Tensor:
-        import healpy  # takes a second, as it takes matplotlib
-
-        pixels = np.arange(12 * self.nside**2)
-        return torch.from_numpy(np.stack(healpy.pix2vec(self.nside, pixels, nest=True), axis=-1))
+        return torch.from_numpy(pixel_directions(self.nside, np.arange(12 * self.nside**2)))
 
     def around(self, direction: Tensor) -> tuple[Tensor, Tensor]:
         import healpy
@@ -393,8 +390,6 @@ def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
     width: of the shells, in the units of the rays; pixels are the smallest (NESTED) that are as
     wide at the median distance, nside 1 at the largest.
     """
-    import healpy  # takes a second, as it takes matplotlib
-
     own = rays.local if isinstance(rays, Sharded) else rays
     assert isinstance(own, LineIntegrals)
     distance = own.edges[:, 0] + (own.weights * own.edges.diff(dim=-1)).sum(-1)
@@ -404,8 +399,8 @@ def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
         vectors = torch.stack([rays.gathered(axis) for axis in vectors.unbind(-1)], dim=-1)
     widest = _PIXEL * float(distance.median()) / width
     nside = 2 ** max(0, math.floor(math.log2(max(widest, 1.0))))
-    pixel = healpy.vec2pix(nside, *vectors.double().cpu().numpy().T, nest=True)
+    pixel = pixels_towards(nside, vectors.double().cpu().numpy())
     shell = torch.div(distance.cpu(), width, rounding_mode="floor").long()
-    labels = torch.from_numpy(np.asarray(pixel, np.int64)) + 12 * nside**2 * shell
+    labels = torch.from_numpy(pixel) + 12 * nside**2 * shell
     patches: Tensor = torch.unique(labels, return_inverse=True)[1]
     return patches

@@ -1,6 +1,5 @@
 """Extinction systems: what a magnitude of extinction means, and what it is in another system."""
 
-import difflib
 import functools
 import tomllib
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, final
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, did_you_mean
 
 #: What the name of a system that is in no table starts with.
 CUSTOM = "custom:"
@@ -61,8 +60,8 @@ def system_named(name: str) -> ExtinctionSystem:
     label = name.removeprefix(CUSTOM)
     if label != name and label.strip():
         return ExtinctionSystem(name, f"declared by the user: {label}", None, "")
-    close = difflib.get_close_matches(name, systems, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    near = did_you_mean(name, systems)
+    hint = f" ({near})" if near else ""
     raise UserError(
         f"expected an extinction system, got {name!r}{hint}; choose {', '.join(systems)}, or "
         f"{CUSTOM}NAME for one that converts to nothing"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.sky._coordinates import pixels_towards
 from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
@@ -168,11 +169,9 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
 
 def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the pixel that each point (N, 3) lies in; −1 at the Sun, which lies in all."""
-    import healpy
-
     away = (points != 0.0).any(1)
     owners = np.full(len(points), -1, np.int64)
-    owners[away] = healpy.vec2pix(nside, *points[away].T, nest=True)
+    owners[away] = pixels_towards(nside, points[away])
     return owners
 
 

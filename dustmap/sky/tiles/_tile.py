@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.sky._coordinates import cartesian
+from dustmap.sky._coordinates import cartesian, pixel_directions, pixels_towards
 from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import AbstractDistances
 
@@ -65,10 +65,7 @@ class SkyPixel:
 
     def contains(self, directions: Array) -> NDArray[np.bool_]:
         """Return which of the directions (N, 3), of any length but 0, lie in the pixel."""
-        import healpy
-
-        x, y, z = directions.T
-        return np.asarray(healpy.vec2pix(self.nside, x, y, z, nest=True) == self.pixel)
+        return np.asarray(pixels_towards(self.nside, directions) == self.pixel)
 
     @cached_property
     def border(self) -> Array:
@@ -82,9 +79,7 @@ class SkyPixel:
     @cached_property
     def centre(self) -> Array:
         """Unit vector (3,)."""
-        import healpy
-
-        return np.array(healpy.pix2vec(self.nside, self.pixel, nest=True))
+        return pixel_directions(self.nside, self.pixel)
 
     @cached_property
     def radius(self) -> float:

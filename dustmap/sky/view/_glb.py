@@ -38,7 +38,7 @@ _JSON_CHUNK, _BINARY_CHUNK = b"JSON", b"BIN\0"
 #: A file says its own length in 32 bits.
 _MOST_BYTES = 2**32 - 1
 #: sRGB of the thinnest and of the densest surface, and of those between; opacity of these two.
-_COLOURS = ((0.99, 0.69, 0.35), (0.80, 0.28, 0.34), (0.36, 0.07, 0.43))
+_SHADES = ((0.99, 0.69, 0.35), (0.80, 0.28, 0.34), (0.36, 0.07, 0.43))
 _OPACITY = (0.15, 0.85)
 _SUN, _PLACE, _LINE = (1.0, 0.84, 0.1), (0.0, 0.62, 0.45), (0.45, 0.45, 0.45)
 #: Radius of marks in parts of the longest side of the box.
@@ -182,7 +182,7 @@ class _Document:
 
     def add_surface(self, surface: Surface, place: float, system: str) -> None:
         """Add a surface; place: 0 of the thinnest to 1 of the densest."""
-        colour = [np.interp(place, (0.0, 0.5, 1.0), channel) for channel in np.transpose(_COLOURS)]
+        colour = [np.interp(place, (0.0, 0.5, 1.0), channel) for channel in np.transpose(_SHADES)]
         opacity = float(np.interp(place, (0.0, 1.0), _OPACITY))
         name = f"{surface.level:.3g} mag/pc ({system})"
         mesh = self._mesh(name, surface, self._material(name, colour, opacity))

@@ -29,9 +29,9 @@ SAMPLES = 8
 #: Points that browsers draw while the map turns.
 MOST_POINTS = 5_000
 #: Perceptually uniform, and told apart by colour-blind eyes.
-COLOURS = ("magma", "viridis", "cividis")
+COLOUR_MAPS = ("magma", "viridis", "cividis")
 #: In the order in which they are joined.
-_SCRIPTS = (
+_PAGE_SCRIPTS = (
     "data.js",
     "state.js",
     "camera.js",
@@ -193,7 +193,7 @@ def _about(density: DustMap, cubes: MapVolumes) -> dict[str, Any]:
         "spread": shown.spread,
         "threshold": shown.threshold,
         "dominated": DATA_DOMINATED,
-        "colours": {name: _hexadecimal(name) for name in COLOURS},
+        "colours": {name: _hexadecimal(name) for name in COLOUR_MAPS},
     }
 
 
@@ -214,7 +214,7 @@ def _hexadecimal(name: str) -> str:
 def _filled(about: Mapping[str, Any], volumes: Sequence[Volume]) -> str:
     """Fill the page: `[[name]]` in the template stands for what is named so."""
     here = files(__package__) / "page"
-    read = {name: (here / name).read_text("utf-8") for name in ("view.css", *_SCRIPTS)}
+    read = {name: (here / name).read_text("utf-8") for name in ("view.css", *_PAGE_SCRIPTS)}
     data = (
         f'<script type="text/plain" id="volume-{i}">{volume.text}</script>'
         for i, volume in enumerate(volumes)
@@ -226,7 +226,7 @@ def _filled(about: Mapping[str, Any], volumes: Sequence[Volume]) -> str:
         # A name that holds "</script>" must not end the element.
         "about": json.dumps(about, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
         "volumes": "\n".join(data),
-        "script": "\n".join(read[name] for name in _SCRIPTS),
+        "script": "\n".join(read[name] for name in _PAGE_SCRIPTS),
     }
     template = (here / "view.html").read_text("utf-8")
     return _PLACE.sub(lambda place: fills[place[1]], template)
