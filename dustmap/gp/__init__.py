@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.gp._batch import AbstractPosterior as AbstractPosterior
+    from dustmap.gp._batch import Batch as Batch
+    from dustmap.gp._batch import Prediction as Prediction
+    from dustmap.gp._batch import own_batch as own_batch
+    from dustmap.gp._batch import whole_batch as whole_batch
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
@@ -49,10 +54,5 @@ if TYPE_CHECKING:
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp.features._grouped import ZeroPointColumns as ZeroPointColumns
     from dustmap.gp.features._grouped import ZeroPoints as ZeroPoints
-    from dustmap.gp.functionals._stacked import AbstractPosterior as AbstractPosterior
-    from dustmap.gp.functionals._stacked import Batch as Batch
-    from dustmap.gp.functionals._stacked import Prediction as Prediction
-    from dustmap.gp.functionals._stacked import own_batch as own_batch
-    from dustmap.gp.functionals._stacked import whole_batch as whole_batch
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
+from dustmap.gp._batch import AbstractPosterior, Batch, Prediction
 from dustmap.gp._means import AbstractMean, generalised_least_squares, orthogonal_directions
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.gp.functionals._stacked import AbstractPosterior, Batch, Prediction
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks, standard_normal
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import _parameters
+from dustmap.gp._batch import Batch, whole_batch
 from dustmap.gp._exact import ExactGP, covariance_factor
 from dustmap.gp._means import AbstractMean
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._grouped import ZeroPoints
-from dustmap.gp.functionals._stacked import Batch, whole_batch
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.linalg import Progress, unwatched

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dustmap.errors import UserError
+from dustmap.gp._batch import Batch
 from dustmap.gp._model import GPModel, HyperparameterFit
 from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.functionals._stacked import Batch
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator, AbstractSymmetric, SparseOperator, chunks
 

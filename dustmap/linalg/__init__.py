@@ -32,16 +32,12 @@ from dustmap.linalg._cg import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._chunks import AT_MOST as AT_MOST
 from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
-from dustmap.linalg._chunks import KeyedNormal as KeyedNormal
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import Progress as Progress
 from dustmap.linalg._chunks import TilePartition as TilePartition
 from dustmap.linalg._chunks import chunks as chunks
-from dustmap.linalg._chunks import counter_uniform as counter_uniform
 from dustmap.linalg._chunks import in_one_part as in_one_part
-from dustmap.linalg._chunks import keyed_normal as keyed_normal
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
-from dustmap.linalg._chunks import standard_normal as standard_normal
 from dustmap.linalg._chunks import unwatched as unwatched
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
@@ -82,6 +78,10 @@ from dustmap.linalg._preconditioners import NystromStack as NystromStack
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator
 from dustmap.linalg._preconditioners import RootPreconditioner as RootPreconditioner
 from dustmap.linalg._preconditioners import nystrom as nystrom
+from dustmap.linalg._random import KeyedNormal as KeyedNormal
+from dustmap.linalg._random import counter_uniform as counter_uniform
+from dustmap.linalg._random import keyed_normal as keyed_normal
+from dustmap.linalg._random import standard_normal as standard_normal
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustmap.gp._batch import Batch
 from dustmap.gp.functionals import Derivatives, PointValues, Stacked
-from dustmap.gp.functionals._stacked import Batch
 
 
 def points(n: int = 5) -> PointValues:

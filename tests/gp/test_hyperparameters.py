@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import FitStatus, GPModel, fit_hyperparameters
+from dustmap.gp._batch import Batch
 from dustmap.gp._exact import ExactGP
 from dustmap.gp._means import ConstantMean
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.functionals._stacked import Batch
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from tests.gp.parameters import traced

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustmap.gp._batch import Batch
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.functionals._stacked import Batch
 from dustmap.gp.likelihoods import GaussianLikelihood
 from tests.gp.parameters import traced, with_values
 

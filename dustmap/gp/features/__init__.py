@@ -31,6 +31,8 @@ from dustmap.gp.features._dense_covariance import suits_dense as suits_dense
 from dustmap.gp.features._dense_covariance import takes_matrix as takes_matrix
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
 from dustmap.gp.features._grouped import field_features as field_features
+from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
+from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points
 from dustmap.gp.features._interpolation import AbstractBeams as AbstractBeams
 from dustmap.gp.features._interpolation import BeamExpansion as BeamExpansion
@@ -50,10 +52,8 @@ from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
 from dustmap.gp.features._operators import CrossCovariance as CrossCovariance
-from dustmap.gp.features._operators import HIPFeatures as HIPFeatures
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
-from dustmap.gp.features._operators import TorusFeatures as TorusFeatures
 from dustmap.gp.features._operators import divided_rows as divided_rows
 from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp._batch import Prediction
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.features._base import AbstractFeatureMap, AbstractGridFeatures, Features
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, groups_of, responses_of
-from dustmap.gp.functionals._stacked import Prediction
 from dustmap.linalg import AbstractComposite, AbstractOperator, DiagonalOperator
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from dustmap.errors import UserError
+from dustmap.gp._batch import Batch
 from dustmap.gp._parameters import AbstractParametric
-from dustmap.gp.functionals._stacked import Batch
 
 #: Half width of the interval of `SinhTrapezoid` in standard deviations: 1.2e-15 lies outside.
 _REACH = 8.0

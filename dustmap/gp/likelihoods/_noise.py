@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp._batch import Batch
 from dustmap.gp._parameters import Parameter
-from dustmap.gp.functionals._stacked import Batch
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
 
 #: e-foldings by which the integrand has fallen at the ends of the quadrature.

@@ -37,7 +37,7 @@ from dustmap.runs.stars import (
     _selection,
 )
 from dustmap.runs.stars._export import finer_grids
-from dustmap.runs.stars._far_column import group_names, in_groups_of_run, renumbered
+from dustmap.runs.stars._zero_points import group_names, in_groups_of_run, renumbered
 from dustmap.sky import Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity

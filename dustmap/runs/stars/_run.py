@@ -37,7 +37,7 @@ from dustmap.runs.stars import (
     _selection,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
-from dustmap.runs.stars._far_column import check_groups, group_names, zero_points_section
+from dustmap.runs.stars._zero_points import check_groups, group_names, zero_points_section
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField, SurveyReach
 
