@@ -49,6 +49,9 @@ The same thirteen values of a sine, by five engines at a fixed kernel:
 True
 """
 
+from dustmap.engines._automatic import MAX_GRID_DIM as MAX_GRID_DIM
+from dustmap.engines._automatic import AutomaticEngine as AutomaticEngine
+from dustmap.engines._automatic import EngineChoice as EngineChoice
 from dustmap.engines._engine import AbstractEngine as AbstractEngine
 from dustmap.engines._engine import Arrays as Arrays
 from dustmap.engines._engine import EngineFit as EngineFit
@@ -56,9 +59,6 @@ from dustmap.engines._engine import Learning as Learning
 from dustmap.engines._engine import Problem as Problem
 from dustmap.engines._engine import Watch as Watch
 from dustmap.engines._errors import quantity_errors as quantity_errors
-from dustmap.engines._exact import MAX_GRID_DIM as MAX_GRID_DIM
-from dustmap.engines._exact import AutomaticEngine as AutomaticEngine
-from dustmap.engines._exact import EngineChoice as EngineChoice
 from dustmap.engines._exact import ExactEngine as ExactEngine
 from dustmap.engines._exact import ExactSettings as ExactSettings
 from dustmap.engines._free_points import FreePointPlan as FreePointPlan

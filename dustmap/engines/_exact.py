@@ -1,32 +1,16 @@
-"""The exact engine, a dense Gaussian process learned by its evidence, and the engine of "auto".
-
-"auto" takes what predicts best within the memory, by rows, columns and kernel. Every other engine
-approximates the exact process, so that is what few data get, whatever their columns.
-`python -m pipelines.reproduce engines` has the scores that the rest follows: on a grid the pathwise
-engine, whose nodes are as fine as the kernel asks for, and which learns from all rows; not the
-structured families of inducing points, whose standard deviations are too wide and whose grids are
-coarser. Only where few points of a grid leave next to nothing unexplained are they as good as the
-exact process: then their full family is, and takes seconds. A grid has four axes at most, and in
-more columns free inducing points take over.
-"""
+"""The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, final
 
 import torch
 
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._errors import with_errors
-from dustmap.engines._free_points import FreePointsEngine
 from dustmap.engines._grids import coarsened, first_length
-from dustmap.engines._inducing import InducingEngine
-from dustmap.engines._inducing_plan import planned
-from dustmap.engines._learning import learn_from_start, most_exact
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
-from dustmap.engines._pathwise import PathwiseEngine
-from dustmap.errors import UserError
 from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.functionals import PointValues
@@ -42,10 +26,6 @@ POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
 #: Bytes of a table of antiderivatives, and of the chunks of predictions.
 _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
-#: Columns of a grid at most.
-MAX_GRID_DIM = 4
-#: Rows up to which a dense fit takes seconds, so that nothing is quicker.
-_QUICK = 2_000
 
 
 @final
@@ -198,136 +178,3 @@ def draw_grid(box: RegularGrid, length: float) -> RegularGrid:
     while (grid := coarsened(box, spacing)).size > MOST_NODES:
         spacing *= 1.05
     return grid
-
-
-_Conditioning: TypeAlias = ExactEngine | InducingEngine | PathwiseEngine
-_Engine: TypeAlias = _Conditioning | FreePointsEngine
-
-
-@final
-@dataclass(frozen=True)
-class EngineChoice:
-    """The name of an engine, "exact", "hip", "global" or "svgp", and the reason for the report."""
-
-    name: str
-    reason: str
-
-    def as_plain(self) -> dict[str, str]:
-        """The fields as values that JSON can hold."""
-        return {"name": self.name, "reason": self.reason}
-
-
-@final
-@dataclass(frozen=True)
-class AutomaticEngine(AbstractEngine):
-    """The engine that predicts point values best, by their number, their columns and the kernel.
-
-    grid of `inducing`: the user's, on which "hip" is the choice where its full family fits, or
-    where a family, blocks or a whitening were asked for, and else "global".
-    """
-
-    exact: ExactEngine
-    inducing: InducingEngine
-    pathwise: PathwiseEngine
-    free: FreePointsEngine
-
-    @property
-    def most_rows(self) -> int:
-        return self.free.most_rows
-
-    def plan(self, problem: Problem) -> MemoryPlan:
-        """The plan of the engine for the model where learning starts."""
-        return self._named(self.choose(problem).name).plan(problem)
-
-    def fit(self, problem: Problem, watch: Watch) -> EngineFit:
-        """Learn by the exact evidence of a random part; the engine for the result does the rest."""
-        choice = self._by_size(problem)
-        if choice is not None and choice.name == "svgp":
-            return _reported(self.free.fit(problem, watch), choice)
-        settings = self.exact.settings
-        learned = learn_from_start(problem, settings.learning, settings.max_memory, watch)
-        problem = replace(problem, model=learned.model)
-        choice = choice or self._by_kernel(problem)
-        return _reported(self._conditioning(choice).finish(problem, learned, watch), choice)
-
-    def condition(self, problem: Problem, watch: Watch) -> EngineFit:
-        """The posterior at the present hyperparameters."""
-        choice = self.choose(problem)
-        return _reported(self._conditioning(choice).condition(problem, watch), choice)
-
-    def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Refused: a fit is loaded by the engine that was chosen."""
-        raise TypeError("load the fit by the engine that was chosen for it")
-
-    def choose(self, problem: Problem) -> EngineChoice:
-        """The engine for the problem at its kernel and noise."""
-        return self._by_size(problem) or self._by_kernel(problem)
-
-    def _by_size(self, problem: Problem) -> EngineChoice | None:
-        """Decide by rows and columns alone; None where the kernel decides."""
-        n, dim, settings = len(problem.data), problem.model.kernel.dim, self.inducing.settings
-        dense = most_exact(settings.max_memory)
-        if settings.grid is not None:
-            return None
-        if n <= min(dense, _QUICK) or (dim > MAX_GRID_DIM and n <= dense):
-            return EngineChoice("exact", f"{n:,} rows: dense matrices fit the memory")
-        if dim > MAX_GRID_DIM:
-            beyond = f"{n:,} rows are more than the {dense:,} of a dense fit"
-            reason = f"{beyond}, and {dim} columns more than the {MAX_GRID_DIM} axes of a grid"
-            return EngineChoice("svgp", reason)
-        return None
-
-    def _by_kernel(self, problem: Problem) -> EngineChoice:
-        """Decide by the grid that the kernel and the noise ask for."""
-        settings, n = self.inducing.settings, len(problem.data)
-        plan, grid = planned(problem, settings)
-        is_full = plan.family == "full" or self._is_asked_for
-        if grid is None:
-            if is_full:
-                return EngineChoice("hip", f"the given grid with its {plan.family} family")
-            reason = f"the given grid has more nodes, {plan.grid.size:,}, than a full family"
-            return EngineChoice("global", reason)
-        if is_full and grid.fits and grid.fine_enough:
-            return EngineChoice("hip", f"{plan.grid.size:,} inducing points are fine enough")
-        dense = most_exact(settings.max_memory)
-        if n <= dense:
-            return EngineChoice("exact", f"{n:,} rows: dense matrices fit the memory")
-        return EngineChoice("global", f"{n:,} rows are more than the {dense:,} of a dense fit")
-
-    def _conditioning(self, choice: EngineChoice) -> _Conditioning:
-        """The chosen engine, of those that condition at known hyperparameters."""
-        engine = self._named(choice.name)
-        if isinstance(engine, FreePointsEngine):
-            raise UserError(
-                f'engine="svgp" ({choice.reason}) learns all it has from its rows: fit it to these'
-            )
-        return engine
-
-    @property
-    def _is_asked_for(self) -> bool:
-        """Whether there are arguments that inducing points on a grid alone have."""
-        s = self.inducing.settings
-        return (s.family, s.whitening, s.block) != ("auto", "auto", None)
-
-    @property
-    def _full(self) -> InducingEngine:
-        """Inducing points in the family that they were chosen for, whatever is learned next."""
-        settings = self.inducing.settings
-        if self._is_asked_for or settings.grid is not None:
-            return self.inducing
-        return InducingEngine(replace(settings, family="full"))
-
-    def _named(self, name: str) -> _Engine:
-        """The engine of a choice."""
-        engines: dict[str, _Engine] = {
-            "exact": self.exact,
-            "hip": self._full,
-            "global": self.pathwise,
-            "svgp": self.free,
-        }
-        return engines[name]
-
-
-def _reported(fit: EngineFit, choice: EngineChoice) -> EngineFit:
-    """The fit with the choice in its report."""
-    return replace(fit, report={**fit.report, "engine_choice": choice.as_plain()})
