@@ -26,9 +26,19 @@ from dustmap.engines._engine import (
 )
 from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import FitStatus
+from dustmap.gp import FitStatus, NestedGrids
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import CellResiduals, lookup_bytes, row_bytes, suits_dense
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    GroupedFeatures,
+    NestedFeatures,
+    NodeFeatures,
+    field_features,
+    lookup_bytes,
+    residual_draws,
+    row_bytes,
+    suits_dense,
+)
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -118,7 +128,8 @@ class PathwiseEngine(AbstractEngine):
         memory = self.allotment(problem).vectors
 
         def suits(n: int) -> bool:
-            return suits_dense(n, s.nodes, memory)
+            single = not isinstance(problem.lattice, NestedGrids)
+            return single and suits_dense(n, s.nodes, memory)
 
         learn = min(s.data, settings.learn_rows)
         numbers = [learn, inference.start_rows(settings.start_rows, learn)]
@@ -138,7 +149,7 @@ class PathwiseEngine(AbstractEngine):
         fit = (inference.fit_with_scales if scaled else inference.fit_global)(
             model,
             problem.data,
-            problem.nodes,
+            problem.lattice,
             settings,
             estimator=self.settings.estimator,
             steps=_logged(names, watch),
@@ -190,16 +201,27 @@ class PathwiseEngine(AbstractEngine):
             gridded = _pathwise_points.gridded_points(problem.model, plan)
             posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
             return EngineFit(posterior, problem.model, plan=plan)
-        torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
-        grid = self._global_settings(problem).grid
-        maker = inference.ModelMaker(problem.nodes, grid, self.settings.estimator)
-        gridded = maker.on_torus(problem.model, torus, int(arrays["order"]))
+        gridded = self._gridded(problem, arrays)
         posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
         if "residual_seed" in arrays:
             count, seed = len(posterior.deviations), int(arrays["residual_seed"])
-            cells = CellResiduals.of(problem.nodes, torus, seed, count)
+            cells = residual_draws(field_features(gridded.features), seed, count)
             posterior = replace(posterior, residuals=cells)
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
+
+    def _gridded(self, problem: Problem, arrays: Arrays) -> inference.GridModel:
+        """The model of a posterior: on nested grids of the field at their nodes."""
+        model, order, lattice = problem.model, int(arrays["order"]), problem.lattice
+        grid = self._global_settings(problem).grid
+        if not isinstance(lattice, NestedGrids):
+            torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
+            maker = inference.ModelMaker(lattice, grid, self.settings.estimator)
+            return maker.on_torus(model, torus, order)
+        features: AbstractFeatureMap
+        features = NodeFeatures(model.kernel, lattice, grid.dtype, order, grid.for_rows)
+        if model.zero_points is not None:
+            features = GroupedFeatures(features, model.zero_points)
+        return inference.GridModel(features, model.mean, model.noise)
 
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
@@ -235,7 +257,7 @@ class PathwiseEngine(AbstractEngine):
 
     def row_bytes(self, problem: Problem) -> _memory.RowBytes:
         """Bytes of stored rows of kriging weights."""
-        grid, dtype = problem.nodes, self.settings.points.dtype
+        grid, dtype = problem.lattice, self.settings.points.dtype
         return partial(row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
@@ -262,12 +284,16 @@ class PathwiseEngine(AbstractEngine):
 
 
 def _arrays(fit: GlobalFit, seed: int) -> Arrays:
-    """Arrays of the posterior and of the features that it was solved with."""
+    """Arrays of the posterior and of the features that it was solved with; on nested grids of the
+    field at their nodes."""
+    posterior = fit.posterior
+    if isinstance(fit.features, NestedFeatures):
+        posterior = inference.at_the_nodes(posterior)
     return {
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
-        **_pathwise_points.pathwise_arrays(fit.posterior),
-        **zero_point_arrays(fit.posterior),
+        **_pathwise_points.pathwise_arrays(posterior),
+        **zero_point_arrays(posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
         "residual_seed": np.array(seed),
     }

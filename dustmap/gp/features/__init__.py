@@ -49,6 +49,11 @@ from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._local_weights import has_cells as has_cells
+from dustmap.gp.features._nested import KrigingFeatures as KrigingFeatures
+from dustmap.gp.features._nested import LevelResiduals as LevelResiduals
+from dustmap.gp.features._nested import NestedFeatures as NestedFeatures
+from dustmap.gp.features._nested import NodeFeatures as NodeFeatures
+from dustmap.gp.features._nested import residual_draws as residual_draws
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
@@ -58,6 +63,7 @@ from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import divided_rows as divided_rows
 from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
+from dustmap.gp.features._stencil import ORDERS as ORDERS
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._whitened import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._whitened import CIQFeatures as CIQFeatures
