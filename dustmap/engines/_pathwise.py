@@ -128,8 +128,7 @@ class PathwiseEngine(AbstractEngine):
         memory = self.allotment(problem).vectors
 
         def suits(n: int) -> bool:
-            single = not isinstance(problem.lattice, NestedGrids)
-            return single and suits_dense(n, s.nodes, memory)
+            return suits_dense(n, s.nodes, memory)
 
         learn = min(s.data, settings.learn_rows)
         numbers = [learn, inference.start_rows(settings.start_rows, learn)]

@@ -119,6 +119,12 @@ class NestedPrior(AbstractLatticePrior):
     def with_parameters(self, parameters: Sequence[Parameter]) -> "NestedPrior":
         return self.with_kernel(self.kernel.with_parameters(parameters))
 
+    def in_dtype(self, dtype: torch.dtype) -> "NestedPrior":
+        """The same prior with fields of another type."""
+        if dtype == self.dtype:
+            return self
+        return replace(self, chain=Chain.of(self.grid, dtype, self.device), dtype=dtype)
+
     def with_kernel(self, kernel: AbstractKernel) -> "NestedPrior":
         """The same prior of another kernel, on the same tori."""
         return self.on_torus(kernel, self.torus_shape)
@@ -223,7 +229,8 @@ def _report(
 ) -> PriorReport:
     """Images on the coarsest torus, and the least eigenvalue of all."""
     error, inflation = wrap_error(kernel, box, torus), wrap_inflation(kernel, box, torus)
-    smallest = min(float(each.min() / each.max()) for each in spectra)
+    held = (each.detach() for each in spectra)
+    smallest = min(float(each.min() / each.max()) for each in held)
     return PriorReport(torus, error, inflation, smallest, 0, 0.0)
 
 

@@ -310,9 +310,7 @@ class _Stages:
     def _at_hand(self, data: Batch) -> Batch:
         """All of few data on every rank: ranks do not share a matrix, each does the same."""
         memory = self.settings.solve(1, self.fit_mean).memory
-        single = isinstance(self.maker.grid, RegularGrid)
-        few = self.settings.by_matrix and single
-        few = few and suits_dense(len(data), self.maker.grid.size, memory)
+        few = self.settings.by_matrix and suits_dense(len(data), self.maker.grid.size, memory)
         return whole_batch(data) if few else data
 
     @torch.no_grad()
