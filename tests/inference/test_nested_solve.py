@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GPModel, GridPrior, NestedPrior, Parameters
+from dustmap.gp import Batch, ConstantMean, GPModel, NestedPrior, Parameters
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.features import DenseCovariance, NestedFeatures, takes_matrix
 from dustmap.gp.functionals import LineIntegrals, PointValues
@@ -175,5 +175,3 @@ def test_a_maker_goes_back_to_where_it_was() -> None:
     first, second = (m.features.operator(data.functional).matmul(white) for m in (built, again))
     assert torch.equal(first, second)
     assert maker.ceilings(KERNEL)["length"] < 3.0
-    alone = ModelMaker(NESTED.outer, GridSettings(dtype=DOUBLE), ClosedForm())
-    assert isinstance(alone.build(model).features.prior, GridPrior)
