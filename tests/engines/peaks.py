@@ -148,10 +148,6 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         PathwiseEngine(PathwiseSettings(_MAP, _LEARNING, max_steps=_STEPS)),
         nested(rays(20_000, 20.0)),
     ),
-    "global-levels-learns": lambda: (
-        PathwiseEngine(PathwiseSettings(_MAP, _LEARNING, max_steps=_STEPS)),
-        nested(rays(3000, 40.0, learn=True)),
-    ),
     "lognormal-nodes": lambda: (
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         rays(60_000, 40.0, positive=True),

@@ -38,6 +38,9 @@ from dustmap.gp.features._stencil import ResidualTable, Stencil, point_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
 
+#: Derivatives of a profile from which on nodes nearby say all of each other, and the part of the
+#: variance that weights then take for noise of the nodes.
+_SMOOTH, _NUGGET = 100, 1e-6
 #: Bits of a seed that are those of the run: above them is the number of a grid.
 _SEED_BITS = 40
 
@@ -58,7 +61,7 @@ class NodeFeatures(AbstractFeatureMap):
 
     kernel: AbstractKernel
     nested: NestedGrids
-    dtype_of_rows: torch.dtype = torch.float32
+    rows_dtype: torch.dtype = torch.float32
     order: int = 4
     memory: int = 2**31
     per_cell: float = PER_CELL
@@ -70,7 +73,7 @@ class NodeFeatures(AbstractFeatureMap):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.dtype_of_rows
+        return self.rows_dtype
 
     @property
     def prefers_products(self) -> bool:
@@ -84,8 +87,8 @@ class NodeFeatures(AbstractFeatureMap):
         refuse_beyond(functional, self.nested)
         W = torch.zeros(len(functional), self.n_features, dtype=self.dtype)
         W = W.to(functional.device)
-        for part, cells in self._parts(functional):
-            own = cells.piece(part.functional).dense(part.grid.size, self.dtype)
+        for part, cells, tables in self._parts(functional):
+            own = cells.piece(part.functional, tables).dense(part.grid.size, self.dtype)
             columns = torch.arange(part.first, part.first + part.grid.size, device=W.device)
             own = own.new_zeros(len(own), self.n_features).index_add(1, columns, own)
             W = W.index_add(0, part.rows, own)
@@ -125,16 +128,18 @@ class NodeFeatures(AbstractFeatureMap):
         """The rows of W of few data, as they are made."""
 
         def taps_of(part: LevelPart) -> Taps:
-            return self._cells(part).taps(part.functional, self.dtype)
+            cells = self._cells(part)
+            piece = cells.piece(part.functional, _Tables(cells))
+            return piece.sites(slice(0, piece.count)).taps(piece.table.to(self.dtype))
 
         return nested_taps(functional, self.nested, taps_of, self.dtype, self.order)
 
     def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         refuse_beyond(functional, self.nested)
         seen = eps.new_zeros(len(eps), len(functional))
-        for part, cells in self._parts(functional):
+        for part, cells, tables in self._parts(functional):
             own = eps[:, part.first : part.first + part.grid.size]
-            seen = seen.index_add(1, part.rows, cells.piece(part.functional).product(own))
+            seen = seen.index_add(1, part.rows, cells.piece(part.functional, tables).product(own))
         return seen
 
     def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
@@ -152,14 +157,17 @@ class NodeFeatures(AbstractFeatureMap):
         self, functional: functionals.AbstractFunctional
     ) -> Iterator[tuple[LevelPart, Tensor]]:
         """Every part of the data on one grid, and what this leaves of it, but for round-off."""
-        for part, cells in self._parts(functional):
-            yield part, cells.residual(part.functional)
+        for part, cells, tables in self._parts(functional):
+            yield part, cells.residual(part.functional, tables)
 
     def _parts(
         self, functional: functionals.AbstractFunctional
-    ) -> Iterator[tuple[LevelPart, "_CellWeights"]]:
+    ) -> Iterator[tuple[LevelPart, "_CellWeights", "_Tables"]]:
+        """Parts of the data with their weights, whose tables are made once for all."""
+        made: dict[_CellWeights, _Tables] = {}
         for part in level_parts(functional, self.nested, self.order):
-            yield part, self._cells(part)
+            cells = self._cells(part)
+            yield part, cells, made.setdefault(cells, _Tables(cells))
 
     def _cells(self, part: LevelPart) -> "_CellWeights":
         return self._weights_of[self.nested.grids.index(part.grid), part.order]
@@ -167,9 +175,11 @@ class NodeFeatures(AbstractFeatureMap):
     @cached_property
     def _weights_of(self) -> Mapping[tuple[int, int], "_CellWeights"]:
         """By the number of the grid and the order."""
+        smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
+        nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
             (number, order): _CellWeights(
-                Stencil(self.kernel, grid.spacing, order), grid, self.per_cell
+                Stencil(self.kernel, grid.spacing, order, nugget=nugget), grid, self.per_cell
             )
             for number, grid in enumerate(self.nested.grids)
             for order in {2, self.order}
@@ -331,36 +341,26 @@ class _CellWeights:
     def torus_shape(self) -> tuple[int, ...]:
         return padded_by_one(self.grid)
 
-    def piece(self, functional: functionals.AbstractFunctional) -> Piece:
+    def piece(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Piece:
         """Rows of W, with the graph of the kernel."""
         if isinstance(functional, functionals.LineIntegrals):
-            rays, table = functional, self._detached_table
-            if self.stencil.has_graph:
-                table = self.stencil.table()
+            rays = functional
             steps = int(step_counts(rays, self.grid, self.per_cell).sum())
             per_row = max(1, steps // max(1, len(rays))) * self.stencil.size
             size = max(1, _local_weights.CHUNK_ENTRIES // per_row)
-            return Piece(table, lambda part: self._of_rays(rays[part]), len(rays), size)
+            return Piece(tables.weights, lambda part: self._of_rays(rays[part]), len(rays), size)
         nodes = box_nodes(functional, self.grid)
         entry = torch.arange(len(nodes), device=nodes.cell.device)
         sites = self._sites(nodes.row, nodes.cell, entry, nodes.weight, nodes.count)
         table = self.stencil.weights(nodes.offset)
         return Piece(table, partial(_whole, sites), nodes.count, max(1, nodes.count))
 
-    def taps(self, functional: functionals.AbstractFunctional, dtype: torch.dtype) -> Taps:
-        """Rows of W of few data, without a graph."""
-        piece = self.piece(functional)
-        return piece.sites(slice(0, piece.count)).taps(piece.table.to(dtype))
-
-    def residual(self, functional: functionals.AbstractFunctional) -> Tensor:
+    def residual(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Tensor:
         """Var r (N,) but for round-off, differentiable in the kernel; float64."""
         if not isinstance(functional, functionals.LineIntegrals):
             return point_variance(self.stencil, box_nodes(functional, self.grid).offset)
-        table = self._detached_residuals
-        if self.stencil.has_graph:
-            table = ResidualTable.of(self.stencil)
         steps = steps_of_residuals(self.stencil.kernel, self.per_cell)
-        return banded_variance(table, self, functional, steps)
+        return banded_variance(tables.residuals, self, functional, steps)
 
     def _of_rays(self, rays: functionals.LineIntegrals) -> Sites:
         row, position, weight = ray_steps(rays, self.grid, self.per_cell)
@@ -373,14 +373,36 @@ class _CellWeights:
         return sites_of(row, cell, entry, weight, count, shifts, self.grid.shape)
 
     @cached_property
-    def _detached_table(self) -> Tensor:
+    def detached_weights(self) -> Tensor:
+        """Weights at the offsets of a table, without a graph."""
         with torch.no_grad():
             return self.stencil.table()
 
     @cached_property
-    def _detached_residuals(self) -> ResidualTable:
+    def detached_residuals(self) -> ResidualTable:
+        """Residual covariances, without a graph."""
         with torch.no_grad():
             return ResidualTable.of(self.stencil)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """Tables of some cells for one product, made where they are asked for."""
+
+    cells: _CellWeights
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """With the graph of the kernel where there is one."""
+        stencil = self.cells.stencil
+        return stencil.table() if stencil.has_graph else self.cells.detached_weights
+
+    @cached_property
+    def residuals(self) -> ResidualTable:
+        """With the graph of the kernel where there is one."""
+        stencil = self.cells.stencil
+        return ResidualTable.of(stencil) if stencil.has_graph else self.cells.detached_residuals
 
 
 def _whole(sites: Sites, part: slice) -> Sites:
