@@ -1,7 +1,7 @@
 """The global engine: sparse weights on a grid, one solve for mean and draws of all data.
 
-Rays are solved on the map's own grid, with hyperparameters of the greatest evidence of the gridded
-model; point values on a grid as fine as the learned kernel requires.
+Rays are solved on the map's own grid, or on nested ones, with hyperparameters of the greatest
+evidence of the gridded model; point values on a grid as fine as the learned kernel requires.
 """
 
 import logging

@@ -2,11 +2,13 @@
 
 `HIPFeatures` (Wu et al. 2021) whitens gridded inducing points by Toeplitz PCG and a rectangular
 circulant root; millions of points. `LocalFeatures` sums kriging weights on the few nodes around
-each datum: sparse rows and no solve, for millions of data. `TorusFeatures` takes all points of the
-padded torus as inducing points: no solve at all, tighter variances, wider rows. `CholeskyFeatures`
-is the classical whitening for any points, M ≲ 10⁴, which may be learned and start as
-`clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes the symmetric root instead,
-by products alone: more points than can be factorised. Nothing downstream knows which one it got.
+each datum: sparse rows and no solve, for millions of data; `NestedFeatures` does on the finest of
+nested grids, and `NodeFeatures` has the same of a field that is known at their nodes.
+`TorusFeatures` takes all points of the padded torus as inducing points: no solve at all, tighter
+variances, wider rows. `CholeskyFeatures` is the classical whitening for any points, M ≲ 10⁴, which
+may be learned and start as `clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes
+the symmetric root instead, by products alone: more points than can be factorised. Nothing
+downstream knows which one it got.
 
 `DenseCovariance` has the covariance of few data as a matrix. `CellResiduals` draws what a grid
 leaves out of rays, alike along one beam. `interpolation` gives the multilinear rows of fields that
