@@ -55,6 +55,8 @@ _PRIOR_OF_SUMS = 2.0
 _INDEX = 8
 #: Bytes of residual variances where a kernel is learned, with their derivatives and without.
 _RESIDUALS, _PLAIN_RESIDUALS = 400 * _memory.MIB, 200 * _memory.MIB
+#: Bytes of the graph of these on one of nested grids, and of spectra for each point of a torus.
+_GRAPHS, _GRAPH_POINT = 270 * _memory.MIB, 350
 
 
 @final
@@ -112,15 +114,24 @@ class PathwiseEngine(AbstractEngine):
             _memory.WORKING_COMPONENT,
         ]
         if problem.model.kernel.is_learned:
-            what = "tables of residual variances and their derivatives, in chunks"
-            tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
-            # They are gone while a matrix is made: its look-up takes their room.
-            tables = max(0, tables - lookup_bytes(learned, s.nodes))
-            parts.insert(-1, Component("learning", tables, During.LEARNING, what))
-            parts.insert(-1, _memory.matrices_component(learned, s.nodes))
+            parts[-1:-1] = self._learning_components(problem, learned)
         return MemoryPlan(
             tuple(parts), {"rows of the stars": how, "columns solved together": together}
         )
+
+    def _learning_components(self, problem: Problem, learned: int) -> tuple[Component, ...]:
+        """Bytes of derivatives in the kernel; learned: data that learn by a matrix."""
+        s, lattice = self.sizes(problem), problem.lattice
+        matrices = _memory.matrices_component(learned, s.nodes)
+        what = "tables of residual variances and their derivatives, in chunks"
+        if isinstance(lattice, NestedGrids) and learned < min(s.data, LEARN_ROWS):
+            # Their graph is there while the preconditioner is made, too.
+            graph = _GRAPHS * len(lattice.grids) + _GRAPH_POINT * s.torus
+            return Component("learning", graph, During.FIT, what), matrices
+        tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
+        # They are gone while a matrix is made: its look-up takes their room.
+        tables = max(0, tables - lookup_bytes(learned, s.nodes))
+        return Component("learning", tables, During.LEARNING, what), matrices
 
     def _by_matrix(self, problem: Problem) -> tuple[bool, int]:
         """Whether the solve is by a matrix of all data, and how many data learn by one."""
