@@ -205,7 +205,7 @@ class NestedFeatures(AbstractFeatureMap):
     >>> prior = NestedPrior.of(Matern32(3.0, dim=1), NestedGrids((far, near)))
     >>> places = PointValues(torch.tensor([[6.5], [0.125]], dtype=torch.float64))
     >>> NestedFeatures(prior).residual_variance(places)
-    tensor([0.0185, 0.0005], dtype=torch.float64)
+    tensor([0.0082, 0.0001], dtype=torch.float64)
     """
 
     parts = ("prior",)
