@@ -1,12 +1,14 @@
 """The global engine's solve and evidence on nested grids, beside dense algebra."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GPModel, NestedPrior, Parameters
+from dustmap.gp import Batch, ConstantMean, GPModel, NestedPrior, Parameters, ZeroPoints
 from dustmap.gp.covariances import ClosedForm
-from dustmap.gp.features import DenseCovariance, NestedFeatures, takes_matrix
+from dustmap.gp.features import DenseCovariance, GroupedFeatures, NestedFeatures, takes_matrix
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -104,6 +106,28 @@ def test_mean_and_draws_are_those_of_dense_algebra() -> None:
     assert share.shape == (NESTED.size,)
     assert float(share.min()) >= 0.0
     assert float(share.max()) > 0.5
+
+
+def test_groups_are_seen_beside_the_field_at_the_nodes() -> None:
+    model, data = problem(40, learned=True)
+    assert isinstance(data.functional, LineIntegrals)
+    groups = torch.arange(40) % 2
+    grouped = Batch(replace(data.functional, groups=groups), data.y + groups, data.noise_variance)
+    features = GroupedFeatures(model.features, ZeroPoints(2, 1.0))
+    model = GridModel(features, model.mean, model.likelihood)
+    settings = SolveSettings(rtol=1e-6, samples=8, seed=1, fit_mean=True, shared_residuals=True)
+    posterior = solve_global(model, grouped, settings).posterior
+    moved = at_the_nodes(posterior)
+    assert posterior.spread is not None
+    for functional in (grouped.functional, data.functional):
+        first, second = posterior.predict(functional), moved.predict(functional)
+        torch.testing.assert_close(first.mean, second.mean, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(first.variance, second.variance, rtol=1e-9, atol=1e-9)
+    points, others = posterior.zero_points(), moved.zero_points()
+    assert points is not None
+    assert others is not None
+    torch.testing.assert_close(points.mean, others.mean, rtol=1e-12, atol=0)
+    assert 0.5 < float(points.mean[1] - points.mean[0]) < 1.5
 
 
 def test_the_gradient_is_that_of_the_evidence() -> None:
