@@ -56,7 +56,7 @@ WITHOUT = {
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MapView MGVISolution PathwisePosterior RobustFit Scores SVIState""",
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
-        CoefficientSpread collapsed_gradient explained_share field_at_nodes
+        CoefficientSpread at_the_nodes collapsed_gradient explained_share field_at_nodes
         fit_mean fit_student_t FITC fitted_around learn_evidence mean_spread
         natural_step NoCheckpoints NodeCovariance residual_ratio site_data Sites
         solve_at_nodes solve_in_data_space StudentTModel svi""",

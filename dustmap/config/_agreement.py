@@ -172,10 +172,15 @@ def _check_levels(config: "Config") -> None:
     levels, grid = config.grid.levels, config.grid
     if not levels:
         return
-    if config.data.kind != "stars" or config.engine != "lognormal":
+    if not config.solves_for_all_stars:
         raise UserError(
-            'grid.levels is for log-normal densities of stars (data.kind = "stars", fit.engine = '
-            '"global"): leave it out'
+            'grid.levels is for densities of stars by the engine "global" (data.kind = "stars", '
+            'fit.engine = "global"): leave it out'
+        )
+    if config.engine != "lognormal" and config.model.line_integral != "table":
+        raise UserError(
+            f'grid.levels does not go with model.line_integral = "{config.model.line_integral}": '
+            'rays through levels have weights from tables; take "table", or one grid'
         )
     if config.data.tile:
         raise UserError(

@@ -66,9 +66,9 @@ class GridConfig:
         tuple[tuple[tuple[float, ...], float], ...] | str,
         Key(
             nested_boxes(),
-            "stars, log-normal: several grids around center, each {size, spacing}, finer ones in "
-            "coarser ones, whose spacings are multiples; the coarsest is the box, in place of size "
-            "and spacing; auto divides size, finest at spacing, by the density of stars with "
+            "stars, global engine: several grids around center, each {size, spacing}, finer ones "
+            "in coarser ones, whose spacings are multiples; the coarsest is the box, in place of "
+            "size and spacing; auto divides size, finest at spacing, by the density of stars with "
             "distance; empty for one grid",
             "pc",
         ),

@@ -107,7 +107,8 @@ class Problem:
         """The nodes of a single grid; an error where there is none, or more than one."""
         if isinstance(self.lattice, NestedGrids):
             raise UserError(
-                'levels are for log-normal densities: leave grid.levels out, or set engine = "auto"'
+                "this engine solves on one grid: leave grid.levels out, or take the engine that "
+                "solves for all data at once"
             )
         return self.lattice
 

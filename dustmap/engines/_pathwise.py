@@ -1,7 +1,7 @@
 """The global engine: sparse weights on a grid, one solve for mean and draws of all data.
 
-Rays are solved on the map's own grid, with hyperparameters of the greatest evidence of the gridded
-model; point values on a grid as fine as the learned kernel requires.
+Rays are solved on the map's own grid, or on nested ones, with hyperparameters of the greatest
+evidence of the gridded model; point values on a grid as fine as the learned kernel requires.
 """
 
 import logging
@@ -26,9 +26,19 @@ from dustmap.engines._engine import (
 )
 from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import FitStatus
+from dustmap.gp import FitStatus, NestedGrids
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import CellResiduals, lookup_bytes, row_bytes, suits_dense
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    GroupedFeatures,
+    NestedFeatures,
+    NodeFeatures,
+    field_features,
+    lookup_bytes,
+    residual_draws,
+    row_bytes,
+    suits_dense,
+)
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -45,6 +55,8 @@ _PRIOR_OF_SUMS = 2.0
 _INDEX = 8
 #: Bytes of residual variances where a kernel is learned, with their derivatives and without.
 _RESIDUALS, _PLAIN_RESIDUALS = 400 * _memory.MIB, 200 * _memory.MIB
+#: Bytes of the graph of these on one of nested grids, and of spectra for each point of a torus.
+_GRAPHS, _GRAPH_POINT = 270 * _memory.MIB, 350
 
 
 @final
@@ -102,15 +114,24 @@ class PathwiseEngine(AbstractEngine):
             _memory.WORKING_COMPONENT,
         ]
         if problem.model.kernel.is_learned:
-            what = "tables of residual variances and their derivatives, in chunks"
-            tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
-            # They are gone while a matrix is made: its look-up takes their room.
-            tables = max(0, tables - lookup_bytes(learned, s.nodes))
-            parts.insert(-1, Component("learning", tables, During.LEARNING, what))
-            parts.insert(-1, _memory.matrices_component(learned, s.nodes))
+            parts[-1:-1] = self._learning_components(problem, learned)
         return MemoryPlan(
             tuple(parts), {"rows of the stars": how, "columns solved together": together}
         )
+
+    def _learning_components(self, problem: Problem, learned: int) -> tuple[Component, ...]:
+        """Bytes of derivatives in the kernel; learned: data that learn by a matrix."""
+        s, lattice = self.sizes(problem), problem.lattice
+        matrices = _memory.matrices_component(learned, s.nodes)
+        what = "tables of residual variances and their derivatives, in chunks"
+        if isinstance(lattice, NestedGrids) and learned < min(s.data, LEARN_ROWS):
+            # Their graph is there while the preconditioner is made, too.
+            graph = _GRAPHS * len(lattice.grids) + _GRAPH_POINT * s.torus
+            return Component("learning", graph, During.FIT, what), matrices
+        tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
+        # They are gone while a matrix is made: its look-up takes their room.
+        tables = max(0, tables - lookup_bytes(learned, s.nodes))
+        return Component("learning", tables, During.LEARNING, what), matrices
 
     def _by_matrix(self, problem: Problem) -> tuple[bool, int]:
         """Whether the solve is by a matrix of all data, and how many data learn by one."""
@@ -138,7 +159,7 @@ class PathwiseEngine(AbstractEngine):
         fit = (inference.fit_with_scales if scaled else inference.fit_global)(
             model,
             problem.data,
-            problem.nodes,
+            problem.lattice,
             settings,
             estimator=self.settings.estimator,
             steps=_logged(names, watch),
@@ -190,16 +211,27 @@ class PathwiseEngine(AbstractEngine):
             gridded = _pathwise_points.gridded_points(problem.model, plan)
             posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
             return EngineFit(posterior, problem.model, plan=plan)
-        torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
-        grid = self._global_settings(problem).grid
-        maker = inference.ModelMaker(problem.nodes, grid, self.settings.estimator)
-        gridded = maker.on_torus(problem.model, torus, int(arrays["order"]))
+        gridded = self._gridded(problem, arrays)
         posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
         if "residual_seed" in arrays:
             count, seed = len(posterior.deviations), int(arrays["residual_seed"])
-            cells = CellResiduals.of(problem.nodes, torus, seed, count)
+            cells = residual_draws(field_features(gridded.features), seed, count)
             posterior = replace(posterior, residuals=cells)
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
+
+    def _gridded(self, problem: Problem, arrays: Arrays) -> inference.GridModel:
+        """The model of a posterior: on nested grids of the field at their nodes."""
+        model, order, lattice = problem.model, int(arrays["order"]), problem.lattice
+        grid = self._global_settings(problem).grid
+        if not isinstance(lattice, NestedGrids):
+            torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
+            maker = inference.ModelMaker(lattice, grid, self.settings.estimator)
+            return maker.on_torus(model, torus, order)
+        features: AbstractFeatureMap
+        features = NodeFeatures(model.kernel, lattice, grid.dtype, order, grid.for_rows)
+        if model.zero_points is not None:
+            features = GroupedFeatures(features, model.zero_points)
+        return inference.GridModel(features, model.mean, model.noise)
 
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
@@ -235,7 +267,7 @@ class PathwiseEngine(AbstractEngine):
 
     def row_bytes(self, problem: Problem) -> _memory.RowBytes:
         """Bytes of stored rows of kriging weights."""
-        grid, dtype = problem.nodes, self.settings.points.dtype
+        grid, dtype = problem.lattice, self.settings.points.dtype
         return partial(row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
@@ -262,12 +294,16 @@ class PathwiseEngine(AbstractEngine):
 
 
 def _arrays(fit: GlobalFit, seed: int) -> Arrays:
-    """Arrays of the posterior and of the features that it was solved with."""
+    """Arrays of the posterior and of the features that it was solved with; on nested grids of the
+    field at their nodes."""
+    posterior = fit.posterior
+    if isinstance(fit.features, NestedFeatures):
+        posterior = inference.at_the_nodes(posterior)
     return {
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
-        **_pathwise_points.pathwise_arrays(fit.posterior),
-        **zero_point_arrays(fit.posterior),
+        **_pathwise_points.pathwise_arrays(posterior),
+        **zero_point_arrays(posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
         "residual_seed": np.array(seed),
     }

@@ -103,6 +103,12 @@ class AbstractLatticePrior(AbstractParametric, ABC):
 
     @property
     @abstractmethod
+    def circulants(self) -> tuple[tuple[Tensor, tuple[int, ...]], ...]:
+        """λ on the half spectrum, and points per axis, of every torus; white variables have their
+        order."""
+
+    @property
+    @abstractmethod
     def grows(self) -> bool:
         """Whether that torus may be replaced by another."""
 

@@ -225,6 +225,8 @@ class NestedSlopes(AbstractSlopes):
 def _few_at_once(product: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """A product (..., width) with vectors x (..., n), of which a few are divided into fields."""
     rows = x.reshape(-1, x.shape[-1])
+    if len(rows) == 0:
+        return x.new_zeros(*x.shape[:-1], width)
     if len(rows) <= _AT_ONCE:
         return product(x)
     out = x.new_empty(len(rows), width)

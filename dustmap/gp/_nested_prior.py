@@ -119,6 +119,12 @@ class NestedPrior(AbstractLatticePrior):
     def with_parameters(self, parameters: Sequence[Parameter]) -> "NestedPrior":
         return self.with_kernel(self.kernel.with_parameters(parameters))
 
+    def in_dtype(self, dtype: torch.dtype) -> "NestedPrior":
+        """The same prior with fields of another type."""
+        if dtype == self.dtype:
+            return self
+        return replace(self, chain=Chain.of(self.grid, dtype, self.device), dtype=dtype)
+
     def with_kernel(self, kernel: AbstractKernel) -> "NestedPrior":
         """The same prior of another kernel, on the same tori."""
         return self.on_torus(kernel, self.torus_shape)
@@ -141,6 +147,10 @@ class NestedPrior(AbstractLatticePrior):
     @property
     def finest(self) -> RegularGrid:
         return self.grid.finest
+
+    @property
+    def circulants(self) -> tuple[tuple[Tensor, tuple[int, ...]], ...]:
+        return tuple(zip(self.spectra, self.tori, strict=True))
 
     @property
     def grows(self) -> bool:
@@ -173,12 +183,13 @@ class NestedPrior(AbstractLatticePrior):
         return NestedSlopes(tuple(self._circulants(each) for each in differences))
 
     def root(self) -> linalg.AbstractOperator:
-        """R (M, M_w)."""
+        """R (M, M_w), differentiable in the kernel."""
         roots = tuple(
-            linalg.CirculantOperator(spectrum.sqrt().to(self.dtype), torus, rows=wide.shape)
+            linalg.CirculantOperator(_root(spectrum).to(self.dtype), torus, rows=wide.shape)
             for spectrum, torus, wide in zip(self.spectra, self.tori, self.chain.boxes, strict=True)
         )
-        return linalg.divided(NestedRoot(self.chain, roots), self.world)
+        root, graph = NestedRoot(self.chain, roots), any(s.requires_grad for s in self.spectra)
+        return root if graph and torch.is_grad_enabled() else linalg.divided(root, self.world)
 
     def covariance_products(self) -> linalg.AbstractOperator:
         """K (M, M), for many products in one precision."""
@@ -207,12 +218,19 @@ class NestedPrior(AbstractLatticePrior):
         return NestedCovariance(self.chain, tuple(blocks))
 
 
+def _root(spectrum: Tensor) -> Tensor:
+    """√λ, whose derivative is 0 where a field has no part of the spectrum."""
+    held = spectrum > 0
+    return torch.where(held, torch.where(held, spectrum, 1.0).sqrt(), 0.0)
+
+
 def _report(
     kernel: AbstractKernel, box: RegularGrid, torus: tuple[int, ...], spectra: Sequence[Tensor]
 ) -> PriorReport:
     """Images on the coarsest torus, and the least eigenvalue of all."""
     error, inflation = wrap_error(kernel, box, torus), wrap_inflation(kernel, box, torus)
-    smallest = min(float(each.min() / each.max()) for each in spectra)
+    held = (each.detach() for each in spectra)
+    smallest = min(float(each.min() / each.max()) for each in held)
     return PriorReport(torus, error, inflation, smallest, 0, 0.0)
 
 
@@ -282,7 +300,7 @@ def _aliased(kernel: AbstractKernel, omega: Tensor, spacing: Sequence[float]) ->
     return total + _beyond(kernel, spacing) * math.prod(spacing)
 
 
-def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> float:
+def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
     """Variance beyond a ball of the volume of the 3^D periods (2π/h) that are summed."""
     dim = len(spacing)
     volume = math.prod(3.0 * 2.0 * math.pi / h for h in spacing)
@@ -291,9 +309,9 @@ def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> float:
     length = torch.logspace(0.0, math.log10(_LARGEST), _LENGTHS, dtype=torch.float64) * first
     omega = torch.zeros(_LENGTHS, dim, dtype=torch.float64)
     omega[:] = (length / math.sqrt(dim))[:, None]
-    power = kernel.spectral_density(omega.to(kernel.device)).cpu()
-    shells = sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)
-    return float(torch.trapezoid(shells * power, length))
+    power = kernel.spectral_density(omega.to(kernel.device))
+    shells = (sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)).to(power)
+    return torch.trapezoid(shells * power, length.to(power))
 
 
 def _frequencies(torus: Sequence[int], spacing: Sequence[float]) -> Tensor:

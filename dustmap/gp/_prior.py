@@ -186,6 +186,10 @@ class GridPrior(AbstractLatticePrior):
     box = finest = lattice
 
     @property
+    def circulants(self) -> tuple[tuple[Tensor, tuple[int, ...]], ...]:
+        return ((self.spectrum, self.torus_shape),)
+
+    @property
     def grows(self) -> bool:
         return self.wrapping is not None
 

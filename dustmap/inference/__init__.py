@@ -127,6 +127,7 @@ from dustmap.inference.solve._node_space import solve_at_nodes as solve_at_nodes
 from dustmap.inference.solve._node_space import suits_nodes as suits_nodes
 from dustmap.inference.solve._pathwise import GriddedDraws as GriddedDraws
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
+from dustmap.inference.solve._pathwise import at_the_nodes as at_the_nodes
 from dustmap.inference.solve._pathwise import explained_share as explained_share
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes
 from dustmap.inference.solve._solution import GlobalSolution as GlobalSolution

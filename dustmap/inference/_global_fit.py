@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
+from dustmap.gp import Batch, FitStatus, GPModel, NestedGrids, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import (
-    LocalFeatures,
+    KrigingFeatures,
     StencilOrder,
     field_features,
     suits_dense,
@@ -74,10 +74,10 @@ class GlobalFit:
     scale_shifts: tuple[float, ...] = ()
 
     @property
-    def features(self) -> LocalFeatures:
+    def features(self) -> KrigingFeatures:
         """The model's feature map of the field."""
         features = field_features(self.model.features)
-        assert isinstance(features, LocalFeatures)
+        assert isinstance(features, KrigingFeatures)
         return features
 
     @property
@@ -122,7 +122,7 @@ class GlobalFit:
 def fit_global(
     model: GPModel,
     data: Batch,
-    grid: RegularGrid,
+    grid: RegularGrid | NestedGrids,
     settings: GlobalSettings | None = None,
     *,
     estimator: AbstractEstimator | None = None,

@@ -11,11 +11,13 @@ import torch
 from dustmap import gp
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import (
+    ORDERS,
     AbstractFeatureMap,
     GroupedFeatures,
+    KrigingFeatures,
     LocalFeatures,
+    NestedFeatures,
     StencilOrder,
-    features_by_order,
     stencil_order,
 )
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
@@ -79,7 +81,8 @@ class _MakerState:
 
 @final
 class ModelMaker(AbstractMaker):
-    """Makes the model of a kernel on a grid, on a torus that follows the kernel's length.
+    """Makes the model of a kernel on a grid, or on nested ones, on a torus that follows the
+    kernel's length: of nested grids that of the coarsest.
 
     What it remembers is the torus, and the order of the stencils once that is chosen, with the
     features that were compared for it: the next model of the same kernel has their tables.
@@ -96,16 +99,18 @@ class ModelMaker(AbstractMaker):
 
     def __init__(
         self,
-        grid: gp.RegularGrid,
+        grid: gp.RegularGrid | gp.NestedGrids,
         settings: GridSettings,
         estimator: AbstractEstimator,
         world: AbstractWorld | None = None,
     ) -> None:
         self.grid, self.settings, self.estimator = grid, settings, estimator
         self.world = world
+        self._box = grid if isinstance(grid, gp.RegularGrid) else gp.widened_grids(grid)[0]
+        self._nested: gp.NestedPrior | None = None
         self.stencils: StencilOrder | None = None
         self._torus: tuple[int, ...] | None = None
-        self._compared: LocalFeatures | None = None
+        self._compared: KrigingFeatures | None = None
 
     @property
     def order(self) -> int:
@@ -141,12 +146,16 @@ class ModelMaker(AbstractMaker):
 
     def _features(
         self, kernel: AbstractKernel, torus: tuple[int, ...], order: int
-    ) -> LocalFeatures:
+    ) -> KrigingFeatures:
         known = self._compared
         place = None if known is None else (known.prior.torus_shape, known.order)
         if known is not None and known.prior.kernel is kernel and place == (torus, order):
             return known
-        prior = self._prior(kernel, torus)
+        return self._of_order(self._prior(kernel, torus), order)
+
+    def _of_order(self, prior: gp.GridPrior | gp.NestedPrior, order: int) -> KrigingFeatures:
+        if isinstance(prior, gp.NestedPrior):
+            return NestedFeatures(prior, order, self.settings.for_rows)
         return LocalFeatures(prior, self.estimator, order, self.settings.for_rows)
 
     @torch.no_grad()
@@ -161,7 +170,7 @@ class ModelMaker(AbstractMaker):
         low = high - _RANGE
         while high - low > _BISECTED:
             middle = 0.5 * (low + high)
-            if gp.wrap_inflation(_with_length(kernel, middle), self.grid, self._largest()) > (
+            if gp.wrap_inflation(_with_length(kernel, middle), self._box, self._largest()) > (
                 gp.MOST_INFLATION
             ):
                 high = middle
@@ -176,11 +185,25 @@ class ModelMaker(AbstractMaker):
             return
         self._torus = self._fitting(model.kernel, self._torus)
         prior, noise = self._prior(model.kernel, self._torus), model.likelihood.noise_variance(data)
-        compared = features_by_order(prior, self.estimator, self.settings.for_rows)
+        compared = {order: self._of_order(prior, order) for order in ORDERS}
         self.stencils = stencil_order(compared, data.functional, noise)
         self._compared = compared[self.stencils.order]
 
-    def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> gp.GridPrior:
+    def _prior(
+        self, kernel: AbstractKernel, torus: tuple[int, ...]
+    ) -> gp.GridPrior | gp.NestedPrior:
+        if isinstance(self.grid, gp.NestedGrids):
+            settings, world = self.settings, self.world
+            if self._nested is None:
+                self._nested = gp.NestedPrior.of(
+                    kernel.detached(),
+                    self.grid,
+                    dtype=settings.dtype,
+                    torus_shape=torus,
+                    memory=settings.memory,
+                    world=world,
+                )
+            return self._nested.on_torus(kernel, torus)
         return gp.GridPrior.padded(
             kernel,
             self.grid,
@@ -201,20 +224,20 @@ class ModelMaker(AbstractMaker):
         return present if covers and not lavish else wanted
 
     def _padded(self, kernel: AbstractKernel, padding: float) -> tuple[int, ...]:
-        torus = gp.torus_for(kernel, self.grid, padding)
+        torus = gp.torus_for(kernel, self._box, padding)
         limit = 1.0
         while True:
             most = (math.ceil(limit * m) for m in self._largest())
             shape = tuple(
                 min(length, fast_length(m)) for length, m in zip(torus, most, strict=True)
             )
-            if shape == torus or gp.wrap_inflation(kernel, self.grid, shape) <= gp.MOST_INFLATION:
+            if shape == torus or gp.wrap_inflation(kernel, self._box, shape) <= gp.MOST_INFLATION:
                 return shape
             limit *= _LARGER
 
     def _largest(self) -> tuple[int, ...]:
         """The largest torus that learning asks for."""
-        return tuple(max(_MOST_LENGTH, _MOST_BOXES * m) for m in self.grid.shape)
+        return tuple(max(_MOST_LENGTH, _MOST_BOXES * m) for m in self._box.shape)
 
 
 def _with_length(kernel: AbstractKernel, log_length: float) -> AbstractKernel:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GPModel, RegularGrid
+from dustmap.gp import Batch, GPModel, NestedGrids, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import GroupedFeatures
 from dustmap.gp.functionals import groups_of, with_responses, without_groups
@@ -36,7 +36,7 @@ _MOST, _RESTS = 4, 0.1
 def fit_with_scales(
     model: GPModel,
     data: Batch,
-    grid: RegularGrid,
+    grid: RegularGrid | NestedGrids,
     settings: GlobalSettings | None = None,
     *,
     estimator: AbstractEstimator | None = None,

@@ -22,7 +22,7 @@ from dustmap.engines import (
     Problem,
     StudentTEngine,
 )
-from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, ZeroPoints
+from dustmap.gp import Batch, ConstantMean, GPModel, NestedGrids, RegularGrid, ZeroPoints
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -78,6 +78,16 @@ def rays_of_two_scales(learn: bool) -> Problem:
     kernel = kernel_named("matern32+matern12", 0.8, 0.3, dim=3)
     model = replace(problem.model, kernel=kernel if learn else kernel.fixed())
     return replace(problem, model=model)
+
+
+def rays_on_levels(learn: bool) -> Problem:
+    """A density of any sign, on twice as fine a grid in the middle."""
+    problem = rays(learn)
+    outer = problem.nodes
+    low, high = (tuple(0.5 * face for face in faces) for faces in (outer.lower, outer.upper))
+    return replace(
+        problem, box=NestedGrids((outer, RegularGrid.from_bounds(low, high, outer.shape)))
+    )
 
 
 def surveys(learn: bool) -> Problem:
@@ -190,6 +200,13 @@ ENGINE_CASES = [
         _pathwise(400),
         rays,
         0.1,
+        learns_slowly=True,
+    ),
+    EngineCase(
+        "global-levels",
+        _pathwise(100, order=4),  # of standard deviations 7 % each
+        rays_on_levels,
+        0.2,
         learns_slowly=True,
     ),
     EngineCase(

@@ -12,7 +12,7 @@ from tests.contracts.engines import ENGINE_CASES, EngineCase, places
 
 over_cases = pytest.mark.parametrize("case", ENGINE_CASES, ids=lambda case: case.name)
 #: Fits of the pathwise engine beside the one of rays: their bits are looked at in slow tests.
-LIKE_RAYS = ("global-scales", "global-surveys", "global-two-scales")
+LIKE_RAYS = ("global-levels", "global-scales", "global-surveys", "global-two-scales")
 _FITTED: dict[str, EngineFit] = {}
 
 

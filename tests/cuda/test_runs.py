@@ -54,6 +54,15 @@ CASES: dict[str, tuple[tuple[str, ...], float]] = {
         ("model.density=gaussian", "model.noise=student-t", "fit.tolerance=1e-6"),
         0.05,
     ),
+    "global-levels": (
+        (
+            "model.density=gaussian",
+            "fit.tolerance=1e-6",
+            "grid.spacing=40",
+            "grid.levels=[[[120,80,40],40],[[40,80,40],20]]",
+        ),
+        0.05,
+    ),
     "lognormal": (("model.density=lognormal", "model.std=1"), 0.3),
     "lognormal-held": (("model.density=lognormal", "model.std=1", "model.learn=[]"), 0.3),
     "lognormal-beams": (

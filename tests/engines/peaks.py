@@ -144,6 +144,10 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         nested(rays(3000, 20.0, positive=True)),
     ),
+    "global-levels": lambda: (
+        PathwiseEngine(PathwiseSettings(_MAP, _LEARNING, max_steps=_STEPS)),
+        nested(rays(20_000, 20.0)),
+    ),
     "lognormal-nodes": lambda: (
         LogNormalEngine(LogNormalSettings(16, 100, 0, torch.float32, 2**32)),
         rays(60_000, 40.0, positive=True),

@@ -11,44 +11,9 @@ from dustmap.errors import UserError
 from dustmap.gp import GridPrior, NestedGrids, NestedPrior, RegularGrid
 from dustmap.gp.features import interpolation, row_bytes
 from dustmap.gp.functionals import LineIntegrals, PointValues, Stacked
-from dustmap.gp.kernels import (
-    AbstractKernel,
-    Matern12,
-    Matern32,
-    ProjectedKernel,
-    SquaredExponential,
-)
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, ProjectedKernel
 from dustmap.linalg import SparseOperator
-
-KERNELS = {"matern12": Matern12, "matern32": Matern32, "smooth": SquaredExponential}
-#: Half sides of the coarse and of the fine box, in coarse spacings.
-SIDES = {1: (24, 8), 2: (9, 5), 3: (5, 3)}
-
-
-def grid_of(half: int, ratio: int, dim: int) -> RegularGrid:
-    side = (float(half),) * dim
-    return RegularGrid.from_bounds(tuple(-v for v in side), side, (2 * half * ratio + 1,) * dim)
-
-
-def nested_of(dim: int, ratio: int = 2) -> NestedGrids:
-    far, near = SIDES[dim]
-    return NestedGrids((grid_of(far, 1, dim), grid_of(near, ratio, dim)))
-
-
-def kernel_of(name: str, dim: int, length: float) -> AbstractKernel:
-    kernel: AbstractKernel = KERNELS[name](length, dim=dim)
-    return kernel
-
-
-def random_rays(dim: int, half: float, count: int) -> LineIntegrals:
-    ends = torch.rand(2, count, dim, generator=torch.Generator().manual_seed(dim)).double()
-    return LineIntegrals.segment(*(1.98 * half * (ends - 0.5)))
-
-
-def seen(nested: NestedGrids) -> Tensor:
-    """Which nodes (M,) are of the finest grid at their place."""
-    level = torch.cat([torch.full((g.size,), i) for i, g in enumerate(nested.grids)])
-    return nested.owner(nested.points()) == level
+from tests.gp.level_cases import SIDES, grid_of, kernel_of, nested_of, random_rays, seen
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

@@ -118,7 +118,7 @@ def variance_of_errors(cross: Tensor, between: Tensor) -> Tensor:
 def test_draws_have_the_errors_of_data_with_such_residuals() -> None:
     model, data, at = problem()
     cells = posterior(True).residuals
-    assert cells is not None
+    assert isinstance(cells, CellResiduals)
     rays = Stacked((data.functional, at))
     steps = nodes_of(rays, GRID, cells.torus_shape)
     rows = torch.zeros(len(rays), *cells.torus_shape, dtype=torch.float64)

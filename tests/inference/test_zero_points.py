@@ -17,7 +17,7 @@ from dustmap.gp import (
     RegularGrid,
     ZeroPoints,
 )
-from dustmap.gp.features import GroupedFeatures, LocalFeatures, interpolation
+from dustmap.gp.features import GroupedFeatures, LocalFeatures, field_features, interpolation
 from dustmap.gp.functionals import LineIntegrals, PointValues, groups_of, without_groups
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -127,7 +127,7 @@ def test_field_and_zero_points_have_the_dense_posterior(dim: int, learn_mean: bo
     unknown = posterior.predict(strange)
     torch.testing.assert_close(unknown.mean, true.mean)
     torch.testing.assert_close(unknown.variance, true.variance + STD**2)
-    nodes = model.features.prior.grid.points()  # type: ignore[attr-defined]
+    nodes = field_features(model.features).prior.grid.points()  # type: ignore[attr-defined]
     at_nodes = posterior.at_nodes()
     torch.testing.assert_close(at_nodes.mean, posterior.predict(PointValues(nodes)).mean)
 

@@ -2,11 +2,13 @@
 
 `HIPFeatures` (Wu et al. 2021) whitens gridded inducing points by Toeplitz PCG and a rectangular
 circulant root; millions of points. `LocalFeatures` sums kriging weights on the few nodes around
-each datum: sparse rows and no solve, for millions of data. `TorusFeatures` takes all points of the
-padded torus as inducing points: no solve at all, tighter variances, wider rows. `CholeskyFeatures`
-is the classical whitening for any points, M ≲ 10⁴, which may be learned and start as
-`clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes the symmetric root instead,
-by products alone: more points than can be factorised. Nothing downstream knows which one it got.
+each datum: sparse rows and no solve, for millions of data; `NestedFeatures` does on the finest of
+nested grids, and `NodeFeatures` has the same of a field that is known at their nodes.
+`TorusFeatures` takes all points of the padded torus as inducing points: no solve at all, tighter
+variances, wider rows. `CholeskyFeatures` is the classical whitening for any points, M ≲ 10⁴, which
+may be learned and start as `clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes
+the symmetric root instead, by products alone: more points than can be factorised. Nothing
+downstream knows which one it got.
 
 `DenseCovariance` has the covariance of few data as a matrix. `CellResiduals` draws what a grid
 leaves out of rays, alike along one beam. `interpolation` gives the multilinear rows of fields that
@@ -48,6 +50,11 @@ from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._local_weights import has_cells as has_cells
+from dustmap.gp.features._nested import KrigingFeatures as KrigingFeatures
+from dustmap.gp.features._nested import LevelResiduals as LevelResiduals
+from dustmap.gp.features._nested import NestedFeatures as NestedFeatures
+from dustmap.gp.features._nested import NodeFeatures as NodeFeatures
+from dustmap.gp.features._nested import residual_draws as residual_draws
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
@@ -57,6 +64,7 @@ from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import divided_rows as divided_rows
 from dustmap.gp.features._operators import rows_made_together as rows_made_together
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
+from dustmap.gp.features._stencil import ORDERS as ORDERS
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._whitened import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._whitened import CIQFeatures as CIQFeatures

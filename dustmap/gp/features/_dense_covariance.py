@@ -14,6 +14,7 @@ from torch import Tensor
 from dustmap.gp.features._base import AbstractFeatureMap
 from dustmap.gp.features._grouped import GroupedFeatures, SideBySide, field_features
 from dustmap.gp.features._local import LocalFeatures
+from dustmap.gp.features._nested import KrigingFeatures, NestedFeatures
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, PointValues
 from dustmap.linalg import AbstractOperator, SparseOperator, ToeplitzOperator, chunks, row_slice
 
@@ -38,21 +39,25 @@ _MATRICES = 6
 
 def has_dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctional) -> bool:
     """Whether `dense_covariance` is for these: values or rays of one kind, local weights."""
+    field = field_features(features)
+    if isinstance(field, NestedFeatures):
+        return isinstance(functional, LineIntegrals | PointValues)
     known = isinstance(functional, LineIntegrals | PointMeasure | PointValues)
-    return known and isinstance(field_features(features), LocalFeatures)
+    return known and isinstance(field, LocalFeatures)
 
 
 def in_float64(features: AbstractFeatureMap) -> AbstractFeatureMap:
     """The same features with weights and transforms in float64, rows stored."""
     if isinstance(features, GroupedFeatures):
-        inner = in_float64(features.inner)
-        assert isinstance(inner, LocalFeatures)
-        return replace(features, inner=inner)
-    assert isinstance(features, LocalFeatures)
+        return replace(features, inner=in_float64(features.inner))
+    assert isinstance(features, KrigingFeatures)
     if features.dtype == torch.float64 and features.memory >= _ROWS:
         return features
+    memory = max(features.memory, _ROWS)
+    if isinstance(features, NestedFeatures):
+        return replace(features, prior=features.prior.in_dtype(torch.float64), memory=memory)
     prior = replace(features.prior, dtype=torch.float64)
-    return replace(features, prior=prior, memory=max(features.memory, _ROWS))
+    return replace(features, prior=prior, memory=memory)
 
 
 @torch.no_grad()
@@ -60,7 +65,8 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     """ΦΦᵀ (N, N), float64, of the field alone: W K Wᵀ with K of the nodes that W sees.
 
     K is Toeplitz on the box of these nodes. Where the box is small its columns are looked up in the
-    lags, which takes half the time of N pairs of transforms of twice the box.
+    lags, which takes half the time of N pairs of transforms of twice the box. On nested grids it is
+    by products with K.
 
     Parameters
     ----------
@@ -78,6 +84,8 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
             [0.9670, 2.0001]], dtype=torch.float64)
     """
     local = in_float64(field_features(features))
+    if isinstance(local, NestedFeatures):
+        return _on_levels(local, functional)
     assert isinstance(local, LocalFeatures)
     torus = local.prior.torus_shape
     margin, more = local.order // 2 - 1, local.order - 1  # The last node has a cell of its own.
@@ -93,6 +101,17 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
         covariance[part.start :, part] = after @ rows.mT
         covariance[part, part.stop :] = covariance[part.stop :, part].mT
     return covariance
+
+
+def _on_levels(features: NestedFeatures, functional: AbstractFunctional) -> Tensor:
+    """W K Wᵀ (N, N) on nested grids, some columns at a time."""
+    W, K = features.at_nodes.operator(functional), features.prior.covariance_products()
+    assert isinstance(W, SparseOperator)
+    n = len(functional)
+    covariance: Tensor = torch.empty(n, n, dtype=W.dtype, device=W.device)
+    for part in chunks(n, max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
+        covariance[part] = W.matmul(K.matmul(_dense_rows(W.matrix, part)))
+    return 0.5 * (covariance + covariance.mT)
 
 
 def _is_small(W: SparseOperator) -> bool:
@@ -221,9 +240,9 @@ def lookup_bytes(n: int, nodes: int) -> int:
 def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, memory: int) -> bool:
     """Whether a solve of these data is by a matrix: `suits_dense`, local weights, not shared."""
     field = field_features(features)
-    if not (isinstance(field, LocalFeatures) and has_dense_covariance(features, functional)):
+    if not (isinstance(field, KrigingFeatures) and has_dense_covariance(features, functional)):
         return False
-    return suits_dense(len(functional), field.prior.grid.size, memory)
+    return suits_dense(len(functional), field.prior.lattice.size, memory)
 
 
 @final

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._batch import Prediction
-from dustmap.gp._prior import GridPrior
-from dustmap.gp.features._base import AbstractFeatureMap, AbstractGridFeatures, Features
+from dustmap.gp.features._base import AbstractFeatureMap, Features
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, groups_of, responses_of
 from dustmap.linalg import AbstractComposite, AbstractOperator, DiagonalOperator
@@ -161,13 +160,8 @@ class GroupedFeatures(AbstractFeatureMap):
 
     parts = ("inner",)
 
-    inner: AbstractGridFeatures
+    inner: AbstractFeatureMap
     zero_points: ZeroPoints
-
-    @property
-    def prior(self) -> GridPrior:
-        """That of the field."""
-        return self.inner.prior
 
     @property
     def n_features(self) -> int:
@@ -204,7 +198,7 @@ class GroupedFeatures(AbstractFeatureMap):
         return self._with_unknown(functional, self.inner.residual_variance(functional))
 
     def _columns(self, functional: AbstractFunctional) -> AbstractOperator:
-        like = self.prior.lags.new_empty(0, dtype=self.dtype)
+        like = torch.empty(0, dtype=self.dtype, device=functional.device)
         offsets = self.zero_points.columns(functional, like)
         scales = self.zero_points.scale_columns(functional, like)
         return group_columns(offsets, scales, self._responses(functional).to(like))
@@ -218,9 +212,9 @@ class GroupedFeatures(AbstractFeatureMap):
         """f̄ (N,); empty where nothing multiplies it."""
         responses = responses_of(functional)
         if not self.zero_points.has_scales:
-            return self.prior.lags.new_empty(0)
+            return torch.empty(0, dtype=torch.float64, device=functional.device)
         if groups_of(functional) is None:
-            return self.prior.lags.new_zeros(len(functional))
+            return torch.zeros(len(functional), dtype=torch.float64, device=functional.device)
         if responses is None:
             raise UserError(
                 "scales of groups need the responses that they multiply: take "

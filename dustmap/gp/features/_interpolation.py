@@ -19,7 +19,7 @@ from dustmap.gp._grid import RegularGrid
 from dustmap.gp._levels import NestedGrids
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import support
-from dustmap.gp.features._levels_of_rays import level_parts
+from dustmap.gp.features._levels_of_rays import LevelPart, nested_taps
 from dustmap.gp.features._nodes import Nodes, cell_nodes, nodes_of, stacked_nodes
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.linalg import AbstractAdjointPair, AbstractOperator, SparseOperator, chunks
@@ -70,6 +70,22 @@ def _interpolation(
                 "Derivatives cannot be interpolated: the slope of a multilinear field jumps at "
                 "the nodes; drop these data or use a Gaussian link"
             )
+    refuse_beyond(functional, grid)
+    like = torch.empty(0, dtype=dtype, device=functional.device)
+    shape = (len(functional), grid.size)
+
+    def source(part: slice) -> _local_weights.Taps:
+        return interpolation_taps(functional[part], grid, dtype)
+
+    sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
+    taps = interpolation_taps(sample, grid, dtype)
+    return _local_weights.stored_within(memory, source, shape, taps, like)
+
+
+def refuse_beyond(
+    functional: functionals.AbstractFunctional, grid: RegularGrid | NestedGrids
+) -> None:
+    """An error for data outside the box."""
     points = support(functional)
     outside = ~grid.contains(points)
     if bool(outside.any()):
@@ -79,21 +95,6 @@ def _interpolation(
             f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
             "grid, or clip or drop these data"
         )
-    like = torch.empty(0, dtype=dtype, device=functional.device)
-    shape = (len(functional), grid.size)
-
-    def source(part: slice) -> _local_weights.Taps:
-        return interpolation_taps(functional[part], grid, dtype)
-
-    sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
-    taps = interpolation_taps(sample, grid, dtype)
-    planned = _local_weights.planned_bytes(taps, shape)
-    keep = planned <= memory
-    how = "stored" if keep else "recomputed in every product"
-    log.debug("L of %d data needs %d bytes: %s", shape[0], planned, how)
-    per_row = max(1, taps.column.numel() // max(1, taps.count))
-    build = _local_weights.stored_or_recomputed if keep else _local_weights.RecomputedOperator
-    return build(source, shape, max(1, _local_weights.CHUNK_ENTRIES // per_row), like)
 
 
 def interpolation_taps(
@@ -104,7 +105,7 @@ def interpolation_taps(
     """Rows of `interpolation` of few data, as they are made; the data are not checked."""
     if isinstance(grid, NestedGrids):
         return _nested_taps(functional, grid, dtype)
-    nodes = _nodes(functional, grid)
+    nodes = box_nodes(functional, grid)
     entry = torch.arange(len(nodes), device=nodes.cell.device)
     shifts = torch.arange(2, device=nodes.cell.device)
     sites = _local_weights.sites_of(
@@ -121,25 +122,18 @@ def interpolation_taps(
 def _nested_taps(
     functional: functionals.AbstractFunctional, nested: NestedGrids, dtype: torch.dtype
 ) -> _local_weights.Taps:
-    """Taps on the nodes of all grids, those of one grid after those of another."""
-    device, corners = functional.device, 2**nested.dim
-    rows = [torch.empty(0, dtype=torch.int64, device=device)]
-    columns, values = [rows[0].new_empty(0, corners)], [torch.empty(0, corners, dtype=dtype)]
-    for part in level_parts(functional, nested):
-        taps = interpolation_taps(part.functional, part.grid, dtype)
-        rows.append(part.rows[taps.row])
-        columns.append(taps.column.to(torch.int64) + part.first)
-        values.append(taps.value)
-    values[0] = values[0].to(device)
-    return _local_weights.Taps(
-        torch.cat(rows), torch.cat(columns), torch.cat(values), len(functional)
-    )
+    """Taps on the nodes of all grids."""
+
+    def taps_of(part: LevelPart) -> _local_weights.Taps:
+        return interpolation_taps(part.functional, part.grid, dtype)
+
+    return nested_taps(functional, nested, taps_of, dtype)
 
 
-def _nodes(functional: functionals.AbstractFunctional, grid: RegularGrid) -> Nodes:
+def box_nodes(functional: functionals.AbstractFunctional, grid: RegularGrid) -> Nodes:
     """Return the nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
     if isinstance(functional, functionals.Stacked):
-        return stacked_nodes(functional, [_nodes(part, grid) for part in functional.parts])
+        return stacked_nodes(functional, [box_nodes(part, grid) for part in functional.parts])
     if isinstance(functional, functionals.LineIntegrals):
         return cell_nodes(functional, grid)
     # one cell of padding, so that round-off beyond a face is told from the opposite face
@@ -163,17 +157,29 @@ def row_bytes(
     order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
     """
     sample = rays[_local_weights.spread_rows(len(rays), rays.device)]
+
+    def ones_of(part: LevelPart) -> _local_weights.Taps:
+        assert isinstance(part.functional, functionals.LineIntegrals)
+        return _ones(part.functional, part.grid, part.order, dtype)
+
     if isinstance(grid, NestedGrids):
-        taps = _nested_taps(sample, grid, dtype)
-        return _local_weights.planned_bytes(taps, (len(rays), grid.size))
-    nodes = cell_nodes(sample, grid)
+        taps = nested_taps(sample, grid, ones_of, dtype, order)
+    else:
+        taps = _ones(sample, grid, order, dtype)
+    return _local_weights.planned_bytes(taps, (len(rays), grid.size))
+
+
+def _ones(
+    rays: functionals.LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype
+) -> _local_weights.Taps:
+    """Rows of the nodes that rays meet, of weight one."""
+    nodes = cell_nodes(rays, grid)
     entry = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
     shifts = torch.arange(1 - order // 2, 1 + order // 2, device=rays.device)
     sites = _local_weights.sites_of(
         nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape
     )
-    ones = torch.ones(1, order**grid.dim, dtype=dtype, device=rays.device)
-    return _local_weights.planned_bytes(sites.taps(ones), (len(rays), grid.size))
+    return sites.taps(torch.ones(1, order**grid.dim, dtype=dtype, device=rays.device))
 
 
 class AbstractBeams(ABC):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -294,9 +294,18 @@ def features_by_order(
     return {p: LocalFeatures(prior, estimator, p, memory) for p in ORDERS}
 
 
+class PlannedFeatures(Protocol):
+    """What a choice of stencils looks at: `LocalFeatures` and `NestedFeatures` have it."""
+
+    @property
+    def memory(self) -> int: ...
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor: ...
+    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int: ...
+
+
 @torch.no_grad()
 def stencil_order(
-    features: Mapping[int, LocalFeatures],
+    features: Mapping[int, PlannedFeatures],
     functional: functionals.AbstractFunctional,
     noise_variance: Tensor,
     *,

@@ -227,6 +227,20 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
     return 2 * entries * (4 + values.element_size()) + 4 * (sum(shape) + 2)
 
 
+def stored_within(
+    memory: int, source: TapSource, shape: tuple[int, int], sample: Taps, like: Tensor
+) -> linalg.AbstractOperator:
+    """Return W (N, M) stored where it needs no more than `memory`, or computed anew in every
+    product; sample: taps of `spread_rows`."""
+    planned = planned_bytes(sample, shape)
+    keep = planned <= memory
+    how = "stored" if keep else "recomputed in every product"
+    log.debug("rows of %d data need %d bytes: %s", shape[0], planned, how)
+    per_row = max(1, sample.column.numel() // max(1, sample.count))
+    build = stored_or_recomputed if keep else RecomputedOperator
+    return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
+
+
 def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> linalg.AbstractOperator:

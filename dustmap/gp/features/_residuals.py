@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, final
+from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from dustmap.gp import functionals
+from dustmap.gp._grid import RegularGrid
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
@@ -26,6 +27,7 @@ from dustmap.gp.features._stencil import (
     explained_variance,
     point_variance,
 )
+from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,15 @@ _FEW_POINTS = 8
 _ROUND_OFF = 1e-9
 
 
+class OnTorus(Protocol):
+    """A grid, and the points per axis of a torus around it: a `GridPrior` has both."""
+
+    @property
+    def grid(self) -> RegularGrid: ...
+    @property
+    def torus_shape(self) -> tuple[int, ...]: ...
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class PairWalk:
@@ -65,19 +76,19 @@ class PairWalk:
     dense: int | None
 
     @staticmethod
-    def of(table: ResidualTable, prior: GridPrior, per_cell: float | None) -> "PairWalk":
-        """The walk on the torus of a prior; per_cell: steps of straight rays, None for points."""
-        lattice, D = table.lattice, prior.grid.dim
+    def of(table: ResidualTable, cells: OnTorus, per_cell: float | None) -> "PairWalk":
+        """The walk on the cells of a torus; per_cell: steps of straight rays, None for points."""
+        lattice, D = table.lattice, cells.grid.dim
         entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
         shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
         entries = [pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
-        middle = zip(prior.grid.shape, prior.torus_shape, strict=True)
+        middle = zip(cells.grid.shape, cells.torus_shape, strict=True)
         last = tuple(0.5 * (m + length - 1) for m, length in middle)
         dense = None
         if per_cell is not None:  # a step is at least m / (m + 1) of 1 / per_cell, m its lag
             dense = 1 + int(per_cell * math.sqrt(D) * (BAND + 1.0 / lattice.steps))
         moved = tuple(e.to(table.values.device) for e in entries)
-        return PairWalk(table, moved, last, prior.torus_shape, dense)
+        return PairWalk(table, moved, last, cells.torus_shape, dense)
 
     def visits(self, nodes: Nodes) -> Iterator[tuple[Tensor, Tensor]]:
         """For lags 0, 1, .. in the list of nodes: positions and weights, of as many first nodes.
@@ -200,6 +211,32 @@ class _BandedSum(torch.autograd.Function):
             for index, weight in ctx.walk.visits(nodes):
                 to_values.index_add_(0, index, weight.mul_(upstream[: len(index)]))
         return to_values, None, None, None, None
+
+
+def banded_variance(
+    table: ResidualTable,
+    cells: OnTorus,
+    observed: functionals.PointMeasure | functionals.LineIntegrals,
+    per_cell: float,
+) -> Tensor:
+    """`banded_sum` of rays of so many steps per cell, or of the points of measures: (N,)."""
+    if isinstance(observed, functionals.PointMeasure):
+        walk, nodes = PairWalk.of(table, cells, None), observed.weights.numel()
+    else:
+        walk = PairWalk.of(table, cells, per_cell)
+        nodes = int(step_counts(observed, cells.grid, per_cell).sum())
+    size = max(1, _CHUNK_NODES * len(observed) // max(1, nodes))
+
+    def source(part: slice) -> Nodes:
+        return nodes_of(observed[part], cells.grid, cells.torus_shape, per_cell)
+
+    return banded_sum(walk, source, size, len(observed))
+
+
+def steps_of_residuals(kernel: AbstractKernel, per_cell: float) -> float:
+    """Steps of a ray per cell: finer than those of W where c_r has a cusp."""
+    rough = any(term.profile.derivatives < 1 for term in kernel.terms())
+    return max(per_cell, ROUGH_PER_CELL) if rough else per_cell
 
 
 def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
@@ -358,17 +395,7 @@ class LocalResiduals:
         self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
     ) -> Tensor:
         table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
-        if isinstance(observed, functionals.PointMeasure):
-            walk, nodes = PairWalk.of(table, self.prior, None), observed.weights.numel()
-        else:
-            walk = PairWalk.of(table, self.prior, self._steps)
-            nodes = int(step_counts(observed, self.prior.grid, self._steps).sum())
-        size = max(1, _CHUNK_NODES * len(observed) // max(1, nodes))
-
-        def source(part: slice) -> Nodes:
-            return self._nodes(observed[part], self._steps)
-
-        return banded_sum(walk, source, size, len(observed))
+        return banded_variance(table, self.prior, observed, self._steps)
 
     @cached_property
     def _detached_table(self) -> ResidualTable:
@@ -376,9 +403,7 @@ class LocalResiduals:
 
     @property
     def _steps(self) -> float:
-        """Steps of a ray per cell: finer than those of W where c_r has a cusp."""
-        rough = any(term.profile.derivatives < 1 for term in self.prior.kernel.terms())
-        return max(self.per_cell, ROUGH_PER_CELL) if rough else self.per_cell
+        return steps_of_residuals(self.prior.kernel, self.per_cell)
 
     def _nodes(self, functional: functionals.AbstractFunctional, per_cell: float) -> Nodes:
         return nodes_of(functional, self.prior.grid, self.prior.torus_shape, per_cell)

@@ -109,7 +109,9 @@ class AbstractKernel(AbstractParametric, ABC):
         """S(ω) = ∫ k(x) exp(-i ω·x) dx at angular frequencies omega (..., D): (...)."""
         total = torch.zeros((), dtype=omega.dtype, device=omega.device)
         for term in self.terms():
-            scaled = (omega * term.lengthscale).square().sum(-1).sqrt()
+            square = (omega * term.lengthscale).square().sum(-1)
+            # The slope of a root at ω = 0 is infinite, that of S in ℓ is not.
+            scaled = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
             density = term.profile.spectral_density(scaled, omega.shape[-1])
             total = total + term.variance * term.lengthscale.prod() * density
         return total

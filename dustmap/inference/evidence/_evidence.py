@@ -5,6 +5,7 @@ derivatives in few parameters: forward differences, one set of products per para
 A `Recolouring` holds the field fixed, which takes the derivatives of λ out of the products.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GridPrior
-from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks, field_features
+from dustmap.gp import AbstractLatticePrior, Batch
+from dustmap.gp.features import AbstractFeatureMap, KrigingFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.evidence._steps import (
     moved_models,
@@ -39,54 +40,85 @@ _PER_PASS = 2**20
 class Recolouring:
     """C_θ^{-1/2} C^{1/2}: white variables at θ of the field that has white variables ε here.
 
-    spectrum: λ of C at the present parameters, without graph; torus_shape: its torus.
+    spectra: λ of C at the present parameters, without graph, of every torus; tori: their shapes.
+    Modes of which a field has nothing stay as they are.
     """
 
-    spectrum: Tensor
-    torus_shape: tuple[int, ...]
+    spectra: tuple[Tensor, ...]
+    tori: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def at(features: AbstractFeatureMap) -> "Recolouring":
         """Build at the features' present value."""
-        prior = _prior_of(features)
-        return Recolouring(prior.spectrum.detach(), prior.torus_shape)
+        spectra, tori = zip(*_prior_of(features).circulants, strict=True)
+        return Recolouring(tuple(each.detach() for each in spectra), tori)
 
     def applied(self, features: AbstractFeatureMap, eps: Tensor) -> Tensor:
         """ε_θ = C_θ^{-1/2} C^{1/2} ε for eps (k, M_w) and features at θ; carries no graph."""
-        ratio = (self.spectrum / _prior_of(features).spectrum.detach()).sqrt()
-        # What follows the field are zero points, which no parameter of the kernel moves.
-        field, rest = eps.tensor_split((math.prod(self.torus_shape),), dim=-1)
-        white = CirculantOperator(ratio.to(eps.dtype), self.torus_shape).matmul(field)
-        return torch.cat([white, rest], dim=-1)
+        *fields, rest = self._fields(eps)
+        there = (each.detach() for each, _ in _prior_of(features).circulants)
+        parts = zip(self.spectra, there, self.tori, fields, strict=True)
+        white = [
+            CirculantOperator(_ratio(here, other).sqrt().to(eps.dtype), torus).matmul(field)
+            for here, other, torus, field in parts
+        ]
+        return torch.cat([*white, rest], dim=-1)
 
     def log_spectrum(self, features: AbstractFeatureMap, power: Tensor) -> Tensor:
-        """Σ_k p_k ln λ_θ,k, differentiable; power p in the half-spectrum layout of `power`."""
-        return (power * _prior_of(features).spectrum.log()).sum()
+        """Σ_k p_k ln λ_θ,k, differentiable; power p in the layout of `power`."""
+        return (power * _logs(_prior_of(features))).sum()
 
     def log_rate(self, features: AbstractFeatureMap) -> Tensor:
-        """ln λ_θ − ln λ, in the half-spectrum layout."""
-        return _prior_of(features).spectrum.detach().log() - self.spectrum.log()
+        """ln λ_θ − ln λ, in the layout of `power`."""
+        there = (each.detach() for each, _ in _prior_of(features).circulants)
+        pairs = zip(there, self.spectra, strict=True)
+        return torch.cat([(_log(t) - _log(h)).where(h > 0, 0.0).flatten() for t, h in pairs])
 
     def power(self, a: Tensor, b: Tensor) -> Tensor:
-        """p_k with Σ_k p_k = aᵀb for fields a, b (M_w,), float64: where in k the product arises."""
-        left = self._modes(a)
-        product = (left * (left if b is a else self._modes(b))).sum(-1)
-        # Modes of the half spectrum stand for two, but the first, and the last of an even length.
-        length = self.torus_shape[-1]
-        count = torch.full_like(product[(0,) * (product.ndim - 1)], 2.0)
-        count[0] = 1.0
-        if length % 2 == 0:
-            count[-1] = 1.0
-        power: Tensor = product * (count / math.prod(self.torus_shape))
-        return power
+        """p_k with Σ_k p_k = aᵀb for fields a, b (M_w,), float64: where in k the product arises, on
+        the half spectra of all tori, one after the other."""
+        found = []
+        left, right = self._fields(a)[:-1], self._fields(b)[:-1]
+        for torus, first, second in zip(self.tori, left, right, strict=True):
+            modes = _modes(first, torus)
+            product = (modes * (modes if b is a else _modes(second, torus))).sum(-1)
+            # Modes of the half spectrum stand for two, but the first, and the last of an even
+            # length.
+            count = torch.full_like(product[(0,) * (product.ndim - 1)], 2.0)
+            count[0] = 1.0
+            if torus[-1] % 2 == 0:
+                count[-1] = 1.0
+            found.append((product * (count / math.prod(torus))).flatten())
+        return torch.cat(found)
 
-    def _modes(self, field: Tensor) -> Tensor:
-        """Return real and imaginary parts of the half spectrum (..., 2), float64."""
-        own = field[: math.prod(self.torus_shape)].reshape(self.torus_shape)
-        return torch.view_as_real(torch.fft.rfftn(own)).double()
+    def _fields(self, eps: Tensor) -> tuple[Tensor, ...]:
+        """Variables (..., M_w) by torus, and last the zero points, which no parameter of the kernel
+        moves."""
+        ends = itertools.accumulate(math.prod(torus) for torus in self.tori)
+        return eps.tensor_split(tuple(ends), dim=-1)
 
 
-def _prior_of(features: AbstractFeatureMap) -> GridPrior:
+def _logs(prior: AbstractLatticePrior) -> Tensor:
+    return torch.cat([_log(spectrum).flatten() for spectrum, _ in prior.circulants])
+
+
+def _log(spectrum: Tensor) -> Tensor:
+    """ln λ, and 0 of modes of which there are none."""
+    return torch.where(spectrum > 0, spectrum, 1.0).log()
+
+
+def _ratio(here: Tensor, there: Tensor) -> Tensor:
+    """λ / λ_θ, and 1 where there is none at θ."""
+    held = there > 0
+    return torch.where(held, here / torch.where(held, there, 1.0), 1.0)
+
+
+def _modes(field: Tensor, torus: tuple[int, ...]) -> Tensor:
+    """Real and imaginary parts of the half spectrum (..., 2), float64."""
+    return torch.view_as_real(torch.fft.rfftn(field.reshape(torus))).double()
+
+
+def _prior_of(features: AbstractFeatureMap) -> AbstractLatticePrior:
     return prior_of(features, "recolouring of prior_draws", "leave prior_draws out")
 
 
@@ -349,7 +381,7 @@ def gradient_values(
 
 def data_per_pass(model: GridModel) -> int:
     """Data in one backward pass: as many as the features hold rows, if their graph holds rows."""
-    if isinstance(field_features(model.features), LocalFeatures):
+    if isinstance(field_features(model.features), KrigingFeatures):
         return _PER_PASS
     return model.features.chunk
 

@@ -17,7 +17,7 @@ from dustmap.gp import AbstractParametric, Batch, Parameters
 from dustmap.gp.features import (
     AbstractFeatureMap,
     DenseCovariance,
-    LocalFeatures,
+    KrigingFeatures,
     dense_covariance,
     field_features,
     in_float64,
@@ -103,16 +103,18 @@ def moved_models(
 
 
 def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None:
-    """The number by which one covariance of the field is the other, where local weights say so."""
+    """The number by which one covariance of the field is the other, where kriging weights say
+    so."""
     if here is there:
         return 1.0
     first, second = field_features(here), field_features(there)
-    if not (isinstance(first, LocalFeatures) and isinstance(second, LocalFeatures)):
+    if not (isinstance(first, KrigingFeatures) and isinstance(second, KrigingFeatures)):
         return None
-    before, after = first.prior.spectrum, second.prior.spectrum
-    factor = float(after.sum() / before.sum())
-    apart = float((after - factor * before).abs().max())
-    return factor if apart <= _PROPORTIONAL * float(after.max()) else None
+    before, after = ([each for each, _ in f.prior.circulants] for f in (first, second))
+    factor = float(sum(each.sum() for each in after) / sum(each.sum() for each in before))
+    apart = max(float((a - factor * b).abs().max()) for a, b in zip(after, before, strict=True))
+    largest = max(float(each.max()) for each in after)
+    return factor if apart <= _PROPORTIONAL * largest else None
 
 
 def noise_floor(information: Tensor, of_log_sigma: Tensor, leverage: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import (
     AbstractFeatureMap,
     DenseCovariance,
+    KrigingFeatures,
     LocalFeatures,
     ProductOperator,
     field_features,
@@ -232,11 +233,12 @@ def _known(
     if start is None or start.covariance is None or not torch.equal(start.sigma, sigma):
         return None
     before, here = (field_features(f) for f in (start.posterior.model.features, features))
-    assert isinstance(before, LocalFeatures)
-    assert isinstance(here, LocalFeatures)
+    assert isinstance(before, KrigingFeatures)
+    assert isinstance(here, KrigingFeatures)
     if before.order != here.order or before.prior.torus_shape != here.prior.torus_shape:
         return None
-    same = torch.equal(before.prior.spectrum, here.prior.spectrum)
+    pairs = zip(before.prior.circulants, here.prior.circulants, strict=True)
+    same = all(torch.equal(first, second) for (first, _), (second, _) in pairs)
     return start.covariance if same else None
 
 

@@ -13,8 +13,11 @@ from dustmap.gp import Batch
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CellResiduals,
+    LevelResiduals,
     LocalFeatures,
     ProductOperator,
+    field_features,
+    residual_draws,
 )
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._precision import (
@@ -31,7 +34,6 @@ from dustmap.inference.solve._grid_model import (
     MeanEstimate,
     MeanProfile,
     SharedResiduals,
-    prior_of,
 )
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import (
@@ -189,12 +191,13 @@ def _precision(
     return PrecisionOperator(phi, weights)
 
 
-def residual_cells(model: GridModel, settings: SolveSettings) -> CellResiduals | None:
+def residual_cells(
+    model: GridModel, settings: SolveSettings
+) -> CellResiduals | LevelResiduals | None:
     """Return the residuals that the draws are to share."""
     if not settings.shared_residuals:
         return None
-    prior = prior_of(model.features, "shared_residuals", "solve without")
-    return CellResiduals.of(prior.grid, prior.torus_shape, settings.seed, settings.samples)
+    return residual_draws(field_features(model.features), settings.seed, settings.samples)
 
 
 def _solved(

@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
-from dustmap.gp import AbstractMean, AbstractParametric, Batch, GridPrior, orthogonal_directions
-from dustmap.gp.features import AbstractFeatureMap, CellResiduals, field_features, has_cells
+from dustmap.gp import (
+    AbstractLatticePrior,
+    AbstractMean,
+    AbstractParametric,
+    Batch,
+    orthogonal_directions,
+)
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CellResiduals,
+    LevelResiduals,
+    field_features,
+    has_cells,
+)
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout
@@ -68,14 +80,16 @@ class SharedResiduals:
     err alike; that of f = φᵀε + r has less than φᵀΛ⁻¹φ + Var r where data see the same r.
     """
 
-    cells: CellResiduals
+    cells: CellResiduals | LevelResiduals
     functional: AbstractFunctional
     variance: Tensor
 
     @staticmethod
     @torch.no_grad()
     def of(
-        features: AbstractFeatureMap, cells: CellResiduals | None, functional: AbstractFunctional
+        features: AbstractFeatureMap,
+        cells: CellResiduals | LevelResiduals | None,
+        functional: AbstractFunctional,
     ) -> "SharedResiduals | None":
         """Residuals of the field seen by rays; None of other functionals, which share nothing."""
         if cells is None or not has_cells(functional):
@@ -98,16 +112,17 @@ class SharedResiduals:
 @runtime_checkable
 class _OnGrid(Protocol):
     @property
-    def prior(self) -> GridPrior: ...
+    def prior(self) -> AbstractLatticePrior: ...
 
 
-def prior_of(features: AbstractFeatureMap, what: str, instead: str) -> GridPrior:
+def prior_of(features: AbstractFeatureMap, what: str, instead: str) -> AbstractLatticePrior:
     """The prior of features that have one; `what` needs it, and `instead` says what to do."""
-    if not isinstance(features, _OnGrid):
+    field = field_features(features)
+    if not isinstance(field, _OnGrid):
         raise TypeError(
-            f"{what} needs features of a GridPrior, got {type(features).__name__}: {instead}"
+            f"{what} needs features of a GridPrior, got {type(field).__name__}: {instead}"
         )
-    return features.prior
+    return field.prior
 
 
 @final

@@ -4,16 +4,33 @@ Draws at the nodes of a grid stand in for any posterior where functionals are to
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, GridPrior, Prediction, RegularGrid
-from dustmap.gp.features import CellResiduals, GroupedFeatures, chunks, interpolation
+from dustmap.gp import (
+    AbstractLatticePrior,
+    AbstractPosterior,
+    NestedGrids,
+    Prediction,
+    RegularGrid,
+)
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CellResiduals,
+    GroupedFeatures,
+    LevelResiduals,
+    NestedFeatures,
+    NodeFeatures,
+    chunks,
+    field_features,
+    interpolation,
+)
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
@@ -78,7 +95,7 @@ class PathwisePosterior(AbstractPosterior):
     memory: int = 2**28
     spread: CoefficientSpread | None = None
     explained: Tensor | None = None
-    residuals: CellResiduals | None = None
+    residuals: CellResiduals | LevelResiduals | None = None
 
     @property
     def monte_carlo_error(self) -> float:
@@ -176,14 +193,15 @@ class PathwisePosterior(AbstractPosterior):
 
         There f_i = H_i β + (R ε)_i: the grid explains its nodes, Var r = 0 but for a nugget.
         """
-        prior = prior_of(self.model.features, "at_nodes", "predict PointValues instead")
-        size = max(1, self.memory // (4 * prior.n_white * prior.dtype.itemsize))
-        nodes = PointValues(prior.grid.points(device=prior.lags.device))
-        total = prior.lags.new_zeros(prior.grid.size, dtype=prior.dtype)
+        lattice, field = _nodes_of(self.model.features)
+        width = field_features(self.model.features).n_features
+        size = max(1, self.memory // (4 * width * self.eps_mean.itemsize))
+        nodes = PointValues(lattice.points(device=self.eps_mean.device))
+        total = self.eps_mean.new_zeros(lattice.size)
         for part in chunks(len(self.deviations), size):
-            total += field_at_nodes(prior, self.deviations[part]).square().sum(0)
-        mean = self._mean(nodes) + field_at_nodes(prior, self.eps_mean[None])[0]
-        u = self._trend(nodes, field_at_nodes(prior, self._trend_fields))
+            total += field(self.deviations[part]).square().sum(0)
+        mean = self._mean(nodes) + field(self.eps_mean[None])[0]
+        u = self._trend(nodes, field(self._trend_fields))
         return Prediction(mean, total / len(self.deviations) + u.square().sum(0))
 
     @torch.no_grad()
@@ -274,7 +292,7 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
     draws, as 1 − mean d²/σ² is not.
     """
     prior = prior_of(posterior.model.features, "explained_share", "use predict instead")
-    taken, left = torch.zeros(2, prior.grid.size, dtype=prior.dtype, device=prior.lags.device)
+    taken, left = torch.zeros(2, prior.lattice.size, dtype=prior.dtype, device=prior.device)
     normal = KeyedNormal(seed, GRID_STREAM)
     for s, delta in enumerate(posterior.deviations):
         white = normal.draw(s, len(delta), delta.dtype, delta.device)
@@ -286,7 +304,44 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def field_at_nodes(prior: GridPrior, eps: Tensor) -> Tensor:
+def at_the_nodes(posterior: PathwisePosterior) -> PathwisePosterior:
+    """The same posterior with the field at the nodes of nested grids, u = R ε, in the place of ε:
+    what asks for it then needs rows of W alone, and no transforms."""
+    features = posterior.model.features
+    nested = field_features(features)
+    assert isinstance(nested, NestedFeatures)
+    root, width = nested.prior.root(), nested.n_features
+    seen: AbstractFeatureMap = nested.at_nodes
+    if isinstance(features, GroupedFeatures):
+        seen = replace(features, inner=seen)
+
+    def moved(eps: Tensor) -> Tensor:
+        return torch.cat([root.matmul(eps[..., :width]), eps[..., width:]], dim=-1)
+
+    spread = posterior.spread
+    return replace(
+        posterior,
+        model=replace(posterior.model, features=seen),
+        eps_mean=moved(posterior.eps_mean[None])[0],
+        deviations=moved(posterior.deviations),
+        spread=None if spread is None else replace(spread, fields=moved(spread.fields)),
+    )
+
+
+def _nodes_of(
+    features: AbstractFeatureMap,
+) -> tuple[RegularGrid | NestedGrids, Callable[[Tensor], Tensor]]:
+    """The nodes, and the field (k, M) there of the variables (k, M_w) that features have."""
+    field = field_features(features)
+    if isinstance(field, NodeFeatures):
+        nested = field.nested
+        return nested, lambda u: u[..., : nested.size]
+    prior = prior_of(features, "at_nodes", "predict PointValues instead")
+    return prior.lattice, partial(field_at_nodes, prior)
+
+
+@torch.no_grad()
+def field_at_nodes(prior: AbstractLatticePrior, eps: Tensor) -> Tensor:
     """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field.
 
     Zero points, the last numbers of the variables of grouped data, have no part in it.

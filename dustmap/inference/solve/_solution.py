@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.features import CellResiduals, DenseCovariance
+from dustmap.gp.features import CellResiduals, DenseCovariance, LevelResiduals
 from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
@@ -325,7 +325,7 @@ def restored_solution(
     model: GridModel,
     data: Batch,
     reader: _state.StateReader,
-    residuals: CellResiduals | None = None,
+    residuals: CellResiduals | LevelResiduals | None = None,
 ) -> GlobalSolution:
     """The solution of these data that was found with this model, and residuals of its draws.
 

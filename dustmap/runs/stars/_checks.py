@@ -346,6 +346,9 @@ def _limits(config: Config) -> Mapping[str, tuple[float, str]]:
     grid, fit, float64 = config.grid, config.fit, 'compute.dtype = "float64"'
     coarser, finer = (f"grid.spacing = {x * grid.spacing:.3g} pc" for x in (1.5, 0.5))
     size = f"grid.size = {[1.5 * edge for edge in grid.size]}"
+    if grid.levels:
+        coarser, finer = (f"grid.levels of {part} the spacings" for part in ("twice", "half"))
+        size = "a larger coarsest one of grid.levels"
     steps, tolerance = 2 * fit.max_steps, 3.0 * fit.tolerance
     limits = {
         "cg_residual": f"the posterior mean is not solved for: take {float64} or {coarser}",

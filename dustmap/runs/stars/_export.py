@@ -75,7 +75,8 @@ def _field_of(
         stored = config.fit.samples
         if posterior.explained is not None:
             covered = maps.sure_coverage(posterior.explained, len(posterior.deviations))
-    own = None if fit.at_nodes is None else maps.OwnNodes(grid, fit.at_nodes, covered)
+    nodes = nodes_of(config.grid)
+    own = None if fit.at_nodes is None else maps.OwnNodes(nodes, fit.at_nodes, covered)
     return maps.PosteriorField(
         posterior,
         system,

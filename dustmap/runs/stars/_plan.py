@@ -296,7 +296,7 @@ def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) ->
     """Estimate learning, solving and drawing on this machine, by the time of one product here;
     good to a factor of two where it was measured, on skies of some thousand stars."""
     if config.fit.engine == "global":
-        return _global_seconds(config, rays, grid)
+        return _global_seconds(config, rays)
     n, device = len(rays), rays.device
     rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
     learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
@@ -314,9 +314,10 @@ def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
         return _machine.measured_seconds(work, rays.device) / len(trial) ** 2
 
 
-def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
-    if takes_matrices(config, len(rays), grid.size):
-        once = grid.size * (_LOOKED_UP[0] * grid.size + _LOOKED_UP[1] * len(rays))
+def _global_seconds(config: Config, rays: LineIntegrals) -> float:
+    nodes = nodes_of(config.grid).size
+    if takes_matrices(config, len(rays), nodes):
+        once = nodes * (_LOOKED_UP[0] * nodes + _LOOKED_UP[1] * len(rays))
         return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
     fft = 0.0
     for torus in _tori(config):

@@ -22,7 +22,7 @@ from scipy.ndimage import map_coordinates
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp import AbstractPosterior, NestedGrids, Prediction, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions, pixels_towards
@@ -56,14 +56,39 @@ class LogMoments(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class OwnNodes:
-    """Mean and variance at the nodes of `grid`, which some engines have at hand.
+    """Mean and variance at the nodes of `grid`, or of nested ones, which some engines have at hand.
 
     coverage (M,), where it is known better than by the standard deviation: multilinear in between.
     """
 
-    grid: RegularGrid
+    grid: RegularGrid | NestedGrids
     predict: Callable[[], Prediction]
     coverage: Tensor | None = None
+
+    def coverage_at(self, x: Tensor) -> Tensor:
+        """Coverage (N,) at places x (N, 3), of the finest grid that has a place."""
+        places = x.double().cpu()
+        tables = self._tables
+        if isinstance(self.grid, RegularGrid):
+            return tables[0].at(Cells.of(self.grid, places.numpy()))[:, 0]
+        # Places that round-off has put beyond a face are the coarsest grid's.
+        owner = self.grid.owner(places).clamp_min(0)
+        found = torch.empty(len(places), dtype=tables[0].values.dtype)
+        for number, table in enumerate(tables):
+            rows = (owner == number).nonzero().squeeze(-1)
+            if len(rows):
+                found[rows] = table.at(Cells.of(table.grid, places[rows].numpy()))[:, 0]
+        return found
+
+    @cached_property
+    def _tables(self) -> tuple[NodeTable, ...]:
+        """Coverage on every grid."""
+        assert self.coverage is not None
+        values = self.coverage.cpu()
+        if isinstance(self.grid, RegularGrid):
+            return (NodeTable(self.grid, values[None]),)
+        levels = zip(self.grid.grids, self.grid.places, strict=True)
+        return tuple(NodeTable(grid, values[None, place]) for grid, place in levels)
 
 
 @final
@@ -185,20 +210,17 @@ class PosteriorField(AbstractDensityField):
         elif request.cubes:
             prediction = self.posterior.predict(functional)
             answers = _of_normal(prediction.mean, prediction.std, request, self.prior_std)
-            if self._covered is not None and Quantity.COVERAGE in request:
+            if self._knows_coverage and Quantity.COVERAGE in request:
                 assert isinstance(functional, PointValues)  # coverage is of places only
-                cells = Cells.of(self._covered.grid, functional.x.double().cpu().numpy())
-                answers["coverage"] = self._covered.at(cells)[:, 0]
+                assert self.own is not None
+                answers["coverage"] = self.own.coverage_at(functional.x)
         if request.samples:
             answers["samples"] = self.posterior.sample(functional, request.samples, generator)
         return answers
 
-    @cached_property
-    def _covered(self) -> NodeTable | None:
-        """Coverage at the nodes, where the engine knows it."""
-        if self.own is None or self.own.coverage is None:
-            return None
-        return NodeTable(self.own.grid, self.own.coverage.cpu()[None])
+    @property
+    def _knows_coverage(self) -> bool:
+        return self.own is not None and self.own.coverage is not None
 
 
 def _of_normal(

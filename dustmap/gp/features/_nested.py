@@ -1,0 +1,410 @@
+"""Features of a Gaussian field on nested grids: kriging weights on the nodes of one of them.
+
+A place or a part of a ray belongs to the finest grid around it. There the nodes have the field's
+own covariance (`NestedPrior`), so that weights and what they leave are those of a grid of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import functionals
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp._levels import NestedGrids
+from dustmap.gp._nested_prior import NestedPrior
+from dustmap.gp.features import _local_weights
+from dustmap.gp.features._base import (
+    AbstractFeatureMap,
+    AbstractGridFeatures,
+    Features,
+    rows_within,
+)
+from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
+from dustmap.gp.features._levels_of_rays import LevelPart, level_parts, nested_taps
+from dustmap.gp.features._local import LocalFeatures
+from dustmap.gp.features._local_weights import CellResiduals, Piece, Sites, Taps, sites_of
+from dustmap.gp.features._nodes import PER_CELL, ray_steps, step_counts
+from dustmap.gp.features._operators import ProductOperator
+from dustmap.gp.features._residuals import (
+    ResidualVariance,
+    banded_variance,
+    steps_of_residuals,
+)
+from dustmap.gp.features._stencil import ResidualTable, Stencil, point_variance
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import AbstractOperator
+
+#: Derivatives of a profile from which on nodes nearby say all of each other, and the part of the
+#: variance that weights then take for noise of the nodes.
+_SMOOTH, _NUGGET = 100, 1e-6
+#: Bits of a seed that are those of the run: above them is the number of a grid.
+_SEED_BITS = 40
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeFeatures(AbstractFeatureMap):
+    """Φ = W, of the field u (M,) at the nodes of nested grids in the place of white variables.
+
+    For posteriors whose mean and draws are known at the nodes: their products need no transforms.
+
+    kernel: of the field; nested: the nodes; order: nodes per axis of a stencil, 2 or 4, in the
+    outermost cells of every grid 2; memory: bytes that W and its transpose may take, beyond which
+    rows are recomputed in every product; per_cell: steps of a ray per cell.
+    """
+
+    parts = ("kernel",)
+
+    kernel: AbstractKernel
+    nested: NestedGrids
+    rows_dtype: torch.dtype = torch.float32
+    order: int = 4
+    memory: int = 2**31
+    per_cell: float = PER_CELL
+
+    @property
+    def n_features(self) -> int:
+        """M."""
+        return self.nested.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows_dtype
+
+    @property
+    def prefers_products(self) -> bool:
+        return True
+
+    @property
+    def chunk(self) -> int:
+        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
+
+    def rows(self, functional: functionals.AbstractFunctional) -> Features:
+        refuse_beyond(functional, self.nested)
+        W = torch.zeros(len(functional), self.n_features, dtype=self.dtype)
+        W = W.to(functional.device)
+        for part, cells, tables in self._parts(functional):
+            own = cells.piece(part.functional, tables).dense(part.grid.size, self.dtype)
+            columns = torch.arange(part.first, part.first + part.grid.size, device=W.device)
+            own = own.new_zeros(len(own), self.n_features).index_add(1, columns, own)
+            W = W.index_add(0, part.rows, own)
+        left = self._residuals(functional)
+        return Features(W, left.value, clamped=left.clamped)
+
+    @torch.no_grad()
+    def operator(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
+        return functionals.operator_by_rows(functional, self._weights)
+
+    def _weights(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
+        """W (N, M), stored where it fits the memory."""
+        refuse_beyond(functional, self.nested)
+        shape = (len(functional), self.n_features)
+        like = torch.empty(0, dtype=self.dtype, device=functional.device)
+
+        def source(part: slice) -> Taps:
+            return self.taps(functional[part])
+
+        sample = self._sample(functional)
+        return _local_weights.stored_within(self.memory, source, shape, sample, like)
+
+    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
+        """Bytes of W and its transpose: the most of any rank."""
+        if isinstance(functional, functionals.Sharded):
+            own = torch.tensor([self.plan_bytes(functional.local)])
+            return int(functional.world.gathered(own).max())
+        shape = (len(functional), self.n_features)
+        return _local_weights.planned_bytes(self._sample(functional), shape)
+
+    def _sample(self, functional: functionals.AbstractFunctional) -> Taps:
+        rows = _local_weights.spread_rows(len(functional), functional.device)
+        return self.taps(functional[rows])
+
+    @torch.no_grad()
+    def taps(self, functional: functionals.AbstractFunctional) -> Taps:
+        """The rows of W of few data, as they are made."""
+
+        def taps_of(part: LevelPart) -> Taps:
+            cells = self._cells(part)
+            piece = cells.piece(part.functional, _Tables(cells))
+            return piece.sites(slice(0, piece.count)).taps(piece.table.to(self.dtype))
+
+        return nested_taps(functional, self.nested, taps_of, self.dtype, self.order)
+
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
+        refuse_beyond(functional, self.nested)
+        seen = eps.new_zeros(len(eps), len(functional))
+        for part, cells, tables in self._parts(functional):
+            own = eps[:, part.first : part.first + part.grid.size]
+            seen = seen.index_add(1, part.rows, cells.piece(part.functional, tables).product(own))
+        return seen
+
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
+        return functionals.by_rows(functional, lambda own: self._residuals(own).value)
+
+    def _residuals(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
+        """What the grids leave, parts of a ray on two of them taken for independent."""
+        total = torch.zeros(len(functional), dtype=torch.float64, device=functional.device)
+        for part, variance in self.residuals_of_parts(functional):
+            total = total.index_add(0, part.rows, variance)
+        prior = float(self.kernel.variance().detach())
+        return ResidualVariance.of(total, self.dtype, prior)
+
+    def residuals_of_parts(
+        self, functional: functionals.AbstractFunctional
+    ) -> Iterator[tuple[LevelPart, Tensor]]:
+        """Every part of the data on one grid, and what this leaves of it, but for round-off."""
+        for part, cells, tables in self._parts(functional):
+            yield part, cells.residual(part.functional, tables)
+
+    def _parts(
+        self, functional: functionals.AbstractFunctional
+    ) -> Iterator[tuple[LevelPart, "_CellWeights", "_Tables"]]:
+        """Parts of the data with their weights, whose tables are made once for all."""
+        made: dict[_CellWeights, _Tables] = {}
+        for part in level_parts(functional, self.nested, self.order):
+            cells = self._cells(part)
+            yield part, cells, made.setdefault(cells, _Tables(cells))
+
+    def _cells(self, part: LevelPart) -> "_CellWeights":
+        return self._weights_of[self.nested.grids.index(part.grid), part.order]
+
+    @cached_property
+    def _weights_of(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+        """By the number of the grid and the order."""
+        smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
+        nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
+        return {
+            (number, order): _CellWeights(
+                Stencil(self.kernel, grid.spacing, order, nugget=nugget), grid, self.per_cell
+            )
+            for number, grid in enumerate(self.nested.grids)
+            for order in {2, self.order}
+        }
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NestedFeatures(AbstractFeatureMap):
+    """Φ = W R: the field at the nodes of nested grids, u = R ε, and kriging weights.
+
+    What the grid of a place leaves, Var r, is the larger the coarser that is: it is all that a
+    place lacks of finer ones.
+
+    prior: u; order, memory, per_cell: as of `NodeFeatures`.
+
+    Examples
+    --------
+    >>> from dustmap.gp.functionals import PointValues
+    >>> from dustmap.gp.kernels import Matern32
+    >>> far = RegularGrid.from_bounds((-8.0,), (8.0,), (17,))
+    >>> near = RegularGrid.from_bounds((-4.0,), (4.0,), (33,))
+    >>> prior = NestedPrior.of(Matern32(3.0, dim=1), NestedGrids((far, near)))
+    >>> places = PointValues(torch.tensor([[6.5], [0.125]], dtype=torch.float64))
+    >>> NestedFeatures(prior).residual_variance(places)
+    tensor([0.0082, 0.0001], dtype=torch.float64)
+    """
+
+    parts = ("prior",)
+
+    prior: NestedPrior
+    order: int = 4
+    memory: int = 2**31
+    per_cell: float = PER_CELL
+
+    @cached_property
+    def at_nodes(self) -> NodeFeatures:
+        """W, for fields that are known at the nodes."""
+        prior, rest = self.prior, (self.order, self.memory, self.per_cell)
+        return NodeFeatures(prior.kernel, prior.grid, prior.dtype, *rest)
+
+    @property
+    def n_features(self) -> int:
+        return self.prior.n_white
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.prior.dtype
+
+    @property
+    def chunk(self) -> int:
+        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
+
+    @property
+    def prefers_products(self) -> bool:
+        return True
+
+    def rows(self, functional: functionals.AbstractFunctional) -> Features:
+        seen = self.at_nodes.rows(functional)
+        phi = self.prior.root().rmatmul(seen.phi)
+        return Features(phi, seen.residual_variance, clamped=seen.clamped)
+
+    @torch.no_grad()
+    def operator(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
+        return ProductOperator(self.at_nodes.operator(functional), self.prior.root())
+
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
+        return self.at_nodes.products(functional, self.prior.root().matmul(eps))
+
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
+        return self.at_nodes.residual_variance(functional)
+
+    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
+        """Bytes of W and its transpose: the most of any rank."""
+        return self.at_nodes.plan_bytes(functional)
+
+
+#: Features whose residuals vanish at the nodes of grids.
+KrigingFeatures: TypeAlias = LocalFeatures | NestedFeatures
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LevelResiduals:
+    """Draws of residuals of rays on nested grids, those of `CellResiduals` of every grid:
+
+        r_sn = Σ_j √(Var r_nj) ξ_snj,   Var r_nj what grid j leaves of its part of ray n
+
+    with ξ_j the unit residuals of grid j.
+
+    features: of the field; cells: of every grid.
+    """
+
+    features: NodeFeatures
+    cells: tuple[CellResiduals, ...]
+
+    @staticmethod
+    def of(features: NodeFeatures, seed: int, count: int) -> "LevelResiduals":
+        """Draws 0, .., S − 1 of a seed; every grid has numbers of its own."""
+        cells = (
+            CellResiduals.of(grid, padded_by_one(grid), seed + (number << _SEED_BITS), count)
+            for number, grid in enumerate(features.nested.grids)
+        )
+        return LevelResiduals(features, tuple(cells))
+
+    def chosen(self, index: Tensor | slice) -> "LevelResiduals":
+        """Some of the draws."""
+        return replace(self, cells=tuple(each.chosen(index) for each in self.cells))
+
+    @torch.no_grad()
+    def unit(self, rays: functionals.AbstractFunctional, dtype: torch.dtype) -> Tensor:
+        """Return r_sn / √(Var r_n) (S, N) of functionals that `has_cells`."""
+        return functionals.by_rows(rays, lambda own: self._columns(own, dtype)).mT
+
+    def _columns(self, rays: functionals.LineIntegrals, dtype: torch.dtype) -> Tensor:
+        """Return the same (N, S)."""
+        count, grids = len(self.cells[0].draws), self.features.nested.grids
+        out = torch.zeros(len(rays), count, dtype=dtype, device=rays.device)
+        total = torch.zeros(len(rays), dtype=torch.float64, device=rays.device)
+        for part, left in self.features.residuals_of_parts(rays):
+            variance = left.clamp_min(0.0)
+            unit = self.cells[grids.index(part.grid)].unit(part.functional, dtype)
+            out.index_add_(0, part.rows, (variance.sqrt().to(dtype) * unit).mT)
+            total.index_add_(0, part.rows, variance)
+        return out.div_(total.clamp_min(torch.finfo(dtype).tiny).sqrt().to(dtype)[:, None])
+
+
+def residual_draws(
+    features: AbstractFeatureMap, seed: int, count: int
+) -> CellResiduals | LevelResiduals:
+    """Draws 0, .., S − 1 of residuals of rays, as these features have them."""
+    if isinstance(features, NestedFeatures):
+        return LevelResiduals.of(features.at_nodes, seed, count)
+    if isinstance(features, NodeFeatures):
+        return LevelResiduals.of(features, seed, count)
+    if not isinstance(features, AbstractGridFeatures):
+        raise TypeError(
+            f"shared_residuals needs features of a grid, got {type(features).__name__}: solve "
+            "without"
+        )
+    return CellResiduals.of(features.prior.grid, features.prior.torus_shape, seed, count)
+
+
+def padded_by_one(grid: RegularGrid) -> tuple[int, ...]:
+    """Points of a torus with one cell around a grid, of which nothing is met."""
+    return tuple(m + 1 for m in grid.shape)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _CellWeights:
+    """Weights on the cells of one grid, and what they leave."""
+
+    stencil: Stencil
+    grid: RegularGrid
+    per_cell: float
+
+    @property
+    def torus_shape(self) -> tuple[int, ...]:
+        return padded_by_one(self.grid)
+
+    def piece(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Piece:
+        """Rows of W, with the graph of the kernel."""
+        if isinstance(functional, functionals.LineIntegrals):
+            rays = functional
+            steps = int(step_counts(rays, self.grid, self.per_cell).sum())
+            per_row = max(1, steps // max(1, len(rays))) * self.stencil.size
+            size = max(1, _local_weights.CHUNK_ENTRIES // per_row)
+            return Piece(tables.weights, lambda part: self._of_rays(rays[part]), len(rays), size)
+        nodes = box_nodes(functional, self.grid)
+        entry = torch.arange(len(nodes), device=nodes.cell.device)
+        sites = self._sites(nodes.row, nodes.cell, entry, nodes.weight, nodes.count)
+        table = self.stencil.weights(nodes.offset)
+        return Piece(table, partial(_whole, sites), nodes.count, max(1, nodes.count))
+
+    def residual(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Tensor:
+        """Var r (N,) but for round-off, differentiable in the kernel; float64."""
+        if not isinstance(functional, functionals.LineIntegrals):
+            return point_variance(self.stencil, box_nodes(functional, self.grid).offset)
+        steps = steps_of_residuals(self.stencil.kernel, self.per_cell)
+        return banded_variance(tables.residuals, self, functional, steps)
+
+    def _of_rays(self, rays: functionals.LineIntegrals) -> Sites:
+        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
+        cell, entry = self.stencil.nearest(position)
+        return self._sites(row, cell, entry, weight, len(rays))
+
+    def _sites(self, row: Tensor, cell: Tensor, entry: Tensor, weight: Tensor, count: int) -> Sites:
+        """A cell beyond the last node of an axis has no weight but on that."""
+        shifts = self.stencil.axis_shifts(row.device)
+        return sites_of(row, cell, entry, weight, count, shifts, self.grid.shape)
+
+    @cached_property
+    def detached_weights(self) -> Tensor:
+        """Weights at the offsets of a table, without a graph."""
+        with torch.no_grad():
+            return self.stencil.table()
+
+    @cached_property
+    def detached_residuals(self) -> ResidualTable:
+        """Residual covariances, without a graph."""
+        with torch.no_grad():
+            return ResidualTable.of(self.stencil)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """Tables of some cells for one product, made where they are asked for."""
+
+    cells: _CellWeights
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """With the graph of the kernel where there is one."""
+        stencil = self.cells.stencil
+        return stencil.table() if stencil.has_graph else self.cells.detached_weights
+
+    @cached_property
+    def residuals(self) -> ResidualTable:
+        """With the graph of the kernel where there is one."""
+        stencil = self.cells.stencil
+        return ResidualTable.of(stencil) if stencil.has_graph else self.cells.detached_residuals
+
+
+def _whole(sites: Sites, part: slice) -> Sites:
+    """The sites of all rows of a piece, which is never cut."""
+    return sites
