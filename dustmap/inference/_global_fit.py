@@ -231,10 +231,12 @@ class _Stages:
             self.maker.choose_order(state.gp, self.data)
 
     def _weighed(self, state: _State, robust: RobustSettings) -> _State:
-        """Noise and sites at a fixed kernel."""
+        """Noise and sites at a fixed kernel.
+
+        The geometry is gathered before any round: one rank alone takes snapshots."""
         weighed = _robust.fit_student_t(
             self.maker.build(state.gp),
-            self.data,
+            self._at_hand(self.data),
             robust,
             self._solver,
             start=state.robust,
