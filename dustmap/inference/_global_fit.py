@@ -38,6 +38,9 @@ from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
 _LEARNING = f"steps of learning{AT_MOST}"
+#: Solves of a turn: sites are those of one kernel. Their evidence rises without end where the field
+#: reaches the outliers, whose sites have forces and next to no precision.
+_STEPS_OF_TURN = 4
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
@@ -231,10 +234,12 @@ class _Stages:
             self.maker.choose_order(state.gp, self.data)
 
     def _weighed(self, state: _State, robust: RobustSettings) -> _State:
-        """Noise and sites at a fixed kernel."""
+        """Noise and sites at a fixed kernel.
+
+        The geometry is gathered before any round: one rank alone takes snapshots."""
         weighed = _robust.fit_student_t(
             self.maker.build(state.gp),
-            self.data,
+            self._at_hand(self.data),
             robust,
             self._solver,
             start=state.robust,
@@ -250,7 +255,7 @@ class _Stages:
         assert robust is not None
         weights = _robust.site_weights(self.maker.build(gp), self.data, robust.sites)
         held = replace(state, gp=replace(gp, likelihood=gp.likelihood.fixed()))
-        learned = self._learned(name, held, self.settings.learn_rows, weights)
+        learned = self._learned(name, held, self.settings.learn_rows, weights, _STEPS_OF_TURN)
         turns = state.turns.after(robust, learned)
         if not turns.settled:
             learned = replace(learned, status=FitStatus.MAX_STEPS)
@@ -258,11 +263,18 @@ class _Stages:
         return replace(state, gp=gp, learned=learned, turns=turns)
 
     def _learned(
-        self, name: str, state: _State, rows: int, weights: Tensor | None = None
+        self,
+        name: str,
+        state: _State,
+        rows: int,
+        weights: Tensor | None = None,
+        steps: int | None = None,
     ) -> Learned:
         """Learning from a random part of the data, with as many deviations as it ended with last;
-        with Student-t noise of their sites."""
+        with Student-t noise of their sites, in so many steps at most."""
         part, settings = _random_part(len(self.data), rows, self.settings.seed), self.settings.learn
+        if steps is not None:
+            settings = replace(settings, max_steps=min(settings.max_steps, steps))
         if state.learned is not None:
             settings = replace(settings, samples=state.learned.history[-1].samples)
         data = state.site_data(self.data)

@@ -345,6 +345,7 @@ class AbstractCheckpointer(ABC):
     def save_if_due(self, make: Callable[[], State]) -> None:
         """Offer a state to go on from: where one is due, make() is called and its state saved.
 
+        Where ranks share the computation one of them calls make(), which exchanges nothing.
         Its arrays are safe, or copied, when this returns: the computation changes them further on.
         May raise to end the computation, after the state is safe.
         """

@@ -29,6 +29,8 @@ _MIXED = {
     "index_put",
     "_unsafe_index",
 }
+#: Notes from which on those of storages that are gone are looked for.
+_FEWEST = 10_000
 _NEEDS_CPU = {"numpy", "__array__", "data_ptr"}
 
 
@@ -36,11 +38,13 @@ _NEEDS_CPU = {"numpy", "__array__", "data_ptr"}
 class _Notes:
     """Which storages are said to be on the GPU.
 
-    The weak references keep addresses of storages from being used again.
+    The weak references keep addresses of storages from being used again. Notes of storages that
+    are gone are removed now and then.
     """
 
     def __init__(self) -> None:
         self._gpu: dict[int, tuple[StorageWeakRef, bool]] = {}
+        self._most = _FEWEST
 
     def on_gpu(self, x: Tensor) -> bool:
         key = _storage(x)._cdata
@@ -50,6 +54,10 @@ class _Notes:
         storage = _storage(x)
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._gpu[storage._cdata] = (reference, gpu)
+        if len(self._gpu) > self._most:
+            left = self._gpu.items()
+            self._gpu = {key: note for key, note in left if not note[0].expired()}  # type: ignore[no-untyped-call]
+            self._most = max(_FEWEST, 2 * len(self._gpu))
 
 
 @functools.cache

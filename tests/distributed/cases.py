@@ -4,8 +4,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import final
 from unittest.mock import patch
 
 import numpy as np
@@ -40,6 +41,7 @@ from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded, whole
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
+    AbstractCheckpointer,
     GlobalFit,
     GlobalSettings,
     LearnSettings,
@@ -56,7 +58,7 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
-from dustmap.inference._state import NystromState, StateReader, state_of
+from dustmap.inference._state import NystromState, State, StateReader, state_of
 from dustmap.inference.lognormal._tangent import GramOperator
 from dustmap.linalg import (
     AbstractWorld,
@@ -85,6 +87,27 @@ SMALL_TABLES = {1: 8, 2: 4, 3: 4}
 def draw(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+
+@final
+@dataclass(frozen=True)
+class FirstRankSnapshots(AbstractCheckpointer):
+    """Every state is due, and made by the first rank alone, as of a run; none is saved."""
+
+    world: AbstractWorld
+
+    def child(self, name: str) -> "FirstRankSnapshots":
+        return self
+
+    def load(self) -> None:
+        return None
+
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        if self.world.rank == 0:
+            make()
+
+    def finish(self, result: State) -> None:
+        """Save nothing."""
 
 
 def all_rays(count: int = COUNT) -> LineIntegrals:
@@ -271,7 +294,13 @@ def lognormal(
         curved=curved,
     )
     batch = data(sharing, uneven=uneven)
-    found = fit_mgvi(model, batch, settings, world=None if rows else world)
+    found = fit_mgvi(
+        model,
+        batch,
+        settings,
+        world=None if rows else world,
+        checkpointer=FirstRankSnapshots(world),
+    )
     learned = {} if found.weights is None else {"weights": found.weights.tau}
     return numpy(
         theta=found.model.learned().theta,
@@ -300,7 +329,9 @@ def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
         robust=RobustSettings(max_rounds=3, samples=4) if robust else None,
     )
     model = GPModel(kernel, ConstantMean(0.8), likelihood)
-    found: GlobalFit = fit_global(model, data(world), grid, settings)
+    found: GlobalFit = fit_global(
+        model, data(world), grid, settings, checkpointer=FirstRankSnapshots(world)
+    )
     return numpy(
         theta=Parameters.of(found.gp, without=("mean",)).theta,
         coefficients=found.solution.mean_coefficients,
@@ -323,7 +354,8 @@ def hip(world: AbstractWorld, memory: int = 2**31) -> Arrays:
     direct = solve_direct(model, batch, source)
     settings = SVISettings(batch_size=25, epochs=2)
     generator = torch.Generator().manual_seed(0)
-    last = fit_svi(model, batch, source, settings, generator)
+    snapshots = FirstRankSnapshots(world)
+    last = fit_svi(model, batch, source, settings, generator, checkpointer=snapshots)
     places = PointValues((draw(9, 6, 3) - 0.5) * 0.9)
     predicted = VariationalPosterior(model, direct.state).predict(places)
     return numpy(

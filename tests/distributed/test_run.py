@@ -258,10 +258,11 @@ def test_a_killed_rank_ends_the_job(sky: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failed_check_has_its_exit_code(sky: Path, tmp_path: Path) -> None:
     run = ("run", f"{sky}/gaussian.toml", "--output", str(tmp_path / "run"), "--until", "fit")
-    ranks = ranks_of_run(2, *run, "--set", "fit.max_steps=1")
+    ranks = ranks_of_run(2, *run, "--set", "model.length=20")
     out, errors = ranks.communicate(timeout=500)
     assert ranks.returncode == CHECK_FAILED, errors[-3000:]
     assert out.count("status: checks failed") == 1
+    assert out.count("model.length in spacings") == 1
 
 
 def _children(parent: int) -> list[int]:

@@ -77,17 +77,6 @@ class MemoryCheckpointer(AbstractCheckpointer):
         self.pages.written[self.name] = json.dumps(kept.values), arrays
 
 
-def interrupted(compute: Callable[[AbstractCheckpointer], V], after: int) -> V:
-    """The result of `compute`, ended after so many keeps and begun again with what was kept."""
-    pages = Pages(left=after)
-    try:
-        compute(MemoryCheckpointer(pages))
-    except Interrupted:
-        pages.left = None
-        return compute(MemoryCheckpointer(pages))
-    raise AssertionError(f"not kept {after} times")
-
-
 def often_interrupted(compute: Callable[[AbstractCheckpointer], V]) -> V:
     """The result of `compute`, ended after every single keep."""
     pages = Pages()

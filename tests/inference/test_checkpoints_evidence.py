@@ -33,8 +33,6 @@ from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
     Pages,
-    interrupted,
-    keeps,
     often_interrupted,
     same_bits,
     states,
@@ -221,12 +219,12 @@ def test_whole_fits_end_the_same_however_often_they_are_ended(case: Case) -> Non
 @pytest.mark.parametrize("case", CASES + SLOW)
 def test_whole_fits_go_on_from_every_state(case: Case) -> None:
     whole = case(NO_CHECKPOINTS)
-    count = keeps(case)
+    left = states(case)
     # By a matrix there are the states of six steps of learning, and none of solves.
     few = case.by_matrix and not case.robust
-    assert count == 6 if few else count > 10
-    for k in range(1, count + 1, 1 if case.dim == 1 or few else 4):
-        same_fit(interrupted(case, k), whole)
+    assert len(left) == 6 if few else len(left) > 10
+    for pages in left[:: 1 if case.dim == 1 or few else 4]:
+        same_fit(case(MemoryCheckpointer(pages)), whole)
 
 
 @pytest.mark.parametrize("case", CASES)

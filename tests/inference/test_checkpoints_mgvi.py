@@ -25,10 +25,10 @@ from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
     Pages,
-    interrupted,
     keeps,
     often_interrupted,
     same_bits,
+    states,
 )
 from tests.inference.test_mgvi import (
     box,
@@ -126,10 +126,10 @@ def test_the_torus_changes_on_the_way() -> None:
 def test_fits_go_on_from_every_state(name: str) -> None:
     case = (CASES | SLOW)[name]
     whole = case(NO_CHECKPOINTS)
-    states = keeps(case)
-    assert states > 1
-    for k in range(1, states + 1):
-        same_bits(interrupted(case, k), whole)
+    left = states(case)
+    assert len(left) > 1
+    for pages in left:
+        same_bits(case(MemoryCheckpointer(pages)), whole)
 
 
 @pytest.mark.parametrize("together", [1, 3, 8])

@@ -21,10 +21,9 @@ from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
     Pages,
-    interrupted,
-    keeps,
     often_interrupted,
     same_bits,
+    states,
 )
 from tests.inference.gridded import some_data, some_functionals, some_model
 
@@ -72,11 +71,11 @@ def test_every_interruption_leaves_the_bits_as_they_are(
 
         whole = compute(NO_CHECKPOINTS)
         assert whole.converged
-        count = keeps(compute)
-        assert count == 1 + 3  # the mean, and five columns in three blocks
+        left = states(compute)
+        assert len(left) == 1 + 3  # the mean, and five columns in three blocks
         same_bits(often_interrupted(compute), whole)
-        for k in range(1, count + 1) if len(shape) == 1 else ():
-            same_bits(interrupted(compute, k), whole)
+        for pages in left if len(shape) == 1 else ():
+            same_bits(compute(MemoryCheckpointer(pages)), whole)
 
 
 @pytest.mark.parametrize("rank", [0, 5])
@@ -89,8 +88,8 @@ def test_warm_starts_and_fitted_means(rank: int) -> None:
 
     whole = compute(NO_CHECKPOINTS)
     same_bits(often_interrupted(compute), whole)
-    for k in range(1, keeps(compute) + 1) if rank == 0 else ():
-        same_bits(interrupted(compute, k), whole)
+    for pages in states(compute) if rank == 0 else ():
+        same_bits(compute(MemoryCheckpointer(pages)), whole)
 
 
 def test_a_result_is_not_solved_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,12 +298,12 @@ def test_width_and_tails_of_the_noise_are_learned() -> None:
     gamma = torch.distributions.Chi2(torch.tensor(dof, dtype=torch.float64))
     torch.manual_seed(0)
     noise = scale * normal(n, seed=9) / (gamma.sample((n,)) / dof).sqrt()
-    likelihood = StudentTLikelihood(10.0, 1.0)
-    problem = Problem(likelihood, curve(n) + noise)
+    problem = Problem(StudentTLikelihood(10.0, 1.0), curve(n) + noise)
     model, batch = problem.model(FullRankFamily, nodes=16), problem.batch
     source = RowSource(model.features, batch.functional)
     settings = SVISettings(200, 40, learning_rate=0.03)
-    fit_svi(model, batch, source, settings, seeded())
+    likelihood = fit_svi(model, batch, source, settings, seeded()).model.likelihood
+    assert isinstance(likelihood, StudentTLikelihood)
     # The standard errors of the best estimates are 0.3 and 0.006.
     assert likelihood.dof == pytest.approx(dof, abs=1.0)
     assert likelihood.scale == pytest.approx(scale, abs=0.03)

@@ -8,6 +8,7 @@ import torch
 
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.kernels import Matern32, Matern52
+from dustmap.inference import RowSource, solve_direct
 from pipelines.reproduce import MissingData, Request, number
 from pipelines.reproduce.spatial import _models as models
 from pipelines.reproduce.spatial._problem import (
@@ -53,12 +54,21 @@ def test_hip_svgp_and_the_exact_gp_predict_alike(problem: Problem) -> None:
         assert 0.9 < float((found.variance / exact.variance).mean()) < 1.5
 
 
-def test_the_mean_by_cg_is_the_mean_of_the_direct_solution(problem: Problem) -> None:
-    direct, _ = models.measure(problem, lambda: models.hip(problem, 12, 200, 200, rtol=1e-6))
+def test_the_mean_by_cg_is_the_mean_of_the_direct_solution(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The residuals of 1e-3 that the experiment leaves are half a per cent of the error."""
+    method = models.hip(problem, 12, 200, 200, rtol=1e-6)
+    model, rows = models.model_of(problem, method), problem.train.functional
+    solved = solve_direct(model, problem.train, RowSource(method.train, rows), rtol=1e-5)
+    direct = models.Fitted(problem, method, solved.state)
+    wanted = direct.scores(models.rows_of(method.test, problem.test))["rmse"]
+    monkeypatch.setattr(models, "INNER_RTOL", 1e-7)
+    monkeypatch.setattr(models, "OUTER_RTOL", 1e-5)
     alone = models.mean_by_cg(problem, 12)
     assert alone["direct_converged"] is True
     assert alone["unconverged_products"] == 0
-    assert number(alone, "rmse") == pytest.approx(number(direct, "rmse"), rel=5e-3)
+    assert number(alone, "rmse") == pytest.approx(wanted, rel=1e-4)
 
 
 def test_epochs_approach_the_direct_solution(problem: Problem) -> None:
