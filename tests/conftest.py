@@ -112,7 +112,7 @@ def few_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The automatic engine asks the kernel from `FEW` rows on, in place of 2,000."""
     from tests.regression_cases import FEW
 
-    monkeypatch.setattr("dustmap.engines._exact._QUICK", FEW)
+    monkeypatch.setattr("dustmap.engines._automatic._QUICK", FEW)
 
 
 @pytest.fixture(scope="session")
