@@ -27,6 +27,7 @@ from dustmap.gp.kernels import (
     stationary_named,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.sky import StarTable, cartesian
 from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
@@ -359,8 +360,9 @@ def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
     return gp.NestedGrids((coarsest, *finer)) if finer else coarsest
 
 
-def spacing_at(config: GridConfig, places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Spacing (N,) of the finest nodes around places (N, 3), of the coarsest outside of the box."""
+def spacing_at(config: GridConfig, stars: StarTable) -> NDArray[np.float64]:
+    """Spacing (N,) of the finest nodes around stars, of the coarsest outside of the box."""
+    places = cartesian(stars.l, stars.b, stars.distances.rough)
     found = np.full(len(places), config.boxes[0][1])
     center = np.asarray(config.center)
     for size, spacing in config.boxes[1:]:

@@ -42,7 +42,7 @@ from dustmap.runs.stars._model import (
     spacing_at,
     start_kernel,
 )
-from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
+from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
 from dustmap.sky.stars import WEIGHT_SCORES, combined
 from dustmap.sky.view import MOST_VOXELS
@@ -135,8 +135,7 @@ def _combines(config: Config, number: int) -> bool:
 
 def _cells(config: Config, stars: StarTable) -> float:
     """Return how many cells there are for each star (data.combine = 1)."""
-    places = cartesian(stars.l, stars.b, stars.distances.rough)
-    return len(combined(stars, spacing_at(config.grid, places))) / len(stars)
+    return len(combined(stars, spacing_at(config.grid, stars))) / len(stars)
 
 
 def _choice_components(config: Config, n: int) -> tuple[Component, ...]:

@@ -24,8 +24,9 @@ from dustmap.runs.stars._model import (
     start_kernel,
     start_of,
 )
+from dustmap.runs.stars._parts import SAMPLE
 from dustmap.runs.stars._plan import may_fit
-from dustmap.sky import StarTable, cartesian
+from dustmap.sky import StarTable
 from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
 #: of the box, at least; and levels, at most.
 _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
-#: Stars that ask for spacings, where there are more.
-_SAMPLE = 20_000
 #: Spacings of a level that lines of sight are apart where it ends.
 _REACH = 2.0
 
@@ -159,14 +158,13 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     if isinstance(before, Mapping):
         levels = tuple((tuple(size), spacing) for size, spacing in before["levels"])
         return _with_boxes(config, levels), catalog
-    config = resolved(config, thinned(stars, _SAMPLE))
+    config = resolved(config, thinned(stars, SAMPLE))
     if not config.data.groups:
         stars = replace(stars, groups=None)
     shuffled = np.random.default_rng(config.fit.seed).permutation(len(stars))
     held, rest = (np.sort(part) for part in np.split(shuffled, [_held(config, len(stars))]))
     fitted = stars[rest]
-    places = cartesian(fitted.l, fitted.b, fitted.distances.rough)
-    means = combined(fitted, spacing_at(config.grid, places), width)
+    means = combined(fitted, spacing_at(config.grid, fitted), width)
     log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
     made = {"stars": len(fitted), "cells": len(means), "levels": config.grid.boxes}
     provenance = {**catalog.provenance, "combined": made}
