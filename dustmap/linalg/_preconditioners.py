@@ -3,7 +3,6 @@
 The latter serve roots of the matrices that they resemble.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -321,41 +320,6 @@ class RootPreconditioner:
             CirculantOperator(spectrum.sqrt().to(working), torus),
             CirculantOperator(spectrum.rsqrt().to(working), torus),
         )
-
-    @staticmethod
-    def low_rank(preconditioner: NystromPreconditioner) -> "RootPreconditioner":
-        """Return the root of P = Uᵀ diag(s + shift) U + (tail + shift)(I − Uᵀ U), of `nystrom`."""
-        return RootPreconditioner(
-            _SpectralOperator.of(preconditioner, torch.sqrt),
-            _SpectralOperator.of(preconditioner, torch.rsqrt),
-        )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _SpectralOperator(_operator.AbstractSymmetric):
-    """rest · I + Uᵀ diag(values − rest) U for orthonormal rows U (r, n); symmetric."""
-
-    vectors: Tensor
-    above: Tensor
-    rest: float
-
-    @staticmethod
-    def of(P: NystromPreconditioner, function: Callable[[Tensor], Tensor]) -> "_SpectralOperator":
-        rest = function(P.values.new_tensor(P.tail + P.shift))
-        above = (function(P.values + P.shift) - rest).to(P.dtype)
-        return _SpectralOperator(P.vectors, above, float(rest))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vectors.shape[1], self.vectors.shape[1]
-
-    def _made_of(self) -> Tensor:
-        return self.vectors
-
-    def matmul(self, x: Tensor) -> Tensor:
-        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return self.rest * x + ((x @ self.vectors.mT) * self.above) @ self.vectors
 
 
 @final

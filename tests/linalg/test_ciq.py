@@ -21,7 +21,6 @@ from dustmap.linalg import (
     ToeplitzOperator,
     UnconvergedWarning,
     inverse_root,
-    nystrom,
     square_root,
 )
 from tests.cuda.pretended import pretended_gpu
@@ -121,25 +120,14 @@ class TestRoots:
         operator.matmul(normal(60))  # warns once
 
 
-def _preconditioners(lags: Tensor) -> dict[str, RootPreconditioner]:
-    K = ToeplitzOperator(lags)
-    ridge = float(torch.linalg.eigvalsh(K.to_dense())[0])
-    return {
-        "circulant": RootPreconditioner.circulant(lags),
-        "low rank": RootPreconditioner.low_rank(nystrom(K, 15, shift=0.9 * ridge)),
-    }
-
-
 class TestPreconditioned:
-    @pytest.mark.parametrize("name", ["circulant", "low rank"])
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_another_root_of_the_same_matrix_in_fewer_steps(
-        self, shape: tuple[int, ...], name: str
-    ) -> None:
+    def test_another_root_of_the_same_matrix_in_fewer_steps(self, shape: tuple[int, ...]) -> None:
         lags = matern_lags(shape, ridge=1e-4)
         T = ToeplitzOperator(lags)
         K, one = T.to_dense(), torch.eye(lags.numel(), dtype=torch.float64)
-        method = RootMethod.of(T, rtol=1e-10, preconditioner=_preconditioners(lags)[name])
+        P = RootPreconditioner.circulant(lags)
+        method = RootMethod.of(T, rtol=1e-10, preconditioner=P)
         R = square_root(lambda: T, (), one, method)[0].mT
         torch.testing.assert_close(R @ R.mT, K, rtol=0, atol=1e-8)
         assert float((R - R.mT).abs().max()) > 1e-4  # not the symmetric root

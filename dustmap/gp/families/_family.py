@@ -98,10 +98,6 @@ class AbstractGaussian(ABC):
         """Return S v for v (..., M_w)."""
 
     @abstractmethod
-    def apply_precision(self, v: Tensor) -> Tensor:
-        """Return S⁻¹ v for v (..., M_w)."""
-
-    @abstractmethod
     def precision(self) -> Tensor:
         """Return S⁻¹ in the structure of the family, float64."""
 

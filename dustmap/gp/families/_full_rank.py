@@ -37,10 +37,6 @@ class FullRankGaussian(_family.AbstractRootedGaussian):
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return v @ self.root
 
-    def apply_precision(self, v: Tensor) -> Tensor:
-        w = v.double()
-        return (w + w @ self.statistics.mT).to(v.dtype)
-
     def precision(self) -> Tensor:
         return _family.plus_identity(self.statistics)
 
@@ -140,10 +136,6 @@ class KrylovFullRankGaussian(_family.AbstractGaussian):
             return self._solved(x).to(x.dtype)
 
         return linalg.apply_linear(v, product, product)
-
-    def apply_precision(self, v: Tensor) -> Tensor:
-        w = v.double()
-        return (w + w @ self.statistics).to(v.dtype)
 
     def precision(self) -> Tensor:
         return _family.plus_identity(self.statistics)

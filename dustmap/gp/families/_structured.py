@@ -41,9 +41,6 @@ class MeanFieldGaussian(_family.AbstractRootedGaussian):
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return self.std * v
 
-    def apply_precision(self, v: Tensor) -> Tensor:
-        return (self.precision() * v.double()).to(v.dtype)
-
     def precision(self) -> Tensor:
         return 1.0 + self.statistics
 
@@ -93,9 +90,6 @@ class BlockGaussian(_family.AbstractRootedGaussian):
 
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return self._blockwise(self.root.mT, v)
-
-    def apply_precision(self, v: Tensor) -> Tensor:
-        return self._blockwise(self.precision(), v.double()).to(v.dtype)
 
     def precision(self) -> Tensor:
         return _family.plus_identity(self.statistics)
@@ -170,11 +164,6 @@ class LowRankDiagonalGaussian(_family.AbstractRootedGaussian):
 
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return self._narrowed(v * self._scale(v))
-
-    def apply_precision(self, v: Tensor) -> Tensor:
-        root, U = self.diagonal.sqrt(), self.basis.double()
-        w = v.double() * root
-        return ((w + (w @ U * self.gains) @ U.mT) * root).to(v.dtype)
 
     def precision(self) -> Tensor:
         """Diagonal and sketch of S⁻¹ (M_w, 1 + l), which are linear in it; not S⁻¹ itself."""

@@ -45,7 +45,6 @@ from dustmap.gp.features._interpolation import interpolation_taps as interpolati
 from dustmap.gp.features._interpolation import row_bytes as row_bytes
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
 from dustmap.gp.features._local import StencilOrder as StencilOrder
-from dustmap.gp.features._local import features_by_order as features_by_order
 from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import functionals
-from dustmap.gp._prior import GridPrior
-from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
 from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
@@ -272,26 +270,10 @@ def _interleaved(values: Tensor, bits: int) -> Tensor:
 @final
 @dataclass(frozen=True)
 class StencilOrder:
-    """The chosen order p and the reason in words, for the run's report.
-
-    ratio2, ratio4: median of Var r_n / σ_n² over the sampled data for p = 2 and 4; gain: median
-    fraction by which p = 4 lowers Var r_n + σ_n²; bytes2, bytes4: planned bytes of W for all data.
-    """
+    """The chosen order p and the reason in words, for the run's report."""
 
     order: int
     reason: str
-    ratio2: float
-    ratio4: float
-    gain: float
-    bytes2: int
-    bytes4: int
-
-
-def features_by_order(
-    prior: GridPrior, estimator: AbstractEstimator, memory: int
-) -> dict[int, LocalFeatures]:
-    """Features of every order p that `stencil_order` compares."""
-    return {p: LocalFeatures(prior, estimator, p, memory) for p in ORDERS}
 
 
 class PlannedFeatures(Protocol):
@@ -311,32 +293,33 @@ def stencil_order(
     *,
     gain: float = 0.1,
     sample: int = 1000,
-    seed: int = 0,
 ) -> StencilOrder:
-    """Choose p = 4 of `features_by_order`, unless p = 2 does as well for rays.
+    """Choose p = 4 of features of both orders, unless p = 2 does as well for rays.
 
     Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
     the median datum by less than the fraction `gain`, or where W does not fit the features' memory
     with 4 and the median Var r_n is below σ_n² with 2.
 
-    noise_variance (N,) = σ_n²; sample, seed: data drawn for the comparison.
+    noise_variance (N,) = σ_n²; sample: data drawn for the comparison.
     """
     if noise_variance.shape != (len(functional),):
         raise UserError(
             f"noise_variance must be ({len(functional)},), one per datum, "
             f"got {tuple(noise_variance.shape)}"
         )
-    drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(seed))[:sample]
+    drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(0))[:sample]
     drawn = drawn.to(functional.device)
     noise = noise_variance[drawn].double()
     some = functionals.whole(functional[drawn])
     left = [features[p].residual_variance(some).double() for p in ORDERS]
-    ratios = [float((value / noise).nanmedian()) for value in left]
+    ratio2 = float((left[0] / noise).nanmedian())
     lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
-    needed = [features[p].plan_bytes(functional) for p in ORDERS]
-    memory, rays = features[4].memory, _has_rays(functional)
-    order, reason = _decision(rays, ratios[0], lowered, needed[1], memory, gain)
-    return StencilOrder(order, reason, ratios[0], ratios[1], lowered, needed[0], needed[1])
+    needed, memory, rays = (
+        features[4].plan_bytes(functional),
+        features[4].memory,
+        _has_rays(functional),
+    )
+    return StencilOrder(*_decision(rays, ratio2, lowered, needed, memory, gain))
 
 
 def _decision(
