@@ -17,7 +17,6 @@ from dustmap.config._values import (
     choices,
     duration,
     integer,
-    integer_or_auto,
     memory_size,
     nested_boxes,
     number,
@@ -56,7 +55,7 @@ class GridConfig:
     spacing: Annotated[
         float,
         Key(
-            automatic(parsecs(positive=True)),
+            automatic(parsecs(positive=True), stored=0.0),
             "between neighbouring nodes; stars: auto (0) is the coarsest that leaves out less than "
             "the median star's error, at model.length and model.std, within the memory",
             "pc",
@@ -326,7 +325,7 @@ class ComputeConfig:
     threads: Annotated[
         int | str,
         Key(
-            integer_or_auto(0),
+            automatic(integer(0)),
             "processor threads; 0: as many as torch takes; auto: of a run, as many as its products "
             "are fastest with, which it keeps when it goes on (OMP_NUM_THREADS and ranks have a "
             "number already)",

@@ -91,41 +91,20 @@ def number(
 def integer(low: int, high: int | None = None) -> Parser:
     """A whole number from low on, to high where there is one."""
     expected = f"a whole number >= {low}" + ("" if high is None else f" and <= {high}")
-
-    def parse(raw: object) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int):
-            raise Rejected(expected)
-        if raw < low or (high is not None and raw > high):
-            raise Rejected(expected)
-        return raw
-
-    return Parser(parse)
-
-
-def integer_or_auto(low: int) -> Parser:
-    """A whole number from low on, or "auto"."""
-    whole = integer(low)
-
-    def parse(raw: object) -> int | str:
-        if raw == AUTO:
-            return AUTO
-        try:
-            number: int = whole(raw)
-        except Rejected as error:
-            raise Rejected(f'{error.expected}; or "{AUTO}"') from None
-        return number
-
-    return Parser(parse)
+    return _whole(lambda raw: low <= raw and (high is None or raw <= high), expected)
 
 
 def power_of_two(high: int) -> Parser:
     """0, or a power of two up to high."""
     expected = f"0 or a power of two <= {high}"
+    return _whole(lambda raw: 0 <= raw <= high and not raw & (raw - 1), expected)
+
+
+def _whole(accepts: Callable[[int], bool], expected: str) -> Parser:
+    """A whole number that is accepted."""
 
     def parse(raw: object) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int):
-            raise Rejected(expected)
-        if not 0 <= raw <= high or raw & (raw - 1):
+        if isinstance(raw, bool) or not isinstance(raw, int) or not accepts(raw):
             raise Rejected(expected)
         return raw
 
@@ -161,17 +140,16 @@ def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
     return Parser(parse)
 
 
-def automatic(one: Parser) -> Parser:
-    """Take what another parser takes, or "auto", which is 0."""
+def automatic(one: Parser, stored: float | str = AUTO) -> Parser:
+    """Take what another parser takes, or "auto", which is stored as this."""
 
-    def parse(raw: object) -> float:
-        if raw == "auto" or (raw == 0 and not isinstance(raw, bool)):
-            return 0.0
+    def parse(raw: object) -> Any:
+        if raw == AUTO or (raw == stored and not isinstance(raw, bool)):
+            return stored
         try:
-            value: float = one(raw)
+            return one(raw)
         except Rejected as error:
-            raise Rejected(f'{error.expected}; or "auto"') from None
-        return value
+            raise Rejected(f'{error.expected}; or "{AUTO}"') from None
 
     return Parser(parse)
 
