@@ -4,6 +4,7 @@ one page of a map, which any browser opens without a network.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,14 +178,6 @@ def _slices(options: argparse.Namespace) -> "Figure":
     return slices_figure(_map(options), Axis[name.upper()], planes, _clouds(options))
 
 
-def _top_down(options: argparse.Namespace) -> "Figure":
-    return _projection(options, "Z")
-
-
-def _side_on(options: argparse.Namespace) -> "Figure":
-    return _projection(options, "Y")
-
-
 def _projection(options: argparse.Namespace, axis: str) -> "Figure":
     from dustmap.sky.figures import Axis, projection_figure
 
@@ -250,35 +243,21 @@ def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
     return numbers[0], numbers[1], None
 
 
-def _extinctions(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import extinction_figure
+def _of_held_out(options: argparse.Namespace, name: str) -> "Figure":
+    from dustmap.sky.figures import HELD_OUT_FIGURES
 
-    return extinction_figure(_options.star_map(options).held_out())
-
-
-def _residuals(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import residual_figure
-
-    return residual_figure(_options.star_map(options).held_out())
-
-
-def _calibration(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import calibration_figure
-
-    return calibration_figure(_options.star_map(options).held_out().pit)
+    return HELD_OUT_FIGURES[name](_options.star_map(options).held_out())
 
 
 #: By the option that asks for it.
 _DRAWN_FOR: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "slice": _slice,
     "slices": _slices,
-    "top_down": _top_down,
-    "side_on": _side_on,
+    "top_down": partial(_projection, axis="Z"),
+    "side_on": partial(_projection, axis="Y"),
     "sky": _sky,
     "los": _los,
-    "extinctions": _extinctions,
-    "residuals": _residuals,
-    "calibration": _calibration,
+    **{name: partial(_of_held_out, name=name) for name in _OF_RUNS},
 }
 
 

@@ -1,8 +1,9 @@
 """The density of a fit as a field: its maps and figures, and its scores beside the true one."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
@@ -270,7 +271,7 @@ def draw_figures(
     kinds = ("png", "pdf") if material.config.export.pdf else ("png",)
     for i, name in enumerate(names):
         progress("drawing figures", i, len(names))
-        path, (caption, draw) = f"plots/{name}.png", _figure_named(name)
+        path, (caption, draw) = f"plots/{name}.png", _FIGURES[name]
         files = [directory.path / f"plots/{name}.{kind}" for kind in kinds]
         # Pictures are written whole: one that is there was drawn before the run was interrupted.
         missing = [file for file in files if not file.exists()]
@@ -294,31 +295,6 @@ def _write_page(material: Material, path: Path) -> None:
         title = f"Dust density from {', '.join(Path(name).name for name in material.made.catalog)}"
         words = {"title": title, "history": material.made.history()}
         page_of(material.density, (), np.empty((0, 3)), SAMPLES, MOST_BYTES, words).save(path)
-
-
-def _figure_named(name: str) -> tuple[str, Draw]:
-    """The caption of a figure, and how it is drawn."""
-    match name:
-        case "slice":
-            return "Dust density and its uncertainty in the middle of the box", _slice
-        case "above":
-            return "Extinction through the whole height of the map, from above", _projection
-        case "slices":
-            return "Dust density on planes from the bottom to the top of the box", _slices
-        case "shell":
-            return "Dust density on a sphere around the Sun", _shell
-        case "line":
-            return "Density and extinction towards the most stars", _line
-        case "extinctions":
-            caption = "Held-out stars: measured and predicted extinctions"
-            return caption, _of_held_out(figures.extinction_figure)
-        case "residuals":
-            caption = "Held-out stars: standardised residuals of measurements on the sky"
-            return caption, _of_held_out(figures.residual_figure)
-        case "calibration":
-            caption = "Held-out stars: calibration of predicted measurements"
-            return caption, _of_held_out(lambda stars: figures.calibration_figure(stars.pit))
-    raise AssertionError(f"export.figures: the configuration took {name}")
 
 
 def _slice(material: Material) -> "Figure":
@@ -359,12 +335,27 @@ def _line(material: Material) -> "Figure | None":
     return figures.line_of_sight_figure(profile, material.stars)
 
 
-def _of_held_out(draw: "Callable[[figures.Comparison], Figure]") -> Draw:
+def _of_held_out(material: Material, name: str) -> "Figure | None":
     """Draw held-out stars beside what is predicted of them, noise included."""
+    if material.held_out is None:
+        return None
+    compared = reports.comparison_of(material.stars, material.held_out)
+    return figures.HELD_OUT_FIGURES[name](compared)
 
-    def drawn(material: Material) -> "Figure | None":
-        if material.held_out is None:
-            return None
-        return draw(reports.comparison_of(material.stars, material.held_out))
 
-    return drawn
+#: The caption of a figure, and how it is drawn, by its name in export.figures.
+_FIGURES: Mapping[str, tuple[str, Draw]] = {
+    "slice": ("Dust density and its uncertainty in the middle of the box", _slice),
+    "above": ("Extinction through the whole height of the map, from above", _projection),
+    "slices": ("Dust density on planes from the bottom to the top of the box", _slices),
+    "shell": ("Dust density on a sphere around the Sun", _shell),
+    "line": ("Density and extinction towards the most stars", _line),
+    **{
+        name: (f"Held-out stars: {what}", partial(_of_held_out, name=name))
+        for name, what in (
+            ("extinctions", "measured and predicted extinctions"),
+            ("residuals", "standardised residuals of measurements on the sky"),
+            ("calibration", "calibration of predicted measurements"),
+        )
+    },
+}

@@ -14,6 +14,7 @@ from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
     from dustmap.sky.agreement import Comparison as Comparison
+    from dustmap.sky.figures._comparisons import HELD_OUT_FIGURES as HELD_OUT_FIGURES
     from dustmap.sky.figures._comparisons import agreement_figure as agreement_figure
     from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure

@@ -5,7 +5,7 @@ deviations promise: of a predictive distribution P that is right, the probabilit
 transform P(less than measured) is uniform in (0, 1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -332,3 +332,11 @@ def _scores(
     for axis in (spread, line):
         axis.set_xlim(0.0, edges[-1])
         axis.legend(loc="best")
+
+
+#: Pictures of what a run says of stars that it has held out, by the name of their option.
+HELD_OUT_FIGURES: Mapping[str, Callable[[Comparison], Figure]] = {
+    "extinctions": extinction_figure,
+    "residuals": residual_figure,
+    "calibration": lambda compared: calibration_figure(compared.pit),
+}
