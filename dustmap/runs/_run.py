@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB, Component, During, MemoryPlan, shown, table_of
@@ -112,6 +114,21 @@ class Plan:
 
 def _joined(value: object) -> str:
     return " × ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def split_rows(
+    config: Config, n: int, kind: str = "stars", least: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose rows of n to fit, `least` of them, and rows to hold out, ascending: the same ones for
+    the same seed."""
+    shuffled = np.random.default_rng(config.fit.seed).permutation(n)
+    held = round(config.data.holdout * n)
+    if n - held < least:
+        raise UserError(
+            f"data.holdout = {config.data.holdout:g} leaves {n - held or 'none'} of {n} {kind} to "
+            f"fit; expected at least {least}"
+        )
+    return np.sort(shuffled[held:]), np.sort(shuffled[:held])
 
 
 class AbstractRun(ABC):

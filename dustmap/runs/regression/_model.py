@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -284,12 +284,6 @@ def refit_section(model: HIPGPRegressor) -> dict[str, Any]:
     return {"rows": model.report_["n"], "engine": model.engine_, **own, **evidence_of(model)}
 
 
-def checks_of_refit(model: HIPGPRegressor) -> tuple[Check, ...]:
-    """Check that the solve for all rows converged."""
-    checks = _checks_of_solver(model)
-    return tuple(replace(check, name=f"{check.name} of the refit") for check in checks)
-
-
 def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]:
     """Check that learning and solving converged, and that held-out rows are covered."""
     report = model.report_
@@ -298,14 +292,14 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
     learned = float(status in ("converged", "at_bound", "nothing to learn"))
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
-    checks += _checks_of_solver(model)
+    checks += checks_of_solver(model)
     if held_out is not None:
         advice = "the noise or the kernel does not describe the data; see chi2"
         checks.append(coverage_check("held-out rows", held_out, advice))
     return tuple(checks)
 
 
-def _checks_of_solver(model: HIPGPRegressor) -> list[Check]:
+def checks_of_solver(model: HIPGPRegressor) -> list[Check]:
     """Check the solve on a grid; the exact engine has none."""
     if model.engine_ not in ON_GRID:
         return []

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.config import Config
@@ -27,7 +25,7 @@ from dustmap.runs._machine import (
     rounded,
     seconds_per_operation,
 )
-from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan
+from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan, split_rows
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
@@ -138,7 +136,7 @@ class RegressionRun(AbstractRun):
         picture = reports.Picture(PICTURE, "Prediction, its standard deviation, and the data")
         checks = _model.checks_of(model, held_out)
         if self.refits:
-            checks += _model.checks_of_refit(mapping)
+            checks += tuple(check.of_refit() for check in _model.checks_of_solver(mapping))
         return Report(configuration.sha256(config), sections, checks, (picture,))
 
     def _learned(self, directory: RunDirectory, watch: reports.Stopwatch) -> HIPGPRegressor:
@@ -283,7 +281,7 @@ def prepare_regression(
     if config.compute.device == "cuda":
         raise UserError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
     rows, dropped = read_rows(config.data.catalog, config)
-    train, holdout = _split(config, len(rows))
+    train, holdout = split_rows(config, len(rows), "rows", least=2)
     run = RegressionRun(config, rows, rows[train], rows[holdout], dropped, grid_of(config))
     _check_fit(config, len(run.mapped), run.grid)
     _model.estimator_of(config, run.train, run.grid)
@@ -302,18 +300,6 @@ def open_regression(directory: RunDirectory, config: Config) -> RegressionResult
 def provenance_of(config: Config) -> Provenance:
     """Return what the maps of a run carry in their headers."""
     return Provenance(configuration.sha256(config), (f"engine {config.fit.engine}",))
-
-
-def _split(config: Config, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Choose rows to learn from and rows to hold out, the same ones for the same seed."""
-    shuffled = np.random.default_rng(config.fit.seed).permutation(n)
-    held_out = round(config.data.holdout * n)
-    if n - held_out < 2:
-        raise UserError(
-            f"data.holdout = {config.data.holdout:g} leaves {n - held_out} of {n} rows to fit; "
-            f"expected at least two"
-        )
-    return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
 
 
 def _check_fit(config: Config, n: int, grid: RegularGrid | None) -> None:

@@ -53,6 +53,10 @@ class Check:
         """Whether low <= value <= high."""
         return self.low <= self.value <= self.high
 
+    def of_refit(self) -> "Check":
+        """Return the same of the second fit, to all data."""
+        return replace(self, name=f"{self.name} of the refit")
+
     def as_dict(self) -> dict[str, Any]:
         """Return the check as plain values."""
         return asdict(self) | {"passed": self.passed}

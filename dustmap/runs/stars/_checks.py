@@ -8,7 +8,6 @@ likely is a check that fails. After it, what the engine and the held-out stars s
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -322,15 +321,11 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
 
 def checks_of_refit(config: Config, fit: StarFit) -> tuple[Check, ...]:
     """Check the solver of the fit to all stars, which has learned nothing."""
-    checks = [_of_refit(check) for check in _checks_of_solver(config, fit)]
+    checks = [check.of_refit() for check in _checks_of_solver(config, fit)]
     if fit.learning is not None and config.engine == "lognormal":
         converged = float(fit.learning.converged)
         checks.append(Check("refit converged", converged, 1.0, 1.0, fit.learning.remedy))
     return tuple(checks)
-
-
-def _of_refit(check: Check) -> Check:
-    return replace(check, name=f"{check.name} of the refit")
 
 
 def _checks_of_solver(config: Config, fit: StarFit) -> list[Check]:

@@ -26,8 +26,8 @@ from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _far_column, _model, _selection
-from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars, refit_stars
+from dustmap.runs.stars import _far_column, _model
+from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.runs.stars._selection import DistanceWeights, MagnitudeLimit
 from dustmap.sky.observations import Moments, Observations, PriorDust
@@ -106,20 +106,15 @@ def fit_distances(
     if state is not None:
         reader = StateReader.of(state, _ROUNDS)
         stored = reader.read(_AddedState)
-        added, weights = stored.on(observed), _selection.restored(limit, reader)
-        if limit is not None and weights is not None:
-            observed = limit.applied(observed, weights)
-        noisy = observed if added is None else observed.with_added(added)
-        noisy = _far_column.restored(config, reader, noisy)
+        _, noisy, added = stored.on(observed, config, limit)
         fit = reader.read(_FitState).fit(config, noisy.training(train))
-        return DistanceFit(fit, noisy, added, stored.rounds, weights)
+        return DistanceFit(fit, noisy, added, stored.rounds, stored.weights)
     result = _Rounds(config, observed, train, watch, limit).result()
     if not (config.data.refit and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
-    states = _FitState.of(result.fit), _AddedState(result.added, result.rounds)
-    column = _far_column.states_of(config, result.observed)
-    weighted = _selection.states_of(result.weights)
-    watch.checkpointer.finish(state_of(_ROUNDS, *states, *column, *weighted, finished=True))
+    column = _far_column.state_of(config, result.observed)
+    rest = _AddedState(result.added, result.rounds, column, result.weights)
+    watch.checkpointer.finish(state_of(_ROUNDS, _FitState.of(result.fit), rest, finished=True))
     return result
 
 
@@ -141,7 +136,8 @@ def refit_all(
     state = watch.checkpointer.load()
     if state is not None:
         return StateReader.of(state, _REFIT).read(_FitState).fit(config, data)
-    fit = refit_stars(config, data, start, watch.within("engine"), field)
+    held = _model.held(config)
+    fit = fit_stars(held, data, start, watch.within("engine"), field)
     at = replace(fit.hyperparameters, beyond=start.beyond, beyond_std=start.beyond_std)
     fit = replace(fit, hyperparameters=at, start={})
     watch.checkpointer.finish(state_of(_REFIT, _FitState.of(fit), finished=True))
@@ -184,17 +180,27 @@ class _FitState:
 @final
 @dataclass(frozen=True, eq=False)
 class _AddedState:
-    """Moments that distances and dust beyond the box add, if any, and the lines of the rounds."""
+    """Moments that distances and dust beyond the box add, if any, and the lines of the rounds, with
+    the column and the weights of distances where there are any."""
 
     added: Moments | None
     rounds: tuple[Mapping[str, Any], ...]
+    column: _far_column.ColumnState | None
+    weights: DistanceWeights | None
 
-    def on(self, observed: Observations) -> Moments | None:
-        """Return what is added, on the device of the observations."""
-        if self.added is None:
-            return None
-        parts = self.added.mean, self.added.variance, self.added.shared
-        return Moments(*(values.to(observed.measured.device) for values in parts))
+    def on(
+        self, observed: Observations, config: Config, limit: MagnitudeLimit | None
+    ) -> tuple[Observations, Observations, Moments | None]:
+        """Return observations with the weighted distances, these with what is added and with the
+        column, and what is added, on the device of the observations."""
+        if limit is not None and self.weights is not None:
+            observed = limit.applied(observed, self.weights)
+        noisy, added = observed, self.added
+        if added is not None:
+            parts = added.mean, added.variance, added.shared
+            added = Moments(*(values.to(observed.measured.device) for values in parts))
+            noisy = observed.with_added(added)
+        return observed, _far_column.restored(config, self.column, noisy), added
 
 
 @final
@@ -263,7 +269,10 @@ class _Rounds:
         part = self.watch.checkpointer.child(f"noise-{number}")
         state = part.load()
         if state is not None:
-            return self._restored(StateReader.of(state, _NOISE))
+            stored = StateReader.of(state, _NOISE).read(_AddedState)
+            observed, noisy, added = stored.on(self.observed, self.config, self.limit)
+            assert added is not None
+            return stored.rounds[0], _Data(observed, noisy, added, stored.weights)
         at = with_level(self.config, fit, data.observed, data.added, self.train)
         dust = _model.prior_dust(self.config, at)
         observed, weights = self._weighted(fit, dust)
@@ -287,21 +296,10 @@ class _Rounds:
             "(median)",
             change,
         )
-        column = _far_column.states_of(self.config, noisy)
-        states = _AddedState(added, (line,)), *column, *_selection.states_of(weights)
-        part.finish(state_of(_NOISE, *states, finished=True))
+        column = _far_column.state_of(self.config, noisy)
+        stored = _AddedState(added, (line,), column, weights)
+        part.finish(state_of(_NOISE, stored, finished=True))
         return line, _Data(observed, noisy, added, weights)
-
-    def _restored(self, reader: StateReader) -> tuple[Mapping[str, Any], "_Data"]:
-        """Return what `_refreshed` has stored."""
-        stored, weights = reader.read(_AddedState), _selection.restored(self.limit, reader)
-        observed = self.observed
-        if self.limit is not None and weights is not None:
-            observed = self.limit.applied(observed, weights)
-        added = stored.on(observed)
-        assert added is not None
-        noisy = _far_column.restored(self.config, reader, observed.with_added(added))
-        return stored.rounds[0], _Data(observed, noisy, added, weights)
 
     def _weighted(
         self, fit: StarFit, dust: PriorDust

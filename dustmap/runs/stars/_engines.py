@@ -184,17 +184,6 @@ def fit_stars(
     return replace(made, errors=errors)
 
 
-def refit_stars(
-    config: Config,
-    data: Batch,
-    at: Hyperparameters,
-    watch: engines.Watch = _UNWATCHED,
-    field: engines.Arrays = _NONE,
-) -> StarFit:
-    """Condition on all data at hyperparameters that are held (`_model.held`)."""
-    return fit_stars(_model.held(config), data, at, watch, field)
-
-
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
     """The posterior of an earlier fit from what it has left: the same bits."""
     origin, model = (_model.model_of(config, h, data) for h in (_model.start_of(config), at))

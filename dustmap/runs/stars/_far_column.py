@@ -5,6 +5,7 @@ fit has it. An upper bound takes part from the second fit on, beside what the on
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -17,7 +18,6 @@ from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
-from dustmap.inference import StateReader
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
@@ -113,41 +113,34 @@ def section_of(observed: Observations, fit: StarFit) -> dict[str, dict[str, Any]
 
 @final
 @dataclass(frozen=True, eq=False)
-class _ColumnState:
-    """A column with its data, all None of one that has no data, or is left out."""
+class ColumnState:
+    """A column as `arrays_of` has it, with its counts: no arrays of one without data."""
 
-    column_target: Tensor | None = None
-    column_variance: Tensor | None = None
-    column_l: Tensor | None = None
-    column_b: Tensor | None = None
-    column_mag: Tensor | None = None
-    column_counts: tuple[int, int, int] | None = None
+    arrays: Mapping[str, Tensor]
+    counts: tuple[int, int, int] = (0, 0, 0)
 
 
-def states_of(config: Config, observed: Observations) -> tuple[_ColumnState, ...]:
-    """Return the column as a record of a state; none where the configuration has none."""
+def state_of(config: Config, observed: Observations) -> ColumnState | None:
+    """Return the column for a state; None where the configuration has none."""
     if not config.data.far_column:
-        return ()
-    arrays, column = arrays_of(observed), observed.column
-    if column is None or not arrays:
-        return (_ColumnState(),)
-    pixels, tensors = column.pixels, {name: torch.from_numpy(a) for name, a in arrays.items()}
-    return (_ColumnState(**tensors, column_counts=(pixels.nside, pixels.missing, pixels.left_out)),)
+        return None
+    tensors = {name: torch.from_numpy(array) for name, array in arrays_of(observed).items()}
+    if observed.column is None or not tensors:
+        return ColumnState({})
+    pixels = observed.column.pixels
+    return ColumnState(tensors, (pixels.nside, pixels.missing, pixels.left_out))
 
 
-def restored(config: Config, reader: StateReader, observed: Observations) -> Observations:
+def restored(config: Config, state: ColumnState | None, observed: Observations) -> Observations:
     """Return observations with the column of a state, where the configuration has one."""
-    if not config.data.far_column:
+    if state is None:
         return observed
-    stored, column = reader.read(_ColumnState), observed.column
-    if stored.column_target is None:
-        return observed if column is not None and column.bound else replace(observed, column=None)
-    assert stored.column_counts is not None
-    named = {name: getattr(stored, name) for name in (_TARGET, _VARIANCE, *_PIXELS)}
-    arrays = {name: tensor.numpy() for name, tensor in named.items()}
+    if not state.arrays:
+        is_bound = observed.column is not None and observed.column.bound
+        return observed if is_bound else replace(observed, column=None)
+    arrays = {name: tensor.numpy() for name, tensor in state.arrays.items()}
     grid, device = _model.grid_of(config.grid), observed.measured.device
-    again = reopened(config, grid, device, arrays, tuple(stored.column_counts))
-    return replace(observed, column=again)
+    return replace(observed, column=reopened(config, grid, device, arrays, state.counts))
 
 
 def takes_part(observed: Observations) -> bool:

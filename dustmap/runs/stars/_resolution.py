@@ -15,6 +15,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.inference import Unresolved
+from dustmap.runs._run import split_rows
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._model import (
     grid_of,
@@ -161,8 +162,7 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     config = resolved(config, thinned(stars, SAMPLE))
     if not config.data.groups:
         stars = replace(stars, groups=None)
-    shuffled = np.random.default_rng(config.fit.seed).permutation(len(stars))
-    held, rest = (np.sort(part) for part in np.split(shuffled, [_held(config, len(stars))]))
+    rest, held = split_rows(config, len(stars))
     fitted = stars[rest]
     means = combined(fitted, spacing_at(config.grid, fitted), width)
     log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
@@ -185,19 +185,8 @@ def split(
     if config.data.combine > 0.0 and isinstance(before, Mapping):
         single = torch.from_numpy(rows >= before["cells"])
         return (~single).nonzero().squeeze(-1), single.nonzero().squeeze(-1)
-    shuffled = np.random.default_rng(config.fit.seed).permutation(len(rows))
-    held, rest = np.split(shuffled, [_held(config, len(rows))])
-    return torch.from_numpy(np.sort(rest)), torch.from_numpy(np.sort(held))
-
-
-def _held(config: Config, number: int) -> int:
-    """How many of so many stars are held out."""
-    held = round(config.data.holdout * number)
-    if held == number:
-        raise UserError(
-            f"data.holdout = {config.data.holdout:g} leaves none of {number} stars to fit"
-        )
-    return held
+    rest, held = split_rows(config, len(rows))
+    return torch.from_numpy(rest), torch.from_numpy(held)
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:

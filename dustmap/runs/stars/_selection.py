@@ -17,7 +17,6 @@ from dustmap.config import Config
 from dustmap.engines import Arrays
 from dustmap.gp import AbstractPosterior, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, Sharded
-from dustmap.inference import StateReader
 from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import (
@@ -172,16 +171,6 @@ class MagnitudeLimit:
         log_weight = weights.log_weight[mine].double().numpy()
         distances = WeightedDistances(stars.distances, log_weight)
         return observed.with_distances(stars.l, stars.b, distances, self.grid)
-
-
-def states_of(weights: DistanceWeights | None) -> tuple[DistanceWeights, ...]:
-    """Return weights as a record of a state; none without a limit."""
-    return () if weights is None else (weights,)
-
-
-def restored(limit: MagnitudeLimit | None, reader: StateReader) -> DistanceWeights | None:
-    """Return the weights of a state; None without a limit."""
-    return None if limit is None else reader.read(DistanceWeights)
 
 
 def reopened(limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays) -> Observations:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config, DataConfig
 from dustmap.errors import UserError
-from dustmap.gp import Prediction
 from dustmap.gp.functionals import groups_of
 from dustmap.inference import LogNormalPosterior, PathwisePosterior
 from dustmap.runs.stars._engines import StarFit
@@ -71,20 +70,6 @@ def in_groups_of_run(
     return replace(stars, groups=groups), int((groups == UNKNOWN).sum())
 
 
-def zero_points_of(fit: StarFit) -> Prediction | None:
-    """Return mean (G,) and variance (G,) of the zero points of a fit, None where it has none."""
-    if isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
-        return fit.posterior.zero_points()
-    return None
-
-
-def scales_of(fit: StarFit) -> Prediction | None:
-    """Return mean (G,) and variance (G,) of scales 1 + s less one, None of a fit without."""
-    if isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
-        return fit.posterior.scales()
-    return None
-
-
 def zero_points_section(
     config: Config,
     names: Sequence[str],
@@ -93,7 +78,9 @@ def zero_points_section(
     train: torch.Tensor,
 ) -> dict[str, Any]:
     """Return a line for each group with fitted stars, for the report; nothing without groups."""
-    points, scales = zero_points_of(fit), scales_of(fit)
+    if not isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
+        return {}
+    points, scales = fit.posterior.zero_points(), fit.posterior.scales()
     groups = groups_of(observed.batch.functional[train])
     if points is None or groups is None:
         return {}
