@@ -92,11 +92,6 @@ def inputs(problem: Problem) -> Tensor:
 
 
 @torch.no_grad()
-def typical_noise(problem: Problem) -> float:
-    """Variance of the noise of the median datum."""
-    return float(problem.model.noise.noise_variance(problem.data).median())
-
-
 def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> RegularGrid:
     """The grid itself, or one of so many points per axis over the data."""
     return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
@@ -111,7 +106,8 @@ def chosen_grid(
         tried = plan(grid)
         return tried.fits and tried.n_features <= most
 
-    return automatic_grid(problem.model.kernel, inputs(problem), typical_noise(problem), fits)
+    noise = float(problem.model.noise.noise_variance(problem.data).median())
+    return automatic_grid(problem.model.kernel, inputs(problem), noise, fits)
 
 
 def automatic_grid(

@@ -289,7 +289,8 @@ def _timed(
         seconds[name] += time.perf_counter() - start
 
     fit = fitted(Watch(stage=stage))
-    engine = _name(fit, arguments)
+    chosen = fit.report["engine_choice"]["name"] if arguments.engine == "auto" else None
+    engine = str(chosen or arguments.engine)
     report = {
         "engine": engine,
         "n": len(data),
@@ -329,13 +330,6 @@ def _learning_report(learning: engines.Learning | None) -> dict[str, Any]:
         **({"objective": objective} if objective else {}),
         **learning.summary,
     }
-
-
-def _name(fit: EngineFit, arguments: EngineArguments) -> str:
-    """The name of the engine, the chosen one for "auto"."""
-    if arguments.engine != "auto":
-        return arguments.engine
-    return str(fit.report["engine_choice"]["name"])
 
 
 @final

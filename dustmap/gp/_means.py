@@ -44,12 +44,12 @@ class AbstractMean(AbstractParametric, ABC):
     def basis(self, functional: AbstractFunctional) -> Tensor:
         """H (N, P): the functionals applied to h_1, ..., h_P; float64."""
 
-    @abstractmethod
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         """B (P,) of a prior β ~ N(β₀, B²) that lets the mean vary by about `size`.
 
         basis (M, P): H at the places that matter; float64.
         """
+        return size / basis.square().mean(0).sqrt()
 
     def parameters(self) -> tuple[Parameter, ...]:
         return (self._beta,)
@@ -82,9 +82,6 @@ class ConstantMean(AbstractMean):
     def basis(self, functional: AbstractFunctional) -> Tensor:
         return functional.moments()[:, :1]
 
-    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        return size / _sizes(basis)
-
 
 @final
 class LinearMean(AbstractMean):
@@ -103,14 +100,6 @@ class LinearMean(AbstractMean):
                 f"{moments.shape[1] - 1} dimensions: give one slope per dimension"
             )
         return moments
-
-    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        return size / _sizes(basis)
-
-
-def _sizes(basis: Tensor) -> Tensor:
-    """Root mean square (P,) of the columns."""
-    return basis.square().mean(0).sqrt()
 
 
 def orthogonal_directions(scaled: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,9 +178,6 @@ class DiscMean(AbstractMean):
             return exponent.exp().unsqueeze(-1)
 
         return _integrals(functional, profile)
-
-    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        return size / _sizes(basis)
 
 
 def _height(points: Tensor) -> Tensor:

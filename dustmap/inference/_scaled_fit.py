@@ -94,7 +94,8 @@ def fit_with_scales(
             checkpointer=checkpointer.child(f"scales-{len(shifts)}"),
             progress=progress,
         )
-        before, responses = responses, _mean_responses(fit, data)
+        before = responses
+        responses = fit.posterior.mean(without_groups(data.functional)).double()
         shifts.append(_shift(fit, data, responses - before))
         _log.info("scales of groups: what they multiply moved by %.2g of the noise", shifts[-1])
         stencils = fit.stencils or stencils
@@ -151,11 +152,6 @@ def _with_common_scale(fit: GlobalFit) -> GlobalFit:
     solution = replace(fit.solution, posterior=posterior)
     gp = replace(fit.gp, zero_points=points)
     return replace(fit, gp=gp, model=model, solution=solution)
-
-
-def _mean_responses(fit: GlobalFit, data: Batch) -> Tensor:
-    """E f (N,), float64."""
-    return fit.posterior.mean(without_groups(data.functional)).double()
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ How many nodes per axis their stencils take, by the variance that they leave and
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol, final
 
 import torch
@@ -159,7 +159,7 @@ class LocalFeatures(AbstractGridFeatures):
             return
         for part in chunks(max(1, len(observed)), size):
             own, table = self.measure_sites(observed[part], stencil)
-            yield _local_weights.Piece(table, partial(_whole_piece, own), own.count, size)
+            yield _local_weights.Piece.uncut(table, own, size)
 
     def ray_sites(self, rays: functionals.LineIntegrals, stencil: Stencil) -> _local_weights.Sites:
         """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
@@ -228,11 +228,6 @@ class LocalFeatures(AbstractGridFeatures):
             self._source(observed[order]), shape, size, self._like
         )
         return ArrangedOperator([together], order.argsort())
-
-
-def _whole_piece(sites: _local_weights.Sites, part: slice) -> _local_weights.Sites:
-    """Return the sites of all rows of a piece, which is never cut."""
-    return sites
 
 
 def neighbours_together(rays: functionals.LineIntegrals) -> Tensor:

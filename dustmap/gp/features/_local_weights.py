@@ -292,6 +292,11 @@ class Piece:
     count: int
     rows_at_once: int
 
+    @staticmethod
+    def uncut(table: Tensor, sites: Sites, rows_at_once: int) -> "Piece":
+        """Return a piece whose sites are at hand, and whose rows are never cut."""
+        return Piece(table, lambda part: sites, sites.count, rows_at_once)
+
     def product(self, u: Tensor) -> Tensor:
         """Return W u for fields u (k, M_w): (k, count), differentiable in the table and in u."""
         result: Tensor = _TableProduct.apply(self.table, u, self)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ own covariance (`NestedPrior`), so that weights and what they leave are those of
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias, final
 
 import torch
@@ -353,7 +353,7 @@ class _CellWeights:
         entry = torch.arange(len(nodes), device=nodes.cell.device)
         sites = self._sites(nodes.row, nodes.cell, entry, nodes.weight, nodes.count)
         table = self.stencil.weights(nodes.offset)
-        return Piece(table, partial(_whole, sites), nodes.count, max(1, nodes.count))
+        return Piece.uncut(table, sites, max(1, nodes.count))
 
     def residual(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Tensor:
         """Var r (N,) but for round-off, differentiable in the kernel; float64."""
@@ -403,8 +403,3 @@ class _Tables:
         """With the graph of the kernel where there is one."""
         stencil = self.cells.stencil
         return ResidualTable.of(stencil) if stencil.has_graph else self.cells.detached_residuals
-
-
-def _whole(sites: Sites, part: slice) -> Sites:
-    """The sites of all rows of a piece, which is never cut."""
-    return sites

@@ -92,7 +92,10 @@ class SinhTrapezoid:
 
     def standard(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return x and ln w (N, Q), for float64 mean (N,) and variance (N,)."""
-        c, s, tilt = (_like(part, mean) for part in (self.centre, self.scale, self.tilt))
+        c, s, tilt = (
+            torch.as_tensor(part, dtype=mean.dtype, device=mean.device).expand_as(mean)
+            for part in (self.centre, self.scale, self.tilt)
+        )
         offset = (mean - c) / s
         # Narrower than this, q is a point to float64.
         std = variance.sqrt().clamp_min(1e-12).maximum(1e-12 * (mean - c).abs().maximum(s))
@@ -141,11 +144,6 @@ class SinhTrapezoid:
         with torch.no_grad():
             x, log_weights = self.standard(mean, variance)
         return mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * x, log_weights
-
-
-def _like(value: Tensor | float, like: Tensor) -> Tensor:
-    """Expand a number to the shape of a tensor."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like)
 
 
 class BernoulliLink(Enum):

@@ -4,7 +4,6 @@ A trust radius limits the steps and says when they rest.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -20,7 +19,6 @@ from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
-    MetricSolver,
     Preconditioner,
     metric_solver,
 )
@@ -154,7 +152,10 @@ def evidence_step(
     gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
     error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
     solver = metric_solver(alone, preconditioner and preconditioner.apart_from(world))
-    v, solve = slopes.products(z), _solver_of(solver, accuracy, progress)
+    # As exact as the information needs.
+    residual, steps = min(_INFORMATION, accuracy.residual), accuracy.cg_steps
+    solve = partial(solver, rtol=residual, max_steps=steps, progress=progress)
+    v = slopes.products(z)
     solved = shared_solve(world, len(v), lambda own: solve(v[own]))
     products = v.double() @ solved.x.double().mT
     information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
@@ -173,20 +174,6 @@ def evidence_step(
         radius,
         solved,
         ParameterErrors.of_information(prior.names, information, held),
-    )
-
-
-def _solver_of(
-    solver: MetricSolver,
-    accuracy: Accuracy,
-    progress: linalg.Progress,
-) -> Callable[[Tensor], linalg.SolveResult]:
-    """A⁻¹ of right-hand sides (Q, N), as exact as the information of an evidence step needs."""
-    return partial(
-        solver,
-        rtol=min(_INFORMATION, accuracy.residual),
-        max_steps=accuracy.cg_steps,
-        progress=progress,
     )
 
 

@@ -135,20 +135,8 @@ def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
     return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
 
 
-def identifier_problems(values: Values) -> Problems:
-    return {"source_id is missing": np.ma.getmaskarray(values["source_id"])}
-
-
-def magnitude_problems(values: Values) -> Problems:
-    return _not_finite(values, (MAGNITUDE,))
-
-
-def group_problems(column: str, values: Values) -> Problems:
-    return {f"column {column}: the group is missing": values[GROUP] == ""}
-
-
 def position_problems(kind: PositionKind, values: Values) -> Problems:
-    problems = _not_finite(values, kind.columns)
+    problems = not_finite(values, kind.columns)
     for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
         for name in set(names) & set(kind.columns):
             reason = f"{name} is not between -{most:g} and {most:g} degrees"
@@ -158,7 +146,7 @@ def position_problems(kind: PositionKind, values: Values) -> Problems:
 
 def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
-    problems = _not_finite(values, kind.columns)
+    problems = not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
         length = _length(values)
         problems["the distance of x, y, z is not > 0"] = length <= 0.0
@@ -187,7 +175,7 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
 
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     """Find bad rows: an extinction may be negative, as noise is."""
-    problems = _not_finite(values, kind.columns)
+    problems = not_finite(values, kind.columns)
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
         problems["extinction_error is not > 0"] = error <= 0.0
@@ -203,7 +191,8 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     }
 
 
-def _not_finite(values: Values, names: tuple[str, ...]) -> Problems:
+def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
+    """Find rows without a number in some column."""
     return {f"{name} is not finite": ~np.isfinite(values[name]) for name in names}
 
 

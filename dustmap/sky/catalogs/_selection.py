@@ -252,13 +252,16 @@ class Selection:
             self._cut[str(cut)] += int((~keeps).sum())
             kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
         assert binding.extinction is not None
-        problems = _rows.identifier_problems(values) if binding.has_identifiers else {}
+        problems: _rows.Problems = {}
+        if binding.has_identifiers:
+            problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
         problems |= problems_of_places(binding, values)
         problems |= _rows.extinction_problems(binding.extinction, values)
         if binding.group is not None:
-            problems |= _rows.group_problems(str(binding.group.ref), values)
+            reason = f"column {binding.group.ref}: the group is missing"
+            problems[reason] = values[_rows.GROUP] == ""
         if self.card.with_magnitudes:
-            problems |= _rows.magnitude_problems(values)
+            problems |= _rows.not_finite(values, (_rows.MAGNITUDE,))
         valid = self._valid(file.path, problems, first + kept)
         if not valid.any():
             return None

@@ -26,9 +26,7 @@ from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
-    from dustmap.gp.functionals import AbstractFunctional
     from dustmap.sky.maps import AbstractDensityField
 
 #: Probabilities between which 68 and 95 % lie.
@@ -129,23 +127,14 @@ def profile_of_field(
     at, up_to = PointValues(places), LineIntegrals.from_observer(places)
     rho = field.evaluate(at, MapRequest((Quantity.MEAN, Quantity.COVERAGE)))
     column = field.evaluate(up_to, MapRequest((Quantity.MEAN,)))
-    density, extinction = (
-        _field_band(field, functional, values["mean"])
-        for functional, values in ((at, rho), (up_to, column))
-    )
+    bands = []
+    for functional, values in ((at, rho), (up_to, column)):
+        lowest, low, high, highest = field.percentiles(functional, (_OUTER[0], *_INNER, _OUTER[1]))
+        bands.append(Band(values["mean"].astype(np.float64), low, high, (lowest, highest)))
     coverage = rho["coverage"].astype(np.float64)
     true = _truth(truth, line)
+    density, extinction = bands
     return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
-
-
-def _field_band(
-    field: "AbstractDensityField",
-    functional: "AbstractFunctional",
-    mean: "NDArray[np.float32]",
-) -> Band:
-    """Return the mean between percentiles of the field's own samples."""
-    lowest, low, high, highest = field.percentiles(functional, (_OUTER[0], *_INNER, _OUTER[1]))
-    return Band(mean.astype(np.float64), low, high, (lowest, highest))
 
 
 def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:

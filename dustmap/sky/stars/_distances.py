@@ -74,9 +74,9 @@ class AbstractDistances(ABC):
         """Standard deviations (N,) of `depth`."""
 
     @property
-    @abstractmethod
     def rough(self) -> Array:
         """Distances (N,) in pc as they are measured, without a prior, at no cost."""
+        return self.depth
 
     @property
     def depth_per_pc(self) -> Array:
@@ -124,10 +124,6 @@ class ExactDistances(AbstractDistances):
     def depth_error(self) -> Array:
         return np.zeros(len(self))
 
-    @property
-    def rough(self) -> Array:
-        return self.distance
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -167,10 +163,6 @@ class GaussianDistances(AbstractDistances):
     @property
     def depth_error(self) -> Array:
         return self.error
-
-    @property
-    def rough(self) -> Array:
-        return self.distance
 
     def _kept(self) -> Array:
         """Return Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
@@ -227,10 +219,6 @@ class PercentileDistances(AbstractDistances):
     @property
     def depth_error(self) -> Array:
         return 0.5 * (self.p84 - self.p16)
-
-    @property
-    def rough(self) -> Array:
-        return self.p50
 
     def _widths(self) -> tuple[Array, Array]:
         """Return d ln d / dz below and above the median, (N, 1) each."""
