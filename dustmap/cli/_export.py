@@ -193,14 +193,11 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
 
 def _export_map(options: argparse.Namespace) -> int:
     """Write the scene of a map in a file."""
-    from dustmap.sky.maps import DustMap
-
     path = Path(options.run)
     given = [f"--{name}" for name in ("box", "step", "dry_run") if getattr(options, name)]
     if given:
         raise UserError(f"{', '.join(given).replace('_', '-')}: for runs, and {path} is a map")
-    memory = _options.computing_on_map(options, path).memory_bytes // 2
-    result = _write_scene(DustMap.open(path, memory=memory), options, ())
+    result = _write_scene(_options.map_at(options, path), options, ())
     print_result({"output": options.output, "format": SCENE, **result}, options.json)
     return DONE
 

@@ -19,6 +19,7 @@ from dustmap.errors import UserError
 if TYPE_CHECKING:
     from dustmap.runs import StarMap
     from dustmap.sky import SchemaCard
+    from dustmap.sky.maps import DustMap
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -183,6 +184,13 @@ def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.C
     compute = compute_alone(options)
     use_threads(compute.threads)
     return compute
+
+
+def map_at(options: argparse.Namespace, path: Path) -> "DustMap":
+    """Open a map in a file, in half of the memory of the options."""
+    from dustmap.sky.maps import DustMap
+
+    return DustMap.open(path, memory=computing_on_map(options, path).memory_bytes // 2)
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:

@@ -265,12 +265,10 @@ def _map(options: argparse.Namespace) -> "DustMap":
     from dustmap.sky.maps import DustMap
 
     path = Path(options.map)
-    if _options.is_run(path):  # the threads of the run, and its memory or another
-        compute = configuration.load(
-            path / "config.toml", _options.computing(options, path)
-        ).compute
-    else:
-        compute = _options.computing_on_map(options, path)
+    if not _options.is_run(path):
+        return _options.map_at(options, path).on_one_grid()
+    # The threads of the run, and its memory or another.
+    compute = configuration.load(path / "config.toml", _options.computing(options, path)).compute
     return DustMap.open(path, memory=compute.memory_bytes // 2).on_one_grid()
 
 

@@ -273,9 +273,7 @@ def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
     path = Path(options.map)
     if _options.is_run(path):
         return _options.star_map(options)
-    from dustmap.sky.maps import DustMap
-
-    return DustMap.open(path, memory=_options.computing_on_map(options, path).memory_bytes // 2)
+    return _options.map_at(options, path)
 
 
 def _answers(

@@ -124,9 +124,9 @@ class AbstractFeatureMap(AbstractParametric, ABC):
         """Rows computed at once within the memory budget."""
 
     @property
-    @abstractmethod
     def prefers_products(self) -> bool:
         """Whether a product with `operator` is cheaper than one with stored rows."""
+        return False
 
     @abstractmethod
     def rows(self, functional: functionals.AbstractFunctional) -> Features:

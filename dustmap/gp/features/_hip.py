@@ -145,10 +145,6 @@ class TorusFeatures(_base.AbstractGridFeatures, _base.AbstractRowFeatures):
             )
 
     @property
-    def prefers_products(self) -> bool:
-        return False
-
-    @property
     def chunk(self) -> int:
         return _base.rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
 

@@ -256,10 +256,6 @@ class AbstractInducingFeatures(AbstractRowFeatures):
         """Inducing points (M, D), float64."""
         return self.inducing.points() if isinstance(self.inducing, RegularGrid) else self.inducing
 
-    @property
-    def prefers_products(self) -> bool:
-        return False
-
     def parameters(self) -> tuple[Parameter, ...]:
         kernel = self.kernel.parameters()
         if isinstance(self.inducing, RegularGrid):

@@ -45,6 +45,8 @@ class LocalFeatures(AbstractGridFeatures):
     per_cell: steps of a ray per cell (`nodes_of`).
     """
 
+    prefers_products = True
+
     order: int = 4
     memory: int = 2**31
     per_cell: float = PER_CELL
@@ -58,10 +60,6 @@ class LocalFeatures(AbstractGridFeatures):
         if not self.per_cell > 0:
             raise UserError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
-
-    @property
-    def prefers_products(self) -> bool:
-        return True
 
     @property
     def chunk(self) -> int:

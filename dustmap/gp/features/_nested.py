@@ -58,6 +58,7 @@ class NodeFeatures(AbstractFeatureMap):
     """
 
     parts = ("kernel",)
+    prefers_products = True
 
     kernel: AbstractKernel
     nested: NestedGrids
@@ -74,10 +75,6 @@ class NodeFeatures(AbstractFeatureMap):
     @property
     def dtype(self) -> torch.dtype:
         return self.rows_dtype
-
-    @property
-    def prefers_products(self) -> bool:
-        return True
 
     @property
     def chunk(self) -> int:
@@ -209,6 +206,7 @@ class NestedFeatures(AbstractFeatureMap):
     """
 
     parts = ("prior",)
+    prefers_products = True
 
     prior: NestedPrior
     order: int = 4
@@ -232,10 +230,6 @@ class NestedFeatures(AbstractFeatureMap):
     @property
     def chunk(self) -> int:
         return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
-
-    @property
-    def prefers_products(self) -> bool:
-        return True
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         seen = self.at_nodes.rows(functional)

@@ -24,6 +24,7 @@ from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
+from dustmap.sky.maps._field import plane_points
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
@@ -231,12 +232,10 @@ def _at_nodes(
     field: AbstractDensityField, grid: RegularGrid, truth: DustMap, seed: int
 ) -> dict[str, NDArray[np.float64]]:
     """Truth and posterior (K,) at nodes inside the truth's box, slab by slab."""
-    x, y, z = (axis.numpy() for axis in grid.axes())
     share, generator = MOST_NODES / grid.size, np.random.default_rng(seed)
     slabs = []
     for slab in field.planes(grid, MapRequest.named(_COMPARED)):
-        zz, yy, xx = np.meshgrid(z[slab.start : slab.stop], y, x, indexing="ij")
-        points = np.stack([xx, yy, zz], axis=-1).reshape(-1, 3)
+        points = plane_points(grid, slab.start, slab.stop).numpy()
         true = truth.mean_at(points)
         chosen = np.isfinite(true)
         if share < 1.0:

@@ -201,6 +201,15 @@ def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, in
         yield start, min(start + depth, last)
 
 
+def plane_points(
+    grid: RegularGrid, start: int, stop: int, device: torch.device | None = None
+) -> Tensor:
+    """Return the nodes (K, 3) of the planes start <= k < stop, in the order of (z, y, x)."""
+    x, y, z = grid.axes(device)
+    axes = torch.meshgrid(z[start:stop], y, x, indexing="ij")
+    return torch.stack(axes[::-1], dim=-1).reshape(-1, 3)
+
+
 def empty_arrays(
     grid: RegularGrid, request: MapRequest, depth: int
 ) -> dict[str, NDArray[np.float32]]:

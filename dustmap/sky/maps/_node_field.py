@@ -246,10 +246,8 @@ class NodeField(AbstractDensityField):
         """Relative variance (y, x) that samples have not in plane k of a grid."""
         if self.posterior.unresolved is None:
             return 0.0
-        x, y, z = grid.axes()
-        yy, xx = torch.meshgrid(y, x, indexing="ij")
-        points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
-        return self.posterior.unresolved.relative(points).float().reshape(xx.shape)
+        points = _field.plane_points(grid, k, k + 1)
+        return self.posterior.unresolved.relative(points).float().reshape(grid.shape[1::-1])
 
     @cached_property
     def density(self) -> Tensor:

@@ -169,20 +169,12 @@ class PosteriorField(AbstractDensityField):
             for k in range(start, stop):
                 answers = {name: values[k].ravel() for name, values in at_hand.items()}
                 if missing is not None:
-                    answers |= self._plane(grid, k, missing)
+                    points = _field.plane_points(grid, k, k + 1, self.device)
+                    answers |= self._evaluate(PointValues(points), missing, k)
                 for name, values in answers.items():
                     plane = values.reshape(*values.shape[:-1], *grid.shape[1::-1])
                     arrays[name][..., k - start, :, :] = plane
             yield Planes(start, stop, arrays)
-
-    def _plane(
-        self, grid: RegularGrid, k: int, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
-        """Answer for all of plane k, in the order of (y, x)."""
-        x, y, z = grid.axes(self.device)
-        yy, xx = torch.meshgrid(y, x, indexing="ij")
-        points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
-        return self._evaluate(PointValues(points), request, k)
 
     def _at_hand(self, grid: RegularGrid, request: MapRequest) -> dict[str, NDArray[np.float32]]:
         """Take what the engine has at its own nodes, [z, y, x]: no samples."""
@@ -375,7 +367,5 @@ class LimitedField(AbstractDensityField):
 
     def _hidden(self, grid: RegularGrid, part: slice) -> NDArray[np.bool_]:
         """Mask what is hidden of the planes of a grid (z, y, x)."""
-        x, y, z = grid.axes()
-        axes = torch.meshgrid(z[part], y, x, indexing="ij")
-        places = torch.stack(axes[::-1], dim=-1).reshape(-1, 3).double().numpy()
-        return self.horizon.hides(places).reshape(axes[0].shape)
+        places = _field.plane_points(grid, part.start, part.stop).numpy()
+        return self.horizon.hides(places).reshape(-1, *grid.shape[1::-1])
