@@ -91,7 +91,6 @@ def inputs(problem: Problem) -> Tensor:
     return functional.x
 
 
-@torch.no_grad()
 def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> RegularGrid:
     """The grid itself, or one of so many points per axis over the data."""
     return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
@@ -106,7 +105,7 @@ def chosen_grid(
         tried = plan(grid)
         return tried.fits and tried.n_features <= most
 
-    noise = float(problem.model.noise.noise_variance(problem.data).median())
+    noise = float(problem.model.noise.noise_variance(problem.data).detach().median())
     return automatic_grid(problem.model.kernel, inputs(problem), noise, fits)
 
 
