@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -268,36 +267,25 @@ def _learned(model: GPModel, parts: Sequence[Batch], search_start: bool) -> GPMo
     """Maximise the sum of the parts' evidences; the start is searched where that is asked for."""
     if search_start:
         model = _learning.best_start(
-            model, lambda tried: sum(_learning.evidence(tried, part) for part in parts)
+            model, lambda tried: sum(float(tried.log_evidence(part)) for part in parts)
         )
     scale = torch.stack([gp.mean_scale(model.mean, part) for part in parts]).mean(0)
     parameters = gp.Parameters.of(model, scales={"mean": scale})
     if len(parameters) == 0:
         return model
 
-    def log_evidence(theta: Tensor) -> tuple[float, Tensor]:
-        value, gradient = 0.0, torch.zeros_like(theta)
-        for part in parts:
-            term, slope = gp.gradient_at(theta, partial(_evidence, parameters, part))
-            value, gradient = value + term, gradient + slope
-        return value, gradient
+    def log_evidence(theta: Tensor) -> Tensor:
+        at = parameters.build(theta)
+        return torch.stack([at.log_evidence(part) for part in parts]).sum()
 
     maximum = gp.maximise(
         parameters,
-        log_evidence,
+        lambda theta: gp.gradient_at(theta, log_evidence),
         n_data=sum(len(part) for part in parts),
         max_steps=_MAX_STEPS,
         tolerance=_TOLERANCE,
     )
     return parameters.build(maximum.theta).detached()
-
-
-def _evidence(parameters: gp.Parameters[GPModel], batch: Batch, theta: Tensor) -> Tensor:
-    """ln p(y) at θ, differentiable."""
-    model = parameters.build(theta)
-    noise_variance = model.likelihood.noise_variance(batch)
-    exact = gp.ExactGP(model.kernel, model.mean)
-    return exact.log_evidence(batch.functional, batch.y, noise_variance)
 
 
 @torch.no_grad()

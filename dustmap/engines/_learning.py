@@ -166,26 +166,11 @@ def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> G
     """Return the `best_start` by the evidence of a few data, where the settings ask for one."""
     if not settings.search_start:
         return model
-    part = random_part(data, min(settings.rows, START_ROWS), settings.seed)
-    return best_start(model, lambda tried: evidence(tried, part))
+    part = data.random_part(min(settings.rows, START_ROWS), settings.seed)
+    return best_start(model, lambda tried: float(tried.log_evidence(part)))
 
 
-def random_part(batch: Batch, n: int, seed: int) -> Batch:
-    """Pick at most n of the data at random, in their order.
-
-    Examples
-    --------
-    >>> from dustmap.gp.functionals import PointValues
-    >>> x = torch.arange(5.0)
-    >>> random_part(Batch(PointValues(x[:, None]), x), 3, seed=0).y
-    tensor([0., 1., 4.])
-    """
-    if len(batch) <= n:
-        return batch
-    generator = torch.Generator().manual_seed(seed)
-    return batch[torch.randperm(len(batch), generator=generator)[:n].sort().values]
-
-
+@torch.no_grad()
 def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
     """Return the model of the best score among a few length scales and widths of noise.
 
@@ -219,24 +204,6 @@ def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
 def _over(p: gp.Parameter, first: Tensor) -> Tensor | float:
     """ln of the length of a term of a sum over that of the first; 0 of other parameters."""
     return p.value.detach() - first if p.name.startswith("length[") else 0.0
-
-
-@torch.no_grad()
-def evidence(model: GPModel, batch: Batch) -> float:
-    """Return ln p(y) = ln N(y; m, K_ff + Σ) of these data at the parameters of the model.
-
-    Examples
-    --------
-    >>> from dustmap.gp import ConstantMean, kernels, likelihoods
-    >>> from dustmap.gp.functionals import PointValues
-    >>> x, y = torch.zeros(1, 1), torch.zeros(1)
-    >>> model = GPModel(kernels.Matern32([1.0]), ConstantMean(), likelihoods.GaussianLikelihood())
-    >>> round(evidence(model, Batch(PointValues(x), y, torch.ones(1))), 4)  # of N(0, 2) at 0
-    -1.2655
-    """
-    noise_variance = model.likelihood.noise_variance(batch)
-    exact = gp.ExactGP(model.kernel, model.mean)
-    return float(exact.log_evidence(batch.functional, batch.y, noise_variance))
 
 
 def at_mean_distances(data: Batch) -> Batch:
@@ -300,7 +267,7 @@ def _refined(
     learned: Learned, batch: Batch, conditionals: int, seed: int, name: str
 ) -> tuple[Learned, FitStatus | None]:
     """Maximise the evidence of so many conditionals; the status is None where it does not rise."""
-    model, data = learned.model, random_part(batch, _MOST_ROWS, seed)
+    model, data = learned.model, batch.random_part(_MOST_ROWS, seed)
     status: FitStatus | None = None
     summary: dict[str, Any] = {"status": FitStatus.STAGNATED.value, "kept": False}
     errors: ParameterErrors | None = None

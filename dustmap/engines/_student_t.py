@@ -19,7 +19,7 @@ from dustmap.engines import _pathwise_points
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._errors import with_errors
 from dustmap.engines._exact import ExactEngine
-from dustmap.engines._learning import EvidenceSettings, learn, random_part, searched_start
+from dustmap.engines._learning import EvidenceSettings, learn, searched_start
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
@@ -140,9 +140,9 @@ def learn_robustly(
     """
     plain = data[torch.from_numpy(plain_rows(data.y.numpy())).nonzero().squeeze(-1)]
     model = searched_start(model, plain, settings)
-    plain = random_part(plain, LEARNING_ROWS, settings.seed)
+    plain = plain.random_part(LEARNING_ROWS, settings.seed)
     model = learn(model, plain, replace(settings, rows=LEARNING_ROWS), Watch()).model
-    data, normal = random_part(data, LEARNING_ROWS, settings.seed), GaussianLikelihood()
+    data, normal = data.random_part(LEARNING_ROWS, settings.seed), GaussianLikelihood()
     robust, sites = RobustModel(model, StudentTNoise(_START_NU)), _first(model, data)
     nats, before, n = [float("inf")], robust.law.logs(), len(data)
     for _ in range(_TURNS):

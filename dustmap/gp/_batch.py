@@ -56,6 +56,22 @@ class Batch:
     def __getitem__(self, index: Tensor | slice) -> "Batch":
         return self._rows(self.functional[index], index)
 
+    def random_part(self, n: int, seed: int) -> "Batch":
+        """Pick at most n of the data at random, in their order.
+
+        Examples
+        --------
+        >>> from dustmap.gp.functionals import PointValues
+        >>> x = torch.arange(5.0)
+        >>> Batch(PointValues(x[:, None]), x).random_part(3, seed=0).y
+        tensor([0., 1., 4.])
+        """
+        if len(self) <= n:
+            return self
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self), generator=generator)[:n]
+        return self[chosen.sort().values.to(self.y.device)]
+
     def _rows(self, functional: AbstractFunctional, index: Tensor | slice) -> "Batch":
         """Return the rows `index`, whose functionals these are."""
         rest: list[Any] = [getattr(self, field.name) for field in fields(self)[1:]]

@@ -11,7 +11,6 @@ from dustmap.gp import _parameters
 from dustmap.gp._batch import Batch, whole_batch
 from dustmap.gp._exact import ExactGP, covariance_factor
 from dustmap.gp._means import AbstractMean
-from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._grouped import ZeroPoints
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
@@ -161,6 +160,24 @@ class GPModel(_parameters.AbstractParametric):
         """Return the model at other coefficients β (P,) of the mean."""
         return replace(self, mean=self.mean.with_coefficients(coefficients))
 
+    def log_evidence(self, batch: Batch) -> Tensor:
+        """ln p(y) = ln N(y; m, K_ff + Σ), dense and differentiable, see `ExactGP.log_evidence`.
+
+        Examples
+        --------
+        >>> from dustmap.gp import ConstantMean, kernels
+        >>> from dustmap.gp.functionals import PointValues
+        >>> x, y = torch.zeros(1, 1), torch.zeros(1)
+        >>> model = GPModel(kernels.Matern32([1.0]), ConstantMean(), GaussianLikelihood())
+        >>> evidence = model.log_evidence(Batch(PointValues(x), y, torch.ones(1)))
+        >>> round(float(evidence), 4)  # of N(0, 2) at 0
+        -1.2655
+        """
+        noise_variance = self.likelihood.noise_variance(batch)
+        return ExactGP(self.kernel, self.mean).log_evidence(
+            batch.functional, batch.y, noise_variance
+        )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -213,8 +230,6 @@ def fit_hyperparameters(
     model: GPModel,
     batch: Batch,
     *,
-    estimator: AbstractEstimator | None = None,
-    wrapping: Wrapping | None = None,
     max_steps: int = 100,
     tolerance: float = 1e-5,
     prior_std: float | None = None,
@@ -224,25 +239,16 @@ def fit_hyperparameters(
 ) -> HyperparameterFit:
     """Maximise ln p(y | θ) over what `model` learns, by L-BFGS.
 
-    estimator, wrapping: as for `ExactGP`; tolerance: of the largest |gradient| per datum, below
-    which it stops; prior_std: width of a normal prior of every log-parameter around its start (2 is
-    a factor of 7), None for a flat one; max_data: size of a random subset that is used instead;
-    progress: of the steps.
+    tolerance: of the largest |gradient| per datum, below which it stops; prior_std: width of a
+    normal prior of every log-parameter around its start (2 is a factor of 7), None for a flat one;
+    max_data: size of a random subset that is used instead; progress: of the steps.
     """
-    if max_data is not None and len(batch) > max_data:
-        generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randperm(len(batch), generator=generator)[:max_data]
-        batch = batch[chosen.sort().values.to(batch.y.device)]
-    used = whole_batch(batch)
-    functional, y = used.functional, used.y
-
-    def gp(of: GPModel) -> ExactGP:
-        return ExactGP(of.kernel, of.mean, estimator, wrapping)
-
+    used = whole_batch(batch if max_data is None else batch.random_part(max_data, seed))
     if model.mean.is_learned:
         with torch.no_grad():
             noise_variance = model.likelihood.noise_variance(used)
-        beta = gp(model).fitted_coefficients(functional, y, noise_variance)
+        exact = ExactGP(model.kernel, model.mean)
+        beta = exact.fitted_coefficients(used.functional, used.y, noise_variance)
         model = model.with_coefficients(beta)
     parameters = _parameters.Parameters.of(
         model, scales={"mean": mean_scale(model.mean, used)}, prior_std=prior_std
@@ -250,8 +256,7 @@ def fit_hyperparameters(
     parameters.require_some("the model")
 
     def log_evidence(theta: Tensor) -> Tensor:
-        at = parameters.build(theta)
-        return gp(at).log_evidence(functional, y, at.likelihood.noise_variance(used))
+        return parameters.build(theta).log_evidence(used)
 
     maximum = _parameters.maximise(
         parameters,
@@ -261,20 +266,18 @@ def fit_hyperparameters(
         tolerance=tolerance,
         progress=progress,
     )
-    information = average_information(parameters, maximum.theta, gp(model), used)
+    information = average_information(parameters, maximum.theta, used)
     return HyperparameterFit.of(parameters, maximum, len(used), information)
 
 
 @torch.no_grad()
 def average_information(
-    parameters: _parameters.Parameters[GPModel], theta: Tensor, process: ExactGP, batch: Batch
+    parameters: _parameters.Parameters[GPModel], theta: Tensor, batch: Batch
 ) -> Tensor:
     """Return ½ (A_i α)ᵀ A⁻¹ (A_j α) + m_iᵀ A⁻¹ m_j (P, P), float64, of dense data at θ (P,).
 
     A = K_ff + Σ, α = A⁻¹ (y − m) at θ; A_i and m_i by forward differences. The mean of observed and
     expected information of kernel and noise, and the expected one of coefficients of the mean.
-
-    process: its estimator and wrapping.
 
     Reference: Gilmour, Thompson & Cullis (1995).
     """
@@ -282,7 +285,7 @@ def average_information(
 
     def at(theta: Tensor) -> tuple[ExactGP, Tensor, Tensor]:
         model = parameters.build(theta)
-        there = replace(process, kernel=model.kernel, mean=model.mean)
+        there = ExactGP(model.kernel, model.mean)
         return there, model.likelihood.noise_variance(batch).double(), model.mean.values(functional)
 
     here, noise, mean = at(theta)
