@@ -174,10 +174,6 @@ class NeighbourPrecision(AbstractSymmetric):
             SparseOperator.from_coo(rows, order[cols], values.to(dtype), shape)
         )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._U.shape
-
     def _made_of(self) -> AbstractOperator:
         return self._U
 

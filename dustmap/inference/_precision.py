@@ -36,10 +36,6 @@ class PrecisionOperator(linalg.AbstractSymmetric):
     def __init__(self, phi: linalg.AbstractOperator, weights: Tensor) -> None:
         self._phi, self._weights = phi, weights.to(phi.dtype)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._phi.shape[1], self._phi.shape[1]
-
     def _made_of(self) -> linalg.AbstractOperator:
         return self._phi
 
@@ -72,10 +68,6 @@ class NodePrecision(linalg.AbstractSymmetric):
         self._index, self._root = linalg.entered_columns(rows), root
         self._gram = linalg.SparseGram.of(rows, weights, self._index)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._root.shape[1], self._root.shape[1]
-
     def _made_of(self) -> linalg.AbstractOperator:
         return self._root
 
@@ -91,10 +83,6 @@ class FamilyPreconditioner(linalg.AbstractSymmetric):
     """S (M_w, M_w) of a structured posterior, the Jacobi preconditioner of Λ in its structure."""
 
     state: AbstractGaussian
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.state.mean), len(self.state.mean)
 
     def _made_of(self) -> Tensor:
         return self.state.mean

@@ -274,10 +274,6 @@ class InverseRootOperator(_operator.AbstractComposite):
         self._warned |= not result.converged
         return y
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._K.shape
-
     def _made_of(self) -> _operator.AbstractOperator:
         return self._K
 

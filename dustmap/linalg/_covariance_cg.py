@@ -79,10 +79,6 @@ class SparseGram(_operator.AbstractSymmetric):
         made = _operator.csr_from_parts(*parts, (count, count), check_invariants=False)
         return SparseGram(made)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.shape[0], self.matrix.shape[1]
-
     def _made_of(self) -> Tensor:
         return self.matrix
 

@@ -62,11 +62,19 @@ class AbstractOperator(ABC):
 
 
 class AbstractComposite(AbstractOperator):
-    """An operator in the precision and on the device of what it is made of."""
+    """An operator of the precision, the device and the shape of what it is made of.
+
+    Where that is of another shape `shape` says so.
+    """
 
     @abstractmethod
     def _made_of(self) -> Tensor | AbstractOperator:
-        """Return the tensor or the operator that decides both."""
+        """Return the tensor or the operator that decides them."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        m, n = self._made_of().shape
+        return m, n
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,7 +111,12 @@ def _as_rows(product: Callable[[Tensor], Tensor], x: Tensor, length: int) -> Ten
 
 
 class AbstractSymmetric(AbstractComposite):
-    """A composite with A = Aᵀ."""
+    """A composite with A = Aᵀ, of the length of the last axis of what it is made of."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n = self._made_of().shape[-1]
+        return n, n
 
     def rmatmul(self, y: Tensor) -> Tensor:
         return self.matmul(y)
@@ -155,10 +168,6 @@ class DenseOperator(AbstractComposite):
                 f"DenseOperator: matrix must be (m, n), got shape {tuple(self.matrix.shape)}"
             )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.shape[0], self.matrix.shape[1]
-
     def _made_of(self) -> Tensor:
         return self.matrix
 
@@ -173,7 +182,7 @@ class DenseOperator(AbstractComposite):
 
 @final
 @dataclass(frozen=True, eq=False)
-class DiagonalOperator(AbstractComposite):
+class DiagonalOperator(AbstractSymmetric):
     """diag(d) for `diagonal` d (n,)."""
 
     diagonal: Tensor
@@ -184,20 +193,12 @@ class DiagonalOperator(AbstractComposite):
                 f"DiagonalOperator: diagonal must be (n,), got shape {tuple(self.diagonal.shape)}"
             )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.diagonal.shape[0], self.diagonal.shape[0]
-
     def _made_of(self) -> Tensor:
         return self.diagonal
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return x * self.diagonal
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return y * self.diagonal
 
 
 def check_vectors(
@@ -314,10 +315,6 @@ class SparseOperator(AbstractAdjointPair):
             place = place[fresh]
         counts = torch.bincount(place // shape[1], minlength=shape[0])
         return SparseOperator.from_csr(_starts(counts), place % shape[1], values, shape)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.shape[0], self.matrix.shape[1]
 
     def _made_of(self) -> Tensor:
         return self.matrix

@@ -51,10 +51,6 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
     tail: float
     world: _world.AbstractWorld = field(default_factory=_world.Alone)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vectors.shape[1], self.vectors.shape[1]
-
     def _made_of(self) -> Tensor:
         return self.vectors
 
@@ -136,10 +132,6 @@ class NystromStack(_operator.AbstractStack):
     base: NystromPreconditioner
     scales: Tensor
     cores: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.base.shape
 
     def _made_of(self) -> Tensor:
         return self.base.vectors
@@ -336,10 +328,6 @@ class PreconditionedOperator(_operator.AbstractSymmetric):
                 f"preconditioner: expected shape {self.operator.shape} like the operator, got "
                 f"{self.preconditioner.inverse.shape}"
             )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.operator.shape
 
     def _made_of(self) -> _operator.AbstractOperator:
         return self.operator

@@ -337,10 +337,6 @@ class ToeplitzOperator(AbstractComposite):
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.lags.numel(), self.lags.numel()
-
     def _made_of(self) -> AbstractOperator:
         return self.circulant
 

@@ -216,10 +216,6 @@ class DividedColumns(AbstractComposite):
     def __init__(self, operator: AbstractOperator, world: AbstractWorld) -> None:
         self._operator, self._world = operator, world
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._operator.shape
-
     def _made_of(self) -> AbstractOperator:
         return self._operator
 
@@ -277,10 +273,6 @@ class DividedRows(AbstractAdjointPair):
         self._operator, self._world = operator, world
         self._rows = _OwnRows.of(operator.matrix, world)
         self._columns = _OwnRows.of(operator.transposed, world)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._operator.shape
 
     def _made_of(self) -> AbstractOperator:
         return self._operator

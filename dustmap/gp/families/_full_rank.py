@@ -270,10 +270,6 @@ class _Precision(linalg.AbstractSymmetric):
 
     statistics: Tensor
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.statistics.shape[0], self.statistics.shape[1]
-
     def _made_of(self) -> Tensor:
         return self.statistics
 

@@ -128,10 +128,6 @@ class InverseOperator(linalg.AbstractSymmetric):
             linalg.pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
         )
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._A.shape
-
     def _made_of(self) -> linalg.AbstractOperator:
         return self._A
 

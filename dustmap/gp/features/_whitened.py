@@ -151,10 +151,6 @@ class _InverseTriangle(linalg.AbstractComposite):
     def __init__(self, factor: Tensor) -> None:
         self._factor = factor
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self._factor), len(self._factor)
-
     def _made_of(self) -> Tensor:
         return self._factor
 

@@ -34,12 +34,8 @@ class GramOperator(linalg.AbstractSymmetric):
     root_weights: Tensor
     groups: linalg.AbstractOperator | None = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape[0], self.rows.shape[0]
-
     def _made_of(self) -> Tensor:
-        return self.density
+        return self.root_weights
 
     def matmul(self, x: Tensor) -> Tensor:
         weighted = self.root_weights * x
@@ -75,12 +71,8 @@ class TangentStack(linalg.AbstractStack):
         """The matrices themselves."""
         return self
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape[0], self.rows.shape[0]
-
     def _made_of(self) -> Tensor:
-        return self.densities
+        return self.root_weights
 
     @cached_property
     def gains(self) -> Tensor | None:

@@ -380,12 +380,8 @@ class _DataCovariance(AbstractSymmetric):
     def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
         self._W, self._C, self._sigma = W, C, sigma.to(W.dtype)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._W.shape[0], self._W.shape[0]
-
-    def _made_of(self) -> AbstractOperator:
-        return self._W
+    def _made_of(self) -> Tensor:
+        return self._sigma
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._W.matmul(self._C.matmul(self._W.rmatmul(x))) + self._sigma * x

@@ -244,10 +244,6 @@ class _ProfiledPrecision(linalg.AbstractSymmetric):
         self._phi = profile.phi
         self._D, self._U = profile.D.to(self.dtype), profile.U.to(self.dtype)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._phi.shape[1], self._phi.shape[1]
-
     def _made_of(self) -> linalg.AbstractOperator:
         return self._phi
 
