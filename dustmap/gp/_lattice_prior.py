@@ -13,7 +13,7 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._levels import NestedGrids
-from dustmap.gp._parameters import AbstractParametric
+from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
 
@@ -76,6 +76,8 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     report: of the torus around `box`.
     """
 
+    parts = ("kernel",)
+
     kernel: AbstractKernel
     dtype: torch.dtype
     world: linalg.AbstractWorld
@@ -97,9 +99,9 @@ class AbstractLatticePrior(AbstractParametric, ABC):
         """The finest grid."""
 
     @property
-    @abstractmethod
     def torus_shape(self) -> tuple[int, ...]:
         """Points per axis of the torus around `box`."""
+        return self.report.torus_shape
 
     @property
     @abstractmethod
@@ -113,9 +115,9 @@ class AbstractLatticePrior(AbstractParametric, ABC):
         """Whether that torus may be replaced by another."""
 
     @property
-    @abstractmethod
     def n_white(self) -> int:
-        """M_w."""
+        """M_w, the number of whitened variables."""
+        return self.white_on(self.torus_shape)
 
     @abstractmethod
     def white_on(self, torus_shape: Sequence[int]) -> int:
@@ -132,6 +134,13 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     @abstractmethod
     def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> Self:
         """The prior of another kernel, on a torus of this shape."""
+
+    def with_kernel(self, kernel: AbstractKernel) -> Self:
+        """The prior of another kernel, on the same torus."""
+        return self.on_torus(kernel, self.torus_shape)
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
+        return self.with_kernel(self.kernel.with_parameters(parameters))
 
     @abstractmethod
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> AbstractSlopes:

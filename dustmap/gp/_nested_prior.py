@@ -39,7 +39,6 @@ from dustmap.gp._lattice_prior import (
 )
 from dustmap.gp._levels import NestedGrids, widened_grids
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
-from dustmap.gp._parameters import Parameter
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Of the largest wavenumber π/h of a grid, where its low pass begins to fall and where it ends.
@@ -113,21 +112,11 @@ class NestedPrior(AbstractLatticePrior):
         report, world = _report(kernel, chain.wide[0], tori[0], spectra), world or linalg.Alone()
         return NestedPrior(kernel, nested, chain, spectra, tori, dtype, memory, report, world)
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.kernel.parameters()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "NestedPrior":
-        return self.with_kernel(self.kernel.with_parameters(parameters))
-
     def in_dtype(self, dtype: torch.dtype) -> "NestedPrior":
         """The same prior with fields of another type."""
         if dtype == self.dtype:
             return self
         return replace(self, chain=Chain.of(self.grid, dtype, self.device), dtype=dtype)
-
-    def with_kernel(self, kernel: AbstractKernel) -> "NestedPrior":
-        """The same prior of another kernel, on the same tori."""
-        return self.on_torus(kernel, self.torus_shape)
 
     def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> "NestedPrior":
         """The prior of another kernel on a torus of this shape around the coarsest grid."""
@@ -159,16 +148,6 @@ class NestedPrior(AbstractLatticePrior):
     @property
     def device(self) -> torch.device:
         return self.spectra[0].device
-
-    @property
-    def torus_shape(self) -> tuple[int, ...]:
-        """Points per axis of the coarsest grid's torus, the one that grows with the length."""
-        return self.tori[0]
-
-    @property
-    def n_white(self) -> int:
-        """M_w, the number of whitened variables of all grids."""
-        return self.white_on(self.torus_shape)
 
     def white_on(self, torus_shape: Sequence[int]) -> int:
         return sum(math.prod(torus) for torus in (torus_shape, *self.tori[1:]))

@@ -20,7 +20,6 @@ from dustmap.gp._lattice_prior import (
     torus_for,
     wrap_error,
 )
-from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
@@ -147,16 +146,10 @@ class GridPrior(AbstractLatticePrior):
         lags = _lags(table, grid, variance)
         return GridPrior(kernel, grid, None, spectrum, lags, nugget, dtype, memory, report)
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.kernel.parameters()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "GridPrior":
-        return self.with_kernel(self.kernel.with_parameters(parameters))
-
     def with_kernel(self, kernel: AbstractKernel) -> "GridPrior":
         """The same prior of another kernel, on the same torus."""
         if self.wrapping is not None:
-            return self.on_torus(kernel, self.torus_shape)
+            return super().with_kernel(kernel)
         return GridPrior.minimal(
             kernel, self.grid, nugget=self.nugget, dtype=self.dtype, memory=self.memory
         )
@@ -175,11 +168,6 @@ class GridPrior(AbstractLatticePrior):
         )
 
     @property
-    def torus_shape(self) -> tuple[int, ...]:
-        """Points per axis of the torus."""
-        return self.report.torus_shape
-
-    @property
     def lattice(self) -> RegularGrid:
         return self.grid
 
@@ -192,11 +180,6 @@ class GridPrior(AbstractLatticePrior):
     @property
     def grows(self) -> bool:
         return self.wrapping is not None
-
-    @property
-    def n_white(self) -> int:
-        """M_w, the number of whitened variables: all points of the torus."""
-        return math.prod(self.torus_shape)
 
     def white_on(self, torus_shape: Sequence[int]) -> int:
         return math.prod(torus_shape)
