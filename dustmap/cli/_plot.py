@@ -244,9 +244,9 @@ def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
 
 
 def _of_held_out(options: argparse.Namespace, name: str) -> "Figure":
-    from dustmap.sky.figures import HELD_OUT_FIGURES
+    from dustmap.sky.figures import held_out_figure
 
-    return HELD_OUT_FIGURES[name](_options.star_map(options).held_out())
+    return held_out_figure(name, _options.star_map(options).held_out())
 
 
 #: By the option that asks for it.

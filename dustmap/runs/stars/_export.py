@@ -339,7 +339,7 @@ def _of_held_out(material: Material, name: str) -> "Figure | None":
     if material.held_out is None:
         return None
     compared = reports.comparison_of(material.stars, material.held_out)
-    return figures.HELD_OUT_FIGURES[name](compared)
+    return figures.held_out_figure(name, compared)
 
 
 #: The caption of a figure, and how it is drawn, by its name in export.figures.

@@ -14,10 +14,10 @@ from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
     from dustmap.sky.agreement import Comparison as Comparison
-    from dustmap.sky.figures._comparisons import HELD_OUT_FIGURES as HELD_OUT_FIGURES
     from dustmap.sky.figures._comparisons import agreement_figure as agreement_figure
     from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure
+    from dustmap.sky.figures._comparisons import held_out_figure as held_out_figure
     from dustmap.sky.figures._comparisons import residual_figure as residual_figure
     from dustmap.sky.figures._lines_of_sight import BEAM as BEAM
     from dustmap.sky.figures._lines_of_sight import Profile as Profile

@@ -5,7 +5,7 @@ deviations promise: of a predictive distribution P that is right, the probabilit
 transform P(less than measured) is uniform in (0, 1).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -334,9 +334,12 @@ def _scores(
         axis.legend(loc="best")
 
 
-#: Pictures of what a run says of stars that it has held out, by the name of their option.
-HELD_OUT_FIGURES: Mapping[str, Callable[[Comparison], Figure]] = {
-    "extinctions": extinction_figure,
-    "residuals": residual_figure,
-    "calibration": lambda compared: calibration_figure(compared.pit),
-}
+def held_out_figure(name: str, compared: Comparison) -> Figure:
+    """Draw what a run says of stars that it has held out: extinctions, residuals or calibration."""
+    match name:
+        case "extinctions":
+            return extinction_figure(compared)
+        case "residuals":
+            return residual_figure(compared)
+        case _:
+            return calibration_figure(compared.pit)
