@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import torch
 
 from dustmap import inference
-from dustmap.gp import NestedGrids, RegularGrid, features, tori_for, torus_for
+from dustmap.gp import NestedGrids, RegularGrid, features, tori_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
@@ -166,10 +166,7 @@ class GriddedSizes:
     ) -> "GriddedSizes":
         """Sizes for n data at the kernel's length scale."""
         padding = GridSettings().padding
-        if isinstance(grid, NestedGrids):
-            torus = sum(map(math.prod, tori_for(kernel, grid, padding)))
-        else:
-            torus = math.prod(torus_for(kernel, grid, padding))
+        torus = sum(map(math.prod, tori_for(kernel, grid, padding)))
         return GriddedSizes(n, grid.size, torus, samples, itemsize)
 
     @property

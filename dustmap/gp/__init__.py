@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dustmap.gp._lattice_prior import torus_for as torus_for
     from dustmap.gp._lattice_prior import wrap_inflation as wrap_inflation
     from dustmap.gp._levels import NestedGrids as NestedGrids
+    from dustmap.gp._levels import rows_by_grid as rows_by_grid
     from dustmap.gp._levels import widened_grids as widened_grids
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean

@@ -86,6 +86,16 @@ class RegularGrid:
             a + (m - 1) * h for a, h, m in zip(self.lower, self.spacing, self.shape, strict=True)
         )
 
+    @property
+    def grids(self) -> "tuple[RegularGrid, ...]":
+        """Itself, where `NestedGrids` have several."""
+        return (self,)
+
+    @property
+    def places(self) -> tuple[slice, ...]:
+        """Its nodes among those of all grids."""
+        return (slice(0, self.size),)
+
     def axes(self, device: "torch.device | None" = None) -> "tuple[Tensor, ...]":
         """Return the node coordinates of each axis, (M_d,) in float64."""
         import torch

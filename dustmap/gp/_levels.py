@@ -6,7 +6,7 @@ to the next by interpolation with a windowed sine cardinal.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
@@ -39,8 +39,8 @@ class NestedGrids:
     >>> far = RegularGrid.from_bounds((-8.0,), (8.0,), (9,))
     >>> near = RegularGrid.from_bounds((-2.0,), (2.0,), (9,))
     >>> nested = NestedGrids((far, near))
-    >>> nested.size, nested.owner(nested.points()[[0, 3, 12]]).tolist()
-    (18, [0, 1, 1])
+    >>> nested.size, {n: rows.tolist() for n, rows in rows_by_grid(nested, nested.points()[:5])}
+    (18, {0: [0, 1, 2], 1: [3, 4]})
     """
 
     grids: tuple[RegularGrid, ...]
@@ -114,14 +114,21 @@ class NestedGrids:
             found.append(1.0 - fading(grid, before.spacing).square())
         return torch.cat(found)
 
-    def owner(self, x: "Tensor") -> "Tensor":
-        """Number (N,) of the finest grid whose box contains a point, −1 for none."""
-        import torch
 
-        found = torch.full(x.shape[:1], -1, dtype=torch.int64, device=x.device)
-        for number, grid in enumerate(self.grids):
-            found[grid.contains(x)] = number
-        return found
+def rows_by_grid(nodes: RegularGrid | NestedGrids, x: "Tensor") -> "Iterator[tuple[int, Tensor]]":
+    """Number of every grid that is the finest with some of the points x (N, D), and their rows.
+
+    Points that round-off has put beyond all boxes are the coarsest grid's.
+    """
+    import torch
+
+    owner = torch.zeros(x.shape[:1], dtype=torch.int64, device=x.device)
+    for number, grid in enumerate(nodes.grids[1:], start=1):
+        owner[grid.contains(x)] = number
+    for number in range(len(nodes.grids)):
+        rows = (owner == number).nonzero().squeeze(-1)
+        if len(rows):
+            yield number, rows
 
 
 def widened(grid: RegularGrid, inner: RegularGrid) -> RegularGrid:
@@ -142,10 +149,10 @@ def widened(grid: RegularGrid, inner: RegularGrid) -> RegularGrid:
     return RegularGrid(tuple(lower), grid.spacing, tuple(shape))
 
 
-def widened_grids(nested: NestedGrids) -> tuple[RegularGrid, ...]:
+def widened_grids(nodes: RegularGrid | NestedGrids) -> tuple[RegularGrid, ...]:
     """All grids with the nodes that the next finer one takes; coarsest first."""
-    wide = [nested.finest]
-    for grid in nested.grids[-2::-1]:
+    wide = [nodes.grids[-1]]
+    for grid in nodes.grids[-2::-1]:
         wide.insert(0, widened(grid, wide[0]))
     return tuple(wide)
 

@@ -214,9 +214,9 @@ def _report(
 
 
 def tori_for(
-    kernel: AbstractKernel, nested: NestedGrids, padding: float
+    kernel: AbstractKernel, nodes: RegularGrid | NestedGrids, padding: float
 ) -> tuple[tuple[int, ...], ...]:
-    """Points of the tori of all fields, for `padding` lengths around the coarsest grid.
+    """Points of the tori of all fields, for `padding` lengths around the coarsest grid, or one.
 
     Examples
     --------
@@ -225,9 +225,9 @@ def tori_for(
     >>> tori_for(Matern32(2.0, dim=1), NestedGrids(tuple(grids)), padding=3.0)
     ((80,), (100,), (80,))
     """
-    wide = widened_grids(nested)
+    wide = widened_grids(nodes)
     found = [torus_for(kernel, wide[0], padding)]
-    for before, around in zip(nested.grids, wide[1:], strict=False):
+    for before, around in zip(nodes.grids, wide[1:], strict=False):
         found.append(_padded_torus(around, before.spacing))
     found += [_padded_torus(around, around.spacing) for around in wide[:-1]]
     return tuple(found)

@@ -106,7 +106,7 @@ class ModelMaker(AbstractMaker):
     ) -> None:
         self.grid, self.settings, self.estimator = grid, settings, estimator
         self.world = world
-        self._box = grid if isinstance(grid, gp.RegularGrid) else gp.widened_grids(grid)[0]
+        self._box = gp.widened_grids(grid)[0]
         self._nested: gp.NestedPrior | None = None
         self.stencils: StencilOrder | None = None
         self._torus: tuple[int, ...] | None = None

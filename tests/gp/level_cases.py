@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import (
     AbstractKernel,
@@ -37,7 +37,15 @@ def random_rays(dim: int, half: float, count: int) -> LineIntegrals:
     return LineIntegrals.segment(*(1.98 * half * (ends - 0.5)))
 
 
+def owner(nested: NestedGrids, x: Tensor) -> Tensor:
+    """Number (N,) of the finest grid whose box contains a point."""
+    found = torch.empty(len(x), dtype=torch.int64)
+    for number, rows in rows_by_grid(nested, x):
+        found[rows] = number
+    return found
+
+
 def seen(nested: NestedGrids) -> Tensor:
     """Which nodes (M,) are of the finest grid at their place."""
     level = torch.cat([torch.full((g.size,), i) for i, g in enumerate(nested.grids)])
-    return nested.owner(nested.points()) == level
+    return owner(nested, nested.points()) == level

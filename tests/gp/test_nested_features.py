@@ -21,7 +21,7 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import Derivatives, LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
 from dustmap.linalg import SparseOperator
-from tests.gp.level_cases import SIDES, grid_of, kernel_of, nested_of, random_rays
+from tests.gp.level_cases import SIDES, grid_of, kernel_of, nested_of, owner, random_rays
 from tests.gp.parameters import check_one_direction, of_parameters
 
 DOUBLE = torch.float64
@@ -51,7 +51,7 @@ def covariance_of(features: AbstractFeatureMap, data: PointValues | LineIntegral
 
 def weights_by_hand(kernel: AbstractKernel, nested: NestedGrids, x: Tensor, order: int) -> Tensor:
     """Kriging weights (M,) of one place on the nodes around it of the finest grid that has it."""
-    number = int(nested.owner(x[None]))
+    number = int(owner(nested, x[None]))
     grid = nested.grids[number]
     lower, spacing = (torch.tensor(v, dtype=DOUBLE) for v in (grid.lower, grid.spacing))
     last = torch.tensor(grid.shape) - 1

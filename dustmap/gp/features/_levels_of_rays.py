@@ -10,7 +10,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import NestedGrids
+from dustmap.gp._levels import NestedGrids, rows_by_grid
 from dustmap.gp.features._local_weights import Taps
 from dustmap.gp.functionals import chord
 
@@ -112,11 +112,8 @@ def nested_taps(
 
 def _of_places(places: functionals.PointValues, nested: NestedGrids) -> Iterator[LevelPart]:
     """Places by the finest grid that has them."""
-    owner = nested.owner(places.x)
-    for number, (grid, place) in enumerate(zip(nested.grids, nested.places, strict=True)):
-        rows = (owner == number).nonzero().squeeze(-1)
-        if len(rows):
-            yield LevelPart(places[rows], rows, grid, place.start)
+    for number, rows in rows_by_grid(nested, places.x):
+        yield LevelPart(places[rows], rows, nested.grids[number], nested.places[number].start)
 
 
 def _of_rays(rays: functionals.LineIntegrals, nested: NestedGrids) -> Iterator[LevelPart]:

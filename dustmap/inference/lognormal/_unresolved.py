@@ -29,7 +29,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
@@ -124,8 +124,8 @@ class Unresolved:
         kernel: AbstractKernel, grid: RegularGrid | NestedGrids, scale: float = 1.0
     ) -> "Unresolved":
         """Compute it for a kernel of s and grids of up to three dimensions."""
-        grids = (grid,) if isinstance(grid, RegularGrid) else grid.grids
-        return Unresolved(kernel, grid, tuple(LevelLack.of(kernel, each) for each in grids), scale)
+        levels = tuple(LevelLack.of(kernel, each) for each in grid.grids)
+        return Unresolved(kernel, grid, levels, scale)
 
     @property
     def length(self) -> "float | Tensor":
@@ -189,12 +189,9 @@ class Unresolved:
     def log_variance(self, x: Tensor) -> Tensor:
         """Return c = k(0) − 2 wᵀ k(z, x) + wᵀ K_zz w (N,) with the weights w of the 2^D nodes z
         around a place, times a scale below 1; float64."""
-        if isinstance(self.grid, RegularGrid):
-            return min(self.scale, 1.0) * self._of_interpolant(x, self.grid)
-        owner, c = self.grid.owner(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for number, grid in enumerate(self.grid.grids):
-            rows = (owner == number).nonzero().squeeze(-1)
-            c[rows] = self._of_interpolant(x[rows], grid)
+        c = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        for number, rows in rows_by_grid(self.grid, x):
+            c[rows] = self._of_interpolant(x[rows], self.grid.grids[number])
         return min(self.scale, 1.0) * c
 
     def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:

@@ -164,8 +164,7 @@ def export_run(
 
 def finer_grids(config: Config) -> tuple[RegularGrid, ...]:
     """Grids of the levels in the box."""
-    nodes = nodes_of(config.grid)
-    return nodes.grids[1:] if isinstance(nodes, NestedGrids) else ()
+    return nodes_of(config.grid).grids[1:]
 
 
 def write_in_slabs(

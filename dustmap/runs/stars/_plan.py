@@ -329,10 +329,7 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def _tori(config: Config) -> tuple[tuple[int, ...], ...]:
     """Points of the torus of every grid."""
-    nodes, kernel = nodes_of(config.grid), start_kernel(config)
-    if isinstance(nodes, NestedGrids):
-        return tori_for(kernel, nodes, PADDING)
-    return (torus_for(kernel, nodes, PADDING),)
+    return tori_for(start_kernel(config), nodes_of(config.grid), PADDING)
 
 
 def expected_products(config: Config) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.errors import UserError
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
 from dustmap.runs._run import split_rows
 from dustmap.runs.stars._input import StarInput
@@ -202,10 +202,9 @@ def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
 
 def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
     """Nodes of the box by axis, and of every finer level."""
-    counts, nodes = {"nodes": list(grid.shape)}, nodes_of(config.grid)
-    if isinstance(nodes, NestedGrids):
-        for level, finer in enumerate(nodes.grids[1:], start=1):
-            counts[f"nodes_of_level_{level}"] = list(finer.shape)
+    counts = {"nodes": list(grid.shape)}
+    for level, finer in enumerate(nodes_of(config.grid).grids[1:], start=1):
+        counts[f"nodes_of_level_{level}"] = list(finer.shape)
     return counts
 
 

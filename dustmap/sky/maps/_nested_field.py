@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
@@ -74,14 +74,9 @@ class NestedField(AbstractDensityField):
         if not isinstance(functional, PointValues):
             return self._of_rays(functional, request)
         _field.refuse_beyond(self, functional.x)
-        # Places that round-off has put beyond a face are the coarsest grid's.
-        owner = self.nodes.owner(functional.x).clamp_min(0)
         answers: dict[str, NDArray[np.float32]] = {}
-        for number, field in enumerate(self.fields):
-            rows = (owner == number).nonzero().squeeze(-1)
-            if len(rows) == 0:
-                continue
-            for name, values in field.evaluate(functional[rows], request).items():
+        for number, rows in rows_by_grid(self.nodes, functional.x):
+            for name, values in self.fields[number].evaluate(functional[rows], request).items():
                 whole = np.empty((*values.shape[:-1], len(functional)), np.float32)
                 answers.setdefault(name, whole)[..., rows.cpu().numpy()] = values
         return answers

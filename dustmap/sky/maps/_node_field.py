@@ -136,8 +136,7 @@ class Between:
         lacking = posterior.unresolved
         assert lacking is not None
         lower, upper = nodes.lower, nodes.upper
-        grids = nodes.grids if isinstance(nodes, NestedGrids) else (nodes,)
-        shape = tuple(min(count, _PLACES) for count in grids[0].shape)
+        shape = tuple(min(count, _PLACES) for count in nodes.grids[0].shape)
         lattice = RegularGrid.from_bounds(lower, upper, shape)
         places = lattice.points()
         rays = LineIntegrals.from_observer(places.to(posterior.log_samples.device))
@@ -146,10 +145,10 @@ class Between:
         share = torch.ones(len(places), dtype=torch.float64)
         share[kept.cpu()] = wanted
         for _ in range(_PASSES):
-            at = torch.cat([_resized(share, lattice, grid) for grid in grids])
+            at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
             here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
             share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
-        at = torch.cat([_resized(share, lattice, grid) for grid in grids])
+        at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
         return Between(lacking.scale * lacking.node_variance * at)
 
 

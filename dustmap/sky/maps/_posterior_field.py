@@ -22,7 +22,7 @@ from scipy.ndimage import map_coordinates
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, NestedGrids, Prediction, RegularGrid
+from dustmap.gp import AbstractPosterior, NestedGrids, Prediction, RegularGrid, rows_by_grid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions, pixels_towards
@@ -68,16 +68,10 @@ class OwnNodes:
     def coverage_at(self, x: Tensor) -> Tensor:
         """Coverage (N,) at places x (N, 3), of the finest grid that has a place."""
         places = x.double().cpu()
-        tables = self._tables
-        if isinstance(self.grid, RegularGrid):
-            return tables[0].at(Cells.of(self.grid, places.numpy()))[:, 0]
-        # Places that round-off has put beyond a face are the coarsest grid's.
-        owner = self.grid.owner(places).clamp_min(0)
-        found = torch.empty(len(places), dtype=tables[0].values.dtype)
-        for number, table in enumerate(tables):
-            rows = (owner == number).nonzero().squeeze(-1)
-            if len(rows):
-                found[rows] = table.at(Cells.of(table.grid, places[rows].numpy()))[:, 0]
+        found = torch.empty(len(places), dtype=self._tables[0].values.dtype)
+        for number, rows in rows_by_grid(self.grid, places):
+            table = self._tables[number]
+            found[rows] = table.at(Cells.of(table.grid, places[rows].numpy()))[:, 0]
         return found
 
     @cached_property
@@ -85,8 +79,6 @@ class OwnNodes:
         """Coverage on every grid."""
         assert self.coverage is not None
         values = self.coverage.cpu()
-        if isinstance(self.grid, RegularGrid):
-            return (NodeTable(self.grid, values[None]),)
         levels = zip(self.grid.grids, self.grid.places, strict=True)
         return tuple(NodeTable(grid, values[None, place]) for grid, place in levels)
 
