@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
 from dustmap.cli import _options
@@ -17,8 +17,6 @@ from dustmap.config import parsecs
 from dustmap.errors import UserError
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from dustmap.sky.catalogs import SchemaCard
     from dustmap.sky.simulation import SkyModel
     from dustmap.sky.stars import AbstractDistancePrior, ToLearn
@@ -206,7 +204,7 @@ def _counter() -> Iterator[Callable[[int], None]]:
         from tqdm import tqdm
 
         with tqdm(unit=" rows", unit_scale=True, leave=False, file=sys.stderr) as bar:
-            yield lambda rows: _advance(bar, rows)
+            yield lambda rows: bar.update(rows - bar.n)
         return
     last = time.monotonic()
 
@@ -217,10 +215,6 @@ def _counter() -> Iterator[Callable[[int], None]]:
             log.info("read %d rows", rows)
 
     yield log_rows
-
-
-def _advance(bar: "tqdm[NoReturn]", rows: int) -> None:
-    bar.update(rows - bar.n)
 
 
 def _distance_prior(options: argparse.Namespace) -> "AbstractDistancePrior | ToLearn":

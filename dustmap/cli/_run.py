@@ -83,7 +83,9 @@ def add_run(commands: _options.Commands) -> None:
 
 def execute_run(options: argparse.Namespace) -> int:
     with _console.preempting() as notice:
-        overrides = [*options.set, *_columns(options), *_options.compute_overrides(options)]
+        named = _options.columns_of(options).items()
+        columns = [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
+        overrides = [*options.set, *columns, *_options.compute_overrides(options)]
         config = configuration.load(options.config, overrides)
         _options.use_threads(config.compute.threads)
         if _starts_ranks(options.ranks):
@@ -102,11 +104,6 @@ def _execute(
         if world.rank > 0:
             logging.getLogger("dustmap").setLevel(logging.WARNING)
         return _on_ranks(options, config, notice, world)
-
-
-def _columns(options: argparse.Namespace) -> list[str]:
-    named = _options.columns_of(options).items()
-    return [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
 
 
 def _on_ranks(
@@ -300,12 +297,11 @@ def execute_config(options: argparse.Namespace) -> int:
     if options.example == (options.config is not None):
         raise UserError("config: expected either --example or a configuration file")
     try:
-        text = configuration.example() if options.example else _resolved(options)
+        if options.example:
+            text = configuration.example()
+        else:
+            text = configuration.echo(configuration.load(options.config, options.set))
     except UserError as error:
         raise UserError(error) from None
     write(text)
     return _console.DONE
-
-
-def _resolved(options: argparse.Namespace) -> str:
-    return configuration.echo(configuration.load(options.config, options.set))
