@@ -21,7 +21,7 @@ from dustmap.engines._engine import Learning, Problem, Watch
 from dustmap.engines._memory import MIB, Component, During
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, ParameterErrors
-from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded
+from dustmap.gp.functionals import LineIntegrals, PointValues, local_of, mapped
 from dustmap.gp.kernels import StationaryKernel, SumKernel
 from dustmap.inference import ParameterVector, StateReader, state_of
 
@@ -213,8 +213,7 @@ def at_mean_distances(data: Batch) -> Batch:
     the work of a plain ray. Learned hyperparameters hardly depend on the difference, which is of
     second order in the spread; the variance that distances add stays in the noise.
     """
-    functional = data.functional
-    local = functional.local if isinstance(functional, Sharded) else functional
+    local = local_of(data.functional)
     if not isinstance(local, LineIntegrals) or local.weights.shape[1] == 1:
         return data
     length = (local.weights * local.edges.diff(dim=-1)).sum(-1)
@@ -222,8 +221,7 @@ def at_mean_distances(data: Batch) -> Batch:
     edges = torch.stack([start, start + length], dim=-1)
     ones = torch.ones_like(length)[:, None]
     plain = LineIntegrals(local.origin, local.direction, edges, ones, local.keys)
-    mapped = functional.mapped(plain) if isinstance(functional, Sharded) else plain
-    return replace(data, functional=mapped)
+    return replace(data, functional=mapped(data.functional, plain))
 
 
 def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:

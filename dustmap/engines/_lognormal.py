@@ -30,6 +30,7 @@ from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
     Sharded,
+    own_rays,
     sky_order,
     world_of,
 )
@@ -295,8 +296,7 @@ class LogNormalEngine(AbstractEngine):
         """Divide draws among the ranks where each of them can store all rows, or else the rows."""
         sizes, functional = self.sizes(problem), problem.data.functional
         world, held = world_of(functional), drawing_bytes(sizes) + self._number_bytes(sizes)
-        rays = functional.local if isinstance(functional, Sharded) else functional
-        assert isinstance(rays, LineIntegrals)
+        rays = own_rays(functional)
         own = self.row_bytes(problem)(rays) if len(rays) else 0
         allot = functools.partial(_memory.Allotment.of_rows, self.settings.memory, sizes)
         if world.size == 1:

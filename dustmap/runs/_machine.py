@@ -25,7 +25,7 @@ from dustmap.config import AUTO, ComputeConfig, Config
 from dustmap.distributed import check_agreement, world_from_environment
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
-from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Sharded
+from dustmap.gp.functionals import AbstractFunctional, Sharded
 from dustmap.linalg import AbstractWorld, Alone, Progress, unwatched
 from dustmap.runs import checkpoints
 
@@ -81,13 +81,6 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return all(mallopt(*setting) == 1 for setting in _ALLOCATOR.values())
-
-
-def own_rays(functional: AbstractFunctional) -> LineIntegrals:
-    """Return the rays that this rank has."""
-    rays = functional.local if isinstance(functional, Sharded) else functional
-    assert isinstance(rays, LineIntegrals)
-    return rays
 
 
 def predicted(

@@ -335,6 +335,4 @@ def _has_rays(functional: functionals.AbstractFunctional) -> bool:
     """Tell whether there are rays among the functionals."""
     if isinstance(functional, functionals.Stacked):
         return any(_has_rays(part) for part in functional.parts)
-    if isinstance(functional, functionals.Sharded):
-        return _has_rays(functional.local)
-    return isinstance(functional, functionals.LineIntegrals)
+    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)

@@ -441,6 +441,4 @@ class CellResiduals:
 
 def has_cells(functional: functionals.AbstractFunctional) -> bool:
     """Tell whether the functionals are rays, whose residuals the cells of a grid can share."""
-    if isinstance(functional, functionals.Sharded):
-        return has_cells(functional.local)
-    return isinstance(functional, functionals.LineIntegrals)
+    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)

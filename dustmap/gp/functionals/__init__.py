@@ -25,6 +25,7 @@ from dustmap.gp.functionals._rays import Observed as Observed
 from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
 from dustmap.gp.functionals._rays import groups_of as groups_of
+from dustmap.gp.functionals._rays import own_rays as own_rays
 from dustmap.gp.functionals._rays import responses_of as responses_of
 from dustmap.gp.functionals._rays import sky_order as sky_order
 from dustmap.gp.functionals._rays import with_responses as with_responses
@@ -32,7 +33,11 @@ from dustmap.gp.functionals._rays import without_groups as without_groups
 from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked
 from dustmap.gp.functionals._stacked import by_rows as by_rows
+from dustmap.gp.functionals._stacked import gathered as gathered
+from dustmap.gp.functionals._stacked import local_of as local_of
+from dustmap.gp.functionals._stacked import mapped as mapped
 from dustmap.gp.functionals._stacked import operator_by_rows as operator_by_rows
+from dustmap.gp.functionals._stacked import own_rows as own_rows
 from dustmap.gp.functionals._stacked import whole as whole
 from dustmap.gp.functionals._stacked import world_of as world_of
 from dustmap.linalg import keyed_normal as keyed_normal

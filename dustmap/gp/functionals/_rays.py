@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import _functional
-from dustmap.gp.functionals._stacked import Sharded
+from dustmap.gp.functionals._stacked import Sharded, gathered, local_of, mapped, own_rows
 
 FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has not left it
 #: Bits of each coordinate on a face of the cube of directions: 0.1° apart.
@@ -241,43 +241,41 @@ class LineIntegrals(_functional.AbstractRows):
         return (self.weights * edges.diff(dim=-1)).sum(-1)
 
 
+def own_rays(functional: _functional.AbstractFunctional) -> LineIntegrals:
+    """Return the rays that this rank has."""
+    rays = local_of(functional)
+    assert isinstance(rays, LineIntegrals)
+    return rays
+
+
 def groups_of(functional: _functional.AbstractFunctional) -> Tensor | None:
     """Return the groups (N,) of measurements, None for functionals of the field alone."""
-    if isinstance(functional, Sharded):
-        own = groups_of(functional.local)
-        return None if own is None else functional.gathered(own)
-    return functional.groups if isinstance(functional, LineIntegrals) else None
+    rays = local_of(functional)
+    own = rays.groups if isinstance(rays, LineIntegrals) else None
+    return None if own is None else gathered(functional, own)
 
 
 def without_groups(functional: _functional.AbstractFunctional) -> _functional.AbstractFunctional:
     """Return the functionals of the field alone, without zero points and scales of measurements."""
-    if isinstance(functional, Sharded):
-        local = without_groups(functional.local)
-        assert isinstance(local, _functional.AbstractRows)
-        return functional.mapped(local)
-    if isinstance(functional, LineIntegrals):
-        return replace(functional, groups=None, responses=None)
-    return functional
+    rays = local_of(functional)
+    if not isinstance(rays, LineIntegrals):
+        return functional
+    return mapped(functional, replace(rays, groups=None, responses=None))
 
 
 def responses_of(functional: _functional.AbstractFunctional) -> Tensor | None:
     """Return the responses (N,) that scales of groups multiply, None where none are known."""
-    if isinstance(functional, Sharded):
-        own = responses_of(functional.local)
-        return None if own is None else functional.gathered(own)
-    return functional.responses if isinstance(functional, LineIntegrals) else None
+    rays = local_of(functional)
+    own = rays.responses if isinstance(rays, LineIntegrals) else None
+    return None if own is None else gathered(functional, own)
 
 
 def with_responses(
     functional: _functional.AbstractFunctional, responses: Tensor
 ) -> _functional.AbstractFunctional:
     """Return rays with the responses (N,) that scales of their groups multiply."""
-    if isinstance(functional, Sharded):
-        local = with_responses(functional.local, responses[functional.own])
-        assert isinstance(local, _functional.AbstractRows)
-        return functional.mapped(local)
-    assert isinstance(functional, LineIntegrals)
-    return replace(functional, responses=responses)
+    own = responses[own_rows(functional)]
+    return mapped(functional, replace(own_rays(functional), responses=own))
 
 
 #: The common form of all functionals, and the one that has closed forms of its own.
@@ -303,11 +301,8 @@ def sky_order(rays: LineIntegrals | Sharded) -> Tensor:
     >>> sky_order(LineIntegrals.from_observer(torch.tensor(ends)))
     tensor([2, 0, 3, 1])
     """
-    own = rays.local if isinstance(rays, Sharded) else rays
-    assert isinstance(own, LineIntegrals)
-    place, end = _squares(own.direction), own.edges[:, -1]
-    if isinstance(rays, Sharded):
-        place, end = rays.gathered(place), rays.gathered(end)
+    own = own_rays(rays)
+    place, end = gathered(rays, _squares(own.direction)), gathered(rays, own.edges[:, -1])
     by_end = end.argsort(stable=True)
     order: Tensor = by_end[place[by_end].argsort(stable=True)]
     return order

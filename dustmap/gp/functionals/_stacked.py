@@ -196,10 +196,6 @@ class Sharded(AbstractFunctional):
         """Return the operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
-    def mapped(self, local: _functional.AbstractRows) -> "Sharded":
-        """Replace the functionals, one for one; local: those of this rank."""
-        return replace(self, local=local)
-
     def whole(self) -> AbstractFunctional:
         """Return the functionals of all ranks, on every rank."""
         return self.local.rowwise(self.gathered)
@@ -215,11 +211,29 @@ def world_of(functional: AbstractFunctional) -> AbstractWorld:
     return functional.world if isinstance(functional, Sharded) else Alone()
 
 
+def local_of(functional: AbstractFunctional) -> AbstractFunctional:
+    """Return the functionals of this rank, all of them unless ranks share them."""
+    return functional.local if isinstance(functional, Sharded) else functional
+
+
+def own_rows(functional: AbstractFunctional) -> slice | Tensor:
+    """Return which of all functionals `local_of` are."""
+    return functional.own if isinstance(functional, Sharded) else slice(None)
+
+
+def gathered(functional: AbstractFunctional, part: Tensor) -> Tensor:
+    """Return (N, ...) of all functionals from what every rank has of its own."""
+    return functional.gathered(part) if isinstance(functional, Sharded) else part
+
+
+def mapped(functional: AbstractFunctional, local: _functional.AbstractRows) -> AbstractFunctional:
+    """Replace the functionals, one for one; local: those of this rank."""
+    return replace(functional, local=local) if isinstance(functional, Sharded) else local
+
+
 def by_rows(functional: AbstractFunctional, compute: Callable[[Any], Tensor]) -> Tensor:
     """Return compute(functional) (N, ...), row by row where ranks share them."""
-    if isinstance(functional, Sharded):
-        return functional.gathered(compute(functional.local))
-    return compute(functional)
+    return gathered(functional, compute(local_of(functional)))
 
 
 def operator_by_rows(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, Sharded
+from dustmap.gp.functionals import OutsidePolicy, gathered
 from dustmap.inference import MGVISettings, Scores
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, coverage_check
@@ -124,9 +124,7 @@ def parallax_precision(
     own = own[(own >= 0) & (own < len(distances))]
     parallax, error = distances.parallax[own], distances.error[own]
     ratio = np.divide(error, parallax, out=np.full(len(own), np.inf), where=parallax > 0.0)
-    every = torch.from_numpy(ratio).to(train.device)
-    if isinstance(rays, Sharded):
-        every = rays.gathered(every)
+    every = gathered(rays, torch.from_numpy(ratio).to(train.device))
     median = float(every[train].median())
     section: dict[str, Any] = {
         "median_parallax_error_over_parallax": median if np.isfinite(median) else "infinite"

@@ -16,10 +16,10 @@ from dustmap.config import Config
 from dustmap.engines import Arrays, Watch
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy
+from dustmap.gp.functionals import OutsidePolicy, own_rays
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
-from dustmap.runs._machine import ALONE, Products, device_of, own_rays, rounded
+from dustmap.runs._machine import ALONE, Products, device_of, rounded
 from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage

@@ -16,7 +16,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays
 from dustmap.gp import AbstractPosterior, RegularGrid
-from dustmap.gp.functionals import LineIntegrals, Sharded
+from dustmap.gp.functionals import gathered, own_rays, own_rows
 from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import (
@@ -95,8 +95,7 @@ class MagnitudeLimit:
         data, own = config.data, share.own.stars
         if not data.weights_distances or own.distances.exact:
             return None
-        rays = observed.batch.functional
-        mine = rays.own if isinstance(rays, Sharded) else slice(None)
+        mine = own_rows(observed.batch.functional)
         rows = torch.from_numpy(observed.rows)[mine].numpy() - share.first
         dimming = conversion(own.system, system_named(data.magnitude_band))
         return MagnitudeLimit(
@@ -117,9 +116,7 @@ class MagnitudeLimit:
         if selection is None:
             return DistanceWeights(None, used)
         rays, stars = observed.batch.functional, self.stars
-        own_rays = rays.local if isinstance(rays, Sharded) else rays
-        assert isinstance(own_rays, LineIntegrals)
-        keys = own_rays.keys.cpu().numpy()
+        keys = own_rays(rays).keys.cpu().numpy()
         parts = [np.empty((0, len(WEIGHT_SCORES)), np.float32)]
         for rows in chunks(len(stars), _STARS):
             progress("distances behind the map", rows.start, len(stars))
@@ -130,8 +127,7 @@ class MagnitudeLimit:
             parts.append(np.maximum(log_weight, _DEEPEST).astype(np.float32))
         progress("distances behind the map", len(stars), len(stars))
         own = torch.from_numpy(np.concatenate(parts))
-        whole = rays.gathered(own) if isinstance(rays, Sharded) else own
-        return DistanceWeights(whole, used)
+        return DistanceWeights(gathered(rays, own), used)
 
     def _learned(self, along: DustAlong) -> tuple[SelectionWeights | None, int]:
         """Learn what is seen behind how much dust, and its mean over the sky, from how many stars;
@@ -166,8 +162,7 @@ class MagnitudeLimit:
         """Return observations of the catalog with weighted distances, and nothing added."""
         if weights.log_weight is None:
             return observed
-        rays, stars = observed.batch.functional, self.stars
-        mine = rays.own if isinstance(rays, Sharded) else slice(None)
+        mine, stars = own_rows(observed.batch.functional), self.stars
         log_weight = weights.log_weight[mine].double().numpy()
         distances = WeightedDistances(stars.distances, log_weight)
         return observed.with_distances(stars.l, stars.b, distances, self.grid)

@@ -22,7 +22,17 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.features import AbstractBeams, Taps
-from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Counts,
+    LineIntegrals,
+    OutsidePolicy,
+    Sharded,
+    gathered,
+    local_of,
+    mapped,
+    own_rays,
+)
 from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
@@ -102,7 +112,7 @@ class Observations:
 
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
-        return _of_all(self.batch.functional, self._outside(dust)[0])
+        return gathered(self.batch.functional, self._outside(dust)[0])
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""
@@ -123,10 +133,10 @@ class Observations:
     def _added(self, mean: Tensor, apart: Tensor, own: Tensor, dust: PriorDust) -> Moments:
         """Gather mean and variance beyond the box and the variance of distances of all ranks."""
         rays = self.batch.functional
-        mean, apart, own = (_of_all(rays, values) for values in (mean, apart, own))
+        mean, apart, own = (gathered(rays, values) for values in (mean, apart, own))
         if self.beyond is None:
             return Moments(mean, own, torch.zeros_like(mean))
-        alike = _sight_lines.crowding(_of_all(rays, self.beyond.tracks()), dust)
+        alike = _sight_lines.crowding(gathered(rays, self.beyond.tracks()), dust)
         return Moments(mean, apart + own, (alike - 1.0) * apart)
 
     def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
@@ -134,8 +144,7 @@ class Observations:
         if self.beyond is not None:
             return self.beyond.moments(dust)
         rays = self.batch.functional
-        count = len(rays.local) if isinstance(rays, Sharded) else len(rays)
-        none = torch.zeros(count, dtype=torch.float64, device=rays.device)
+        none = torch.zeros(len(local_of(rays)), dtype=torch.float64, device=rays.device)
         return none, none
 
     def with_added(self, added: Moments) -> "Observations":
@@ -162,8 +171,7 @@ class Observations:
         grid : whose box they are seen through
         """
         rays = self.batch.functional
-        own = rays.local if isinstance(rays, Sharded) else rays
-        assert isinstance(own, LineIntegrals)
+        own = own_rays(rays)
         outside = OutsidePolicy.TRUNCATE if self.beyond is None else OutsidePolicy.PRIOR
         lines = _sight_lines.lines_if_any(l, b, distances, grid, outside, own.device)
         if len(lines) < len(own) or lines.spread is None:
@@ -172,10 +180,9 @@ class Observations:
                 "that have changed: move or enlarge it (grid.center, grid.size)"
             )
         again = replace(lines.rays, keys=own.keys, groups=own.groups)
-        functional = rays.mapped(again) if isinstance(rays, Sharded) else again
         return replace(
             self,
-            batch=Batch(functional, self.measured, self.error_variance),
+            batch=Batch(mapped(rays, again), self.measured, self.error_variance),
             spread=replace(lines.spread, rays=replace(lines.spread.rays, keys=own.keys)),
             beyond=lines.beyond,
             shared=None,
@@ -240,7 +247,7 @@ def _observed(
     """Make data of the stars along these sight lines; of all ranks where they share the rays."""
     columns = stars.extinction[lines.rows], np.square(stars.extinction_error[lines.rows])
     measured, noise = (
-        _of_all(rays, torch.from_numpy(values).to(device, dtype)) for values in columns
+        gathered(rays, torch.from_numpy(values).to(device, dtype)) for values in columns
     )
     batch, spread = Batch(rays, measured, noise), lines.spread
     if spread is not None and stars.multiplicity is not None:
@@ -249,11 +256,6 @@ def _observed(
     return Observations(
         batch, lines.rows, lines.counts, spread, measured, noise, lines.cut, lines.beyond
     )
-
-
-def _of_all(rays: AbstractFunctional, values: Tensor) -> Tensor:
-    """Gather values of the rays of all ranks where they share them."""
-    return rays.gathered(values) if isinstance(rays, Sharded) else values
 
 
 def observe_share(
@@ -390,13 +392,9 @@ def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
     width: of the shells, in the units of the rays; pixels are the smallest (NESTED) that are as
     wide at the median distance, nside 1 at the largest.
     """
-    own = rays.local if isinstance(rays, Sharded) else rays
-    assert isinstance(own, LineIntegrals)
-    distance = own.edges[:, 0] + (own.weights * own.edges.diff(dim=-1)).sum(-1)
-    vectors = own.direction
-    if isinstance(rays, Sharded):
-        distance = rays.gathered(distance)
-        vectors = torch.stack([rays.gathered(axis) for axis in vectors.unbind(-1)], dim=-1)
+    own = own_rays(rays)
+    length = (own.weights * own.edges.diff(dim=-1)).sum(-1)
+    distance, vectors = gathered(rays, own.edges[:, 0] + length), gathered(rays, own.direction)
     widest = _PIXEL * float(distance.median()) / width
     nside = 2 ** max(0, math.floor(math.log2(max(widest, 1.0))))
     pixel = pixels_towards(nside, vectors.double().cpu().numpy())
