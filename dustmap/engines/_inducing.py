@@ -8,8 +8,8 @@ epochs of natural-gradient steps on minibatches converge to the same.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cache, partial, reduce
 from typing import Any, ClassVar, final
 
 import torch
@@ -24,11 +24,11 @@ from dustmap.engines._memory import WORKING_COMPONENT, Component, During, Memory
 from dustmap.engines._places import ExtrapolatingFeatures, PlacesAndRays, draws_on_grid
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, families, features
-from dustmap.gp.features import AbstractFeatureMap, HIPFeatures
-from dustmap.gp.functionals import PointValues
+from dustmap.gp.features import AbstractFeatureMap, HIPFeatures, SolveSummary
+from dustmap.gp.functionals import PointValues, by_rows, world_of
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import VariationalModel, VariationalPosterior
-from dustmap.linalg import TilePartition
+from dustmap.linalg import AbstractWorld, TilePartition
 
 log = logging.getLogger(__name__)
 
@@ -184,8 +184,9 @@ class InducingEngine(AbstractEngine):
             # Of the median datum: a part of the data is enough.
             some = slice(0, len(data), max(1, len(data) // _SAMPLE))
             rows, noise = source.select(some), model.likelihood.noise_variance(data)[some]
-            ratio = float((rows.residual_variance / noise).median())
-        solve, solves = solution.solve, rows.solves
+            left = by_rows(data.functional[some], lambda _: rows.residual_variance)
+            ratio = float((left / noise).median())
+        solve, solves = solution.solve, _of_all_ranks(rows.solves, world_of(data.functional))
         advice = coarse_advice(ratio)
         if solves.unconverged:
             advice.append(
@@ -289,6 +290,16 @@ class InducingEngine(AbstractEngine):
         )
         noise = problem.model.likelihood.noise_variance(some)
         return float(((rounded - exact).square().sum(-1) / noise).median())
+
+
+def _of_all_ranks(solves: SolveSummary, world: AbstractWorld) -> SolveSummary:
+    """The summary of the solves of all ranks."""
+    numbers = torch.tensor(astuple(solves), dtype=torch.float64)[:, None]
+    parts = [
+        SolveSummary(int(columns), int(unconverged), int(steps), residual)
+        for columns, unconverged, steps, residual in world.gathered(numbers).mT.tolist()
+    ]
+    return reduce(SolveSummary.merged, parts)
 
 
 def variational_arrays(posterior: VariationalPosterior) -> Arrays:

@@ -91,12 +91,41 @@ class FamilyPreconditioner(linalg.AbstractSymmetric):
         return self.state.apply_covariance(x)
 
 
-def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> float:
-    """Upper bound of λ_max(S Λ_b) for Λ_b = I + φᵀ diag(w) φ, from one Gram matrix.
+@final
+class SeenCovariance(linalg.AbstractSymmetric):
+    """G = W^½ Φ S Φᵀ W^½ (n, n) of data with rows Φ and weights W ≥ 0, by products with Φ.
 
-    λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^{1/2} φ S φᵀ W^{1/2}) ≤ 1 + λ_max(n × n Gram matrix), since
-    S ≤ I. The natural step of the mean is a contraction iff its length is below 2 over this.
-    phi (n, M_w), weights (n,) ≥ 0, already scaled by N/n.
+    phi (n, M_w): an operator, whose rows ranks may share; state: with S; weights (n,).
+    """
+
+    def __init__(
+        self, state: AbstractGaussian, phi: linalg.AbstractOperator, weights: Tensor
+    ) -> None:
+        self._state, self._phi = state, phi
+        self._root_weights = weights.sqrt().to(phi.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._phi.shape[0], self._phi.shape[0]
+
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
+
+    def matmul(self, x: Tensor) -> Tensor:
+        seen = self._phi.rmatmul(self._root_weights * x)
+        return self._root_weights * self._phi.matmul(self._state.apply_covariance(seen))
+
+
+def batch_stability(
+    state: AbstractGaussian, phi: linalg.AbstractOperator, weights: Tensor
+) -> float:
+    """Upper bound of λ_max(S Λ_b) for Λ_b = I + Φᵀ W Φ of a minibatch.
+
+    λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^½ Φ S Φᵀ W^½) ≤ 1 + λ_max(G), since S ≤ I; the latter by the
+    Lanczos method. The natural step of the mean is a contraction iff its length is below 2 over
+    this.
+
+    phi (n, M_w): an operator; weights (n,) already scaled by N/n, negative ones left out.
 
     Examples
     --------
@@ -104,12 +133,11 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     >>> family = MeanFieldFamily(2)
     >>> phi, weights = torch.eye(2).double(), torch.ones(2).double()
     >>> q = family.posterior(torch.zeros(2).double(), family.precision_statistics(phi, weights))
-    >>> batch_stability(q, phi, weights)  # S = I / 2 and Λ_b = 2 I, whose product is I
+    >>> round(batch_stability(q, linalg.DenseOperator(phi), weights), 12)  # S = I / 2, Λ_b = 2 I
     1.5
     """
-    scaled = weights.clamp_min(0).sqrt().to(phi.dtype).unsqueeze(-1) * phi
-    whitened = state.covariance_of(scaled, scaled)
-    return 1.0 + float(torch.linalg.eigvalsh(whitened.double())[-1])
+    seen = SeenCovariance(state, phi, weights.clamp_min(0))
+    return 1.0 + linalg.largest_eigenvalue(seen)
 
 
 @final

@@ -46,6 +46,7 @@ from dustmap.linalg._ciq import inverse_root as inverse_root
 from dustmap.linalg._ciq import square_root as square_root
 from dustmap.linalg._contour import RootQuadrature as RootQuadrature
 from dustmap.linalg._contour import SpectrumBounds as SpectrumBounds
+from dustmap.linalg._contour import largest_eigenvalue as largest_eigenvalue
 from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
 from dustmap.linalg._covariance_cg import AbstractInformation as AbstractInformation
 from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom

@@ -1,6 +1,7 @@
 """Rational approximations of x^(-1/2) on the interval of a spectrum, and how to find that one."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -175,42 +176,110 @@ def _extremes(
 
     A smallest one near the floor is no matter any more: it can only fall.
     """
+    smallest, largest = math.nan, math.nan
+    for space in _lanczos(A, max_steps, seed):
+        if space.ends or space.steps % _LOOK == 0:
+            before = smallest, largest
+            smallest, largest = space.ritz_ends()
+            still = abs(before[0] - smallest) <= _STILL * abs(smallest)
+            still |= 0 < smallest <= _LOWEST_SAFETY * floor
+            if space.ends or (still and abs(before[1] - largest) <= _STILL * abs(largest)):
+                return smallest, largest, space.steps
+    raise AssertionError("the last step ends the loop")
+
+
+def largest_eigenvalue(A: AbstractOperator, *, max_steps: int = 20, seed: int = 0) -> float:
+    """λ_max of a symmetric positive semidefinite A (n, n) by the Lanczos method, from above.
+
+    After j steps from a random start, with T_j y = θ y for the largest Ritz value θ, an eigenvalue
+    lies within the residual β_j |y_j| of θ, and hardly ever another one above:
+
+        θ + β_j |y_j|
+
+    is what is returned. max_steps products with A are made, fewer only where the space ends, so
+    that the result depends on A continuously.
+
+    Parameters
+    ----------
+    A : (n, n)
+    max_steps : products with A
+    seed : of the start
+
+    Reference: Zhou & Li (2011), "Bounding the spectrum of large Hermitian matrices".
+
+    Examples
+    --------
+    >>> from dustmap.linalg import DiagonalOperator
+    >>> largest_eigenvalue(DiagonalOperator(torch.arange(101.0, dtype=torch.float64)))
+    101.2
+    """
+    if A.shape[0] != A.shape[1]:
+        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+    with torch.no_grad():
+        *_, space = _lanczos(A, max_steps, seed)
+        return space.highest()
+
+
+@final
+@dataclass(frozen=True)
+class _KrylovSpace:
+    """T_j by its diagonal α (j,) and off-diagonal β (j − 1,), with β_j = rest that follows.
+
+    ends: whether it is the last.
+    """
+
+    diagonal: tuple[float, ...]
+    off_diagonal: tuple[float, ...]
+    rest: float
+    ends: bool
+
+    @property
+    def steps(self) -> int:
+        """j."""
+        return len(self.diagonal)
+
+    def ritz_ends(self) -> tuple[float, float]:
+        """Return the extreme eigenvalues of T_j, NaN where it is not finite."""
+        if not all(math.isfinite(value) for value in self.diagonal + self.off_diagonal):
+            return math.nan, math.nan
+        ritz = torch.linalg.eigvalsh(self._matrix())  # the lower triangle
+        return float(ritz[0]), float(ritz[-1])
+
+    def highest(self) -> float:
+        """Return θ + β_j |y_j| of the largest Ritz value."""
+        if not all(math.isfinite(value) for value in self.diagonal + self.off_diagonal):
+            return math.nan
+        ritz, vectors = torch.linalg.eigh(self._matrix())
+        return float(ritz[-1]) + self.rest * float(vectors[-1, -1].abs())
+
+    def _matrix(self) -> Tensor:
+        main = torch.tensor(self.diagonal, dtype=torch.float64)
+        below = torch.tensor(self.off_diagonal, dtype=torch.float64)
+        return torch.diag(main) + torch.diag(below, -1)
+
+
+def _lanczos(A: AbstractOperator, max_steps: int, seed: int) -> Iterator[_KrylovSpace]:
+    """Yield the Krylov space of a random start after each step, all vectors made orthogonal."""
     n = A.shape[0]
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(n, dtype=torch.float64, generator=generator).to(A.device, A.dtype)
     basis = v.new_empty(min(max_steps, n), n)
     basis[0] = v / torch.linalg.vector_norm(v)
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    smallest, largest = math.nan, math.nan
+    diagonal: tuple[float, ...] = ()
+    off_diagonal: tuple[float, ...] = ()
     for step in range(1, len(basis) + 1):
         w = A.matmul(basis[step - 1])
-        diagonal.append(float(w @ basis[step - 1]))
+        diagonal += (float(w @ basis[step - 1]),)
         for _ in range(2):  # once leaves what rounding has brought back
             w = w - (basis[:step] @ w) @ basis[:step]
         length = float(torch.linalg.vector_norm(w))
         # a Krylov space that ends holds eigenvalues, all that the start has a part in
         ends = step == len(basis) or not length > 10 * torch.finfo(A.dtype).eps * max(diagonal)
-        if ends or step % _LOOK == 0:
-            before = smallest, largest
-            smallest, largest = _ritz_ends(diagonal, off_diagonal)
-            still = abs(before[0] - smallest) <= _STILL * abs(smallest)
-            still |= 0 < smallest <= _LOWEST_SAFETY * floor
-            if ends or (still and abs(before[1] - largest) <= _STILL * abs(largest)):
-                return smallest, largest, step
-        off_diagonal.append(length)
+        yield _KrylovSpace(diagonal, off_diagonal, length, ends)
+        if ends:
+            return
+        off_diagonal += (length,)
         basis[step] = w / length
-    raise AssertionError("the last step ends the loop")
-
-
-def _ritz_ends(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, float]:
-    """Return the extreme eigenvalues of a tridiagonal matrix, NaN where it is not finite."""
-    if not all(math.isfinite(value) for value in diagonal + off_diagonal):
-        return math.nan, math.nan
-    main = torch.tensor(diagonal, dtype=torch.float64)
-    below = torch.tensor(off_diagonal, dtype=torch.float64)
-    ritz = torch.linalg.eigvalsh(torch.diag(main) + torch.diag(below, -1))  # the lower triangle
-    return float(ritz[0]), float(ritz[-1])
 
 
 def lowest_ritz(

@@ -27,8 +27,16 @@ from dustmap.gp import (
     own_batch,
     whole_batch,
 )
-from dustmap.gp.families import BlockFamily
+from dustmap.gp.covariances import Quadrature
+from dustmap.gp.families import (
+    AbstractFamily,
+    BlockFamily,
+    FullRankFamily,
+    LowRankDiagonalFamily,
+    MeanFieldFamily,
+)
 from dustmap.gp.features import (
+    CholeskyFeatures,
     HIPFeatures,
     LocalFeatures,
     ProductOperator,
@@ -39,7 +47,7 @@ from dustmap.gp.features import (
 )
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded, whole
 from dustmap.gp.kernels import Matern32
-from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood, StudentTLikelihood
 from dustmap.inference import (
     AbstractCheckpointer,
     GlobalFit,
@@ -368,6 +376,39 @@ def hip(world: AbstractWorld, memory: int = 2**31) -> Arrays:
     )
 
 
+def natural_steps(world: AbstractWorld, uneven: bool = False) -> Arrays:
+    """Minibatches of every family, of noise whose weights may be negative, and with learning."""
+    grid = RegularGrid.from_bounds((-1.0, -1.0, -0.5), (1.0, 1.0, 0.5), (4, 4, 3))
+    # Without images of a torus, which are left out by groups of rays: 1e-7 of a row.
+    phi = CholeskyFeatures(Matern32(0.8, 0.2, dim=3), grid, Quadrature(8))
+    batch, M_w = data(world, uneven=uneven), phi.n_features
+    blocks = TilePartition(grid.shape, (2, 2, 2))
+    gaussian, student = GaussianLikelihood(scale=1.0), StudentTLikelihood(3.0, 0.1)
+    cases: dict[str, tuple[AbstractFamily, AbstractLikelihood, float]] = {
+        "diagonal": (MeanFieldFamily(M_w), gaussian, 0.0),
+        "blocks": (BlockFamily(blocks), gaussian, 0.02),
+        "low_rank": (LowRankDiagonalFamily(M_w, 8), gaussian, 0.0),
+        "full": (FullRankFamily(M_w), gaussian, 0.0),
+        "outliers": (BlockFamily(blocks), student, 0.02),
+    }
+    found: dict[str, Tensor | float] = {}
+    for name, (family, likelihood, rate) in cases.items():
+        model = VariationalModel(phi, ConstantMean(0.8), likelihood, family)
+        source = RowSource(phi, batch.functional, memory=0 if name == "blocks" else 2**31)
+        settings = SVISettings(batch_size=13, epochs=2, learning_rate=rate)
+        generator, snapshots = torch.Generator().manual_seed(0), FirstRankSnapshots(world)
+        last = fit_svi(model, batch, source, settings, generator, checkpointer=snapshots)
+        found |= {
+            f"{name}_mean": last.posterior.mean,
+            f"{name}_statistics": last.posterior.statistics,
+            f"{name}_fit": last.taken.fit,
+            f"{name}_stability": last.taken.stability,
+            f"{name}_share": last.taken.share,
+            f"{name}_theta": Parameters.of(last.model).theta,
+        }
+    return numpy(**found)
+
+
 def peak(world: AbstractWorld) -> Arrays:
     """What this rank's plan of a fit says, draws divided, and what it took."""
     problem = peaks.rays(3000, 10.0, positive=True)
@@ -431,6 +472,8 @@ CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "gaussian-robust": partial(gaussian, robust=True),
     "hip": hip,
     "hip-streamed": partial(hip, memory=0),
+    "natural-steps": natural_steps,
+    "natural-steps-uneven": partial(natural_steps, uneven=True),
     "peak": peak,
     "dying": dying,
     "failing": failing,

@@ -31,6 +31,8 @@ TOLERANCE = {
     "gaussian-robust": SOLVED,
     "hip": SOLVED,
     "hip-streamed": SOLVED,
+    "natural-steps": ROUNDING,
+    "natural-steps-uneven": ROUNDING,
 }
 QUICK = (
     "operators",
@@ -41,6 +43,7 @@ QUICK = (
     "lognormal-rows",
     "gaussian",
     "hip",
+    "natural-steps",
 )
 SLOW = (
     "preconditioner-uneven",
@@ -49,6 +52,7 @@ SLOW = (
     "lognormal-robust-rows",
     "gaussian-robust",
     "hip-streamed",
+    "natural-steps-uneven",
 )
 
 

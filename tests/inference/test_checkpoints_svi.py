@@ -111,11 +111,11 @@ CASES = [
 @pytest.mark.parametrize(
     "case", [*CASES[:3], pytest.param(CASES[3], marks=pytest.mark.slow), CASES[4]]
 )
-def test_fits_go_on_from_every_epoch(case: Case) -> None:
+def test_fits_go_on_from_every_minibatch(case: Case) -> None:
     whole, left = case(NO_CHECKPOINTS), states(case)
     assert whole.last.epoch == (2 if case.scored else 6)
-    assert len(left) == (5 if case.scored else 6)
-    for pages in left:
+    assert len(left) == 3 * (5 if case.scored else 6)
+    for pages in left[::4]:
         same_bits(case(MemoryCheckpointer(pages)), whole)
     same_bits(often_interrupted(case), whole)
 

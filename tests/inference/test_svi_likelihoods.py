@@ -37,6 +37,7 @@ from dustmap.inference import (
     natural_step,
 )
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, step_weights
+from dustmap.linalg import DenseOperator
 from tests.combinations import covering
 
 NODES = 7
@@ -220,7 +221,7 @@ def test_precisions_stay_positive_whatever_the_weights(length: float) -> None:
         q = family.posterior(
             torch.zeros(n).double(), family.precision_statistics(phi, 1 + 0 * weights)
         )
-        taken = step_weights(q, phi, weights, length)
+        taken = step_weights(q, DenseOperator(phi), weights, length)
         assert taken.negative == int((weights < 0).sum()) > 0
         assert torch.equal(taken.weights, torch.where(weights < 0, taken.share * weights, weights))
         assert taken.share == 1.0 or scale * length >= 1e-3

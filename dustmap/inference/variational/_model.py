@@ -16,7 +16,13 @@ from dustmap import gp
 from dustmap.errors import UserError
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks
-from dustmap.gp.functionals import AbstractFunctional, Sharded, operator_by_rows, world_of
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Sharded,
+    operator_by_rows,
+    own_rows,
+    world_of,
+)
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import _precision
 from dustmap.linalg import AbstractOperator, DenseOperator, UnconvergedWarning, standard_normal
@@ -107,16 +113,16 @@ class RowSource:
         return self._stored
 
     def select(self, index: Tensor | slice) -> Features:
-        """Rows of some data."""
+        """Rows of some data, of which a rank that shares them has those of its own."""
         if not isinstance(self._functional, Sharded):
             return self._of(index)
+        if self._stored is None:
+            return self._rows(self._functional[index].local)
         positions = torch.arange(len(self), device=self._functional.device)
         at = torch.full_like(positions, -1)
         at[self._functional.own] = positions[: len(self._own)]
         mine = at[index]
-        rows, part = self._of(mine[mine >= 0]), self._functional[index]
-        phi, left = part.gathered(rows.phi), part.gathered(rows.residual_variance)
-        return Features(phi, left, rows.solves, rows.clamped)
+        return self._stored[mine[mine >= 0]]
 
     def chunks(self) -> Iterator[tuple[slice, Features]]:
         """All rows in order, or this rank's, a memory-bounded chunk at a time."""
@@ -125,7 +131,7 @@ class RowSource:
 
     def own(self, values: Tensor) -> Tensor:
         """The part of values (N,) that belongs to the rows of `chunks`."""
-        return values[self._functional.own] if isinstance(self._functional, Sharded) else values
+        return values[own_rows(self._functional)]
 
     def total(self, part: Tensor) -> Tensor:
         """Σ over the ranks that share the data."""
@@ -143,12 +149,17 @@ class RowSource:
             return self._stored[index]
         return self._rows(self._own[index])
 
+    @torch.no_grad()
     def _rows(self, functional: AbstractFunctional) -> Features:
-        if len(functional) == 0:
-            none = torch.zeros(0, dtype=self._features.dtype, device=functional.device)
-            return Features(none.new_zeros(0, self._features.n_features), none)
-        with torch.no_grad():
-            return self._features.rows(functional)
+        return rows_of(self._features, functional)
+
+
+def rows_of(features: AbstractFeatureMap, functional: AbstractFunctional) -> Features:
+    """Rows of a functional, of which a rank may have none."""
+    if len(functional) > 0:
+        return features.rows(functional)
+    none = torch.zeros(0, dtype=features.dtype, device=functional.device)
+    return Features(none.new_zeros(0, features.n_features), none)
 
 
 @final

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, Prediction, families
+from dustmap.gp import Batch, Prediction, families, own_batch
 from dustmap.gp.features import Features
-from dustmap.inference._precision import batch_stability
+from dustmap.gp.functionals import by_rows, operator_by_rows, own_rows, world_of
+from dustmap.inference._precision import SeenCovariance, batch_stability
 from dustmap.inference._state import REBUILT
 from dustmap.inference.variational._model import VariationalModel
+from dustmap.linalg import AbstractOperator, DenseOperator, largest_eigenvalue
 
 #: Halvings of a step before it is taken as it is: by then it moves nothing.
 _MOST_HALVINGS = 40
@@ -157,7 +159,7 @@ class _StepWeights:
 
 
 def step_weights(
-    posterior: families.AbstractGaussian, phi: Tensor, weights: Tensor, length: float
+    posterior: families.AbstractGaussian, phi: AbstractOperator, weights: Tensor, length: float
 ) -> _StepWeights:
     """Return as much of the negative weights as a step of this length can take.
 
@@ -167,22 +169,20 @@ def step_weights(
     S'⁻¹ = (1 − l) S⁻¹ + l (I + P − N), with P and N the sums of the positive and of the negative
     weights, may be indefinite. So N enters by the share
 
-        t = min(1, (1 − l) / (2 l λ)),     λ = λ_max(S^{½} N S^{½}), from one Gram matrix,
+        t = min(1, (1 − l) / (2 l λ)),     λ = λ_max(S^{½} N S^{½}), by the Lanczos method,
 
     for which S'⁻¹ ≥ ½ (1 − l) S⁻¹ + l (I + P) > 0 in every family whose structure is a cut of the
     matrix: cutting does not raise λ. As l falls, t goes to 1, and the fixed point is the optimum
     of the ELBO itself. Weights cut at 0 would have another one, with S too small about outliers.
     Khan & Rue (2023), "The Bayesian learning rule", on the constraint.
 
-    phi (n, M_w), weights (n,) scaled by N/n.
+    phi (n, M_w): an operator; weights (n,) scaled by N/n.
     """
     below = weights < 0
     negative = int(below.sum())
     if negative == 0 or length == 0.0:
         return _StepWeights(weights, negative, 1.0)
-    rows = (-weights[below]).sqrt().to(phi.dtype).unsqueeze(-1) * phi[below]
-    whitened = posterior.covariance_of(rows, rows).double()
-    largest = float(torch.linalg.eigvalsh(whitened)[-1])
+    largest = largest_eigenvalue(SeenCovariance(posterior, phi, (-weights).clamp_min(0)))
     room = 0.5 * (1.0 - length) / length
     share = 1.0 if largest <= room else room / largest
     return _StepWeights(torch.where(below, share * weights, weights), negative, share)
@@ -194,7 +194,7 @@ def _rising_step(
     direction: Tensor,
     moments: Prediction,
     fit: Tensor,
-    phi: Tensor,
+    phi: AbstractOperator,
     batch: Batch,
     scale: float,
 ) -> tuple[families.AbstractGaussian, int]:
@@ -206,7 +206,7 @@ def _rising_step(
     which the derivative is positive, so that some k will do; moments: of q before the step; fit:
     Σ_n E_n of these.
     """
-    along, start = phi @ direction, posterior.mean.double()
+    along, start = phi.matmul(direction), posterior.mean.double()
 
     def objective(length: float) -> Tensor:
         mean = (posterior.mean + length * direction).double()
@@ -262,18 +262,23 @@ def natural_step(
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
     is not concave see `step_weights`, for what is not quadratic `_rising_step`.
 
+    Ranks that share the data sum over their own rows of the minibatch: of M_w numbers, statistics
+    and gradients are added over the ranks, and no row leaves the rank that has made it.
+
     Parameters
     ----------
     model, posterior : the model, and q before the step
-    rows, batch : of the minibatch
+    rows : of the minibatch, or of this rank's part of it
+    batch : the minibatch
     scale : N / n
     lengths : of the steps, with safety
     """
-    moments = model.moments(posterior, rows, batch.functional)
+    world, own = world_of(batch.functional), own_rows(batch.functional)
+    phi = operator_by_rows(batch.functional, lambda _: DenseOperator(rows.phi))
+    moments = _joint_moments(model, posterior, rows, batch)
     g1, g2 = model.moment_gradients(moments, batch)
-    taken = step_weights(posterior, rows.phi, -2.0 * scale * g2, lengths.covariance)
-    weights = taken.weights
-    statistics = model.family.precision_statistics(rows.phi, weights)
+    taken = step_weights(posterior, phi, -2.0 * scale * g2, lengths.covariance)
+    statistics = world.total(model.family.precision_statistics(rows.phi, taken.weights[own]))
     ahead = model.family.natural_step(
         posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
     )
@@ -281,12 +286,12 @@ def natural_step(
         # S'⁻¹ = (1 − l) S⁻¹ + l Λ̂ ≥ l Λ̂ without any cut to a structure: no eigenvalue is needed.
         stability = 1.0 / lengths.covariance
     else:
-        stability = batch_stability(ahead, rows.phi, weights)
+        stability = batch_stability(ahead, phi, taken.weights)
     length = min(lengths.mean, lengths.safety * 2.0 / stability)
-    gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
+    gradient = scale * phi.rmatmul(g1.to(phi.dtype)) - posterior.mean
     fit = model.summed_log_prob(moments, batch)
     direction = length * ahead.apply_covariance(gradient)
-    moved, halvings = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    moved, halvings = _rising_step(model, ahead, direction, moments, fit, phi, batch, scale)
     return NaturalStep(
         moved,
         float(scale * fit),
@@ -296,4 +301,15 @@ def natural_step(
         taken.negative,
         taken.share,
         halvings,
+    )
+
+
+def _joint_moments(
+    model: VariationalModel, posterior: families.AbstractGaussian, rows: Features, batch: Batch
+) -> Prediction:
+    """Mean (n,) and variance (n,) of f_n, each by the rank that has its row."""
+    own = model.moments(posterior, rows, own_batch(batch).functional)
+    return Prediction(
+        by_rows(batch.functional, lambda _: own.mean),
+        by_rows(batch.functional, lambda _: own.variance),
     )

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, Parameters
+from dustmap.gp import Batch, Parameters, own_batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
-from dustmap.gp.functionals import whole
+from dustmap.gp.features import Features
+from dustmap.gp.functionals import world_of
 from dustmap.inference import _state
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._model import RowSource, VariationalModel
+from dustmap.inference.variational._model import RowSource, VariationalModel, rows_of
 from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
 
 #: Data whose quadrature is done at a time before the first step.
 _CHUNK = 2**16
+#: Of an order of the data, at the end of a pass.
+_NONE_LEFT = torch.empty(0, dtype=torch.int64)
 #: The names of the states of a fit, and of one step.
 _SVI, _STATE = "fit_svi", "svi_state"
 
@@ -115,7 +118,7 @@ class RunState:
     """Complete state of a run over so many data between two minibatches.
 
     learner: None where nothing is learned. generator: after it drew the order of this pass, of
-    which the minibatches `left` remain. last, best: None before the first minibatch, and where no
+    which the data `left` (n,) remain. last, best: None before the first minibatch, and where no
     pass was scored; waited: passes since the best one.
     """
 
@@ -123,7 +126,7 @@ class RunState:
     learner: LearnerState | None
     posterior: Annotated[AbstractGaussian, _state.REBUILT]
     generator: Annotated[Tensor, _state.Layout("generator", "bytes")]
-    left: Annotated[tuple[Tensor, ...], _state.REBUILT] = ()
+    left: Annotated[Tensor, _state.Layout("left", "n")] = _NONE_LEFT
     step: int = 0
     epoch: int = 0
     last: Annotated[SVIState | None, _state.REBUILT] = None
@@ -138,7 +141,7 @@ class RunState:
         return replace(self, waited=self.waited + 1)
 
     def snapshot(self, finished: bool = False) -> _state.State:
-        """All of it, at the end of a pass."""
+        """All of it."""
         is_best = self.best is self.last
         states = _Visited(
             None if self.last is None else self.last.snapshot(),
@@ -188,9 +191,9 @@ class Run:
     def states(self, state: RunState) -> Iterator[RunState]:
         """Yield the state after every minibatch that follows."""
         most, patience = self.settings.epochs, self.settings.patience
-        while state.left or (state.epoch < most and state.waited < patience):
-            state = self._next(state if state.left else self._ordered(state))
-            if self.score is not None and state.last is not None and not state.left:
+        while len(state.left) or (state.epoch < most and state.waited < patience):
+            state = self._next(state if len(state.left) else self._ordered(state))
+            if self.score is not None and state.last is not None and not len(state.left):
                 state = state.judged(self.score(state.last))
             yield state
 
@@ -198,8 +201,7 @@ class Run:
         """At the start of the next pass."""
         generator = self.generator.set_state(state.generator)
         order = torch.randperm(len(self.batch), generator=generator)
-        left, drawn = torch.split(order, self.settings.batch_size), generator.get_state()
-        return replace(state, epoch=state.epoch + 1, left=left, generator=drawn)
+        return replace(state, epoch=state.epoch + 1, left=order, generator=generator.get_state())
 
     def _next(self, state: RunState) -> RunState:
         """A natural step on the next minibatch, then one of Adam.
@@ -207,30 +209,28 @@ class Run:
         Its rows are computed once: detached for the natural step, with their graph for Adam's.
         """
         settings, model, learner = self.settings, self.parameters.model, state.learner
-        index, *left = state.left
+        index, left = state.left[: settings.batch_size], state.left[settings.batch_size :]
         part, scale = self.batch[index], len(self.batch) / len(index)
         theta = (self.parameters if learner is None else learner).theta.clone().requires_grad_()
         if learner is None:
             rows = self.source.select(index)
         else:
             model = self.parameters.build(theta)
-            rows = model.features.rows(whole(part.functional))
+            rows = rows_of(model.features, own_batch(part).functional)
         lengths = settings.lengths(state.step, state.epoch)
         taken = natural_step(model, state.posterior, rows.detached(), part, scale, lengths)
         if learner is not None:
-            # Without the divergence of q, which knows nothing of the hyperparameters.
-            loss = -model.expected_log_likelihood(taken.posterior, rows, part) / len(part)
-            (gradient,) = torch.autograd.grad(loss, theta)
+            gradient = _loss_gradient(model, taken.posterior, rows, part, theta)
             learner = learner.updated(gradient, settings.rate(state.epoch))
         learned = None if learner is None else learner.theta
         last = SVIState(state.step + 1, state.epoch, self.parameters, taken, learned)
-        moved = replace(state, learner=learner, posterior=taken.posterior, left=tuple(left))
+        moved = replace(state, learner=learner, posterior=taken.posterior, left=left)
         return replace(moved, step=last.step, last=last)
 
     def restored(self, reader: _state.StateReader) -> RunState:
         """The state of a snapshot, and the generator as it was."""
         theta, n = self.parameters.theta, len(self.batch)
-        like = {"theta": theta, "generator": self.generator.get_state()}
+        like = {"theta": theta, "generator": self.generator.get_state(), "left": _NONE_LEFT}
         values = reader.fields(RunState, like, P=len(theta))
         reader.refuse_other("data", values["data"], n)
         if (values["learner"] is not None) != self.learns:
@@ -301,7 +301,10 @@ def fit_svi(
         Of the state after every epoch, such as the mean log-likelihood of held-out data: larger is
         better, and `settings.patience` epochs without a better one stop the run.
     progress : is called with every state
-    checkpointer : saves a state after every epoch, with that of the generator
+    checkpointer : saves the state after any minibatch, with that of the generator
+
+    Ranks that share the functional of the batch compute the rows of their own data and add up what
+    these say; all of them end with the same bits.
 
     Examples
     --------
@@ -329,12 +332,25 @@ def fit_svi(
         for state in states:
             if progress is not None and state.last is not None:
                 progress(state.last)
-            if not state.left:
-                checkpointer.save_if_due(state.snapshot)
+            checkpointer.save_if_due(state.snapshot)
         checkpointer.finish(state.snapshot(finished=True))
     chosen = state.best or state.last
     assert chosen is not None
     return chosen
+
+
+def _loss_gradient(
+    model: VariationalModel, posterior: AbstractGaussian, rows: Features, part: Batch, theta: Tensor
+) -> Tensor:
+    """Gradient (P,) in θ of the negative expected log-likelihood per datum, of all ranks' rows.
+
+    Without the divergence of q, which knows nothing of the hyperparameters.
+    """
+    own, gradient = own_batch(part), torch.zeros_like(theta)
+    if len(own) > 0:
+        loss = -model.expected_log_likelihood(posterior, rows, own) / len(part)
+        (gradient,) = torch.autograd.grad(loss, theta)
+    return world_of(part.functional).total(gradient.detach())
 
 
 def _start(
