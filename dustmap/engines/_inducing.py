@@ -42,8 +42,9 @@ _LEAST_NUGGET = 1e-10
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
 #: Of dense rows, with the parts that are joined and products with them: of rays, whose whitening
-#: solves for columns of covariances, and of points and the torus, without; of rows made anew.
-_SOLVED_COPIES, _COPIES, _STREAMED = 2.75, 1.25, 2**28
+#: solves for columns of covariances, and of points and the torus, without; of rows made anew; of a
+#: minibatch with its products.
+_SOLVED_COPIES, _COPIES, _STREAMED, _MINIBATCH = 2.75, 1.25, 2**28, 4
 
 
 @final
@@ -56,14 +57,17 @@ class InducingEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """Bytes of inducing points at the length scale where learning starts."""
-        (plan, _), n = planned(problem, self.settings), len(problem.data)
+        plan, _ = planned(problem, self.settings)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
         is_lean = isinstance(problem.data.functional, PointValues) or plan.whitening == "torus"
         copies = _COPIES if is_lean else _SOLVED_COPIES
         rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
+        if self.settings.epochs:
+            part = min(self.settings.batch, len(problem.data)) / len(problem.data)
+            rows += round(_MINIBATCH * part * plan.bytes_rows)
         spectra = f"spectra of {plan.grid.size:,}"
         statistics = f"{plan.family}, statistics of {plan.n_features:,} variables"
-        made_of = f"{n:,} of {plan.n_features:,} features, and what they are made of"
+        made_of = f"{plan.n:,} of {plan.n_features:,} features, and what they are made of"
         parts = [
             Component("inducing points", plan.bytes_prior, During.FIT, spectra),
             Component("family", plan.bytes_family, During.FIT, statistics),
@@ -116,11 +120,14 @@ class InducingEngine(AbstractEngine):
         return replace(fit, report=report)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """q from its statistics, or computed again where no plan was saved."""
-        if plan is None:
+        """q from its statistics, or computed again where none were saved."""
+        if plan is None and not arrays:
             return self.condition(problem, Watch())
+        if plan is None:
+            plan, _ = planned(problem, self.settings)
         posterior = variational_posterior(self._model(problem.model, plan), arrays)
-        return EngineFit(posterior, problem.model, plan=plan)
+        report = _sizes(plan, posterior.model.features)
+        return replace(self._fit(problem, posterior, plan, None, report), model=problem.model)
 
     @torch.no_grad()
     def _model(self, model: GPModel, plan: InducingPlan) -> VariationalModel:
@@ -235,21 +242,25 @@ class InducingEngine(AbstractEngine):
         problem: Problem,
         posterior: VariationalPosterior,
         plan: InducingPlan,
-        elbo: float,
+        elbo: float | None,
         report: dict[str, Any],
     ) -> EngineFit:
-        """The fit with its arrays, or on the map's box with its places."""
+        """The fit with its arrays, or on the map's box with its places.
+
+        A posterior in closed form on a box is computed again; one of many epochs is kept.
+        """
         learned = replace(problem.model, mean=posterior.model.mean)
-        if problem.box is None or self.settings.points_per_length is None:
-            arrays = variational_arrays(posterior)
-            return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
+        on_box = problem.box is not None and self.settings.points_per_length is not None
+        arrays = {} if on_box and not self.settings.epochs else variational_arrays(posterior)
+        fit = EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
+        if not on_box:
+            return fit
         places = PlacesAndRays.of(posterior)
         nodes = PointValues(problem.nodes.points(device=posterior.state.mean.device))
-        return EngineFit(
-            places,
-            learned,
-            report,
-            evidence=elbo,
+        return replace(
+            fit,
+            posterior=places,
+            plan=None,
             # Scores, maps and figures ask for the same nodes.
             at_nodes=cache(partial(places.predict, nodes)),
             on_grid=partial(draws_on_grid, posterior, plan.grid, self.settings.seed),

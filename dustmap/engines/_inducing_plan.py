@@ -13,6 +13,7 @@ from dustmap.engines._learning import EvidenceSettings
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.functionals import Sharded
 from dustmap.gp.kernels import AbstractKernel
 
 FAMILIES = ("auto", "full", "block", "low-rank", "mean-field")
@@ -72,7 +73,8 @@ class InducingPlan(_grids.AbstractGridPlan):
     torus_shape : of the whitened variables: the padded torus, or the grid for "cholesky" and "ciq"
     whitening, family, block
     rank : of the low-rank family, 0 for others
-    n, dtype, max_memory
+    n : data whose rows one process computes
+    dtype, max_memory
     """
 
     grid: RegularGrid
@@ -134,7 +136,9 @@ def plan_fit(
     """Decide what is still "auto" for a fit of n data on this grid.
 
     A grid of few nodes is whitened by the Cholesky factor of K_uu: M_w is then the number of nodes,
-    where the padded torus of a kernel longer than the box has many more.
+    where the padded torus of a kernel longer than the box has many more, and the full family has
+    standard deviations that no block of a larger one reaches. Larger grids on a map's box take HIP
+    rows, whose covariances are those of the box alone.
 
     Examples
     --------
@@ -147,7 +151,8 @@ def plan_fit(
     whitening, family = settings.whitening, settings.family
     if whitening == "auto":
         dense = family == "full" or (family == "auto" and grid.size <= max_full(settings))
-        whitening = "cholesky" if dense else "torus"
+        on_torus = "torus" if settings.points_per_length is None else "hip"
+        whitening = "cholesky" if dense else on_torus
     on_nodes = whitening in ("cholesky", "ciq")
     torus = grid.shape if on_nodes else torus_for(kernel, grid, settings.padding)
     if family == "auto":
@@ -197,6 +202,12 @@ def candidates(n: int, settings: InducingSettings) -> list[tuple[InducingSetting
     return [(full, max_full(settings)), (structured, most)]
 
 
+def rows_of_a_rank(problem: Problem) -> int:
+    """Count the rows that a rank computes at most: all of them unless ranks share the data."""
+    shared = problem.data.functional
+    return max(shared.counts) if isinstance(shared, Sharded) else len(shared)
+
+
 def max_full(settings: InducingSettings) -> int:
     """The most variables of a full covariance that "auto" takes, within the memory."""
     return min(MAX_FULL, math.isqrt(settings.max_memory // 64))
@@ -210,7 +221,7 @@ def planned(
     On the box at so many points per length scale, on the grid of the settings, else on the
     automatic one of the better family that fits the memory.
     """
-    plan = functools.partial(plan_fit, problem.model.kernel, n=len(problem.data))
+    plan = functools.partial(plan_fit, problem.model.kernel, n=rows_of_a_rank(problem))
     if settings.points_per_length is not None:
         spacing = _grids.first_length(problem.model.kernel) / settings.points_per_length
         return plan(_grids.coarsened(problem.nodes, spacing), settings=settings), None

@@ -223,6 +223,44 @@ def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path:
             assert np.array_equal(one[name], other[name]), name
 
 
+def hip_epochs(sky: Path) -> list[str]:
+    """The words of a run by minibatches of natural gradients."""
+    settings = (
+        "fit.engine=hip",
+        "fit.family=block",
+        "fit.epochs=3",
+        "fit.batch=40",
+        "model.noise=gaussian",
+        "model.learn=[]",
+    )
+    return [f"{sky}/gaussian.toml", *(word for each in settings for word in ("--set", each))]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_killed_minibatches_go_on_to_the_same_bits_on_two_ranks(sky: Path, tmp_path: Path) -> None:
+    alone, through, killed = (tmp_path / name for name in ("alone", "through", "killed"))
+    fit = ("run", *hip_epochs(sky), "--until", "evaluate", "--output")
+    assert main([*fit, str(alone)]) in (DONE, CHECK_FAILED)
+    _, errors = ranks_of_run(2, *fit, str(through)).communicate(timeout=500)
+    assert (through / "report.json").is_file(), errors[-3000:]
+    ranks, kept = ranks_of_run(2, *fit, str(killed)), killed / "checkpoint" / "kept"
+    while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
+        time.sleep(0.02)
+    os.kill(_children(ranks.pid)[0], signal.SIGKILL)
+    ranks.communicate(timeout=100)
+    assert not (killed / "report.json").exists()
+    _, errors = ranks_of_run(2, *fit, str(killed), "--resume").communicate(timeout=500)
+    assert (killed / "report.json").is_file(), errors[-3000:]
+    arrays = [np.load(run / "checkpoint" / "posterior.npz") for run in (alone, through, killed)]
+    for name in arrays[0].files:
+        one, two, again = (each[name] for each in arrays)
+        assert np.array_equal(two, again), name
+        # What is left of rows by groups of rays: images of the kernel below 1e-7 of its variance.
+        assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max(), name
+    assert report(through)["fit"] == report(killed)["fit"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (2, 1)])
 def test_other_ranks_go_on_with_a_run(sky: Path, tmp_path: Path, first: int, then: int) -> None:

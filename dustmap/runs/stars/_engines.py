@@ -81,7 +81,7 @@ def _hip(config: Config) -> engines.AbstractEngine:
         family=fit.family,
         block=fit.block or None,
         rank=fit.rank,
-        whitening="hip" if fit.whitening == "auto" else fit.whitening,
+        whitening=fit.whitening,
         padding=_model.PADDING,
         dtype=dtype_of(config.compute),
         max_memory=config.compute.memory_bytes,
