@@ -19,6 +19,7 @@ from pipelines.reproduce.derivatives import experiment as derivatives
 from pipelines.reproduce.dust import experiment as dust
 from pipelines.reproduce.engines import experiment as engines
 from pipelines.reproduce.export_scale import experiment as export_scale
+from pipelines.reproduce.families import experiment as families
 from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
 from pipelines.reproduce.gpu import experiment as gpu
@@ -75,6 +76,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "dust",
         "the interstellar dust map against SVGP and the exact GP (5.5)",
         dust.run,
+    ),
+    Experiment(
+        "families",
+        "standard deviations of the inducing engine's families; minibatches of ranks",
+        families.run,
     ),
     Experiment(
         "ananke",

@@ -1,0 +1,1 @@
+"""Standard deviations of the inducing engine's families, and its minibatches on ranks."""
