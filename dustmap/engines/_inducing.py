@@ -64,7 +64,7 @@ class InducingEngine(AbstractEngine):
         rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
         if self.settings.epochs:
             part = min(self.settings.batch, len(problem.data)) / len(problem.data)
-            rows += round(_MINIBATCH * part * plan.bytes_rows)
+            rows = max(rows, round(_MINIBATCH * part * plan.bytes_rows))
         spectra = f"spectra of {plan.grid.size:,}"
         statistics = f"{plan.family}, statistics of {plan.n_features:,} variables"
         made_of = f"{plan.n:,} of {plan.n_features:,} features, and what they are made of"

@@ -170,6 +170,14 @@ ENGINE_CASES = [
         0.05,
     ),
     EngineCase(
+        "hip-epochs",
+        InducingEngine(
+            InducingSettings(_LEARNING, points_per_length=2.5, nugget=0.0, epochs=2, batch=20)
+        ),
+        rays,
+        None,
+    ),
+    EngineCase(
         "torus",
         InducingEngine(
             InducingSettings(_LEARNING, family="full", whitening="torus", grid=(11, 11))

@@ -102,6 +102,21 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         ),
         rays(3000, 20.0),
     ),
+    "hip-epochs": lambda: (
+        InducingEngine(
+            InducingSettings(
+                _LEARNING,
+                family="block",
+                dtype=torch.float32,
+                max_memory=2**27,
+                points_per_length=1.2,
+                nugget=0.0,
+                epochs=1,
+                batch=2000,
+            )
+        ),
+        rays(3000, 20.0),
+    ),
     "torus": lambda: (
         InducingEngine(
             InducingSettings(_LEARNING, family="block", whitening="torus", grid=(60, 60))

@@ -13,6 +13,7 @@ from dustmap.linalg import (
     RootQuadrature,
     SpectrumBounds,
     ToeplitzOperator,
+    largest_eigenvalue,
     spectrum_bounds,
 )
 from dustmap.linalg._contour import complete_elliptic, jacobi_elliptic
@@ -84,6 +85,23 @@ class TestBounds:
         bounds = spectrum_bounds(DiagonalOperator(torch.full((50,), 3.0, dtype=torch.float64)))
         assert bounds.steps == 1
         assert bounds.lowest <= 3.0 <= bounds.highest
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_the_largest_eigenvalue_is_bounded_closely(
+        self, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        K = ToeplitzOperator(matern_lags(shape, 1.5), dtype)
+        exact = float(torch.linalg.eigvalsh(K.to_dense().double())[-1])
+        assert exact * (1 - 1e-6) <= largest_eigenvalue(K) <= 1.05 * exact
+
+    def test_the_largest_eigenvalue_of_few_ones_is_exact(self) -> None:
+        """A Krylov space ends once it holds every eigenvalue."""
+        d = torch.tensor([0.0, 0.0, 2.0, 7.0, 7.0], dtype=torch.float64)
+        assert largest_eigenvalue(DiagonalOperator(d)) == pytest.approx(7.0, rel=1e-14)
+        assert largest_eigenvalue(DiagonalOperator(0 * d)) == 0.0
+        with pytest.raises(ValueError, match="expected a square operator"):
+            largest_eigenvalue(DenseOperator(torch.ones(3, 2)))
 
     def test_indefinite_operators_are_refused(self) -> None:
         d = torch.linspace(-0.1, 1.0, 40, dtype=torch.float64)
