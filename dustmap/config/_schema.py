@@ -276,7 +276,7 @@ class FitConfig:
         str,
         Key(
             choice("auto", "mean-field", "low-rank", "block", "full"),
-            "hip: structure of the posterior; auto is full where that is small enough, else block",
+            "hip: structure of the posterior; auto is full for up to 3,000 inducing points, else block",
         ),
     ] = "auto"
     block: Annotated[
@@ -301,7 +301,8 @@ class FitConfig:
         str,
         Key(
             choice("auto", "hip", "torus", "cholesky", "ciq"),
-            "hip: root of the prior; auto is the fastest that fits, ciq is slower than the others",
+            "hip: root of the prior; auto is cholesky for the full family, else hip for stars and "
+            "torus for tables; ciq is slower than the others",
         ),
     ] = "auto"
 

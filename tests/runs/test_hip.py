@@ -117,7 +117,9 @@ def test_a_finished_run_comes_back_with_its_engine(sky: Path, automatic: Path) -
 
 
 @pytest.mark.slow
-def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None:
+def test_epochs_of_natural_gradients_approach_the_closed_form(
+    sky: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed = json.loads((run(sky, "closed", family="block") / "report.json").read_text())
     path = run(sky, "epochs", family="block", epochs=15, batch=20)
     stepped = json.loads((path / "report.json").read_text())
@@ -125,6 +127,9 @@ def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None
     assert stepped["fit"]["steps"] == 15 * 4
     assert stepped["fit"]["elbo"] <= closed["fit"]["elbo"]
     assert stepped["fit"]["elbo"] == pytest.approx(closed["fit"]["elbo"], abs=5.0)
+    # Its posterior is kept: nothing is fitted when the run is asked again.
+    monkeypatch.setattr("dustmap.inference.fit_svi", None)
+    assert open_run(path).evaluate(sky / "sky.fits")["n"] > 50
 
 
 def test_what_does_not_fit_in_memory_leaves_no_directory(

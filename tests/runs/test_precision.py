@@ -41,7 +41,7 @@ from dustmap.sky.simulation import SkyModel, simulate, write_sky
 ENGINES = {
     "lognormal": ["fit.engine=global"],
     "gaussian": ["fit.engine=global", "model.density=gaussian"],
-    "hip": ["fit.engine=hip"],
+    "hip": ["fit.engine=hip", "fit.whitening=hip"],
     "exact": ["fit.engine=exact"],
 }
 
