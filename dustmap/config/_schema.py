@@ -276,7 +276,8 @@ class FitConfig:
         str,
         Key(
             choice("auto", "mean-field", "low-rank", "block", "full"),
-            "hip: structure of the posterior; auto is full for up to 3,000 inducing points, else block",
+            "hip: structure of the posterior; auto is full for up to 3,000 inducing points, block "
+            "beyond",
         ),
     ] = "auto"
     block: Annotated[

@@ -119,11 +119,11 @@ class SeenCovariance(linalg.AbstractSymmetric):
 def batch_stability(
     state: AbstractGaussian, phi: linalg.AbstractOperator, weights: Tensor
 ) -> float:
-    """Upper bound of λ_max(S Λ_b) for Λ_b = I + Φᵀ W Φ of a minibatch.
+    """Bound of λ_max(S Λ_b) for Λ_b = I + Φᵀ W Φ of a minibatch, from above.
 
     λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^½ Φ S Φᵀ W^½) ≤ 1 + λ_max(G), since S ≤ I; the latter by the
-    Lanczos method. The natural step of the mean is a contraction iff its length is below 2 over
-    this.
+    Lanczos method (`largest_eigenvalue`). The natural step of the mean is a contraction iff its
+    length is below 2 over λ_max(S Λ_b).
 
     phi (n, M_w): an operator; weights (n,) already scaled by N/n, negative ones left out.
 

@@ -262,8 +262,8 @@ def natural_step(
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
     is not concave see `step_weights`, for what is not quadratic `_rising_step`.
 
-    Ranks that share the data sum over their own rows of the minibatch: of M_w numbers, statistics
-    and gradients are added over the ranks, and no row leaves the rank that has made it.
+    Ranks that share the data sum over their own rows of the minibatch; statistics and gradients
+    are added over the ranks, and no row leaves the rank that has made it.
 
     Parameters
     ----------

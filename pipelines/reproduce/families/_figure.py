@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from pipelines.reproduce import _figures as style
 from pipelines.reproduce._experiment import Row, number
 
+_KINDS = ("auto", "full", "low-rank", "block", "mean-field")
+
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Widths of the density and of extinctions, a line a scene, from the median to the 90th
@@ -22,7 +24,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def _widths(axes: Axes, rows: Sequence[Row], what: str, title: str) -> None:
     style.label(axes, title, "", "std / exact std, median to 90th percentile")
-    names = list(dict.fromkeys(_family(row) for row in rows))
+    names = sorted({_family(row) for row in rows}, key=_place)
     scenes = list(dict.fromkeys(_scene(row) for row in rows))
     for place, scene in enumerate(scenes):
         mine = [row for row in rows if _scene(row) == scene]
@@ -41,6 +43,12 @@ def _family(row: Row) -> str:
     """The family, blocks by the nodes along a tile."""
     name = str(row["family"])
     return f"block {name.split()[1].partition('x')[0]}" if name.startswith("block") else name
+
+
+def _place(family: str) -> tuple[int, int]:
+    """Kinds in the order of their structure, and sizes from small to large."""
+    kind, _, size = family.partition(" ")
+    return _KINDS.index(kind), int(size or 0)
 
 
 def _scene(row: Row) -> str:

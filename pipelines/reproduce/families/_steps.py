@@ -49,8 +49,8 @@ class Plan:
     shape: tuple[int, int, int] = (15, 15, 8)
     length: float = 0.57
     block: int = 6
-    batch: int = 500
-    steps: int = 200
+    batch: int = 1000
+    steps: int = 150
     held_out: int = 500
     ranks: tuple[int, ...] = (1, 2)
 
