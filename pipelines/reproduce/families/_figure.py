@@ -18,7 +18,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     found = [row for row in rows if row["part"] == "families" and row["family"] != "exact"]
     _widths(axes[0], found, "places", "density at random places")
     _widths(axes[1], found, "rays", "extinctions of other stars")
-    axes[0].legend(frameon=False, fontsize=7.5)
+    axes[1].legend(frameon=False, fontsize=7.5, loc="upper center")
     return figure
 
 

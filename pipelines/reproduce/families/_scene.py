@@ -109,7 +109,8 @@ class Reference:
         return Reference(scene, batch, points, rays, std_places, std(rays), seen)
 
     def ratios(self, std_places: Tensor, std_rays: Tensor) -> Iterator[tuple[str, float]]:
-        """Name medians and 90th percentiles of standard deviations over the exact ones."""
+        """Name medians and 90th percentiles of standard deviations over the exact ones, of places
+        that there are."""
         places = std_places.double() / self.std_places
         parts = {
             "places": places,
@@ -118,6 +119,8 @@ class Reference:
             "rays": std_rays.double() / self.std_rays,
         }
         for name, ratio in parts.items():
+            if len(ratio) == 0:
+                continue
             yield f"{name}_median", float(ratio.median())
             yield f"{name}_p90", float(ratio.quantile(0.9))
 
