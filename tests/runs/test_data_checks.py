@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.cli import CHECK_FAILED, DONE, main
 from dustmap.runs import prepare
+from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._run import StarRun
+from dustmap.sky import read_catalog
+from dustmap.sky.systems import system_named
 
 N = 800
 Columns = Mapping[str, NDArray[Any]]
@@ -61,6 +64,33 @@ def some_below_zero(stars: Columns) -> Columns:
     return found
 
 
+def in_moduli(stars: Columns) -> Columns:
+    return {**stars, "distance_pc": 5.0 * np.log10(stars["distance_pc"] / 10.0) + 0.1}
+
+
+def in_arcseconds(stars: Columns) -> Columns:
+    found = with_parallaxes(stars)
+    return {**found, **{name: found[name] / 1e3 for name in ("parallax", "parallax_error")}}
+
+
+def with_a_missing_value(value: float) -> Any:
+    """One star in fifty has it, so that the mean stays above zero."""
+
+    def spoiled(stars: Columns) -> Columns:
+        extinction = 100.0 * stars["extinction"]
+        extinction[::50] = value
+        return {**stars, "extinction": extinction}
+
+    return spoiled
+
+
+def dust_and_outliers(stars: Columns) -> Columns:
+    """Outliers of either sign, and extinctions rounded to a tenth."""
+    extinction = np.round(stars["extinction"], 1)
+    extinction[::50] += np.random.default_rng(1).normal(0.0, 2.0, len(extinction[::50]))
+    return {**stars, "extinction": extinction}
+
+
 def times(name: str, factor: float) -> Any:
     return lambda stars: {**stars, name: factor * stars[name]}
 
@@ -104,9 +134,12 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (beam(6.0, 3.0), []),
         (beam(3.0, 70.0), []),
         (some_below_zero, ["share of parallaxes 5 errors below 0"]),
-        (times("distance_pc", 1000.0), ["stars within the box"]),
+        (times("distance_pc", 1000.0), ["median distance in pc", "stars within the box"]),
+        (with_a_missing_value(-99.0), ["share of stars with one impossible extinction"]),
+        (with_a_missing_value(99.9), ["share of stars with one impossible extinction"]),
+        (dust_and_outliers, []),
         (times("extinction_error", 1000.0), ["median error / extinctions"]),
-        (times("extinction", 1000.0), ["median A_V / distance in mag/pc"]),
+        (times("extinction", 1000.0), ["median (A_V - 3 errors) / distance in mag/pc"]),
     ],
 )
 def test_a_catalog_in_other_units_fails_a_check(
@@ -150,6 +183,23 @@ def test_a_survey_far_deeper_than_its_box_passes(tmp_path: Path) -> None:
     deep = sky()
     deep["distance_pc"][N // 20 :] *= 50.0
     assert failed(tmp_path, deep) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (times("distance_pc", 1e-3), "median distance in pc"),
+        (in_moduli, "median distance in pc"),
+        (in_arcseconds, "median parallax error in mas"),
+    ],
+)
+def test_other_units_of_distances_fail_a_check_without_a_box(
+    tmp_path: Path, spoil: Any, name: str
+) -> None:
+    Table(dict(spoil(sky()))).write(tmp_path / "stars.csv")
+    stars = read_catalog([tmp_path / "stars.csv"], system=system_named("A_V")).stars
+    (check,) = [check for check in catalog_checks(stars) if check.name == name]
+    assert not check.passed
 
 
 def test_ingest_and_dry_run_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

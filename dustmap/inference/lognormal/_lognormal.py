@@ -181,8 +181,9 @@ def typical_log_density(
     total = float((weight * data.y.double()).sum())
     if not (total > 0 and mass > 0):
         raise UserError(
-            f"a positive field needs data with a positive sum, got Σ y = {total:.3g} over "
-            f"Σ ∫w = {mass:.3g}: check signs and units, or use the Gaussian model"
+            f"a positive field needs data with a positive sum, got Σ y = {total:.3g} (the least "
+            f"is {float(data.y.min()):.4g}) over Σ ∫w = {mass:.3g}: check signs and units, leave "
+            "missing values such as -99 out, or use the Gaussian model"
         )
     return math.log(total / mass) - 0.5 * variance
 

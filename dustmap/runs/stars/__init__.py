@@ -1,9 +1,9 @@
 """Runs of data.kind = "stars": from a catalog to a map of the dust, and the map reopened.
 
 Start at `_run`: `prepare_stars` reads the stars (`_input`; the tile of a sky, the part of a rank:
-`_parts`) and checks them (`_checks`). `StarRun` plans (`_plan`), fits (`_distance_rounds`
-around `_engines`, on what `_model` makes of the configuration), scores and exports (`_export`).
-`_map` reopens a finished run.
+`_parts`) and checks them (`_catalog_checks`, `_checks`). `StarRun` plans (`_plan`), fits
+(`_distance_rounds` around `_engines`, on what `_model` makes of the configuration), scores and
+exports (`_export`). `_map` reopens a finished run.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.runs.stars._checks import store_checks as store_checks
+    from dustmap.runs.stars._catalog_checks import store_checks as store_checks
     from dustmap.runs.stars._export import write_in_slabs as write_in_slabs
     from dustmap.runs.stars._input import places_of as places_of
     from dustmap.runs.stars._input import places_of_map as places_of_map

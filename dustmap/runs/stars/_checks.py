@@ -1,20 +1,19 @@
 """Checks of a run on stars, lest it end with the exit code of a failed check.
 
-Before a fit, what is wrong with a catalog as a whole: units and sentinels that no single row gives
-away. What proves the input wrong is refused before anything is written; what is possible but not
-likely is a check that fails. After it, what the engine and the held-out stars say of the solution.
+Before a fit, its stars (`_catalog_checks`) against its box and its numbers. What proves the input
+wrong is refused before anything is written; what is possible but not likely is a check that fails.
+After it, what the engine and the held-out stars say of the solution.
 """
 
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from astropy.coordinates import SkyCoord
-from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.errors import UserError
@@ -23,25 +22,15 @@ from dustmap.gp.functionals import OutsidePolicy, gathered
 from dustmap.inference import MGVISettings, Scores
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, coverage_check
+from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
-from dustmap.runs.stars._parts import SAMPLE, StarShare
+from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import Observations
-from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
-
-Array = NDArray[np.float64]
+from dustmap.sky.stars import ParallaxDistances, StarTable
 
 log = logging.getLogger(__name__)
 
-#: Fewer stars have no statistics.
-_FEW = 30
-#: Errors below 0 beyond which a parallax is no noise: one in 3.5 million; and the share of the
-#: stars that may be there, bad solutions of crowded fields.
-_BELOW, _MOST_BELOW = -5.0, 1e-3
-#: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
-_DENSEST = 0.3
-#: Median error over the spread of the measured extinctions, of which the errors are a part.
-_LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
 #: Stars within the box that can make a map, where the catalog has so many.
 _ENOUGH = 10
 #: Share of the stars beyond the cell of the Sun.
@@ -76,16 +65,6 @@ _BIASED = (
 )
 
 
-def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
-    """Check the stars of a catalog, or a thinned sample of them."""
-    if len(stars) < _FEW:
-        return ()
-    checks = (_directions(stars), _errors(stars), _densities(stars))
-    if isinstance(stars.distances, ParallaxDistances):
-        return (*checks, _parallaxes(stars.distances))
-    return checks
-
-
 def data_checks(
     config: Config, share: StarShare, observed: Observations, grid: RegularGrid
 ) -> tuple[Check, ...]:
@@ -97,11 +76,6 @@ def data_checks(
         _beyond_the_sun(share.sample, config.grid.finest),
         *_lengths(config),
     )
-
-
-def store_checks(path: Path) -> tuple[Check, ...]:
-    """Check an ingested catalog."""
-    return catalog_checks(open_star_store(path).sample(SAMPLE))
 
 
 def warn_of(checks: Iterable[Check]) -> None:
@@ -134,72 +108,6 @@ def parallax_precision(
         section["warning"] = f"parallax errors are {percent} of the parallaxes (median): {_BIASED}"
         log.warning("%s", section["warning"])
     return section, (Check("median parallax error / parallax", median, 0.0, _MOST, _BIASED),)
-
-
-def _parallaxes(distances: ParallaxDistances) -> Check:
-    below = np.mean(distances.parallax < _BELOW * distances.error)
-    most = max(_MOST_BELOW, 3.0 / len(distances))
-    advice = (
-        "columns parallax, parallax_error: these are sentinels or another unit, not noise; leave "
-        "such rows out"
-    )
-    return Check("share of parallaxes 5 errors below 0", float(below), 0.0, most, advice)
-
-
-def _directions(stars: StarTable) -> Check:
-    sky = SkyCoord(stars.l, stars.b, unit="deg", frame="galactic").icrs
-    frames = {"l, b": (stars.l, stars.b), "ra, dec": (sky.ra.deg, sky.dec.deg)}
-    radians = [names for names, angles in frames.items() if _fill_radians(*angles)]
-    advice = (
-        f"columns {' or '.join(radians)}: as numbers they fill 0 to 2 pi and stay within pi/2, as "
-        "angles in radians do; name the unit (rad) in the file or in the card"
-    )
-    return Check("directions look like radians", float(len(radians)), 0.0, 0.0, advice)
-
-
-def _fill_radians(longitude: Array, latitude: Array) -> bool:
-    """Tell whether degrees fill the numbers from 0 to 2 pi, or from -pi to pi, to both ends.
-
-    To within what ten of N stars spread evenly leave open: a field of view in degrees would have to
-    be of just that size and place.
-    """
-    if np.abs(latitude).max() > np.pi / 2:
-        return False
-    slack = min(0.5, max(0.05, 20.0 * np.pi / len(longitude)))
-    signed = (longitude + 180.0) % 360.0 - 180.0
-    for values, low in (longitude, 0.0), (signed, -np.pi):
-        below, above = values.min() - low, low + 2.0 * np.pi - values.max()
-        if 0.0 <= below <= slack and -1e-6 <= above <= slack:
-            return True
-    return False
-
-
-def _spread(extinction: Array) -> float:
-    """Measure how large extinctions are: half the distance of their 84th to their 16th percentile,
-    or their median, whichever is the larger."""
-    low, middle, high = np.quantile(extinction, [0.16, 0.5, 0.84])
-    return float(max((high - low) / 2.0, abs(middle)))
-
-
-def _errors(stars: StarTable) -> Check:
-    spread, error = _spread(stars.extinction), float(np.median(stars.extinction_error))
-    advice = (
-        f"columns extinction, extinction_error: the median error is {error:.3g} mag and the "
-        f"extinctions spread over {spread:.3g} mag; are both in mag?"
-    )
-    ratio = error / max(spread, LEAST_ERROR)
-    return Check("median error / extinctions", ratio, _LEAST_ERRORS, _MOST_ERRORS, advice)
-
-
-def _densities(stars: StarTable) -> Check:
-    """Check the density that extinctions prove beyond three errors."""
-    proven = (stars.extinction - 3.0 * stars.extinction_error) / (stars.system.per_a_v or 1.0)
-    density = max(0.0, float(np.median(proven / stars.distance)))
-    advice = (
-        "columns extinction, distance: no sight line is that dense; are extinctions in mag and "
-        "distances in pc (name the unit in the file, or call the column distance_kpc)?"
-    )
-    return Check("median A_V / distance in mag/pc", density, 0.0, _DENSEST, advice)
 
 
 def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
@@ -280,7 +188,7 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
         return
     eps = torch.finfo(dtype_of(config.compute)).eps
     error = float((observed.error_variance.median() + config.model.scatter**2).sqrt())
-    spread = _spread(observed.batch.y.cpu().numpy())
+    spread = spread_of(observed.batch.y.cpu().numpy())
     least = eps**0.5 * spread
     if error >= least:
         return

@@ -24,6 +24,7 @@ from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (
+    _catalog_checks,
     _checks,
     _distance_rounds,
     _distances,
@@ -130,7 +131,7 @@ class StarMap(AbstractFinishedRun):
                 seen,
                 len(stars),
             )
-        _checks.warn_of(_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
+        _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
         if not observed.exact:

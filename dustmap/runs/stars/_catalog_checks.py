@@ -1,0 +1,153 @@
+"""Checks of the stars of a catalog as a whole: units and sentinels that no single row gives away.
+
+`ingest`, `evaluate` and runs make them, of a sample where stars are many. Each names the columns
+that it looks at, and what they may hold instead.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from astropy.coordinates import SkyCoord
+from numpy.typing import NDArray
+
+from dustmap.runs.reports import Check
+from dustmap.runs.stars._parts import SAMPLE
+from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
+
+Array = NDArray[np.float64]
+
+#: Fewer stars have no statistics.
+_FEW = 30
+#: Errors below 0 beyond which a number is no noise: one in 3.5 million; and the share of the
+#: stars that may be there, bad solutions of crowded fields.
+_BELOW, _MOST_BELOW = -5.0, 1e-3
+#: A_V that no star has been seen behind, in mag.
+_OPAQUE = 50.0
+#: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
+#: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
+_NEAREST, _FARTHEST = 10.0, 1e5
+#: Median error of a parallax that somebody has measured, in mas: numbers of arcsec are below.
+_LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR = 0.002, 100.0
+#: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
+_DENSEST = 0.3
+#: Median error over the spread of the measured extinctions, of which the errors are a part.
+_LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
+
+
+def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
+    """Check the stars of a catalog, or a thinned sample of them."""
+    if len(stars) < _FEW:
+        return ()
+    checks = (_directions(stars), _errors(stars), _densities(stars), _sentinels(stars))
+    if isinstance(stars.distances, ParallaxDistances):
+        return (*checks, _below_zero(stars.distances), _parallax_errors(stars.distances))
+    return (*checks, _distances(stars))
+
+
+def store_checks(path: Path) -> tuple[Check, ...]:
+    """Check an ingested catalog."""
+    return catalog_checks(open_star_store(path).sample(SAMPLE))
+
+
+def _sentinels(stars: StarTable) -> Check:
+    """Check that no impossible extinction is repeated: a missing value that is written as one."""
+    y, error = stars.extinction, stars.extinction_error
+    impossible = (y < _BELOW * error) | (y > _OPAQUE * (stars.system.per_a_v or 1.0))
+    values, counts = np.unique(y[impossible], return_counts=True)
+    most = max(_MOST_BELOW, 3.0 / len(stars))
+    share = counts.max(initial=0) / len(stars)
+    value = f"{values[counts.argmax()]:.4g} mag" if len(values) else "one"
+    advice = (
+        f"column extinction: as many stars have {value}, to all digits; if that stands for a "
+        "missing value, write none there and leave such rows out (data.invalid, --invalid drop), "
+        "or cut them by a card"
+    )
+    return Check("share of stars with one impossible extinction", share, 0.0, most, advice)
+
+
+def _distances(stars: StarTable) -> Check:
+    """Check distances that are given; those of parallaxes end where their prior does."""
+    advice = (
+        "column distance: expected pc; if these are kpc, name the unit in the file, as "
+        '--column "distance=NAME [kpc]", or call the column distance_kpc; of distance moduli make '
+        "distances first"
+    )
+    middle = float(np.median(stars.distance))
+    return Check("median distance in pc", middle, _NEAREST, _FARTHEST, advice)
+
+
+def _parallax_errors(distances: ParallaxDistances) -> Check:
+    advice = (
+        "column parallax_error: expected mas; if parallaxes and errors are in other units, name "
+        'them in the file, or as --column "parallax=NAME [arcsec]"'
+    )
+    middle = float(np.median(distances.error))
+    least, most = _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR
+    return Check("median parallax error in mas", middle, least, most, advice)
+
+
+def _below_zero(distances: ParallaxDistances) -> Check:
+    below = np.mean(distances.parallax < _BELOW * distances.error)
+    most = max(_MOST_BELOW, 3.0 / len(distances))
+    advice = (
+        "columns parallax, parallax_error: these are sentinels or another unit, not noise; leave "
+        "such rows out"
+    )
+    return Check("share of parallaxes 5 errors below 0", float(below), 0.0, most, advice)
+
+
+def _directions(stars: StarTable) -> Check:
+    sky = SkyCoord(stars.l, stars.b, unit="deg", frame="galactic").icrs
+    frames = {"l, b": (stars.l, stars.b), "ra, dec": (sky.ra.deg, sky.dec.deg)}
+    radians = [names for names, angles in frames.items() if _fill_radians(*angles)]
+    advice = (
+        f"columns {' or '.join(radians)}: as numbers they fill 0 to 2 pi and stay within pi/2, as "
+        "angles in radians do; name the unit (rad) in the file or in the card"
+    )
+    return Check("directions look like radians", float(len(radians)), 0.0, 0.0, advice)
+
+
+def _fill_radians(longitude: Array, latitude: Array) -> bool:
+    """Tell whether degrees fill the numbers from 0 to 2 pi, or from -pi to pi, to both ends.
+
+    To within what ten of N stars spread evenly leave open: a field of view in degrees would have to
+    be of just that size and place.
+    """
+    if np.abs(latitude).max() > np.pi / 2:
+        return False
+    slack = min(0.5, max(0.05, 20.0 * np.pi / len(longitude)))
+    signed = (longitude + 180.0) % 360.0 - 180.0
+    for values, low in (longitude, 0.0), (signed, -np.pi):
+        below, above = values.min() - low, low + 2.0 * np.pi - values.max()
+        if 0.0 <= below <= slack and -1e-6 <= above <= slack:
+            return True
+    return False
+
+
+def spread_of(extinction: Array) -> float:
+    """Measure how large extinctions are: half the distance of their 84th to their 16th percentile,
+    or their median, whichever is the larger."""
+    low, middle, high = np.quantile(extinction, [0.16, 0.5, 0.84])
+    return float(max((high - low) / 2.0, abs(middle)))
+
+
+def _errors(stars: StarTable) -> Check:
+    spread, error = spread_of(stars.extinction), float(np.median(stars.extinction_error))
+    advice = (
+        f"columns extinction, extinction_error: the median error is {error:.3g} mag and the "
+        f"extinctions spread over {spread:.3g} mag; are both in mag?"
+    )
+    ratio = error / max(spread, LEAST_ERROR)
+    return Check("median error / extinctions", ratio, _LEAST_ERRORS, _MOST_ERRORS, advice)
+
+
+def _densities(stars: StarTable) -> Check:
+    """Check the density that extinctions prove beyond three errors."""
+    proven = (stars.extinction - 3.0 * stars.extinction_error) / (stars.system.per_a_v or 1.0)
+    density = max(0.0, float(np.median(proven / stars.distance)))
+    advice = (
+        "columns extinction, distance: no sight line is that dense; are extinctions in mag and "
+        "distances in pc (name the unit in the file, or call the column distance_kpc)?"
+    )
+    name = "median (A_V - 3 errors) / distance in mag/pc"
+    return Check(name, density, 0.0, _DENSEST, advice)
