@@ -1,5 +1,6 @@
 """Units and sentinels that no single row gives away: refused, or a check that fails."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
     run = prepare(config(path, stars, *settings))
     assert isinstance(run, StarRun)
     assert run.plan().checks == run.checks
+    assert json.dumps([check.as_dict() for check in run.checks])
     return [check.name for check in run.checks if not check.passed]
 
 

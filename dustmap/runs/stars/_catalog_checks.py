@@ -55,7 +55,7 @@ def _sentinels(stars: StarTable) -> Check:
     impossible = (y < _BELOW * error) | (y > _OPAQUE * (stars.system.per_a_v or 1.0))
     values, counts = np.unique(y[impossible], return_counts=True)
     most = max(_MOST_BELOW, 3.0 / len(stars))
-    share = counts.max(initial=0) / len(stars)
+    share = float(counts.max(initial=0) / len(stars))
     value = f"{values[counts.argmax()]:.4g} mag" if len(values) else "one"
     advice = (
         f"column extinction: as many stars have {value}, to all digits; if that stands for a "
