@@ -139,11 +139,12 @@ def from_mapping(
     config = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
     resolved = config.resolved()
     for key in ("size", "spacing"):
-        mine, taken = getattr(config.grid, key), getattr(resolved.grid, key)
-        if key in tables.get("grid", {}) and mine != taken:
+        # A default is none of the user's: `config --example` writes it.
+        mine, taken, default = (getattr(g, key) for g in (config.grid, resolved.grid, GridConfig()))
+        if mine not in (taken, default):
             raise UserError(
                 f"grid.{key} = {shown(mine)}: the coarsest of grid.levels has {shown(taken)}; "
-                f"leave grid.{key} out"
+                f"leave grid.{key} out, or give it this value"
             )
     return resolved
 

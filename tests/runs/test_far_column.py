@@ -1,5 +1,6 @@
 """Maps held to a far column: where hardly a star is, the column says how much dust there is."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TypeAlias
@@ -136,6 +137,29 @@ def test_what_cannot_have_a_column_is_refused(sky: Path) -> None:
             load(sky / "run.toml", [column, *settings])
     with pytest.raises(UserError, match="the Sun is outside the box"):
         prepare(load(sky / "run.toml", [column, "grid.center=[150, 0, 0]"]))
+
+
+@pytest.mark.parametrize(
+    ("unit", "system", "factor", "words"),
+    [
+        ("mag", "A_V", 1.0, ""),
+        ("", "", 1.0, ""),
+        ("MJy/sr", "", 0.01, ""),
+        ("MJy/sr", "", 1.0, "far_column_factor"),
+        ("mag.pc-1", "A_V", 2.0, "expected a column"),
+        ("mag", "E(B-V)", 1.0, "set it to E"),
+    ],
+)
+def test_what_the_header_of_a_map_says_counts(
+    sky: Path, unit: str, system: str, factor: float, words: str
+) -> None:
+    path = sky / "said.fits"
+    label = [("EXTSYS", system)] if system else []
+    ones = np.ones(12 * NSIDE**2)
+    healpy.write_map(path, ones, column_units=unit, extra_header=label, overwrite=True)
+    config = load(sky / "run.toml", [f"data.far_column={path}", f"data.far_column_factor={factor}"])
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        prepare(config)
 
 
 @pytest.mark.parametrize(

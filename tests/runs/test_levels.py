@@ -83,6 +83,8 @@ def test_the_coarsest_level_is_the_box() -> None:
     assert [grid.shape for grid in nodes.grids] == [(13, 9, 5), (13, 9, 9)]
     one = configured(levels=LEVELS[1:])
     assert isinstance(nodes_of(one.grid), RegularGrid)
+    written = configured(levels=LEVELS, size=[1000, 1000, 400], spacing=20)  # by config --example
+    assert written.grid == config.grid
 
 
 @pytest.mark.parametrize(

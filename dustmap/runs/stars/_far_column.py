@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.config import Config
+from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
@@ -51,7 +51,31 @@ def column_of(
         raise UserError("data.far_column: several ranks cannot share a run with one; start one")
     factor = conversion(system_named(data.far_column_system), system) * data.far_column_factor
     pixels = ColumnMap.read(data.far_column, data.far_column_nside, factor)
+    _check_numbers(data)
     return _behind(config, grid, pixels, device)
+
+
+def _check_numbers(data: DataConfig) -> None:
+    """Refuse a map whose header says that its numbers are others than [data] says."""
+    from astropy import units as u
+    from astropy.io import fits
+
+    header = fits.getheader(data.far_column, 1)
+    system, unit = str(header.get("EXTSYS", "")), str(header.get("TUNIT1", ""))
+    if system and system != data.far_column_system:
+        raise UserError(
+            f"{data.far_column}: its header has extinctions in {system} (EXTSYS) and "
+            f"data.far_column_system is {data.far_column_system}: set it to {system}, or correct "
+            "the header"
+        )
+    of_file = u.Unit(unit, parse_strict="silent")
+    is_density = of_file.is_equivalent(u.mag / u.pc)
+    if is_density or (data.far_column_factor == 1.0 and of_file not in (u.mag, u.one)):
+        raise UserError(
+            f"{data.far_column}: its numbers are in {unit} (TUNIT1): expected a column in mag, or "
+            "in a unit of which data.far_column_factor makes mag; give that factor, or take another"
+            " map"
+        )
 
 
 def _behind(
