@@ -360,6 +360,12 @@ def add_predict(commands: _options.Commands) -> None:
         help="add the distances, in pc, that the measured extinctions leave possible: "
         "distance_mean, distance_std, distance_percentile16, 50 and 84",
     )
+    command.add_argument(
+        "--system",
+        default="",
+        metavar="NAME",
+        help="with --distances: of the measured extinctions [what its header or card says]",
+    )
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
 
@@ -376,7 +382,10 @@ def execute_predict(options: argparse.Namespace) -> int:
     card = _options.card_of(options)
     wanted = Path(options.catalog), card, output, options.overwrite
     if options.distances:
-        predict = partial(open_star_map(run, computing).predict, distances=True)
+        opened = open_star_map(run, computing)
+        predict = partial(opened.predict, distances=True, system=options.system)
+    elif options.system:
+        raise UserError("predict: --system goes with --distances, which reads extinctions")
     else:
         predict = partial(open_run(run, computing).predict)
     with progress() as shown:

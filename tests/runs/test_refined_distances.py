@@ -157,6 +157,21 @@ def test_extinctions_that_are_missing_or_of_no_use(
     assert "rename" in capsys.readouterr().err
 
 
+def test_extinctions_without_a_header_are_of_the_system_that_is_named(folder: Path) -> None:
+    table = Table.read(folder / "all.fits")
+    for name in ("extinction", "extinction_error"):
+        table[name] /= 3.1
+    table.write(folder / "reddening.csv")
+    named = "--distances", "--system", "E(B-V)"
+    assert predict(folder, "reddening.csv", "of-reddening.csv", *named) == DONE
+    assert predict(folder, "all.fits", "of-extinction.csv", "--distances") == DONE
+    found, expected = (
+        Table.read(folder / f"of-{name}.csv") for name in ("reddening", "extinction")
+    )
+    np.testing.assert_allclose(found["distance_mean"], expected["distance_mean"], rtol=1e-6)
+    assert predict(folder, "reddening.csv", "no.csv", "--system", "E(B-V)") == BAD_INPUT
+
+
 @pytest.mark.slow
 def test_refined_distances_are_calibrated_on_a_sky_that_no_model_drew(tmp_path: Path) -> None:
     """Parallaxes to some 15 %, turbulent dust with bubbles: 68 % hold the truth, of stars that the

@@ -188,14 +188,17 @@ class StarMap(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
         distances: bool = False,
+        system: str = "",
     ) -> Mapping[str, Any]:
         """Write the catalog with columns of predictions; return counts of its rows.
 
         distances: add those that the extinctions of its rows leave possible behind the map, too.
+        system: of these extinctions where neither header nor card says it.
         """
         kind = table_format(output)  # before anything is computed
         prior = _input.prior_of(self.run.stars)
-        places = _input.places_of(self.run.config.data, catalog, card, prior, distances)
+        named = system_named(system) if system else None
+        places = _input.places_of(self.run.config.data, catalog, card, prior, distances, named)
         table = places.table
         groups: NDArray[np.int64] | None = None
         if places.groups is not None:

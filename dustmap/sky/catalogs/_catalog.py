@@ -274,7 +274,7 @@ def _check_repeated(
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
-            f'{example[0]}; remove them, or keep the first of each with invalid = "drop"'
+            f"{example[0]}; remove them, or keep the first of each: {_selection.DROPPED}"
         )
 
 
@@ -401,5 +401,5 @@ def _values_of_places(
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     for reason, bad in _selection.problems_of_places(binding, values).items():
         if bad.any():
-            raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
+            raise _selection.invalid_row(path, reason, np.flatnonzero(bad), "remove them")
     return values

@@ -342,11 +342,17 @@ def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _ro
     return problems | _rows.distance_problems(binding.distance, values)
 
 
-def invalid_row(path: Path, reason: str, rows: NDArray[np.int64]) -> UserError:
+#: How rows that are no stars are left out, in configurations, command lines and cards.
+DROPPED = 'data.invalid = "drop", --invalid drop of ingest, or invalid = "drop" in a card'
+
+
+def invalid_row(
+    path: Path, reason: str, rows: NDArray[np.int64], remedy: str = f"leave them out: {DROPPED}"
+) -> UserError:
+    """Say which row has what is wrong, and what to do."""
     more = f", and in {len(rows) - 1} more of the same chunk" if len(rows) > 1 else ""
     return UserError(
-        f"{path}: {reason} in row {rows[0]} (counted from 0){more}; correct such rows, or leave "
-        f'them out with invalid = "drop"'
+        f"{path}: {reason} in row {rows[0]} (counted from 0){more}; correct such rows, or {remedy}"
     )
 
 
