@@ -191,10 +191,28 @@ def execute_ingest(options: argparse.Namespace) -> int:
     checks = store_checks(output)
     failed = [str(check) for check in checks if not check.passed]
     result = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
-    print_result({**result, "output": str(output)}, options.json)
+    read_as = _read_as(output)
+    if not options.json:
+        read_as["columns"] = [f"{name} = {held}" for name, held in read_as["columns"].items()]
+    print_result({**result, **read_as, "output": str(output)}, options.json)
     for line in failed:
         log.warning("%s", line)
     return CHECK_FAILED if failed else DONE
+
+
+def _read_as(store: Path) -> dict[str, Any]:
+    """Say what the stars of a store were taken from, by the first of its files."""
+    from dustmap.sky.stars import open_star_store
+
+    catalog = open_star_store(store).attributes["catalog"]
+    first = catalog["files"][0]
+    named, factor = first["extinction_system"], first["extinction_factor"]
+    converted = named if factor == 1.0 else f"{catalog['system']} = {factor:.4g} {named}"
+    return {
+        "columns": {name: str(held) for name, held in first["columns"].items()},
+        "distances": catalog["distances_from"],
+        "extinction_system": converted,
+    }
 
 
 @contextmanager

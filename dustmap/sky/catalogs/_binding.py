@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 Way = TypeVar("Way", bound=_rows.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
+_ERROR = "_error"
+_OF_ERRORS = re.compile("err|sig|std|unc|^e_|^s_|^d_")  # in names of columns of errors
 
 
 @final
@@ -99,17 +102,17 @@ class _Matcher:
     def closest(self, names: Sequence[str]) -> list[str]:
         """List columns of the file without another use in the card, those first that look most like
         these of the card."""
-        words = [word for name in names for word in self._words(name)]
         others = self.card.columns.keys() - set(names)
         used = {word for name in others for word in self._words(name)}
-
-        def likeness(name: str) -> float:
-            matches = (difflib.SequenceMatcher(None, word, name.lower()) for word in words)
-            return max((match.ratio() for match in matches), default=0.0)
-
         there = [column.name for column in self.columns[:_COMPARED]]
         free = [name for name in there if name.lower() not in used]
-        return sorted(free, key=likeness, reverse=True)
+        return sorted(free, key=lambda f: max(self.likeness(n, f) for n in names), reverse=True)
+
+    def likeness(self, name: str, column: str) -> float:
+        """Compare a column of the file with one of the card: 1 where they are the same."""
+        words = self._words(name)
+        matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)
+        return max((match.ratio() for match in matches), default=0.0)
 
     def _words(self, name: str) -> list[str]:
         """List the names that the card has for a column, in small letters."""
@@ -270,7 +273,7 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     """Name what is missing, what might be meant, and how to say so."""
     close = matcher.closest(names)
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
-    guess = close[0] if close else "NAME"
+    guess = _guess(matcher, names[0], close)
     card = matcher.card
     said = [f"{n} = {card.columns[n].aliases[0].ref}" for n in names if n in card.named]
     looked = f"; looked for as {', '.join(said)}" if said else ""
@@ -280,6 +283,14 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
         f"{names[0]}={guess} or [data.columns] {names[0]} = {json.dumps(guess)}; "
         "catalogs/README.md says more"
     )
+
+
+def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
+    """Guess which of the columns `close` is the one of the card: the first that looks like an error
+    where it is one, and like none where it is none."""
+    is_error = name.endswith(_ERROR)
+    alike = [c for c in close if bool(_OF_ERRORS.search(c.lower())) == is_error]
+    return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:

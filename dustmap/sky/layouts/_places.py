@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
 #: Numbers of one quantity that are made at once.
 BLOCK = 2**20
+#: Parts of the pixels of a sky, after each of which the log has a line.
+_PARTS = 10
 #: As many as the published map has; few of them bias integrals that dustmaps makes.
 COUNT = 516
 
@@ -138,8 +140,9 @@ def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
     step = max(1, BLOCK // per_pixel)
     for start in range(0, pixels, step):
         stop = min(start + step, pixels)
-        log.info("pixels %d to %d of %d", start, stop, pixels)
         yield start, stop
+        if _PARTS * start // pixels < _PARTS * stop // pixels < _PARTS:
+            log.info("pixels %d of %d", stop, pixels)
 
 
 def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:

@@ -52,6 +52,17 @@ def test_missing_columns(tmp_path: Path, format_name: str) -> None:
     )
 
 
+def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> None:
+    table = plain()
+    table.rename_columns(["extinction", "extinction_error"], ["EBV", "e_EBV"])
+    path = write(tmp_path, "csv", table)
+    refused(path, 'such as --column extinction=EBV or [data.columns] extinction = "EBV"')
+    table.rename_column("EBV", "extinction")
+    table.remove_column("e_EBV")
+    path.unlink()
+    refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
+
+
 def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
     """In few words."""
     table = plain()

@@ -18,7 +18,15 @@ def test_counts_are_printed_and_stars_stored(
 ) -> None:
     path, store = write(tmp_path, "fits", star_columns()), tmp_path / "stars.zarr"
     assert main(["ingest", str(path), "--output", str(store)]) == DONE
-    assert capsys.readouterr().out == f"rows read: 7\nkept: 7\noutput: {store}\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "rows read: 7",
+        "kept: 7",
+        "columns: b = b [deg], distance = distance_pc [pc], extinction = extinction [mag], "
+        "extinction_error = extinction_error [mag], l = l [deg], source_id = source_id",
+        "distances: exact",
+        "extinction_system: A_V",
+        f"output: {store}",
+    ]
     assert len(read_star_store(store)) == 7
     assert main(["ingest", str(path), "--output", str(store)]) == BAD_INPUT
     assert "--overwrite" in capsys.readouterr().err
@@ -38,6 +46,8 @@ def test_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     told = json.loads(capsys.readouterr().out)
     assert told["invalid"] == {"parallax_error is not finite": 1}
     assert (told["rows"], told["kept"]) == (7, 6)
+    assert told["columns"]["parallax_error"] == "parallax_error [mas]"
+    assert (told["distances"], told["extinction_system"]) == ("parallax", "A_G")
     stars = read_star_store(store)
     assert stars.system.name == "A_G"
     assert isinstance(stars.distances, ParallaxDistances)
