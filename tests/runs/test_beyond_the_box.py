@@ -172,3 +172,15 @@ def test_structured_dust_that_goes_on_outside(tmp_path: Path, kind: str) -> None
         biases.append((mean - true).mean() / true.mean())
     assert 0.60 < np.mean(inside) < 0.76
     assert abs(np.mean(biases)) < 0.04
+
+
+@pytest.mark.parametrize("center", ["[80, 0, 0]", "[-80, 80, 60]", "[200, 0, 0]"])
+def test_pictures_where_the_sun_is_on_a_face_of_the_box(tmp_path: Path, center: str) -> None:
+    """The line of sight goes into the box; without the Sun there is none."""
+    uniform(tmp_path, 300, 0.0)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    few = ['export.figures=["line", "shell"]', "model.kernel=matern32", "model.learn=[]"]
+    config = load(tmp_path / "run.toml", [*few, "grid.spacing=40", f"grid.center={center}"])
+    execute_run(prepare(config), tmp_path / "run", config, False)
+    on_face = center != "[200, 0, 0]"
+    assert (tmp_path / "run" / "plots" / "line.png").exists() == on_face

@@ -39,6 +39,8 @@ MOST_NODES = 500_000
 _ROWS = 6
 #: Planes of the picture of many, at most.
 _SLICES = 9
+#: Sine of the least angle between a sight line and a face of the box that the Sun is on.
+_GRAZING = 0.0175
 #: Quantities of the posterior that are compared with the truth.
 _COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
@@ -324,11 +326,19 @@ def _shell(material: Material) -> "Figure | None":
 
 
 def _line(material: Material) -> "Figure | None":
-    """Draw the sight line towards the most stars; none if the Sun is not in the map."""
-    sun = torch.zeros(1, 3, dtype=torch.float64)
-    if not material.density.grid.contains(sun).item():
+    """Draw the sight line towards the most stars; none if the Sun is not in the map.
+
+    Where it is on a face, stars behind that do not count, nor those within a degree of it.
+    """
+    grid, stars = material.density.grid, material.stars
+    if not grid.contains(torch.zeros(1, 3, dtype=torch.float64)).item():
         return None
-    l, b = figures.busiest_direction(material.stars)
+    ahead = stars.positions() / stars.distance[:, None]
+    away = np.array(grid.lower) == 0.0, np.array(grid.upper) == 0.0
+    seen = ~((away[0] & (ahead < _GRAZING)) | (away[1] & (ahead > -_GRAZING))).any(1)
+    if not seen.any():
+        return None
+    l, b = figures.busiest_direction(stars[seen])
     profile = figures.profile_of_map(material.density, l, b, material.truth)
     return figures.line_of_sight_figure(profile, material.stars)
 
