@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dustmap import HIPGPRegressor
+from dustmap import HIPGPClassifier, HIPGPRegressor
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
@@ -183,3 +183,28 @@ def test_mean_and_covariance_at_once_are_refused() -> None:
     model = HIPGPRegressor().fit(LINE, LINE[:, 0])
     with pytest.raises(ValueError, match="ask for one of them"):
         model.predict(LINE, return_std=True, return_cov=True)
+
+
+def test_names_of_columns_are_kept(tmp_path: Path) -> None:
+    """A table with its columns in another order is refused by loaded and refitted models, too;
+    a model without names is read."""
+    pandas: Any = pytest.importorskip("pandas")
+    table = pandas.DataFrame(
+        {"lon": np.linspace(0.0, 1.0, 40), "lat": np.linspace(1.0, 0.0, 40) ** 2}
+    )
+    y, swapped = np.sin(6.0 * table["lon"].to_numpy()), table[["lat", "lon"]]
+    model = HIPGPRegressor("matern32", engine="exact").fit(table, y)
+    model.save(tmp_path / "model")
+    loaded = HIPGPRegressor.load(tmp_path / "model")
+    for other in (loaded, model.refit(table, y)):
+        np.testing.assert_allclose(other.predict(table), model.predict(table), atol=1e-6)
+        assert list(other.feature_names_in_) == ["lon", "lat"]
+        with pytest.raises(ValueError, match="feature names"):
+            other.predict(swapped)
+    classifier = HIPGPClassifier("matern32").fit(table, y > 0.0)
+    classifier.save(tmp_path / "classifier")
+    with pytest.raises(ValueError, match="feature names"):
+        HIPGPClassifier.load(tmp_path / "classifier").predict(swapped)
+    bare = HIPGPRegressor("matern32", engine="exact").fit(table.to_numpy(), y)
+    bare.save(tmp_path / "bare")
+    assert not hasattr(HIPGPRegressor.load(tmp_path / "bare"), "feature_names_in_")

@@ -161,16 +161,14 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted classifier to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
-        _saving.write_classification(
-            Path(path), self._classification, self.classes_, self.get_params(deep=False)
-        )
+        _saving.write_classification(Path(path), self._classification, self.classes_, self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read the fitted classifier that `save` wrote."""
-        classification, classes, parameters = _saving.read_classification(Path(path))
+        classification, classes, parameters, columns = _saving.read_classification(Path(path))
         estimator = cls(**parameters)
-        estimator.n_features_in_ = len(classification.scaling.x_scale)
+        _saving.name_columns(estimator, columns)
         estimator._keep(classification, classes)
         return estimator
 

@@ -234,7 +234,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             engine = "auto" if engine == "exact" else engine  # these may be more than it takes
         arguments = self._engine_arguments(inputs, fitted.scaling, named, engine)
         other = type(self)(**self.get_params(deep=False))
-        other.n_features_in_ = self.n_features_in_
+        _saving.name_columns(other, _saving.columns_of(self))
         other._keep(condition_regression(held, data, fitted.scaling, arguments))
         return other
 
@@ -276,14 +276,14 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted regression to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
-        _saving.write_regression(Path(path), self._regression, self.get_params(deep=False))
+        _saving.write_regression(Path(path), self._regression, self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read the fitted regression that `save` wrote."""
-        regression, parameters = _saving.read_regression(Path(path))
+        regression, parameters, columns = _saving.read_regression(Path(path))
         estimator = cls(**parameters)
-        estimator.n_features_in_ = len(regression.scaling.x_scale)
+        _saving.name_columns(estimator, columns)
         estimator._keep(regression)
         return estimator
 

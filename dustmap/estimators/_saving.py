@@ -2,6 +2,7 @@
 
 model.json        of a regressor: arguments, scaling, hyperparameters, sizes and the report
 classifier.json   of a classifier: arguments, scaling, labels, and each latent function's plan
+                  both: the names of the columns, where the data had any
 arrays.npz        exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε;
                   svgp, sgpr: as hip, and the inducing points, numbered by latent function for a
                   classifier; where coefficients of the mean were fitted, their spread, which
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 
 from dustmap import engines
 from dustmap.engines import Arrays, EngineFit
@@ -36,11 +38,11 @@ FORMAT = 1
 _Json = dict[str, Any]
 
 
-def write_regression(path: Path, fitted: FittedRegression, parameters: Mapping[str, Any]) -> None:
+def write_regression(path: Path, fitted: FittedRegression, estimator: BaseEstimator) -> None:
     """Write model.json and arrays.npz into a new or empty directory."""
     model, fit = fitted.model, fitted.fit
     content = {
-        "parameters": plain_arguments(parameters),
+        **_plain_estimator(estimator),
         "engine": fitted.engine,
         "scaling": asdict(fitted.scaling),
         **_plain_kernel_and_mean(model),
@@ -60,8 +62,9 @@ def write_regression(path: Path, fitted: FittedRegression, parameters: Mapping[s
     _write(path, REGRESSOR, content, fit.arrays)
 
 
-def read_regression(path: Path) -> tuple[FittedRegression, _Json]:
-    """The fitted regression of `write_regression`, and the arguments of its estimator."""
+def read_regression(path: Path) -> tuple[FittedRegression, _Json, _Json]:
+    """The fitted regression of `write_regression`, the arguments of its estimator, and what that
+    knows of its columns."""
     content, arrays = _read(path, REGRESSOR)
     engine = content["engine"]
     learns_mean = engine != "exact" or content.get("mean_is_fitted", False)
@@ -78,15 +81,15 @@ def read_regression(path: Path) -> tuple[FittedRegression, _Json]:
         noise_is_given=content["noise_is_given"],
         report=content["report"],
     )
-    return fitted, arguments(content["parameters"])
+    return fitted, arguments(content["parameters"]), _columns(content, fitted.scaling)
 
 
 def write_classification(
-    path: Path, fitted: Classification, classes: NDArray[Any], parameters: Mapping[str, Any]
+    path: Path, fitted: Classification, classes: NDArray[Any], estimator: BaseEstimator
 ) -> None:
     """Write classifier.json and arrays.npz into a new or empty directory."""
     content = {
-        "parameters": plain_arguments(parameters),
+        **_plain_estimator(estimator),
         "classes": _plain_classes(classes),
         "scaling": asdict(fitted.scaling),
         "latents": [_plain_latent(latent) for latent in fitted.latents],
@@ -99,8 +102,9 @@ def write_classification(
     _write(path, CLASSIFIER, content, arrays)
 
 
-def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json]:
-    """The latent functions of `write_classification`, the labels, and the estimator's arguments."""
+def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json, _Json]:
+    """The latent functions of `write_classification`, the labels, the estimator's arguments, and
+    what that knows of its columns."""
     content, arrays = _read(path, CLASSIFIER)
     latents = []
     for i, plain in enumerate(content["latents"]):
@@ -113,7 +117,34 @@ def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json
     classes = content["classes"]
     fitted = Classification(Standardisation.of_plain(content["scaling"]), tuple(latents))
     labels = np.array(classes["values"], dtype=classes["dtype"])
-    return fitted, labels, arguments(content["parameters"])
+    return fitted, labels, arguments(content["parameters"]), _columns(content, fitted.scaling)
+
+
+def columns_of(estimator: BaseEstimator) -> _Json:
+    """The attributes by which an estimator knows the columns that it was fitted to."""
+    names = ("n_features_in_", "feature_names_in_")
+    return {name: getattr(estimator, name) for name in names if hasattr(estimator, name)}
+
+
+def name_columns(estimator: BaseEstimator, columns: _Json) -> None:
+    """Give an estimator the attributes of `columns_of`."""
+    for name, value in columns.items():
+        setattr(estimator, name, value)
+
+
+def _plain_estimator(estimator: BaseEstimator) -> _Json:
+    """Write arguments, and names of columns, of which arrays have none."""
+    plain: _Json = {"parameters": plain_arguments(estimator.get_params(deep=False))}
+    named = columns_of(estimator).get("feature_names_in_")
+    return plain if named is None else plain | {"feature_names": [str(name) for name in named]}
+
+
+def _columns(content: _Json, scaling: Standardisation) -> _Json:
+    """Read what `columns_of` gives; models of earlier versions have no names."""
+    count, names = {"n_features_in_": len(scaling.x_scale)}, content.get("feature_names")
+    if names is None:
+        return count
+    return count | {"feature_names_in_": np.array(names, dtype=object)}
 
 
 def _write(path: Path, name: str, content: _Json, arrays: Arrays) -> None:
