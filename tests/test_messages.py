@@ -31,6 +31,7 @@ def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate --stars 9 --seed 1 --output s.fits --truth t.txt", "t.txt: expected a name"),
         ("ingest sky.fits --output stars.fits", "stars.fits: expected a name that ends in .zarr"),
         ("export run --format fits --output map.zarr", "map.zarr: --format fits is no .zarr"),
+        ("export run --format fits --output map", "a name that ends in .fits"),
     ],
 )
 def test_errors_name_what_was_given(

@@ -129,9 +129,14 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
             raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
     if options.distances is not None and options.shells is not None:
         raise UserError("--distances, --shells: expected one of them")
-    other = {"zarr": ".fits", "fits": ".zarr"}.get(options.format)
-    if other is not None and Path(options.output).suffix.lower() == other:
-        raise UserError(f"--output {options.output}: --format {options.format} is no {other}")
+    suffix, other = Path(options.output).suffix.lower(), {"zarr": ".fits", "fits": ".zarr"}
+    if suffix == other.get(options.format):
+        raise UserError(f"--output {options.output}: --format {options.format} is no {suffix}")
+    if options.format == "fits" and suffix not in (".fits", ".fit"):
+        raise UserError(
+            f"--output {options.output}: expected a name that ends in .fits, by which "
+            "commands know a map"
+        )
     if options.format in FIXED and (options.quantity or options.samples):
         words = f"--format {options.format} is always {FIXED[options.format]}"
         raise UserError(f"--quantity, --samples: {words}")

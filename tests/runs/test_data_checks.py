@@ -65,6 +65,11 @@ def some_below_zero(stars: Columns) -> Columns:
     return found
 
 
+def some_twice(stars: Columns) -> Columns:
+    again = np.r_[np.arange(N), np.arange(0, N, 20)]
+    return {name: column[again] for name, column in stars.items()}
+
+
 def in_moduli(stars: Columns) -> Columns:
     return {**stars, "distance_pc": 5.0 * np.log10(stars["distance_pc"] / 10.0) + 0.1}
 
@@ -140,6 +145,7 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (with_a_missing_value(-99.0), ["share of stars with one impossible extinction"]),
         (with_a_missing_value(99.9), ["share of stars with one impossible extinction"]),
         (dust_and_outliers, []),
+        (some_twice, ["share of stars that repeat another"]),
         (times("extinction_error", 1000.0), ["median error / extinctions"]),
         (times("extinction", 1000.0), ["median (A_V - 3 errors) / distance in mag/pc"]),
     ],

@@ -23,6 +23,8 @@ _FEW = 30
 _BELOW, _MOST_BELOW = -5.0, 1e-3
 #: A_V that no star has been seen behind, in mag.
 _OPAQUE = 50.0
+#: Share of the stars that may have direction and extinction of another: both are rounded.
+_MOST_REPEATED = 1e-2
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
 _NEAREST, _FARTHEST = 10.0, 1e5
@@ -38,10 +40,11 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     """Check the stars of a catalog, or a thinned sample of them."""
     if len(stars) < _FEW:
         return ()
-    checks = (_directions(stars), _errors(stars), _densities(stars), _sentinels(stars))
+    of_distances: tuple[Check, ...] = (_distances(stars),)
     if isinstance(stars.distances, ParallaxDistances):
-        return (*checks, _below_zero(stars.distances), _parallax_errors(stars.distances))
-    return (*checks, _distances(stars))
+        of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
+    of_extinctions = (_errors(stars), _densities(stars), _sentinels(stars))
+    return (_directions(stars), *of_extinctions, *of_distances, _repetitions(stars))
 
 
 def store_checks(path: Path) -> tuple[Check, ...]:
@@ -63,6 +66,18 @@ def _sentinels(stars: StarTable) -> Check:
         "or cut them by a card"
     )
     return Check("share of stars with one impossible extinction", share, 0.0, most, advice)
+
+
+def _repetitions(stars: StarTable) -> Check:
+    """Check that stars are counted once, whatever their identifiers."""
+    rows = np.stack([stars.l, stars.b, stars.extinction], axis=1)
+    repeated = len(rows) - len(np.unique(rows, axis=0))
+    share, most = repeated / len(rows), max(_MOST_REPEATED, 3.0 / len(rows))
+    advice = (
+        "columns of directions and extinctions: so many stars have those of another, to all "
+        "digits; give each file once, or a column source_id, by which duplicates are found"
+    )
+    return Check("share of stars that repeat another", share, 0.0, most, advice)
 
 
 def _distances(stars: StarTable) -> Check:

@@ -268,6 +268,11 @@ class FitsCubes(_FileCubes):
             # Units that a file of which a part is missing no longer has are only warned of.
             warnings.simplefilter("error", AstropyUserWarning)
             held = {hdu.name for hdu in hdus}
+            if any(hdu.header.get("PIXTYPE") == "HEALPIX" for hdu in hdus):
+                raise UserError(
+                    f"{self.path}: expected a map with an image MEAN, got tables of HEALPix "
+                    "pixels; healpy.read_map reads these, and the run that they are of answers here"
+                )
             samples = 0
             while self._name(Cube(Quantity.SAMPLES, samples)) in held:
                 samples += 1

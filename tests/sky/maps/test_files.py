@@ -245,6 +245,11 @@ def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
     fits.HDUList([fits.PrimaryHDU()]).writeto(tmp_path / "empty.fits")
     with pytest.raises(ValueError, match="expected a map with an image MEAN"):
         DustMap.open(tmp_path / "empty.fits")
+    pixels = fits.BinTableHDU.from_columns([fits.Column("SHELL_000", "E", array=[0.0])])
+    pixels.header["PIXTYPE"], pixels.name = "HEALPIX", "COVERAGE"
+    fits.HDUList([fits.PrimaryHDU(), pixels]).writeto(tmp_path / "sky.fits")
+    with pytest.raises(ValueError, match=r"tables of HEALPix pixels; healpy\.read_map"):
+        DustMap.open(tmp_path / "sky.fits")
     (tmp_path / "text.fits").write_text("not a FITS file at all")
     with pytest.raises(ValueError, match="expected a FITS file"):
         DustMap.open(tmp_path / "text.fits")
