@@ -158,7 +158,7 @@ def test_export_and_read_back(curve: Path, tmp_path: Path) -> None:
     for kind in ("zarr", "fits"):
         output = ["--format", kind, "--output", str(tmp_path / f"map.{kind}")]
         assert main(["export", str(curve / "run"), *output]) == DONE
-    with xr.open_zarr(tmp_path / "map.zarr", consolidated=False) as dataset:
+    with xr.open_zarr(tmp_path / "map.zarr") as dataset:
         assert dataset["target_mean"].dims == ("a",)
         a, mean = dataset["a"].values, dataset["target_mean"].values
     model = HIPGPRegressor.load(curve / "run" / "checkpoint" / "model")
@@ -183,7 +183,7 @@ def test_two_inputs_on_the_grid(tmp_path: Path) -> None:
     assert told["fit"]["advice"] == []
     assert told["hyperparameters"]["noise_scale"] == pytest.approx(1.0, rel=0.3)
     assert told["held_out_rows"]["rmse"] < 0.25
-    with xr.open_zarr(folder / "run" / "map.zarr", consolidated=False) as dataset:
+    with xr.open_zarr(folder / "run" / "map.zarr") as dataset:
         assert dataset["target_mean"].dims == ("a", "b")
         mean = dataset["target_mean"].values
         a, b = dataset["a"].values, dataset["b"].values
@@ -213,7 +213,7 @@ def test_two_inputs_with_the_global_engine(tmp_path: Path) -> None:
     assert told["held_out_rows"]["rmse"] < 0.25
     names = [check["name"] for check in told["checks"]]
     assert {"learning converged", "solver converged"} <= set(names)
-    with xr.open_zarr(folder / "run" / "map.zarr", consolidated=False) as dataset:
+    with xr.open_zarr(folder / "run" / "map.zarr") as dataset:
         mean, std = dataset["target_mean"].values, dataset["target_std"].values
         a, b = dataset["a"].values, dataset["b"].values
     nodes = np.stack(np.meshgrid(a, b, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -249,6 +249,8 @@ def test_three_inputs_in_slices(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "--slice c=500: expected" in error(capsys)
     assert main([*plot, "--slice", "c=top", "--overwrite"]) == BAD_INPUT
     assert "--slice c=top: expected c=NUMBER" in error(capsys)
+    assert main([*plot, "--slice", "z=0", "--overwrite"]) == BAD_INPUT
+    assert "--slice z=0: expected c=NUMBER" in error(capsys)
 
 
 def test_npz_with_a_matrix_reads_as_the_csv_does(curve: Path, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def execute_plot(options: argparse.Namespace) -> int:
         if chosen != "slice":
             raise UserError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
         output, history = Path(options.output), _options.history(options)
-        regression.plot(options.slice or "z=0", output, options.overwrite, history)
+        regression.plot(options.slice or "", output, options.overwrite, history)
     else:
         figure = _DRAWN_FOR[chosen](options)
         save_figure(figure, options.output, options.overwrite, _options.history(options))

@@ -217,15 +217,15 @@ def _kind(config: Config) -> Kind:
     return _KINDS[config.data.kind]()
 
 
-def open_run(path: Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
+def open_run(path: str | Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
     """Open a finished run with its posterior; what its directory lacks is an OSError.
 
     compute: overrides such as `compute.threads=4` of where and how it is computed now.
     """
-    return _reopened(checkpoints.finished_run(path), compute)
+    return _reopened(checkpoints.finished_run(Path(path)), compute)
 
 
-def open_star_map(path: Path, compute: Sequence[str] = ()) -> stars.StarMap:
+def open_star_map(path: str | Path, compute: Sequence[str] = ()) -> stars.StarMap:
     """Open a finished map of the dust; a run of another kind is a UserError."""
     finished = open_run(path, compute)
     if not isinstance(finished, stars.StarMap):

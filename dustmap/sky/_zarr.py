@@ -9,6 +9,7 @@ that dustmap writes has every chunk.
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -77,6 +78,14 @@ def opened_array(group: zarr.Group, path: str) -> Array:
     array = group[path]
     assert isinstance(array, zarr.Array)
     return array
+
+
+def consolidate(group: zarr.Group) -> None:
+    """Keep all metadata in one place, where xarray looks first."""
+    with warnings.catch_warnings():
+        # The specification of version 3 has no consolidated metadata yet; readers do.
+        warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
+        zarr.consolidate_metadata(group.store)
 
 
 @final

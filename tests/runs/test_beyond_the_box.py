@@ -184,3 +184,4 @@ def test_pictures_where_the_sun_is_on_a_face_of_the_box(tmp_path: Path, center: 
     execute_run(prepare(config), tmp_path / "run", config, False)
     on_face = center != "[200, 0, 0]"
     assert (tmp_path / "run" / "plots" / "line.png").exists() == on_face
+    assert isinstance(open_run(str(tmp_path / "run")), StarMap)

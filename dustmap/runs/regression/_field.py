@@ -20,7 +20,7 @@ from dustmap.gp import RegularGrid
 from dustmap.runs.regression._model import Array, Rows
 from dustmap.sky import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
-from dustmap.sky._zarr import create_array, create_group
+from dustmap.sky._zarr import consolidate, create_array, create_group
 from dustmap.tables import replacing
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ def _write_zarr(path: Path, field: GriddedField, provenance: Provenance) -> None
             group, name, values.shape, field.inputs, "f8", chunks=chunks, attributes=described
         )
         array[...] = values
+    consolidate(group)
 
 
 def _write_fits(path: Path, field: GriddedField, provenance: Provenance) -> None:

@@ -250,15 +250,18 @@ class RegressionResult(AbstractFinishedRun):
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
     def plot(self, slice_: str, output: Path, overwrite: bool, history: Sequence[str]) -> None:
-        """Draw the picture of the run; slice_: `NAME=VALUE` of the third input."""
-        name, equals, value = slice_.partition("=")
-        inputs = self.config.data.inputs
-        height = None
-        if len(inputs) == 3 and equals and name == inputs[2]:
+        """Draw the picture of the run; slice_: `NAME=VALUE` of the third input, or empty."""
+        inputs, height = self.config.data.inputs, None
+        if slice_ and len(inputs) < 3:
+            raise UserError(f"--slice {slice_}: a fit of {len(inputs)} inputs is drawn whole")
+        if slice_:
+            name, _, value = slice_.partition("=")
             try:
-                height = float(value)
+                height = float(value) if name == inputs[2] else None
             except ValueError:
-                raise UserError(f"--slice {slice_}: expected {name}=NUMBER") from None
+                height = None
+            if height is None:
+                raise UserError(f"--slice {slice_}: expected {inputs[2]}=NUMBER, the third input")
         save_figure(plot_field(self.field(), self.rows, height), output, overwrite, history)
 
     def field(self) -> GriddedField:

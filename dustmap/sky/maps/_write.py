@@ -22,7 +22,7 @@ from dustmap.linalg import AbstractWorld
 from dustmap.sky import _streamed_fits
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ALONE, ImagePlan, printable, together
-from dustmap.sky._zarr import Array, create_array, create_group, opened_array
+from dustmap.sky._zarr import Array, consolidate, create_array, create_group, opened_array
 from dustmap.sky.maps import _cubes
 from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
@@ -173,7 +173,7 @@ def _write_zarr(
                     {"path": _cubes.level_path(level), **_place(finer.layout)}
                     for level, finer in enumerate(slabs.finer, start=1)
                 ]
-            _consolidate(group)
+            consolidate(group)
 
 
 def _place(layout: Layout) -> dict[str, Any]:
@@ -286,14 +286,6 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "percentiles": _cubes.PERCENTILES_OF[layout.positive],
         **({"tile": dict(provenance.tile)} if provenance.tile else {}),
     }
-
-
-def _consolidate(group: zarr.Group) -> None:
-    """All metadata in one place, where xarray looks first."""
-    with warnings.catch_warnings():
-        # The specification of version 3 has no consolidated metadata yet; readers do.
-        warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
-        zarr.consolidate_metadata(group.store)
 
 
 def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid, world: AbstractWorld) -> None:
