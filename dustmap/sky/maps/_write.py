@@ -6,7 +6,6 @@ of OME-NGFF 0.5.
 """
 
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
