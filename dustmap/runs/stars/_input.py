@@ -167,11 +167,9 @@ def places_of(
     card: SchemaCard | str,
     prior: star_tables.AbstractDistancePrior | None = None,
     with_extinctions: bool = False,
-    system: ExtinctionSystem | None = None,
 ) -> Places:
     """Rows to predict at; prior: that of the run's own parallaxes, None where it has none, for the
-    one that [data] states; with_extinctions: which the rows must then have columns of; system: of
-    these where the file does not say, None for that of [data]."""
+    one that [data] states; with_extinctions: which the rows must then have columns of."""
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
@@ -183,7 +181,7 @@ def places_of(
         prior=prior,
         parallax_zero_point=data.parallax_zero_point,
         with_extinctions=with_extinctions,
-        system=system or system_of(data),
+        system=system_of(data),
     )
 
 

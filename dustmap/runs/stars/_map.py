@@ -197,8 +197,9 @@ class StarMap(AbstractFinishedRun):
         """
         kind = table_format(output)  # before anything is computed
         prior = _input.prior_of(self.run.stars)
-        named = system_named(system) if system else None
-        places = _input.places_of(self.run.config.data, catalog, card, prior, distances, named)
+        data = self.run.config.data
+        data = replace(data, system=system_named(system).name) if system else data
+        places = _input.places_of(data, catalog, card, prior, distances)
         table = places.table
         groups: NDArray[np.int64] | None = None
         if places.groups is not None:

@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,7 +281,7 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; the "
         f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
-        f"{names[0]}={guess} or [data.columns] {names[0]} = {json.dumps(guess)}; "
+        f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}; "
         "catalogs/README.md says more"
     )
 
