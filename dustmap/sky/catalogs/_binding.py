@@ -111,7 +111,7 @@ class _Matcher:
 
     def likeness(self, name: str, column: str) -> float:
         """Compare a column of the file with one of the card: 1 where they are the same."""
-        words = self._words(name)
+        words = [*self._words(name), name]
         matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)
         return max((match.ratio() for match in matches), default=0.0)
 

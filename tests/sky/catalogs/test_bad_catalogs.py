@@ -63,6 +63,16 @@ def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> No
     refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
 
 
+def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "card.toml").write_text(
+        'inherits = "generic"\npositions = ["galactic"]\n[columns.l]\nnames = ["glon_deg"]\n'
+    )
+    table = plain()
+    table["dec"] = table["glon"] = 0.0
+    with pytest.raises(UserError, match="such as --column l=l or"):
+        read_catalog(write(tmp_path, "csv", table), tmp_path / "card.toml", system=A_V)
+
+
 def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
     """In few words."""
     table = plain()
