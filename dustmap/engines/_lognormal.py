@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from dustmap import inference
+from dustmap import inference, linalg
 from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._errors import errors_of_coefficients, with_errors
@@ -50,8 +50,6 @@ STEP_VECTORS = 15
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
 #: Share of the memory for random numbers that are kept, and draws of a gradient of the evidence.
 _KEPT_SHARE, _DRAWS = 32, inference.MGVISettings.most_draws
-#: Bytes of an entry of sums of sparse products, float64, while they are made.
-_SUMMED = 48
 #: Data a node from which on rays of one observer are surely solved for among the nodes, whose
 #: preconditioner is the shorter.
 _MANY = 4
@@ -163,11 +161,13 @@ class LogNormalEngine(AbstractEngine):
         if not (alone and stored and known and model.zero_points is None and s.nodes <= s.data):
             return ()
         entry = 4 + s.itemsize
-        most = inference.most_information(rows // (2 * entry), s.nodes)
+        stored_entries = rows // (2 * entry)
+        most = inference.most_information(stored_entries, s.nodes)
         what = f"of the data among nodes, at most {most:,} entries"
+        making = linalg.gram_making_bytes(most, s.nodes, s.data, stored_entries)
         return (
             Component("information", entry * most, During.FIT, what),
-            Component("making it", _SUMMED * most, During.PREPARING, "sums of sparse products"),
+            Component("making it", making, During.PREPARING, "sums of sparse products"),
         )
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:

@@ -51,10 +51,7 @@ from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
 from dustmap.linalg._covariance_cg import AbstractInformation as AbstractInformation
 from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom
 from dustmap.linalg._covariance_cg import CovarianceSolve as CovarianceSolve
-from dustmap.linalg._covariance_cg import SparseGram as SparseGram
 from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
-from dustmap.linalg._covariance_cg import entered_columns as entered_columns
-from dustmap.linalg._covariance_cg import estimated_entries as estimated_entries
 from dustmap.linalg._hartley import HartleyOperator as HartleyOperator
 from dustmap.linalg._hartley import suits_matrices as suits_matrices
 from dustmap.linalg._iteration import SolveResult as SolveResult
@@ -69,11 +66,9 @@ from dustmap.linalg._operator import AbstractStack as AbstractStack
 from dustmap.linalg._operator import AbstractSymmetric as AbstractSymmetric
 from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
-from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
-from dustmap.linalg._operator import row_slice as row_slice
 from dustmap.linalg._preconditioners import NystromPreconditioner as NystromPreconditioner
 from dustmap.linalg._preconditioners import NystromStack as NystromStack
 from dustmap.linalg._preconditioners import PreconditionedOperator as PreconditionedOperator
@@ -83,6 +78,12 @@ from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._random import counter_uniform as counter_uniform
 from dustmap.linalg._random import keyed_normal as keyed_normal
 from dustmap.linalg._random import standard_normal as standard_normal
+from dustmap.linalg._sparse import SparseGram as SparseGram
+from dustmap.linalg._sparse import SparseOperator as SparseOperator
+from dustmap.linalg._sparse import entered_columns as entered_columns
+from dustmap.linalg._sparse import estimated_entries as estimated_entries
+from dustmap.linalg._sparse import gram_making_bytes as gram_making_bytes
+from dustmap.linalg._sparse import row_slice as row_slice
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length

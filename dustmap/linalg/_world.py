@@ -18,11 +18,9 @@ from dustmap.linalg._operator import (
     AbstractAdjointPair,
     AbstractComposite,
     AbstractOperator,
-    SparseOperator,
     check_vectors,
-    row_slice,
-    sparse_product,
 )
+from dustmap.linalg._sparse import SparseOperator, row_slice, sparse_product
 
 # Entries of a block that are widened to float64 at a time.
 _WIDENED = 2**17

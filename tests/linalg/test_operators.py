@@ -72,7 +72,7 @@ def test_sparse_transpose_by_groups_of_rows(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty rows and columns, and rows longer than a group."""
-    monkeypatch.setattr("dustmap.linalg._operator._SORTED", 50)
+    monkeypatch.setattr("dustmap.linalg._sparse._SORTED", 50)
     generator = torch.Generator().manual_seed(0)
     dense = torch.randn(shape, generator=generator)
     dense[torch.rand(shape, generator=generator) < 0.9] = 0.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.linalg import SparseGram, SparseOperator, _covariance_cg
+from dustmap.linalg import SparseGram, SparseOperator, _sparse
 from dustmap.linalg import entered_columns as entered
 from dustmap.linalg import estimated_entries as estimated
 
@@ -19,12 +19,13 @@ def rows_of(dtype: torch.dtype) -> tuple[Tensor, SparseOperator]:
     return A, SparseOperator.from_coo(row, col, A[row, col].to(dtype), (50, 30))
 
 
-@pytest.mark.parametrize("together", [7, 64])
+@pytest.mark.parametrize(("together", "band"), [(7, 64), (64, 64), (7, 3), (64, 27)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gram_matrix_is_that_of_the_weighted_rows(
-    dtype: torch.dtype, together: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, together: int, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_covariance_cg, "_ROWS", together)
+    monkeypatch.setattr(_sparse, "_ROWS", together)
+    monkeypatch.setattr(_sparse, "_BAND", band)
     A, L = rows_of(dtype)
     w = torch.linspace(0.0, 2.0, 50, dtype=torch.float64)
     columns = entered(L)
