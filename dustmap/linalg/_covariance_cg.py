@@ -8,6 +8,7 @@ among the columns that have entries.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -288,11 +289,12 @@ class CovarianceNystrom:
         """Approximate B from its products with fields Φ (l, a), draws of N(0, K) for one: with
         Y = Φ B, B ≈ Yᵀ (Φ Yᵀ)⁺ Y."""
         count = len(fields)
-        parts = list[Tensor]()
-        for few in chunks(count, _TOGETHER):
+
+        def informed(few: slice) -> Tensor:
             progress(PRODUCTS, few.start, count)
-            parts.append(system.informed(fields[few]))
-        pulls = torch.cat([fields[:0], *parts])
+            return system.informed(fields[few])
+
+        pulls = _by_parts(informed, fields)
         eps = torch.finfo(fields.dtype).eps
         factor = _world.row_factor(_world.gram(fields, pulls), _NOISE * eps, 1.0)
         made = _of_rows(system, factor.reduce.to(pulls) @ pulls, eps)
@@ -320,11 +322,15 @@ class CovarianceNystrom:
 
 def _of_rows(system: AbstractInformation, rows: Tensor, eps: float) -> CovarianceNystrom:
     """B ≈ FᵀF for rows F (l, a), in eigenvectors for the inner product of K."""
-    parts = [system.covaried(rows[few]) for few in chunks(len(rows), _TOGETHER)]
-    covaried = torch.cat([rows[:0], *parts])
+    covaried = _by_parts(lambda few: system.covaried(rows[few]), rows)
     values, rotation = torch.linalg.eigh(_world.symmetric(_world.gram(rows, covaried)))
     kept = values > _NOISE * eps * values[-1:].clamp_min(1.0)
     values, rotation = values[kept].flip(0), rotation[:, kept].flip(1)
     turn = (rotation / values.sqrt()).mT.to(rows)
     tail = float(values[-1]) if len(values) else 0.0
     return CovarianceNystrom(turn @ rows, turn @ covaried, values, tail)
+
+
+def _by_parts(product: Callable[[slice], Tensor], rows: Tensor) -> Tensor:
+    """Join the products of few rows (r, a) at a time, which then are forgotten."""
+    return torch.cat([rows[:0], *(product(few) for few in chunks(len(rows), _TOGETHER))])

@@ -31,6 +31,7 @@ from pipelines.reproduce.lengths import experiment as lengths
 from pipelines.reproduce.levels import experiment as levels
 from pipelines.reproduce.local_bubble import experiment as local_bubble
 from pipelines.reproduce.lognormal import experiment as lognormal
+from pipelines.reproduce.masses import experiment as masses
 from pipelines.reproduce.memory import experiment as memory
 from pipelines.reproduce.nll_per_second import experiment as nll_per_second
 from pipelines.reproduce.paper_scale import experiment as paper_scale
@@ -158,6 +159,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "ten_million",
         "stars by the million on levels, as means of cells: what that loses, growth, ten million",
         ten_million.run,
+    ),
+    Experiment(
+        "masses",
+        "masses of dense clouds in maps over the true ones, against resolution, stars and noise",
+        masses.run,
     ),
     Experiment(
         "kernels",

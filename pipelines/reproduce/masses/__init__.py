@@ -1,0 +1,1 @@
+"""Masses of clouds in maps beside the true ones; `experiment` runs it."""
