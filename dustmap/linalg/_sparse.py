@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.linalg._chunks import chunks
+from dustmap.linalg._chunks import chunks, return_memory
 from dustmap.linalg._operator import AbstractAdjointPair, AbstractSymmetric, check_vectors
 
 # Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
@@ -303,7 +303,10 @@ def _stacked(bands: list[Tensor], width: int) -> Tensor:
     bands.clear()
     every = torch.cat(cols)
     cols.clear()
-    return csr_from_parts(starts, every, torch.cat(values), (height, width), check_invariants=False)
+    joined = torch.cat(values)
+    values.clear()
+    return_memory(every.nbytes + joined.nbytes)
+    return csr_from_parts(starts, every, joined, (height, width), check_invariants=False)
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -275,6 +275,7 @@ def stored(
     columns.clear()  # what has been joined need not be held twice
     joined_values = torch.cat(values)
     values.clear()
+    linalg.return_memory(joined_columns.nbytes + joined_values.nbytes)
     return linalg.SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
 
 
