@@ -8,8 +8,6 @@ After it, what the engine and the held-out stars say of the solution.
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
