@@ -41,10 +41,10 @@ _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
-#: Of dense rows, with the parts that are joined and products with them: of rays, whose whitening
-#: solves for columns of covariances, and of points and the torus, without; of rows made anew; of a
-#: minibatch with its products.
-_SOLVED_COPIES, _COPIES, _STREAMED, _MINIBATCH = 2.75, 1.25, 2**28, 4
+#: Of dense rows, with the parts that are joined and products with them: of rays whose weights are
+#: solved for by a factor, and kept; by iterations; of points and the torus, without a solve; of
+#: rows made anew; of a minibatch with its products.
+_FACTOR_COPIES, _SOLVED_COPIES, _COPIES, _STREAMED, _MINIBATCH = 2.75, 1.75, 1.25, 2**28, 4
 
 
 @final
@@ -60,7 +60,8 @@ class InducingEngine(AbstractEngine):
         plan, _ = planned(problem, self.settings)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
         is_lean = isinstance(problem.data.functional, PointValues) or plan.whitening == "torus"
-        copies = _COPIES if is_lean else _SOLVED_COPIES
+        has_factor = plan.whitening == "hip" and plan.grid.size <= HIPFeatures.dense_below
+        copies = _COPIES if is_lean else _FACTOR_COPIES if has_factor else _SOLVED_COPIES
         rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
         if self.settings.epochs:
             part = min(self.settings.batch, len(problem.data)) / len(problem.data)
@@ -75,7 +76,7 @@ class InducingEngine(AbstractEngine):
             *_learning.learning_component(problem, self.settings.learning),
             WORKING_COMPONENT,
         ]
-        if plan.whitening == "hip" and plan.grid.size <= HIPFeatures.dense_below:
+        if has_factor:
             what = f"of the covariance of {plan.grid.size:,} inducing points, float64"
             parts.insert(1, Component("factor", 16 * plan.grid.size**2, During.FIT, what))
         how = "stored" if is_stored else "computed anew in every pass"

@@ -102,6 +102,12 @@ CASES: Mapping[str, Callable[[], tuple[AbstractEngine, Problem]]] = {
         ),
         rays(3000, 20.0),
     ),
+    "hip-rays-full": lambda: (
+        InducingEngine(
+            InducingSettings(_LEARNING, dtype=torch.float32, points_per_length=1.2, nugget=0.0)
+        ),
+        rays(6000, 20.0),
+    ),
     "hip-epochs": lambda: (
         InducingEngine(
             InducingSettings(
