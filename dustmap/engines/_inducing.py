@@ -126,7 +126,8 @@ class InducingEngine(AbstractEngine):
             return self.condition(problem, Watch())
         if plan is None:
             plan, _ = planned(problem, self.settings)
-        posterior = variational_posterior(self._model(problem.model, plan), arrays)
+        device = problem.data.y.device
+        posterior = variational_posterior(self._model(problem.model, plan), arrays, device)
         report = _sizes(plan, posterior.model.features)
         return replace(self._fit(problem, posterior, plan, None, report), model=problem.model)
 
@@ -320,9 +321,11 @@ def variational_arrays(posterior: VariationalPosterior) -> Arrays:
     return _engine.arrays_of({"mean": q.mean, "statistics": q.statistics}, posterior.spread)
 
 
-def variational_posterior(model: VariationalModel, arrays: Arrays) -> VariationalPosterior:
-    """The posterior of `variational_arrays`."""
-    tensors = _engine.tensors_of(arrays)
+def variational_posterior(
+    model: VariationalModel, arrays: Arrays, device: torch.device | None = None
+) -> VariationalPosterior:
+    """The posterior of `variational_arrays`, on a device."""
+    tensors = _engine.tensors_of(arrays, device)
     q = model.family.posterior(tensors["mean"], tensors["statistics"])
     spread = inference.CoefficientSpread.of_tensors(tensors)
     return VariationalPosterior(model, q, spread)

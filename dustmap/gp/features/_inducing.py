@@ -253,8 +253,10 @@ class AbstractInducingFeatures(AbstractRowFeatures):
 
     @property
     def points(self) -> Tensor:
-        """Inducing points (M, D), float64."""
-        return self.inducing.points() if isinstance(self.inducing, RegularGrid) else self.inducing
+        """Inducing points (M, D), float64; those of a grid are where the kernel is."""
+        if not isinstance(self.inducing, RegularGrid):
+            return self.inducing
+        return self.inducing.points(device=self.kernel.variance().device)
 
     def parameters(self) -> tuple[Parameter, ...]:
         kernel = self.kernel.parameters()
