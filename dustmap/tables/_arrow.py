@@ -273,9 +273,8 @@ class TextReader(_columns.AbstractReader):
             )
         name = self._names[int(match[1])]
         kind = next((wanted[ref] for ref in wanted if ref.name == name), ColumnType.NUMBER)
-        return UserError(
-            f"{self._path}: column {name}: expected {kind.value}, got {match[3][:40]!r}"
-        )
+        wrong = _columns.wrong_type(name, kind, repr(match[3][:40]))
+        return UserError(f"{self._path}: {wrong}")
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:

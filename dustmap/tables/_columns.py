@@ -181,9 +181,11 @@ def typed(
     return np.ma.MaskedArray(raw.astype(np.int64), mask=mask)
 
 
-def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> UserError:
-    """Name the column, the type that was expected and what is there."""
-    return UserError(f"column {ref}: expected {kind.value}, got {got}")
+def wrong_type(ref: ColumnRef | str, kind: ColumnType, got: str) -> UserError:
+    """Name the column, the type that was expected, what is there and what to do."""
+    plain = "; write decimal degrees for 12:30:45, a point for a comma, or name another column"
+    remedy = plain if kind is ColumnType.NUMBER else "; name another column"
+    return UserError(f"column {ref}: expected {kind.value}, got {got}{remedy}")
 
 
 def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:

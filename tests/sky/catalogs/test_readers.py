@@ -347,7 +347,9 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
     reader, stream = open_table(path), _Recorded(path.open("rb"))
     monkeypatch.setattr("dustmap.tables._columns.opened", lambda path: stream)
-    with pytest.raises(UserError, match="column b: expected numbers, got 'x'"):
+    with pytest.raises(
+        UserError, match="column b: expected numbers, got 'x'; write decimal degrees"
+    ):
         read_all(reader, {"b": ColumnType.NUMBER})
     assert stream.threads == {threading.get_ident()}
 
