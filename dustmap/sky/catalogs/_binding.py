@@ -239,11 +239,20 @@ def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Wa
     complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
     if complete:
         return max(complete, key=lambda way: len(matcher.card.named & set(way.columns)))
-    lacking = [[n for n in way.columns if not matcher.has(n)] for way in alternatives]
-    nearest = min(lacking, key=len)
+    best = max(alternatives, key=lambda way: (_promise(matcher, way), -len(way.columns)))
+    nearest = [name for name in best.columns if not matcher.has(name)]
     others = [way.columns for way in alternatives if not set(nearest) <= set(way.columns)]
     instead = "".join(f"; or {', '.join(columns)}" for columns in others)
     raise _missing(matcher, purpose + instead, nearest)
+
+
+def _promise(matcher: _Matcher, way: Way) -> float:
+    """Tell how much of a way the file may have: 1 for a column that is there, less for one that
+    another looks like."""
+    lacking = [name for name in way.columns if not matcher.has(name)]
+    close = matcher.closest(lacking) if lacking else []
+    likely = (max((matcher.likeness(name, c) for c in close), default=0.0) for name in lacking)
+    return (len(way.columns) - len(lacking) + sum(likely)) / len(way.columns)
 
 
 def _reads_identifiers(matcher: _Matcher) -> bool:

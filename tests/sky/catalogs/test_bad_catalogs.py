@@ -73,6 +73,15 @@ def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path)
         read_catalog(write(tmp_path, "csv", table), tmp_path / "card.toml", system=A_V)
 
 
+def test_of_ways_that_lack_columns_the_likeliest_is_named(tmp_path: Path) -> None:
+    table = plain()
+    table.rename_columns(["distance_pc"], ["plx_mas"])
+    table["plx_err"] = 0.1
+    path = write(tmp_path, "csv", table)
+    refused(path, "missing parallax, parallax_error (card generic) for distances")
+    refused(path, "such as --column parallax=plx_mas or")
+
+
 def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
     """In few words."""
     table = plain()
