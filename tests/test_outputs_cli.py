@@ -80,6 +80,18 @@ def test_what_no_run_has_written_is_not_removed(
     assert not (place / "run" / "map.fits").exists()
 
 
+@pytest.mark.usefixtures("place")
+def test_a_run_that_may_not_be_removed_is_refused_before_the_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever runs the tests may be allowed to write anywhere."""
+    allowed = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != "run" and allowed(path, mode)
+    )
+    assert "run may not be removed" in refused("run run.toml --output run --overwrite", capsys)
+
+
 def test_all_that_a_run_writes_is_known(exact_run: Path) -> None:
     """Else --overwrite would refuse the run itself."""
     assert foreign_entries(exact_run / "run", OWN) == []

@@ -62,6 +62,9 @@ def check_free(path: Path, overwrite: bool) -> None:
                 f"{path} holds what no run has written ({_outputs.listed(foreign)}), and "
                 f"--overwrite would remove it; move it elsewhere, or choose another --output"
             )
+        # Else the end of the new run would find out.
+        if path.is_dir() and not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} may not be removed; choose another --output")
         return
     if ended_with(path) is None:
         raise FileExistsError(
