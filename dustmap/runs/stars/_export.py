@@ -303,12 +303,25 @@ def _slice(material: Material) -> "Figure":
 
 
 def _slices(material: Material) -> "Figure":
-    """Draw the planes in the middle of as many parts of the box."""
+    """Draw planes of nodes from the bottom to the top of the box, all equally far apart."""
     grid = material.density.grid
-    count = min(_SLICES, grid.shape[2])
-    planes = np.unique(((np.arange(count) + 0.5) / count * grid.shape[2]).astype(np.int64))
+    planes = _even(grid.shape[2])
     levels = (grid.lower[2] + planes * grid.spacing[2]).tolist()
     return figures.slices_figure(material.density, figures.Axis.Z, levels)
+
+
+def _even(nodes: int) -> NDArray[np.int64]:
+    """Choose at most `_SLICES` nodes of an axis, equally far apart and from its ends.
+
+    Examples
+    --------
+    >>> _even(16)
+    array([ 0,  2,  4,  6,  8, 10, 12, 14])
+    >>> _even(21)
+    array([ 1,  4,  7, 10, 13, 16, 19])
+    """
+    step = -(-nodes // _SLICES)
+    return np.arange((nodes - 1) % step // 2, nodes, step)
 
 
 def _projection(material: Material) -> "Figure":
