@@ -244,7 +244,7 @@ def test_shells_at_exact_distances(
         (["--format", "zarr", "--quantity", "mean,sd"], "quantity 'sd': expected one of mean"),
         (["--format", "zarr", "--samples", "40"], "40 samples were asked for"),
         (["--format", "healpix", "--distances", "5", "50", "x"], "expected a number of bins"),
-        (["--format", "fits", "--box", "0", "900", "0", "9", "0", "9"], "--box along X"),
+        (["--format", "zarr", "--box", "0", "900", "0", "9", "0", "9"], "--box along X"),
     ],
 )
 def test_impossible_exports_write_nothing(
