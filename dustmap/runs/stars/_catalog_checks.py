@@ -23,7 +23,7 @@ _FEW = 30
 _BELOW, _MOST_BELOW = -5.0, 1e-3
 #: A_V that no star has been seen behind, in mag.
 _OPAQUE = 50.0
-#: Share of the stars that may have direction and extinction of another: both are rounded.
+#: Share of the stars that may have place and extinction of another: they are rounded.
 _MOST_REPEATED = 1e-2
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
@@ -70,12 +70,12 @@ def _sentinels(stars: StarTable) -> Check:
 
 def _repetitions(stars: StarTable) -> Check:
     """Check that stars are counted once, whatever their identifiers."""
-    rows = np.stack([stars.l, stars.b, stars.extinction], axis=1)
+    rows = np.stack([stars.l, stars.b, stars.distance, stars.extinction], axis=1)
     repeated = len(rows) - len(np.unique(rows, axis=0))
     share, most = repeated / len(rows), max(_MOST_REPEATED, 3.0 / len(rows))
     advice = (
-        "columns of directions and extinctions: so many stars have those of another, to all "
-        "digits; give each file once, or a column source_id, by which duplicates are found"
+        "columns of directions, distances and extinctions: so many stars have those of another, "
+        "to all digits; give each file once, or a column source_id, by which duplicates are found"
     )
     return Check("share of stars that repeat another", share, 0.0, most, advice)
 
