@@ -26,16 +26,17 @@ def test_clouds_have_their_extinction_and_are_apart() -> None:
 
 def test_goals_take_the_base_case_alone() -> None:
     rows: list[Row] = [
-        {"case": case, "depth": depth, "mass": mass, "off": off}
-        for case, depth, mass, off in (
-            ("as it comes", 1.0, 0.95, 1.0),
-            ("as it comes", 3.0, 0.8, -3.0),
-            ("2000 stars", 3.0, 0.1, -9.0),
+        {"case": case, "radius": radius, "mass": mass, "off": off}
+        for case, radius, mass, off in (
+            ("as it comes", 8.0, 0.95, 1.0),
+            ("as it comes", 4.0, 0.8, -3.0),
+            ("2000 stars", 4.0, 0.1, -9.0),
         )
     ]
-    one, three, ten, held = experiment.goals(rows)
-    assert (one.met, three.met, ten.reached) == (True, False, None)
+    small, large, held = experiment.goals(rows)
+    assert (small.reached, small.met, large.met) == (0.8, False, True)
     assert held.reached == 0.5
+    assert [goal.reached for goal in experiment.goals(rows[2:])] == [None] * 3
 
 
 @pytest.mark.slow

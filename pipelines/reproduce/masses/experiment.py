@@ -283,9 +283,9 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     """Masses of complete catalogs, and the truth within two standard deviations of the samples."""
     own = [row for row in rows if row["case"] == _BASE]
     made = []
-    for depth in DEPTHS:
-        ratios = [number(row, "mass") for row in own if row["depth"] == depth]
-        name = f"{_BASE}: mass of clouds of {depth:g} mag over the true one"
+    for radius in RADII:
+        ratios = [number(row, "mass") for row in own if row["radius"] == radius]
+        name = f"{_BASE}: mass of clouds of σ = {radius:g} pc over the true one"
         made.append(Goal.at_least(name, LEAST, float(np.median(ratios)) if ratios else None))
     held = [abs(number(row, "off")) <= 2.0 for row in own]
     name = f"{_BASE}: part of the masses within two standard deviations"
@@ -294,23 +294,22 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Masses and columns over the true ones by case, medians of the clouds of a depth."""
+    """Masses and columns over the true ones by case, median and range of the clouds of a radius."""
     names = list(dict.fromkeys(str(row["case"]) for row in rows))
     figure, axes = panels(1, 2, width=5.0, height=0.8 + 0.35 * len(names))
     for axis, key in zip(axes, ("mass", "column"), strict=True):
-        for shift, colour, depth in zip((-0.2, 0.0, 0.2), COLOURS, DEPTHS, strict=False):
+        for shift, colour, radius in zip((-0.15, 0.15), COLOURS, RADII, strict=False):
             for place, name in enumerate(names):
-                ratios = [
-                    number(row, key) for row in rows if (row["case"], row["depth"]) == (name, depth)
-                ]
+                kind = name, radius
+                ratios = [number(row, key) for row in rows if (row["case"], row["radius"]) == kind]
                 low, middle, high = np.quantile(ratios, [0.0, 0.5, 1.0])
                 axis.plot([low, high], [place + shift] * 2, color=colour, linewidth=1)
-                text = f"{depth:g} mag" if place == 0 else None
+                text = f"σ = {radius:g} pc" if place == 0 else None
                 axis.plot(middle, place + shift, "o", color=colour, markersize=4, label=text)
         axis.axvline(1.0, color="0.5", linewidth=1)
         axis.set_yticks(range(len(names)), names if key == "mass" else [""] * len(names))
         axis.invert_yaxis()
         axis.set_xlim(left=0.0)
         label(axis, f"{key} of clouds, median and range", "map / truth", "")
-    axes[0].legend(fontsize=7, frameon=False, loc="lower right")
+    axes[1].legend(fontsize=7, frameon=False, loc="lower right")
     return figure
