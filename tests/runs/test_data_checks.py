@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.cli import CHECK_FAILED, DONE, main
 from dustmap.runs import prepare
+from dustmap.runs.stars import _parts
 from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky import read_catalog
@@ -154,6 +155,23 @@ def test_a_catalog_in_other_units_fails_a_check(
     tmp_path: Path, spoil: Any, names: list[str]
 ) -> None:
     assert failed(tmp_path, spoil(sky()), "compute.dtype=float64") == names
+
+
+@pytest.mark.parametrize(
+    ("factor", "name", "value"),
+    [
+        (1.0, "stars within the box of 200 that were looked at", 200),
+        (1000.0, "stars within the box", 0),
+    ],
+)
+def test_stars_in_the_box_are_counted_in_a_sample_unless_few_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, name: str, value: int
+) -> None:
+    monkeypatch.setattr(_parts, "SAMPLE", 200)
+    run = prepare(config(tmp_path, times("distance_pc", factor)(sky())))
+    assert isinstance(run, StarRun)
+    (found,) = (check for check in run.checks if check.name.startswith("stars within"))
+    assert (found.name, found.value, found.high) == (name, value, value or N)
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def parallax_precision(
 def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
     """Check the number of stars within the box at their median distances; all are counted where
     few of a sample are."""
-    number = _count_within(share.sample, grid)
-    if number < _ENOUGH and len(share.sample) < share.total:
+    number, looked_at = _count_within(share.sample, grid), len(share.sample)
+    if number < _ENOUGH and looked_at < share.total:
         counted = torch.tensor(_count_within(share.own.stars, grid))
-        number = int(share.world.total(counted))
+        number, looked_at = int(share.world.total(counted)), share.total
     box = f"{grid.lower} to {grid.upper} pc"
     if number == 0 and config.grid.outside != "truncate":
         raise UserError(
@@ -127,7 +127,9 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
         f"hardly a star lies within the box {box}: are the distances in pc, the parallaxes in mas? "
         "else move or enlarge it (grid.center, grid.size)"
     )
-    return Check("stars within the box", float(number), float(enough), float(share.total), advice)
+    of_sample = f" of {looked_at:,} that were looked at" if looked_at < share.total else ""
+    name = f"stars within the box{of_sample}"
+    return Check(name, float(number), float(enough), float(looked_at), advice)
 
 
 def _count_within(stars: StarTable, grid: RegularGrid) -> int:
