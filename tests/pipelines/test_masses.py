@@ -13,10 +13,10 @@ from pipelines.reproduce.masses import experiment
 def test_clouds_have_their_extinction_and_are_apart() -> None:
     clouds = experiment.Clouds.draw(experiment.QUICK)
     for centre, radius, depth in zip(clouds.centres, clouds.radii, clouds.depths, strict=True):
-        line = experiment._Region.line(centre, radius).places
+        line = experiment.line(centre, radius)
         step = np.linalg.norm(np.diff(line, axis=0), axis=1)[0]
         assert clouds.density(line).sum() * step == pytest.approx(depth, rel=0.01)
-        tube = experiment._Region.tube(centre, radius).places
+        tube = experiment.tube(centre, radius)
         assert np.linalg.norm(tube, axis=1).min() > 20.0
         assert (np.abs(tube) <= 0.5 * np.array(experiment.QUICK.box)).all()
     ahead = clouds.centres / np.linalg.norm(clouds.centres, axis=1, keepdims=True)

@@ -17,7 +17,7 @@ Of every cloud, map over truth:
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -109,7 +109,7 @@ class Size:
     seed: int = 0
 
 
-QUICK = Size((400.0, 400.0, 240.0), 10.0, 4, (Case(spacing=40.0), replace(CASES[1])), 20)
+QUICK = Size((400.0, 400.0, 240.0), 10.0, 4, (Case(spacing=40.0), CASES[1]), 20)
 
 
 @final
@@ -137,7 +137,9 @@ class Clouds:
                 np.radians(_APART)
             ):
                 centres.append(place)
-        return Clouds(np.array(centres), np.tile(radii.ravel(), _EACH), np.tile(depths.ravel(), 3))
+        return Clouds(
+            np.array(centres), np.tile(radii.ravel(), _EACH), np.tile(depths.ravel(), _EACH)
+        )
 
     def density(self, points: Array) -> Array:
         """Return the density (...) in mag/pc at points (..., 3)."""
@@ -161,39 +163,31 @@ class _Dust(AbstractDust):
         return self.medium.density(grid, seed) + self.clouds.density(points)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Region:
-    """Places (P, 3) in pc, each of which stands for as much (a volume or a length)."""
-
-    places: Array
-
-    @staticmethod
-    def ball(centre: Array, radius: float) -> "_Region":
-        """Within WITHIN σ of the centre."""
-        ticks = np.arange(-WITHIN, WITHIN + 1e-9, _STEP) * radius
-        offsets = np.stack(np.meshgrid(ticks, ticks, ticks, indexing="ij"), -1).reshape(-1, 3)
-        return _Region(centre + offsets[np.linalg.norm(offsets, axis=1) <= WITHIN * radius])
-
-    @staticmethod
-    def tube(centre: Array, radius: float) -> "_Region":
-        """Within WITHIN σ of the line of sight, SIDE in front of it and behind."""
-        ahead = centre / np.linalg.norm(centre)
-        across = np.linalg.svd(ahead[None])[2][1:]
-        ticks = np.arange(-WITHIN, WITHIN + 1e-9, _STEP) * radius
-        plane = np.stack(np.meshgrid(ticks, ticks, indexing="ij"), -1).reshape(-1, 2)
-        plane = plane[np.linalg.norm(plane, axis=1) <= WITHIN * radius] @ across
-        along = np.arange(-SIDE, SIDE + 1e-9, _ALONG)[:, None] * ahead
-        return _Region((centre + plane[:, None] + along).reshape(-1, 3))
-
-    @staticmethod
-    def line(centre: Array, radius: float) -> "_Region":
-        """On the line of sight, THROUGH σ in front of the centre and behind."""
-        ticks = np.arange(-THROUGH, THROUGH + 1e-9, _STEP) * radius
-        return _Region(centre + ticks[:, None] * centre / np.linalg.norm(centre))
+def ball(centre: Array, radius: float) -> Array:
+    """Return places (P, 3) within WITHIN σ of the centre, each for as much of the volume."""
+    ticks = np.arange(-WITHIN, WITHIN + 1e-9, _STEP) * radius
+    offsets = np.stack(np.meshgrid(ticks, ticks, ticks, indexing="ij"), -1).reshape(-1, 3)
+    return np.asarray(centre + offsets[np.linalg.norm(offsets, axis=1) <= WITHIN * radius])
 
 
-_REGIONS = {"mass": _Region.ball, "tube": _Region.tube, "column": _Region.line}
+def tube(centre: Array, radius: float) -> Array:
+    """Return the like within WITHIN σ of the line of sight, SIDE in front of it and behind."""
+    ahead = centre / np.linalg.norm(centre)
+    across = np.linalg.svd(ahead[None])[2][1:]
+    ticks = np.arange(-WITHIN, WITHIN + 1e-9, _STEP) * radius
+    plane = np.stack(np.meshgrid(ticks, ticks, indexing="ij"), -1).reshape(-1, 2)
+    plane = plane[np.linalg.norm(plane, axis=1) <= WITHIN * radius] @ across
+    along = np.arange(-SIDE, SIDE + 1e-9, _ALONG)[:, None] * ahead
+    return np.asarray((centre + plane[:, None] + along).reshape(-1, 3))
+
+
+def line(centre: Array, radius: float) -> Array:
+    """Return the like on the line of sight, THROUGH σ in front of the centre and behind."""
+    ticks = np.arange(-THROUGH, THROUGH + 1e-9, _STEP) * radius
+    return np.asarray(centre + ticks[:, None] * centre / np.linalg.norm(centre))
+
+
+_REGIONS = {"mass": ball, "tube": tube, "column": line}
 
 
 def run(request: Request) -> Outcome:
@@ -256,7 +250,7 @@ def _scores(finished: StarMap, sky: SimulatedSky, clouds: Clouds) -> Mapping[str
     found = {name: np.empty(len(clouds.radii)) for name in (*_REGIONS, "std", "off")}
     for k, (centre, radius) in enumerate(zip(clouds.centres, clouds.radii, strict=True)):
         for name, region in _REGIONS.items():
-            places = region(centre, float(radius)).places
+            places = region(centre, float(radius))
             true = float(sky.truth.mean_at(places).mean())
             answers = density.evaluate(PointValues(torch.from_numpy(places)), request)
             found[name][k] = float(answers["mean"].mean()) / true
