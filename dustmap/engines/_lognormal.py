@@ -6,7 +6,7 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import torch
@@ -15,7 +15,7 @@ from dustmap import inference, linalg
 from dustmap.engines import _engine, _memory
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._errors import errors_of_coefficients, with_errors
-from dustmap.engines._memory import Component, During, MemoryPlan
+from dustmap.engines._memory import Component, During, MemoryPlan, RankDivision
 from dustmap.gp import (
     AbstractLatticePrior,
     GridPrior,
@@ -35,7 +35,6 @@ from dustmap.gp.functionals import (
     world_of,
 )
 from dustmap.inference import MGVIRound, MGVISolution
-from dustmap.linalg import AbstractWorld, Alone
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,8 @@ STEP_VECTORS = 15
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
 #: Share of the memory for random numbers that are kept, and draws of a gradient of the evidence.
 _KEPT_SHARE, _DRAWS = 32, inference.MGVISettings.most_draws
+#: Copies of the rays, in bytes, that a catalog with uncertain distances takes beside a fit.
+_CATALOG = 5
 #: Data a node from which on rays of one observer are surely solved for among the nodes, whose
 #: preconditioner is the shorter.
 _MANY = 4
@@ -119,29 +120,46 @@ class LogNormalEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """Bytes of samples, draws and the solver."""
-        s, division = self.sizes(problem), self.division(problem)
+        return self._divided_plan(problem, self.division(problem))[0]
+
+    def _divided_plan(
+        self, problem: Problem, division: RankDivision
+    ) -> tuple[MemoryPlan, int | None]:
+        """The plan, and `MGVISettings.information`: 0 where memory lacks for it and suffices
+        without, for it does no more than save time."""
+        information = self._information(problem, division)
+        plan = self._plan(problem, division, information)
+        left = self.settings.memory - _CATALOG * own_rays(problem.data.functional).bytes
+        if not information or plan.peak <= left:
+            return plan, None
+        bare = self._plan(problem, division, ())
+        if bare.peak >= plan.peak:
+            return plan, None
+        side = {"solves": "among the stars: memory lacks for information among the nodes"}
+        return replace(bare, chunks={**bare.chunks, **side}), 0
+
+    def _plan(
+        self, problem: Problem, division: RankDivision, information: tuple[Component, ...]
+    ) -> MemoryPlan:
+        """The plan with these components of information among the nodes."""
+        s = self.sizes(problem)
         field_bytes, rank = s.nodes * s.itemsize, min(_RANK, s.data // 8)
         allotted = division.allotment.rows
         rows, how = _memory.row_component(division.row_bytes, allotted, division.count)
         making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field_bytes
-        information = self._information(problem, division)
         length = s.nodes if information and s.data >= _MANY * s.nodes else s.data
         solving = (_memory.FIELD_VECTORS * s.samples * s.data + 3 * rank * length) * s.itemsize
         samples = f"{s.samples} densities at {s.nodes:,} nodes"
         draws = f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each"
         fields = f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each"
+        numbers = "of draws, kept for the next time"
         products = f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples"
         vectors = f"vectors over {s.data:,} stars and a preconditioner of rank {rank}"
         parts = (
             Component("samples", 3 * s.samples * field_bytes, During.WHOLE, samples),
             _memory.spectra_component(s),
             Component("draws", drawing_bytes(s), During.DRAWING, draws),
-            Component(
-                "random numbers",
-                self._number_bytes(s),
-                During.FIT,
-                "of draws, kept for the next time",
-            ),
+            Component("random numbers", self._number_bytes(s), During.FIT, numbers),
             Component("fields", _DRAWN_FIELDS * s.samples * field_bytes, During.DRAWING, fields),
             Component("making the preconditioner", making, During.PREPARING, products),
             Component("solver", solving, During.FIT, vectors),
@@ -152,7 +170,7 @@ class LogNormalEngine(AbstractEngine):
         )
         return MemoryPlan(parts, {"rows of the stars": how, **division.in_words})
 
-    def _information(self, problem: Problem, division: "RankDivision") -> tuple[Component, ...]:
+    def _information(self, problem: Problem, division: RankDivision) -> tuple[Component, ...]:
         """What solves among the nodes take where fits may choose them (`SeenNodes.of`), at most."""
         s, model, rows = self.sizes(problem), problem.model, division.row_bytes
         alone = division.draws.size == 1 and division.rows.size == 1
@@ -191,6 +209,7 @@ class LogNormalEngine(AbstractEngine):
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
                 kept=self._kept,
+                information=self._divided_plan(problem, division)[1],
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),
@@ -243,7 +262,7 @@ class LogNormalEngine(AbstractEngine):
         )
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
-    def _model(self, problem: Problem, division: "RankDivision") -> inference.LogNormalModel:
+    def _model(self, problem: Problem, division: RankDivision) -> inference.LogNormalModel:
         """Prior, mean and noise, and rows of the fit through shared beams where there are any."""
         model, settings = problem.model, self.settings
         prior = self._prior(problem, division)
@@ -255,7 +274,7 @@ class LogNormalEngine(AbstractEngine):
             prior, model.mean, model.noise, rows, zero_points=model.zero_points
         )
 
-    def _prior(self, problem: Problem, division: "RankDivision") -> AbstractLatticePrior:
+    def _prior(self, problem: Problem, division: RankDivision) -> AbstractLatticePrior:
         """The prior on the grid, or on nested ones."""
         kernel, nodes, settings = problem.model.kernel, problem.lattice, self.settings
         dtype, memory, world = settings.dtype, settings.memory, division.rows
@@ -292,7 +311,7 @@ class LogNormalEngine(AbstractEngine):
         """Those of a fit."""
         return min(self._kept, max(_DRAWS, sizes.samples // 2) * sizes.vector)
 
-    def division(self, problem: Problem) -> "RankDivision":
+    def division(self, problem: Problem) -> RankDivision:
         """Divide draws among the ranks where each of them can store all rows, or else the rows."""
         sizes, functional = self.sizes(problem), problem.data.functional
         world, held = world_of(functional), drawing_bytes(sizes) + self._number_bytes(sizes)
@@ -319,37 +338,6 @@ class LogNormalEngine(AbstractEngine):
             return table.planned_bytes(rays)
 
         return shared
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class RankDivision:
-    """What a rank has, and what the ranks divide.
-
-    row_bytes, count: of the rows of a rank; allotment: of its memory; draws, rows: the ranks that
-    divide one or the other; geometry: bytes of the rays of all that it gathers.
-    """
-
-    row_bytes: int
-    count: int
-    allotment: _memory.Allotment
-    draws: AbstractWorld = field(default_factory=Alone)
-    rows: AbstractWorld = field(default_factory=Alone)
-    geometry: int = 0
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """What ranks need beside what one process does."""
-        if self.draws.size == 1:
-            return ()
-        return (Component("rays", self.geometry, During.FIT, f"of all {self.count:,} stars"),)
-
-    @property
-    def in_words(self) -> dict[str, str]:
-        """For a plan; nothing of one process."""
-        if self.draws.size > 1:
-            return {"the ranks divide": f"draws; each has the rows of all {self.count:,} stars"}
-        return {"the ranks divide": "rows"} if self.rows.size > 1 else {}
 
 
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:

@@ -17,6 +17,7 @@ from dustmap.gp import NestedGrids, RegularGrid, features, tori_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
+from dustmap.linalg import AbstractWorld, Alone
 
 GIB, MIB = 2**30, 2**20
 #: Bytes of chunks of transforms, of rows and of products, whatever the sizes.
@@ -209,6 +210,37 @@ class Allotment:
         # A preconditioner that is kept takes a seventh of what making it may take.
         vectors = (left - kept) * RANK_VECTORS // (RANK_VECTORS + 1)
         return Allotment(kept, max(sizes.column, vectors))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RankDivision:
+    """What a rank has, and what the ranks divide.
+
+    row_bytes, count: of the rows of a rank; allotment: of its memory; draws, rows: the ranks that
+    divide one or the other; geometry: bytes of the rays of all that it gathers.
+    """
+
+    row_bytes: int
+    count: int
+    allotment: Allotment
+    draws: AbstractWorld = field(default_factory=Alone)
+    rows: AbstractWorld = field(default_factory=Alone)
+    geometry: int = 0
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What ranks need beside what one process does."""
+        if self.draws.size == 1:
+            return ()
+        return (Component("rays", self.geometry, During.FIT, f"of all {self.count:,} stars"),)
+
+    @property
+    def in_words(self) -> dict[str, str]:
+        """For a plan; nothing of one process."""
+        if self.draws.size > 1:
+            return {"the ranks divide": f"draws; each has the rows of all {self.count:,} stars"}
+        return {"the ranks divide": "rows"} if self.rows.size > 1 else {}
 
 
 def row_component(needed: int, allotted: int, n: int) -> tuple[Component, str]:

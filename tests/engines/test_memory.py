@@ -5,9 +5,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from dustmap.engines import LogNormalEngine, LogNormalSettings
 from tests.distributed.ranks import found_by, run_ranks
-from tests.engines.peaks import CASES
+from tests.engines import peaks
+from tests.engines.peaks import CASES, MIB
+
+_MANY = peaks.rays(6000, 50.0, positive=True)
+
+
+def _engine(memory: int) -> LogNormalEngine:
+    return LogNormalEngine(LogNormalSettings(4, 100, 0, torch.float64, memory))
+
+
+def test_information_among_nodes_is_left_out_where_only_it_does_not_fit() -> None:
+    ample = _engine(2**31)
+    plan = ample.plan(_MANY)
+    assert "information" in {part.name for part in plan.components}
+    scant = _engine(plan.peak - MIB)
+    spared = scant.plan(_MANY)
+    assert "information" not in {part.name for part in spared.components}
+    assert spared.peak <= plan.peak - MIB
+    assert "memory lacks" in spared.chunks["solves"]
 
 
 @pytest.mark.slow

@@ -64,9 +64,12 @@ class LogNormalProblem:
     @staticmethod
     @torch.no_grad()
     def of(
-        model: LogNormalModel, data: Batch, world: linalg.AbstractWorld | None = None
+        model: LogNormalModel,
+        data: Batch,
+        world: linalg.AbstractWorld | None = None,
+        most: int | None = None,
     ) -> "LogNormalProblem":
-        """Everything computed once: L, T, H β₀."""
+        """Everything computed once: L, T, H β₀; most: entries of LᵀWL for `SeenNodes`."""
         world = world or linalg.Alone()
         rows = rows_made_together(model.interpolation, data.functional, world)
         expected = (len(data), model.prior.lattice.size)
@@ -82,7 +85,7 @@ class LogNormalProblem:
         noise = model.likelihood.noise_variance(data).to(dtype)
         # Groups have numbers beside the nodes, and gradients of the evidence take z itself.
         plain = points is None and len(model.learned().theta) == 0
-        nodes = SeenNodes.of(rows, noise, world) if plain else None
+        nodes = SeenNodes.of(rows, noise, world, most) if plain else None
         return LogNormalProblem(
             model,
             data,

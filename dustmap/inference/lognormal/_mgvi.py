@@ -205,7 +205,7 @@ def fit_mgvi(
         raise UserError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
     _refuse_two_scales(model, settings)
-    problem = LogNormalProblem.of(model, data, world)
+    problem = LogNormalProblem.of(model, data, world, settings.information)
     if start is not None and not start.fits(problem, settings):
         start = None
     reader = load_reader(checkpointer, MGVI)
