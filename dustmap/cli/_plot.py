@@ -359,5 +359,6 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
     places = places_of_map(Path(options.map), Path(options.points), _options.card_of(options))
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
     named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
-    names = ("",) * len(places) if named is None else text_column(places.table, named)
-    return list(names), cartesian(places.l, places.b, places.distances.median)
+    rows = range(len(places)) if places.rows is None else places.rows
+    words = ("",) * len(places.table) if named is None else text_column(places.table, named)
+    return [words[row] for row in rows], cartesian(places.l, places.b, places.distances.median)

@@ -142,8 +142,15 @@ def _many(options: argparse.Namespace) -> int:
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
-    counts = {"rows": len(places), "rows_outside_the_box": outside}
-    _print_table(places.table, answers, source.system, counts if options.json else None)
+    if places.missing:
+        log.info("%d rows have no direction or no distance: no answers", places.missing)
+    counts = {
+        "rows": len(places.table),
+        "rows_outside_the_box": outside,
+        "rows_without_a_place": places.missing,
+    }
+    filled = places.filled(answers)
+    _print_table(places.table, filled, source.system, counts if options.json else None)
     return DONE
 
 

@@ -206,7 +206,8 @@ class StarMap(AbstractFinishedRun):
             groups = renumbered(places.groups, self.run.group_names)
         refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
-        sky.add_answers(table, {**columns, **refined}, self.system, labelled=kind.bare)
+        answers = places.filled({**columns, **refined})
+        sky.add_answers(table, answers, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
         own, before = self.made.metadata(), table.meta.get("HISTORY", [])
@@ -217,6 +218,7 @@ class StarMap(AbstractFinishedRun):
         return {
             "rows": len(table),
             "rows_outside_the_box": outside,
+            "rows_without_a_place": places.missing,
             **self._counts_of_distances(places),
             "extinction_system": self.system.name,
             "output": str(output),

@@ -4,7 +4,7 @@ Places are rows to predict at: any table with directions and distances.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -317,6 +317,8 @@ class Places:
     groups : (N,) or None
         Names of the groups of the rows, "" for none; None where card or table have no such column.
     extinctions : of the rows, where they were asked for
+    rows : (N,) or None
+        Rows of the table that are places, where others have no direction or no distance.
     """
 
     table: Table
@@ -326,9 +328,25 @@ class Places:
     measured: bool
     groups: NDArray[np.str_] | None = None
     extinctions: Extinctions | None = None
+    rows: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.l)
+
+    @property
+    def missing(self) -> int:
+        """Rows of the table that are no places."""
+        return len(self.table) - len(self)
+
+    def filled(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return answers (N, ...) as columns of the table, NaN in rows that are no places."""
+        if self.rows is None:
+            return dict(columns)
+        filled = {}
+        for name, values in columns.items():
+            filled[name] = np.full((len(self.table), *values.shape[1:]), np.nan, values.dtype)
+            filled[name][self.rows] = values
+        return filled
 
 
 def read_places(
@@ -340,7 +358,7 @@ def read_places(
     with_extinctions: bool = False,
     system: ExtinctionSystem | None = None,
 ) -> Places:
-    """Read every row as a place: none is cut.
+    """Read every row that has a direction and a distance as a place: none is cut.
 
     Parameters
     ----------
@@ -357,7 +375,8 @@ def read_places(
     Raises
     ------
     UserError
-        Where a row has no direction or distance, or the file cannot be read.
+        Where no row has a direction and a distance, where one has an impossible one, or the file
+        cannot be read.
 
     Examples
     --------
@@ -376,30 +395,35 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
-    values = _values_of_places(path, reader, binding)
+    values, rows = _values_of_places(path, reader, binding)
     l, b = _rows.directions(binding.position, values)
     zero_point, before = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, before, zero_point)
     table = reader.whole()
-    if len(table) != len(l):
-        raise UserError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
+    if len(table) != len(rows):
+        raise UserError(f"{path}: {len(rows)} places in {len(table)} rows; remove lines of remarks")
     measured = has_extinctions(path, schema, reader.columns)
     extinctions = None
     if binding.extinction is not None:
         known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
         extinctions = Extinctions.of(binding.extinction, values, known)
-    return Places(table, l, b, distances, measured, values.get(_rows.GROUP), extinctions)
+    groups, places = values.get(_rows.GROUP), None if rows.all() else np.flatnonzero(rows)
+    return Places(table, l, b, distances, measured, groups, extinctions, places)
 
 
 def _values_of_places(
     path: Path, reader: AbstractReader, binding: Binding
-) -> dict[str, NDArray[Any]]:
-    """Read all rows, each of which must be a place."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """Read the rows that are places, and tell which of the rows are: all that miss no number."""
     chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
     if not chunks:
         raise UserError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    absent = _rows.not_finite(values, (*binding.position.columns, *binding.distance.columns))
+    rows = ~np.any(list(absent.values()), axis=0)
     for reason, bad in _selection.problems_of_places(binding, values).items():
-        if bad.any():
-            raise _selection.invalid_row(path, reason, np.flatnonzero(bad), "remove them")
-    return values
+        if reason in absent and not rows.any():
+            raise UserError(f"{path}: no row is a place; {reason} in {int(bad.sum())} of them")
+        if reason not in absent and (bad & rows).any():
+            raise _selection.invalid_row(path, reason, np.flatnonzero(bad & rows), "remove them")
+    return {name: column[rows] for name, column in values.items()}, rows

@@ -273,10 +273,22 @@ def test_no_such_preset_policy_and_path(tmp_path: Path) -> None:
 
 
 def test_places_without_a_direction(tmp_path: Path) -> None:
+    """Rows without one have no answers; an impossible one, and a table of none, are refused."""
     table = plain()
-    table["l"][2] = np.nan
-    with pytest.raises(UserError, match=r"l is not finite in row 2"):
-        read_places(write(tmp_path, "fits", table))
+    table["l"][2] = table["distance_pc"][4] = np.nan
+    places = read_places(write(tmp_path, "fits", table))
+    others = np.setdiff1d(np.arange(len(table)), [2, 4])
+    np.testing.assert_array_equal(places.l, np.asarray(table["l"])[others])
+    np.testing.assert_array_equal(places.distances.median, np.asarray(table["distance_pc"])[others])
+    assert (len(places), places.missing) == (len(others), 2)
+    filled = places.filled({"twice": 2.0 * places.l})["twice"]
+    np.testing.assert_array_equal(filled, 2.0 * np.asarray(table["l"] + 0.0 * table["distance_pc"]))
+    table["b"][5] = 91.0
+    with pytest.raises(UserError, match=r"b is not between -90 and 90 degrees in row 5"):
+        read_places(write(tmp_path, "parquet", table))
+    table["l"] = np.nan
+    with pytest.raises(UserError, match=r"no row is a place; l is not finite in \d+ of them"):
+        read_places(write(tmp_path, "ecsv", table))
     table.remove_column("distance_pc")
     with pytest.raises(UserError, match=r"missing distance \(card generic\) for distances"):
         read_places(write(tmp_path, "csv", table))

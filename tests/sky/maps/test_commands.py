@@ -74,18 +74,23 @@ def test_a_run_and_its_maps_answer_alike(run: Path, capsys: pytest.CaptureFixtur
 def test_many_places_are_answered_in_their_order(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = Table({"name": ["a", "b"], "l": [30, 10], "b": [5, 0], "distance_pc": [30, 500]})
-    table.write(tmp_path / "coords.csv")
+    """NaN where one is outside the box, and where a row has no distance."""
+    rows = "name,l,b,distance_pc\na,30,5,30\nc,40,5,\nb,10,0,500\n"
+    (tmp_path / "coords.csv").write_text(rows)
     one = told(capsys, "query", str(run / "map.zarr"), *PLACE)
     assert main(["query", str(run / "map.zarr"), "--file", str(tmp_path / "coords.csv")]) == DONE
     out = Table.read(capsys.readouterr().out, format="ascii.csv")
-    assert list(out["name"]) == ["a", "b"]
+    assert list(out["name"]) == ["a", "c", "b"]
     assert out["extinction_std"][0] == pytest.approx(one["extinction_std"])
-    assert np.isnan(out["density_mean"][1])
+    assert np.isnan(out["density_mean"][1:]).all()
     found = told(capsys, "query", str(run), "--file", str(tmp_path / "coords.csv"))
-    assert found["rows_outside_the_box"] == 1
-    assert found["density_mean"] == [pytest.approx(one["density_mean"], rel=1e-5), None]
-    assert found["name"] == ["a", "b"]
+    assert (found["rows"], found["rows_outside_the_box"], found["rows_without_a_place"]) == (
+        3,
+        1,
+        1,
+    )
+    assert found["density_mean"] == [pytest.approx(one["density_mean"], rel=1e-5), None, None]
+    assert found["name"] == ["a", "c", "b"]
     assert (found["extinction_system"], out["extinction_system"][0]) == ("A_V", "A_V")
     assert (out["extinction_unit"][0], out["density_unit"][0]) == ("mag", "mag / pc")
 
