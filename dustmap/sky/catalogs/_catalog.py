@@ -319,6 +319,14 @@ class Places:
     extinctions : of the rows, where they were asked for
     rows : (N,) or None
         Rows of the table that are places, where others have no direction or no distance.
+
+    Examples
+    --------
+    >>> from dustmap.sky.stars import ExactDistances
+    >>> table, one = Table({"distance": [np.nan, 100.0]}), np.ones(1)
+    >>> places = Places(table, one, one, ExactDistances(100 * one), False, rows=np.array([1]))
+    >>> places.filled({"twice": 2 * places.distances.median})
+    {'twice': array([ nan, 200.])}
     """
 
     table: Table
