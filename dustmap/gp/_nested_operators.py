@@ -134,7 +134,7 @@ class Link:
         out = y.new_zeros((*y.shape[:-1], *self.source))
         at: tuple[Any, ...] = (..., *self.taken)
         out[at] = found.reshape(out[at].shape)
-        return out.reshape(*y.shape[:-1], -1)
+        return out.reshape(*y.shape[:-1], math.prod(self.source))
 
 
 @final

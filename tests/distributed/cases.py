@@ -17,11 +17,14 @@ from torch import Tensor
 from dustmap.distributed import check_agreement
 from dustmap.engines import LogNormalEngine, LogNormalSettings
 from dustmap.gp import (
+    AbstractLatticePrior,
     Batch,
     ConstantMean,
     DiscMean,
     GPModel,
     GridPrior,
+    NestedGrids,
+    NestedPrior,
     Parameters,
     RegularGrid,
     own_batch,
@@ -86,6 +89,10 @@ from tests.engines import peaks
 Arrays = Mapping[str, NDArray[np.generic]]
 
 GRID = RegularGrid.from_bounds((-1.0, -1.0, -0.5), (1.0, 1.0, 0.5), (7, 7, 4))
+OUTER = RegularGrid.from_bounds((-1.0, -1.0, -0.5), (1.0, 1.0, 0.5), (5, 5, 3))
+NESTED = NestedGrids(
+    (OUTER, RegularGrid.from_bounds((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5), (5, 5, 5)))
+)
 #: Rays; no multiple of a number of ranks.
 COUNT = 61
 #: Steps of the lattice of residual covariances by dimension: few, which are quick.
@@ -277,16 +284,22 @@ def lognormal(
     rounds: int = 2,
     curved: bool | None = None,
     rows: bool = False,
+    levels: bool = False,
 ) -> Arrays:
     """The default engine: hyperparameters, centre and samples; ranks divide the draws, or rows."""
     sharing = world if rows else Alone()
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
     likelihood = likelihood.fixed() if robust else likelihood
+    prior: AbstractLatticePrior = (
+        NestedPrior.of(kernel, NESTED, padding=2.0, world=sharing)
+        if levels
+        else GridPrior.padded(kernel, GRID, padding=2.0, world=sharing, makers=world)
+    )
     model = LogNormalModel(
-        GridPrior.padded(kernel, GRID, padding=2.0, world=sharing, makers=world),
+        prior,
         ConstantMean(math.log(0.8)),
         likelihood,
-        partial(interpolation, grid=GRID, dtype=torch.float64),
+        partial(interpolation, grid=prior.lattice, dtype=torch.float64),
         # The one large eigenvalue of a mean that is next to free makes the first steps of CG
         # magnify rounding errors, in one process as in several.
         mean_std=0.1,
@@ -320,9 +333,8 @@ def lognormal(
 
 
 @patch.object(_stencil, "_LATTICE_STEPS", SMALL_TABLES)
-def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
+def gaussian(world: AbstractWorld, robust: bool = False, levels: bool = False) -> Arrays:
     """The global engine: learning from some of the data, then the solve of all."""
-    grid = RegularGrid.from_bounds(GRID.lower, GRID.upper, (5, 5, 3))
     kernel, likelihood = Matern32(0.5, 0.2, dim=3), GaussianLikelihood(scale=1.0)
     settings = GlobalSettings(
         samples=4,
@@ -338,7 +350,11 @@ def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
     )
     model = GPModel(kernel, ConstantMean(0.8), likelihood)
     found: GlobalFit = fit_global(
-        model, data(world), grid, settings, checkpointer=FirstRankSnapshots(world)
+        model,
+        data(world),
+        NESTED if levels else OUTER,
+        settings,
+        checkpointer=FirstRankSnapshots(world),
     )
     return numpy(
         theta=Parameters.of(found.gp, without=("mean",)).theta,
@@ -468,7 +484,10 @@ CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "lognormal-tight": partial(lognormal, residual=1e-7),
     "lognormal-robust": partial(lognormal, robust=True),
     "lognormal-robust-rows": partial(lognormal, robust=True, rows=True),
+    "lognormal-levels": partial(lognormal, levels=True),
+    "lognormal-levels-rows": partial(lognormal, levels=True, rows=True),
     "gaussian": gaussian,
+    "gaussian-levels": partial(gaussian, levels=True),
     "gaussian-robust": partial(gaussian, robust=True),
     "hip": hip,
     "hip-streamed": partial(hip, memory=0),

@@ -160,6 +160,7 @@ def test_slopes_are_differences_of_covariances(projected: bool) -> None:
     torch.testing.assert_close(products[1], torch.zeros_like(x[0]), rtol=0, atol=1e-12)
     forms = slopes.quadratic(x)
     torch.testing.assert_close(forms[0], ((x @ change) * x).sum(1), rtol=1e-6, atol=1e-8)
+    assert slopes.quadratic(x[:0]).shape == (2, 0)  # of a rank that has no vector
 
 
 def test_the_first_torus_grows_with_the_length_and_the_others_do_not() -> None:
