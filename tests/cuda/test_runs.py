@@ -73,6 +73,16 @@ CASES: dict[str, tuple[tuple[str, ...], float]] = {
         ("model.std=1", "grid.spacing=40", "grid.levels=[[[120,80,40],40],[[40,80,40],20]]"),
         0.3,
     ),
+    "lognormal-levels-held": (
+        (
+            "model.std=1",
+            "model.learn=[]",
+            "model.noise=gaussian",
+            "grid.spacing=40",
+            "grid.levels=[[[120,80,40],40],[[40,80,40],20]]",
+        ),
+        0.3,
+    ),
     "lognormal-student": (
         ("model.density=lognormal", "model.std=1", "model.noise=student-t"),
         0.3,
