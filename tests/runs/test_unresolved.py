@@ -16,7 +16,7 @@ from dustmap.gp import Prediction
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
 from dustmap.runs.stars._kernel import without_each
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.sky import DustMap
+from dustmap.sky import DustMap, cartesian
 from dustmap.sky.simulation import Measurements, simulate, write_sky
 from dustmap.sky.stars import ExactDistances
 
@@ -192,3 +192,28 @@ def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) ->
     assert section["stars"] > section["held_out"] == 360
     assert section["factor"] > 4.0 * section["factor_std"]
     assert 0.6 < truth_scores(tmp_path)["chi2"] < 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["clouds", "errors"])
+def test_outliers_are_told_from_stars_behind_clouds_that_the_grid_lacks(
+    tmp_path: Path, cause: str
+) -> None:
+    """Clouds of 8 pc at 60 pc, or as many stars at random, on top of a sky on the grid."""
+    run(tmp_path, 20.0, "export.formats=[]", stars=3000)
+    table, generator = Table.read(tmp_path / "all.fits"), np.random.default_rng(0)
+    if cause == "clouds":
+        clouds = generator.standard_normal((8, 3))
+        clouds /= np.linalg.norm(clouds, axis=1, keepdims=True)
+        near = cartesian(table["l"], table["b"], 1.0) @ clouds.T > np.cos(8.0 / 60.0)
+        spoilt = near.any(1) & np.asarray(table["distance_pc"] > 60.0)
+    else:
+        spoilt = generator.random(len(table)) < 0.05
+    table["extinction"][spoilt] += 0.5
+    table[:2250].write(tmp_path / "sky.fits", overwrite=True)
+    config = load(tmp_path / "run.toml", ("export.formats=[]",))
+    execute_run(prepare(config), tmp_path / "again", config, False, Stage.EXPORT)
+    checks = json.loads((tmp_path / "again" / "report.json").read_text())["checks"]
+    (check,) = (line for line in checks if line["name"] == "share of outliers with another behind")
+    assert check["passed"] == (cause == "errors")
+    assert check["value"] > 0.4 if cause == "clouds" else check["value"] < 0.15

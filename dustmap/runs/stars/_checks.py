@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered
-from dustmap.inference import MGVISettings, Scores
+from dustmap.inference import MGVISettings
 from dustmap.runs._machine import dtype_of
-from dustmap.runs.reports import Check, coverage_check
+from dustmap.runs.reports import Check, Predictions, coverage_check
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._parts import StarShare
+from dustmap.sky import cartesian
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import ParallaxDistances, StarTable
 
@@ -56,6 +60,10 @@ _MOST_PER_STAR = 0.1
 _PRIOR_STDS = 2.0
 #: Median error / parallax above which a map may be biased by some per cent, and by too many.
 _NOTICEABLE, _MOST = 0.15, 0.3
+#: Standard deviations of its prediction above which a star lies far above the map; such stars that
+#: tell something, neighbours among which one behind is looked for, and the share of them that may
+#: lie as far above.
+_FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
 _BIASED = (
     "at 30 %, extinctions to a distance were off by up to 5 % under the learned prior, 15 % under "
     "exponential-density and 10 to 30 % under flat-parallax, and by more than their errors said; "
@@ -316,7 +324,44 @@ def _near_start(name: str, ratio: float, reach: float) -> Check:
     return Check(f"learned {name} / model.{name}", ratio, math.exp(-reach), math.exp(reach), advice)
 
 
-def check_of_scores(held_out: Scores) -> Check:
-    """Check the residuals of the held-out stars."""
+def checks_of_held_out(
+    stars: StarTable, held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor
+) -> tuple[Check, ...]:
+    """Check the residuals of stars that the fit to the data `train` has not seen."""
     advice = "the errors of the catalog or the prior do not describe the data; see chi2"
-    return coverage_check("held-out stars", held_out, advice)
+    coverage = coverage_check("held-out stars", held_out.scores(), advice)
+    return (coverage, *_checks_of_outliers(stars, held_out, fit, observed, train))
+
+
+def _checks_of_outliers(
+    stars: StarTable, held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor
+) -> tuple[Check, ...]:
+    """Check that stars far above the map are errors, which Student-t noise takes them for, and not
+    behind clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
+    """
+    fitted = observed.rows[train.cpu().numpy()]
+    above = _far_above(held_out)
+    if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(fitted) == 0:
+        return ()
+    towards, depth = cartesian(stars.l, stars.b, 1.0), stars.distances.rough
+    seeds = held_out.index[above]
+    most = min(_NEIGHBOURS, len(fitted))
+    _, near = KDTree(towards[fitted]).query(towards[seeds], k=range(1, most + 1))
+    behind = depth[fitted[near]] > depth[seeds, None]
+    found = behind.any(1)
+    if found.sum() < _FEWEST:
+        return ()
+    nearest = torch.from_numpy(near[found, behind[found].argmax(1)])
+    share = float(_far_above(fit.predictions(observed, train[nearest])).mean())
+    advice = (
+        f"{int(above.sum())} of {len(above)} held-out stars lie far above the map, and so do stars "
+        'behind them: clouds that model.noise = "student-t" takes for errors and the map lacks; '
+        'take a smaller grid.spacing, grid.levels around them, or model.noise = "gaussian"'
+    )
+    name = "share of outliers with another behind"
+    return (Check(name, share, 0.0, _COHERENT, advice),)
+
+
+def _far_above(predictions: Predictions) -> NDArray[np.bool_]:
+    far = (predictions.y - predictions.mean) / predictions.std > _FAR
+    return np.asarray(far.cpu().numpy())

@@ -61,6 +61,12 @@ _STARS = 5_000
 _MIXTURE = ((0.75, 0.4), (0.15, 1.2))
 #: Logarithms of factors: as far, densities at so many, cubic splines at so many.
 _WITHIN, _KNOTS, _STEPS = 4.0, 17, 129
+#: The factor above which it is not the kernel's variance that stars ask for, and what it may be.
+_STRUCTURE = 10.0
+_FINER = (
+    "far more than the kernel expects there, such as clouds that the grid has not: take a smaller "
+    "grid.spacing, or grid.levels around them"
+)
 #: Scales of a learned noise: densities at so many, splines at so many, from below the least to
 #: above the largest of it and 1.
 _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
@@ -283,6 +289,9 @@ def judged(
         stars,
     )
     fit = _engines.with_unresolved(config, whole, factor)
+    if factor > _STRUCTURE:
+        section["remark"] = _FINER
+        log.warning("dust between the nodes: %s", _FINER)
     return fit, section | {
         "factor": factor,
         "factor_std": std,

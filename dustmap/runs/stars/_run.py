@@ -287,7 +287,8 @@ class StarRun(AbstractRun):
                     "calibration": reports.calibration(held_out),
                     "quality_proxies": reports.quality_proxies(held_out, per_a_v),
                 }
-                work.checks.append(_checks.check_of_scores(held_out.scores()))
+                fitted = result.fit, result.observed, self.train
+                work.checks += _checks.checks_of_held_out(self.stars, held_out, *fitted)
         return held_out
 
     def _refit(
