@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from dustmap.gp._batch import whole_batch as whole_batch
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
+    from dustmap.gp._grid import NestedGrids as NestedGrids
     from dustmap.gp._grid import RegularGrid as RegularGrid
+    from dustmap.gp._grid import rows_by_grid as rows_by_grid
+    from dustmap.gp._grid import widened_grids as widened_grids
     from dustmap.gp._lattice_prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._lattice_prior import AbstractLatticePrior as AbstractLatticePrior
     from dustmap.gp._lattice_prior import AbstractSlopes as AbstractSlopes
     from dustmap.gp._lattice_prior import PriorReport as PriorReport
     from dustmap.gp._lattice_prior import torus_for as torus_for
     from dustmap.gp._lattice_prior import wrap_inflation as wrap_inflation
-    from dustmap.gp._levels import NestedGrids as NestedGrids
-    from dustmap.gp._levels import rows_by_grid as rows_by_grid
-    from dustmap.gp._levels import widened_grids as widened_grids
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
     from dustmap.gp._means import DiscMean as DiscMean

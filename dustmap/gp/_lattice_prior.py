@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import NestedGrids
+from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import wrapped_variance
 from dustmap.gp.kernels import AbstractKernel

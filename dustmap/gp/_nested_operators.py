@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp._lattice_prior import AbstractSlopes
-from dustmap.gp._levels import (
+from dustmap.gp._grid import (
     NestedGrids,
+    RegularGrid,
     fading,
     interpolation_matrices,
     widened_grids,
     within,
 )
+from dustmap.gp._lattice_prior import AbstractSlopes
 
 #: Vectors whose fields are held at once.
 _AT_ONCE = 4

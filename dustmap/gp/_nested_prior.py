@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp._grid import RegularGrid
+from dustmap.gp._grid import NestedGrids, RegularGrid, widened_grids
 from dustmap.gp._lattice_prior import (
     AbstractLatticePrior,
     PriorReport,
@@ -37,7 +37,6 @@ from dustmap.gp._lattice_prior import (
     wrap_error,
     wrap_inflation,
 )
-from dustmap.gp._levels import NestedGrids, widened_grids
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import NestedGrids
+from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import support
 from dustmap.gp.features._levels_of_rays import LevelPart, nested_taps

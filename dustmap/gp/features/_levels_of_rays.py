@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import NestedGrids, rows_by_grid
+from dustmap.gp._grid import NestedGrids, RegularGrid, rows_by_grid
 from dustmap.gp.features._local_weights import Taps
 from dustmap.gp.functionals import chord
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp._levels import NestedGrids
+from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp._nested_prior import NestedPrior
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import (
