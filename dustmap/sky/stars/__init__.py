@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.stars._combined import combined as combined
     from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
     from dustmap.sky.stars._distances import ExactDistances as ExactDistances
     from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
@@ -20,16 +19,19 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
-    from dustmap.sky.stars._luminosity import LEAST as LEAST
-    from dustmap.sky.stars._luminosity import LuminosityFunction as LuminosityFunction
-    from dustmap.sky.stars._luminosity import SeenPart as SeenPart
-    from dustmap.sky.stars._luminosity import distance_modulus as distance_modulus
-    from dustmap.sky.stars._luminosity import well_known as well_known
     from dustmap.sky.stars._priors import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._priors import FlatParallax as FlatParallax
     from dustmap.sky.stars._priors import ToLearn as ToLearn
     from dustmap.sky.stars._priors import prior_named as prior_named
+    from dustmap.sky.stars._selection import LEAST as LEAST
+    from dustmap.sky.stars._selection import WEIGHT_SCORES as WEIGHT_SCORES
+    from dustmap.sky.stars._selection import LuminosityFunction as LuminosityFunction
+    from dustmap.sky.stars._selection import SeenPart as SeenPart
+    from dustmap.sky.stars._selection import WeightedDistances as WeightedDistances
+    from dustmap.sky.stars._selection import distance_modulus as distance_modulus
+    from dustmap.sky.stars._selection import weight_nodes as weight_nodes
+    from dustmap.sky.stars._selection import well_known as well_known
     from dustmap.sky.stars._store import SKY_ORDER as SKY_ORDER
     from dustmap.sky.stars._store import SkySorter as SkySorter
     from dustmap.sky.stars._store import StarStore as StarStore
@@ -40,10 +42,8 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._table import HAS_MAGNITUDES as HAS_MAGNITUDES
     from dustmap.sky.stars._table import LEAST_ERROR as LEAST_ERROR
     from dustmap.sky.stars._table import StarTable as StarTable
+    from dustmap.sky.stars._table import combined as combined
     from dustmap.sky.stars._table import concatenate as concatenate
     from dustmap.sky.stars._table import thinned as thinned
-    from dustmap.sky.stars._weighted import WEIGHT_SCORES as WEIGHT_SCORES
-    from dustmap.sky.stars._weighted import WeightedDistances as WeightedDistances
-    from dustmap.sky.stars._weighted import weight_nodes as weight_nodes
 else:
     __getattr__, __dir__ = on_use(__name__)
