@@ -15,7 +15,7 @@ from dustmap.engines import (
     Problem,
     _grids,
 )
-from dustmap.engines._inducing_plan import planned
+from dustmap.engines._inducing_grid import planned
 from dustmap.engines._pathwise_points import planned_points
 from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues

@@ -66,11 +66,11 @@ from dustmap.engines._free_points import FreePointsEngine as FreePointsEngine
 from dustmap.engines._free_points import FreePointSettings as FreePointSettings
 from dustmap.engines._grids import refuse_outside as refuse_outside
 from dustmap.engines._inducing import InducingEngine as InducingEngine
-from dustmap.engines._inducing_plan import FAMILIES as FAMILIES
-from dustmap.engines._inducing_plan import WHITENINGS as WHITENINGS
-from dustmap.engines._inducing_plan import InducingPlan as InducingPlan
-from dustmap.engines._inducing_plan import InducingSettings as InducingSettings
-from dustmap.engines._inducing_plan import plan_fit as plan_fit
+from dustmap.engines._inducing_grid import FAMILIES as FAMILIES
+from dustmap.engines._inducing_grid import WHITENINGS as WHITENINGS
+from dustmap.engines._inducing_grid import InducingPlan as InducingPlan
+from dustmap.engines._inducing_grid import InducingSettings as InducingSettings
+from dustmap.engines._inducing_grid import plan_fit as plan_fit
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
 from dustmap.engines._kernel_choice import choice_bytes as choice_bytes

@@ -16,7 +16,7 @@ from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, 
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._free_points import FreePointsEngine
 from dustmap.engines._inducing import InducingEngine
-from dustmap.engines._inducing_plan import planned
+from dustmap.engines._inducing_grid import planned
 from dustmap.engines._learning import learn_from_start, most_exact
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine

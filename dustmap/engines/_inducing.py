@@ -19,9 +19,15 @@ from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._errors import with_errors
 from dustmap.engines._grids import coarse_advice, first_length
-from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
+from dustmap.engines._inducing_grid import (
+    ExtrapolatingFeatures,
+    InducingPlan,
+    InducingSettings,
+    PlacesAndRays,
+    draws_on_grid,
+    planned,
+)
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
-from dustmap.engines._places import ExtrapolatingFeatures, PlacesAndRays, draws_on_grid
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, families, features
 from dustmap.gp.features import AbstractFeatureMap, HIPFeatures, SolveSummary

@@ -16,8 +16,8 @@ import torch
 from dustmap import inference
 from dustmap.engines import _grids
 from dustmap.engines._engine import Arrays, Problem, arrays_of, tensors_of
+from dustmap.engines._inducing_grid import ExtrapolatingFeatures
 from dustmap.engines._memory import DATA_VECTORS, FIELD_VECTORS, KRIGING
-from dustmap.engines._places import ExtrapolatingFeatures
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import LocalFeatures

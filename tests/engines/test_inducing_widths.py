@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.engines import EvidenceSettings, InducingEngine, InducingSettings, Problem, Watch
-from dustmap.engines._inducing_plan import planned
+from dustmap.engines._inducing_grid import planned
 from dustmap.gp import Batch, ConstantMean, ExactGP, GPModel, RegularGrid
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues

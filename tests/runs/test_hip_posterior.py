@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dustmap.engines._places import PlacesAndRays, draws_at_inducing_points
+from dustmap.engines._inducing_grid import PlacesAndRays, draws_at_inducing_points
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import HIPFeatures

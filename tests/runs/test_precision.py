@@ -27,7 +27,7 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.engines._places import PlacesAndRays
+from dustmap.engines._inducing_grid import PlacesAndRays
 from dustmap.gp import ExactPosterior, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, VariationalPosterior
 from dustmap.runs import prepare

@@ -27,9 +27,9 @@ from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _far_column, _model
+from dustmap.runs.stars._distances import DistanceWeights, MagnitudeLimit
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.runs.stars._selection import DistanceWeights, MagnitudeLimit
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)

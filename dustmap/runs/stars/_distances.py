@@ -1,10 +1,15 @@
-"""Distances of stars as a map of the dust and their extinctions leave them.
+"""Distances of stars as the map of a fit leaves them: by extinctions, and under a magnitude limit.
 
-The noise is that of the run: its factor on the errors, its scatter, its degrees of freedom. A map
-that has seen a star has used its extinction already, which is then counted twice; the report of
-`predict` says of how many.
+By extinctions the noise is that of the run: its factor on the errors, its scatter, its degrees of
+freedom. A map that has seen a star has used its extinction already, which is then counted twice;
+the report of `predict` says of how many.
+
+Of a catalog with a magnitude limit, stars behind the map's dust are missing, so that those that are
+there are in front of it, more likely than their parallaxes say. Every round of distances weights
+them anew, always those of the catalog, by `dustmap.sky.observations.SelectionWeights`.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
@@ -12,25 +17,49 @@ from typing import TypeAlias, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from dustmap.config import Config
+from dustmap.engines import Arrays
 from dustmap.errors import UserError
-from dustmap.gp import Prediction, RegularGrid
-from dustmap.gp.functionals import OutsidePolicy
+from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays, own_rows
 from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.runs._machine import TOGETHER
 from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._parts import StarShare
 from dustmap.sky import observations
 from dustmap.sky.catalogs import Extinctions
 from dustmap.sky.observations import (
     DistancePosterior,
+    DustAlong,
+    Observations,
     PriorDust,
+    SelectionWeights,
+    classes_of,
+    common_distances,
     distance_nodes,
     distance_posterior,
     smoothed,
 )
-from dustmap.sky.stars import AbstractDistances, ExactDistances
-from dustmap.sky.systems import ExtinctionSystem, conversion
+from dustmap.sky.stars import (
+    LEAST,
+    WEIGHT_SCORES,
+    AbstractDistances,
+    ExactDistances,
+    LuminosityFunction,
+    SeenPart,
+    StarTable,
+    WeightedDistances,
+    distance_modulus,
+    thinned,
+    weight_nodes,
+    well_known,
+)
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+
+log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -39,6 +68,14 @@ _DRAWS = 16
 #: Columns of percentiles -> their probabilities, and all that are added.
 _PERCENTILES = {f"distance_percentile{q}": q / 100.0 for q in (16, 50, 84)}
 COLUMNS = ("distance_mean", "distance_std", *_PERCENTILES)
+#: Stars of the luminosity function, and directions of the mean over the sky, at most.
+_ABSOLUTE, _DIRECTIONS = 2000, 1500
+#: Stars whose weights are computed at once.
+_STARS = 2**12
+#: Least ln w, beside which nothing is left.
+_DEEPEST = -50.0
+#: The name of the weights in files.
+_LOG_WEIGHT = "selection_log_weight"
 
 
 @final
@@ -135,3 +172,126 @@ class DistanceFinder:
             return density.numpy().reshape(mean.shape)
 
         return distance_posterior(nodes, draws, variance, log_density)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DistanceWeights:
+    """ln w (N, K) of all observed stars, float32, at the nodes of `WeightedDistances`, and the
+    number of stars whose luminosity function they go by; no weights without enough of these."""
+
+    log_weight: Tensor | None = None
+    selection_stars: int = 0
+
+    def arrays(self) -> Arrays:
+        """Return the weights as arrays for `reopened`."""
+        if self.log_weight is None:
+            return {}
+        return {_LOG_WEIGHT: self.log_weight.cpu().numpy()}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MagnitudeLimit:
+    """The limit of a catalog, and its stars.
+
+    stars: those of this rank that are observed, in the order of their rays; sample: some of all,
+    the same on every rank; limit: the faintest magnitude; dimming: magnitudes that one of the
+    stars' extinction takes; grid: whose box the map is in; seed: of the map's draws.
+    """
+
+    stars: StarTable
+    sample: StarTable
+    limit: float
+    dimming: float
+    grid: RegularGrid
+    seed: int
+
+    @staticmethod
+    def of(
+        config: Config, share: StarShare, observed: Observations, grid: RegularGrid
+    ) -> "MagnitudeLimit | None":
+        """Return the limit of the catalog; None where there is none, where data.magnitude_weights
+        says so, or where distances are exact."""
+        data, own = config.data, share.own.stars
+        if not data.weights_distances or own.distances.exact:
+            return None
+        mine = own_rows(observed.batch.functional)
+        rows = torch.from_numpy(observed.rows)[mine].numpy() - share.first
+        dimming = conversion(own.system, system_named(data.magnitude_band))
+        return MagnitudeLimit(
+            own[rows], share.sample, data.magnitude_limit, dimming, grid, config.fit.seed
+        )
+
+    def weights(
+        self,
+        observed: Observations,
+        posterior: AbstractPosterior,
+        dust: PriorDust,
+        progress: Progress = unwatched,
+    ) -> DistanceWeights:
+        """Return the weights behind a posterior, and the dust expected beyond the box."""
+        beyond = None if observed.beyond is None else dust
+        along = DustAlong(posterior, self.grid, beyond, observed.measured.device, self.seed)
+        selection, used = self._learned(along)
+        if selection is None:
+            return DistanceWeights(None, used)
+        rays, stars = observed.batch.functional, self.stars
+        keys = own_rays(rays).keys.cpu().numpy()
+        parts = [np.empty((0, len(WEIGHT_SCORES)), np.float32)]
+        for rows in chunks(len(stars), _STARS):
+            progress("distances behind the map", rows.start, len(stars))
+            some = stars[rows]
+            nodes, kind = weight_nodes(some.distances), classes_of(some.distances)[0]
+            draws = along.draws(some.l, some.b, nodes, keys[rows])
+            log_weight = selection.log_weights(nodes, draws, kind)
+            parts.append(np.maximum(log_weight, _DEEPEST).astype(np.float32))
+        progress("distances behind the map", len(stars), len(stars))
+        own = torch.from_numpy(np.concatenate(parts))
+        return DistanceWeights(gathered(rays, own), used)
+
+    def _learned(self, along: DustAlong) -> tuple[SelectionWeights | None, int]:
+        """Learn what is seen behind how much dust, and its mean over the sky, from how many stars;
+        None, with a warning, from too few."""
+        sample = self.sample
+        assert sample.magnitude is not None
+        near = thinned(sample[well_known(sample.distances)], _ABSOLUTE)
+        assert near.magnitude is not None
+        numbers, distance = np.arange(len(near)), near.distance
+        ahead = along.draws(near.l, near.b, distance[:, None], numbers).mean(0)[:, 0]
+        behind = distance_modulus(distance) + self.dimming * ahead
+        absolute, faintest = near.magnitude - behind, self.limit - behind
+        used = int((absolute <= faintest).sum())
+        if used < LEAST:
+            log.warning(
+                "magnitude limit: %d stars of known distance and magnitude within it, %d are "
+                "needed: distances are not weighted by it",
+                used,
+                LEAST,
+            )
+            return None, used
+        luminosity = LuminosityFunction.of(absolute, faintest)
+        kind, kinds = classes_of(sample.distances)
+        seen = SeenPart.of(luminosity, self.limit, sample.magnitude, kind, kinds)
+        some = thinned(sample, _DIRECTIONS)
+        places = common_distances(some.distances)
+        every = np.repeat(places[None, :], len(some), axis=0)
+        draws = along.draws(some.l, some.b, every, np.arange(len(some)))
+        return SelectionWeights.of(seen, self.dimming, some.distances, places, draws), used
+
+    def applied(self, observed: Observations, weights: DistanceWeights) -> Observations:
+        """Return observations of the catalog with weighted distances, and nothing added."""
+        if weights.log_weight is None:
+            return observed
+        mine, stars = own_rows(observed.batch.functional), self.stars
+        log_weight = weights.log_weight[mine].double().numpy()
+        distances = WeightedDistances(stars.distances, log_weight)
+        return observed.with_distances(stars.l, stars.b, distances, self.grid)
+
+
+def reopened(limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays) -> Observations:
+    """Return observations with the weights that a fit has left, if any."""
+    if limit is None or _LOG_WEIGHT not in arrays:
+        return observed
+    log_weight = torch.from_numpy(np.asarray(arrays[_LOG_WEIGHT], np.float32))
+    return limit.applied(observed, DistanceWeights(log_weight))

@@ -35,7 +35,6 @@ from dustmap.runs.stars import (
     _model,
     _parts,
     _run,
-    _selection,
 )
 from dustmap.runs.stars._export import finer_grids
 from dustmap.runs.stars._zero_points import group_names, in_groups_of_run, renumbered
@@ -422,7 +421,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             "stars: run it again"
         )
     column = _far_column.reopened(run.config, run.grid, run.device, added)
-    observed = _selection.reopened(run.limit, run.observed, added)
+    observed = _distances.reopened(run.limit, run.observed, added)
     observed = _distance_rounds.with_stored(observed, added)
     run = replace(run, observed=replace(observed, column=column))
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train

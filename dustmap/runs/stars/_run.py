@@ -25,6 +25,7 @@ from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
     _checks,
+    _distances,
     _engines,
     _export,
     _far_column,
@@ -34,7 +35,6 @@ from dustmap.runs.stars import (
     _parts,
     _plan,
     _resolution,
-    _selection,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.runs.stars._zero_points import check_groups, group_names, zero_points_section
@@ -119,9 +119,9 @@ class StarRun(AbstractRun):
         return _export.reach_of(self.config.data, self.share.sample)
 
     @property
-    def limit(self) -> _selection.MagnitudeLimit | None:
+    def limit(self) -> _distances.MagnitudeLimit | None:
         """The limit by which distances are weighted, where the catalog has one."""
-        return _selection.MagnitudeLimit.of(self.config, self.share, self.observed, self.grid)
+        return _distances.MagnitudeLimit.of(self.config, self.share, self.observed, self.grid)
 
     @property
     def refits(self) -> bool:

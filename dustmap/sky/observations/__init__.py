@@ -8,11 +8,15 @@ takes a store of any size through the rows of an engine once, chunk by chunk.
 
 from dustmap.sky.observations._column import ColumnMap as ColumnMap
 from dustmap.sky.observations._column import FarColumn as FarColumn
-from dustmap.sky.observations._distance_posterior import SCORES as SCORES
-from dustmap.sky.observations._distance_posterior import DistancePosterior as DistancePosterior
-from dustmap.sky.observations._distance_posterior import distance_nodes as distance_nodes
-from dustmap.sky.observations._distance_posterior import distance_posterior as distance_posterior
-from dustmap.sky.observations._distance_posterior import smoothed as smoothed
+from dustmap.sky.observations._distances import SCORES as SCORES
+from dustmap.sky.observations._distances import DistancePosterior as DistancePosterior
+from dustmap.sky.observations._distances import DustAlong as DustAlong
+from dustmap.sky.observations._distances import SelectionWeights as SelectionWeights
+from dustmap.sky.observations._distances import classes_of as classes_of
+from dustmap.sky.observations._distances import common_distances as common_distances
+from dustmap.sky.observations._distances import distance_nodes as distance_nodes
+from dustmap.sky.observations._distances import distance_posterior as distance_posterior
+from dustmap.sky.observations._distances import smoothed as smoothed
 from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations
@@ -22,10 +26,6 @@ from dustmap.sky.observations._observe import observe_share as observe_share
 from dustmap.sky.observations._observe import sky_patches as sky_patches
 from dustmap.sky.observations._observe import stream as stream
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
-from dustmap.sky.observations._selection import DustAlong as DustAlong
-from dustmap.sky.observations._selection import SelectionWeights as SelectionWeights
-from dustmap.sky.observations._selection import classes_of as classes_of
-from dustmap.sky.observations._selection import common_distances as common_distances
 from dustmap.sky.observations._sight_lines import BeyondBox as BeyondBox
 from dustmap.sky.observations._sight_lines import Moments as Moments
 from dustmap.sky.observations._sight_lines import PriorDust as PriorDust
