@@ -58,7 +58,7 @@ from dustmap.engines._engine import EngineFit as EngineFit
 from dustmap.engines._engine import Learning as Learning
 from dustmap.engines._engine import Problem as Problem
 from dustmap.engines._engine import Watch as Watch
-from dustmap.engines._errors import quantity_errors as quantity_errors
+from dustmap.engines._engine import quantity_errors as quantity_errors
 from dustmap.engines._exact import ExactEngine as ExactEngine
 from dustmap.engines._exact import ExactSettings as ExactSettings
 from dustmap.engines._free_points import FreePointPlan as FreePointPlan

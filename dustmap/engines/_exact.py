@@ -7,8 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from dustmap.engines import _engine, _learning
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
-from dustmap.engines._errors import with_errors
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
 from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch

@@ -16,8 +16,7 @@ import torch
 
 from dustmap import inference
 from dustmap.engines import _engine, _learning
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
-from dustmap.engines._errors import with_errors
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarse_advice, first_length
 from dustmap.engines._inducing_grid import (
     ExtrapolatingFeatures,

@@ -13,8 +13,16 @@ import torch
 
 from dustmap import inference, linalg
 from dustmap.engines import _engine, _memory
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
-from dustmap.engines._errors import errors_of_coefficients, with_errors
+from dustmap.engines._engine import (
+    AbstractEngine,
+    Arrays,
+    EngineFit,
+    Learning,
+    Problem,
+    Watch,
+    errors_of_coefficients,
+    with_errors,
+)
 from dustmap.engines._memory import Component, During, MemoryPlan, RankDivision
 from dustmap.gp import (
     AbstractLatticePrior,

@@ -22,9 +22,9 @@ from dustmap.engines._engine import (
     Learning,
     Problem,
     Watch,
+    with_errors,
     zero_point_arrays,
 )
-from dustmap.engines._errors import with_errors
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import FitStatus, NestedGrids
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm

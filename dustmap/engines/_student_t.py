@@ -16,8 +16,15 @@ from torch import Tensor
 
 from dustmap import inference
 from dustmap.engines import _pathwise_points
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
-from dustmap.engines._errors import with_errors
+from dustmap.engines._engine import (
+    AbstractEngine,
+    Arrays,
+    EngineFit,
+    Learning,
+    Problem,
+    Watch,
+    with_errors,
+)
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._learning import EvidenceSettings, learn, searched_start
 from dustmap.engines._memory import MemoryPlan
