@@ -1,7 +1,8 @@
 """A sparse variational Gaussian process: how data see ε, what they say of it, and its posterior.
 
-Rows of Φ are computed once when they fit in memory, else when needed. Coefficients of the mean are
-fitted to its data, with their uncertainty.
+Rows of Φ are computed once when they fit in memory, else when needed. For Gaussian noise the
+optimum has a closed form: S by one pass (S4) and m by conjugate gradients on Λ (S5). Coefficients
+of the mean are fitted to its data, with their uncertainty.
 """
 
 import warnings
@@ -15,7 +16,7 @@ from torch import Tensor
 from dustmap import gp
 from dustmap.errors import UserError
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
-from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks
+from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks, warn_unconverged
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Sharded,
@@ -25,7 +26,19 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import _precision
-from dustmap.linalg import AbstractOperator, DenseOperator, UnconvergedWarning, standard_normal
+from dustmap.linalg import (
+    AbstractOperator,
+    DenseOperator,
+    Progress,
+    SolveResult,
+    UnconvergedWarning,
+    pcg,
+    standard_normal,
+    unwatched,
+)
+
+#: What is counted while the covariance takes them up.
+_ROWS = "rows"
 
 
 @final
@@ -243,6 +256,95 @@ def _warn_once(solves: SolveSummary) -> None:
             UnconvergedWarning,
             stacklevel=3,
         )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DirectSolution:
+    """The optimal q of a structured family under Gaussian noise.
+
+    state: m = Λ⁻¹ b and S_i = Λ_i⁻¹. solve: how CG on Λ ended. elbo: at that optimum.
+    """
+
+    state: AbstractGaussian
+    solve: SolveResult
+    elbo: float
+
+
+def solve_direct(
+    model: VariationalModel,
+    batch: gp.Batch,
+    source: RowSource,
+    *,
+    rtol: float = 1e-6,
+    max_steps: int = 1000,
+    start: Tensor | None = None,
+    progress: Progress = unwatched,
+) -> DirectSolution:
+    """The closed-form optimum (002, S4-S5), never holding a dense M_w × M_w matrix.
+
+    The mean solves Λ m = b, Λ = I + Φᵀ Σ⁻¹ Φ, b = Φᵀ Σ⁻¹ (y − m_n), by CG with the family's own
+    S as preconditioner.
+
+    Parameters
+    ----------
+    model, batch
+    source : rows of the batch's functional
+    rtol, max_steps, progress : of CG
+    start : (M_w,), the first guess of m
+    """
+    if not isinstance(model.likelihood, GaussianLikelihood):
+        raise TypeError(
+            "solve_direct: expected a GaussianLikelihood, whose optimum has a closed form, got "
+            f"{type(model.likelihood).__name__}: use fit_svi"
+        )
+    with torch.no_grad():
+        weights = 1.0 / model.likelihood.noise_variance(batch)
+        state = one_pass_covariance(model, source, weights, progress)
+        phi = source.operator()
+        target = weights * (batch.y - model.mean.values(batch.functional))
+        solve = pcg(
+            _precision.PrecisionOperator(phi, weights),
+            phi.rmatmul(target.to(phi.dtype)),
+            preconditioner=_precision.FamilyPreconditioner(state),
+            x0=start,
+            rtol=rtol,
+            max_steps=max_steps,
+            progress=progress,
+        )
+        warn_unconverged(solve, "posterior mean")
+        state = state.with_mean(solve.x)
+        return DirectSolution(state, solve, full_elbo(model, state, batch, source))
+
+
+def one_pass_covariance(
+    model: VariationalModel,
+    source: RowSource,
+    weights: Tensor,
+    progress: Progress = unwatched,
+) -> AbstractGaussian:
+    """S_i = (I + Σ_n w_n φ_{n,i} φ_{n,i}ᵀ)⁻¹ with m = 0: one pass over the rows (S4)."""
+    if len(source) == 0:
+        raise UserError("the data set is empty: at least one datum is needed")
+    own, statistics = source.own(weights), None
+    for part, rows in source.chunks():
+        statistics = model.family.precision_statistics(rows.phi, own[part], statistics)
+        progress(_ROWS, part.stop, len(own))
+    assert statistics is not None
+    mean = torch.zeros(model.family.n_features, dtype=model.features.dtype, device=weights.device)
+    return model.family.posterior(mean, source.total(statistics))
+
+
+def full_elbo(
+    model: VariationalModel, state: AbstractGaussian, batch: gp.Batch, source: RowSource
+) -> float:
+    """The ELBO over all data, chunk by chunk."""
+    own = gp.own_batch(batch)
+    with torch.no_grad():
+        terms = [
+            model.expected_log_likelihood(state, rows, own[part]) for part, rows in source.chunks()
+        ]
+        return float(source.total(torch.stack(terms).sum())) - float(state.kl())
 
 
 @torch.no_grad()

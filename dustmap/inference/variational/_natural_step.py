@@ -1,6 +1,7 @@
-"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood, and its lengths.
+"""Natural-gradient steps (002, S11-S12): one on a minibatch, and with all data until they rest.
 
-Its weights and lengths are bounded where ln p(y|f) is not quadratic in f, or not even concave.
+They serve any likelihood. Weights and lengths of those on a minibatch are bounded where ln p(y|f)
+is not quadratic in f, or not even concave.
 """
 
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, Prediction, families, own_batch
+from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import by_rows, operator_by_rows, own_rows, world_of
 from dustmap.inference._precision import SeenCovariance, batch_stability
 from dustmap.inference._state import REBUILT
-from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.linalg import AbstractOperator, DenseOperator, largest_eigenvalue
 
 #: Halvings of a step before it is taken as it is: by then it moves nothing.
 _MOST_HALVINGS = 40
 #: What rounding may take from the objective, in units of the last place of its terms.
 _ROUNDING = 100.0
+#: Relative change of the precision that is rounding.
+_SAME = 1e-5
 #: Families that hold every S.
 _UNCUT = (families.FullRankFamily, families.KrylovFullRankFamily)
 
@@ -313,3 +317,98 @@ def _joint_moments(
         by_rows(batch.functional, lambda _: own.mean),
         by_rows(batch.functional, lambda _: own.variance),
     )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SettledFit:
+    """q(ε) with the ELBO of all data, passes over the data made, and whether it rose no more."""
+
+    posterior: AbstractGaussian
+    elbo: float
+    passes: int
+    converged: bool
+
+
+def settle(
+    model: VariationalModel,
+    posterior: AbstractGaussian,
+    batch: Batch,
+    source: RowSource,
+    *,
+    max_passes: int = 10,
+    tolerance: float = 1e-4,
+) -> SettledFit:
+    """Steps S11-S12 with all data at fixed hyperparameters, until the ELBO rises no more.
+
+    Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5), which the
+    pass that finds its ELBO shows. Other likelihoods: Newton-like steps; one that lowers the ELBO
+    is taken back and the length halved.
+
+    Parameters
+    ----------
+    model, posterior, batch, source
+    max_passes : over the data
+    tolerance : of the ELBO, per datum
+    """
+    at, length, passes, converged = _Sweep.of(model, posterior, batch, source), 1.0, 1, False
+    while passes < max_passes and not converged:
+        try:
+            tried = _Sweep.of(model, at.moved(model, length), batch, source)
+        except ValueError:  # moments so far off that the next precision is not positive definite
+            length, passes = 0.5 * length, passes + 1
+            continue
+        passes += 1
+        gained, still = tried.elbo - at.elbo, tolerance * len(batch)
+        converged = abs(gained) < still or (length == 1.0 and tried.rests(at, still))
+        if gained >= 0:
+            at = tried
+        else:
+            length, converged = 0.5 * length, abs(gained) < still
+    return SettledFit(at.posterior, at.elbo, passes, converged)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    """One pass over the data at q: the ELBO, Λ̂ − I, and the gradient in m."""
+
+    posterior: AbstractGaussian
+    elbo: float
+    statistics: Tensor
+    gradient: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        model: VariationalModel, posterior: AbstractGaussian, batch: Batch, source: RowSource
+    ) -> "_Sweep":
+        own = own_batch(batch)
+        statistics = model.family.zero_statistics(posterior.mean.device)
+        gradient = torch.zeros_like(posterior.mean)
+        fit = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        for part, rows in source.chunks():
+            moments = model.moments(posterior, rows, own[part].functional)
+            g1, g2 = model.moment_gradients(moments, own[part])
+            model.family.precision_statistics(rows.phi, -2.0 * g2, statistics)
+            gradient += g1.to(rows.phi.dtype) @ rows.phi
+            fit += model.summed_log_prob(moments, own[part])
+        return _Sweep(
+            posterior,
+            float(source.total(fit)) - float(posterior.kl()),
+            source.total(statistics),
+            source.total(gradient) - posterior.mean,
+        )
+
+    def rests(self, before: "_Sweep", still: float) -> bool:
+        """Whether another full step would gain next to nothing: S⁻¹ stays what the step from
+        `before` has made it, and the decrement of the mean, ½ gᵀ S g, is small."""
+        change, size = (self.statistics - before.statistics).abs().max(), before.statistics.abs()
+        decrement = 0.5 * float(self.posterior.quadratic(self.gradient[None]))
+        return float(change) <= _SAME * float(size.max()) and decrement < still
+
+    def moved(self, model: VariationalModel, length: float) -> AbstractGaussian:
+        """One natural step from here."""
+        return model.family.natural_step(
+            self.posterior, self.gradient, self.statistics, length, length
+        )

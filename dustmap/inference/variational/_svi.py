@@ -17,8 +17,12 @@ from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import world_of
 from dustmap.inference import _state
-from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._model import RowSource, VariationalModel, rows_of
+from dustmap.inference.variational._model import (
+    RowSource,
+    VariationalModel,
+    one_pass_covariance,
+    rows_of,
+)
 from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
 
 #: Data whose quadrature is done at a time before the first step.

@@ -1,16 +1,23 @@
-"""The engines that map stars, by the name that a configuration resolves to, and their fits."""
+"""The engines that map stars, by the name that a configuration resolves to, and their fits.
 
-from collections.abc import Callable, Mapping
+Groups of stars have a zero point each in a fit, y_n = A_n + b_g(n) + noise, and with scales
+y_n = (1 + s_g(n)) A_n + b_g(n) + noise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from dustmap import engines
-from dustmap.config import Config
+from dustmap.config import Config, DataConfig
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.inference import LogNormalPosterior, RobustSettings, Unresolved
+from dustmap.gp.functionals import groups_of
+from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSettings, Unresolved
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
 from dustmap.runs.reports import Predictions
@@ -29,6 +36,8 @@ POINTS_PER_LENGTH = 2.5
 _NUGGET = 1e-6
 #: Standard deviation of the logarithm of the factor on stated errors, before the data.
 _STATED_ERRORS = 0.5
+#: Members of a group at least, and stars to a group in the mean.
+_FEWEST, _PER_GROUP = 2, 10
 _UNWATCHED = engines.Watch()
 _NONE: engines.Arrays = {}
 
@@ -250,6 +259,55 @@ def errors_section(fit: StarFit) -> dict[str, Any]:
     known = {name: error for name, error in fit.errors.items() if error is not None}
     held = [name for name, error in fit.errors.items() if error is None]
     return known | ({"held": held} if held else {})
+
+
+def check_groups(data: DataConfig, names: Sequence[str], observed: Observations) -> None:
+    """Refuse groups that are too small or too many to have zero points."""
+    groups = groups_of(observed.batch.functional)
+    if groups is None:
+        return
+    counts = torch.bincount(groups.cpu(), minlength=len(names))
+    lone = ((counts > 0) & (counts < _FEWEST)).nonzero()[:, 0].tolist()
+    if lone:
+        raise UserError(
+            f"data.groups = {data.groups!r}: {len(lone)} groups have a single star within the box, "
+            f"such as {names[lone[0]]!r}, whose zero point nothing tells; join or leave out such "
+            "groups"
+        )
+    used, most = int((counts > 0).sum()), len(observed) // _PER_GROUP
+    if used > most:
+        raise UserError(
+            f"data.groups = {data.groups!r}: {used:,} groups of {len(observed):,} stars, expected "
+            f"at most {most:,}, a tenth; name a column whose values more stars share"
+        )
+
+
+def zero_points_section(
+    config: Config,
+    names: Sequence[str],
+    fit: StarFit,
+    observed: Observations,
+    train: Tensor,
+) -> dict[str, Any]:
+    """Return a line for each group with fitted stars, for the report; nothing without groups."""
+    if not isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
+        return {}
+    points, scales = fit.posterior.zero_points(), fit.posterior.scales()
+    groups = groups_of(observed.batch.functional[train])
+    if points is None or groups is None:
+        return {}
+    counts = torch.bincount(groups, minlength=len(points.mean)).tolist()
+    columns = {"zero_point": points.mean.tolist(), "error": points.std.tolist()}
+    prior: dict[str, Any] = {"column": config.data.groups, "prior_std_mag": config.model.group_std}
+    if scales is not None:
+        columns |= {"scale": (1.0 + scales.mean).tolist(), "scale_error": scales.std.tolist()}
+        prior["prior_std_of_scales"] = config.model.group_scale
+    lines = [
+        {"group": name, "stars": count} | {what: values[g] for what, values in columns.items()}
+        for g, (name, count) in enumerate(zip(names, counts, strict=False))
+        if count
+    ]
+    return {"zero_points": {**prior, "groups": lines}}
 
 
 def _exact_report(fit: engines.EngineFit) -> dict[str, Any]:

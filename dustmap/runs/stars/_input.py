@@ -1,6 +1,9 @@
-"""The stars of a run: read from catalogs by a card, or from a store that was ingested before."""
+"""The stars of a run: read from catalogs by a card, or from a store that was ingested before.
 
-from collections.abc import Callable, Mapping
+Their groups have numbers, in the order in which the catalog's provenance names them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -18,6 +21,8 @@ from dustmap.tables import ColumnRef, ColumnType
 
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
+#: The number of groups that a run does not know.
+_UNKNOWN = -1
 
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
@@ -219,6 +224,29 @@ def in_system(stars: StarTable, system: ExtinctionSystem | None) -> StarTable:
         extinction_error=factor * stars.extinction_error,
         system=system,
     )
+
+
+def group_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of groups by their numbers; none where stars have no groups."""
+    groups = provenance.get("groups")
+    return tuple(groups["names"]) if isinstance(groups, Mapping) else ()
+
+
+def renumbered(labels: NDArray[np.str_] | Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the numbers (N,) of labels among the names of a run, -1 for others."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers.get(str(label), _UNKNOWN) for label in labels], np.int64)
+
+
+def in_groups_of_run(
+    stars: StarTable, own: Sequence[str], names: Sequence[str]
+) -> tuple[StarTable, int]:
+    """Return the stars of another catalog with the numbers of the run's groups, and how many are of
+    groups that the run does not know; own: names of the catalog's groups."""
+    if stars.groups is None:
+        return stars, 0
+    groups = renumbered(own, names)[stars.groups]
+    return replace(stars, groups=groups), int((groups == _UNKNOWN).sum())
 
 
 def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ from dustmap.runs.stars import (
     _run,
 )
 from dustmap.runs.stars._export import finer_grids
-from dustmap.runs.stars._zero_points import group_names, in_groups_of_run, renumbered
 from dustmap.sky import Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
@@ -116,8 +115,8 @@ class StarMap(AbstractFinishedRun):
         stars = _input.in_system(read.stars, own.system)
         groups: dict[str, int] = {}
         if stars.groups is not None:
-            labels = group_names(read.provenance)
-            stars, unknown = in_groups_of_run(stars, labels, self.run.group_names)
+            labels = _input.group_names(read.provenance)
+            stars, unknown = _input.in_groups_of_run(stars, labels, self.run.group_names)
             groups = {"stars_of_unknown_groups": unknown}
         elif data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
@@ -202,7 +201,7 @@ class StarMap(AbstractFinishedRun):
         table = places.table
         groups: NDArray[np.int64] | None = None
         if places.groups is not None:
-            groups = renumbered(places.groups, self.run.group_names)
+            groups = _input.renumbered(places.groups, self.run.group_names)
         refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
         answers = places.filled({**columns, **refined})

@@ -37,7 +37,6 @@ from dustmap.runs.stars import (
     _resolution,
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
-from dustmap.runs.stars._zero_points import check_groups, group_names, zero_points_section
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField, SurveyReach
 
@@ -88,7 +87,7 @@ class StarRun(AbstractRun):
         """Names of the groups of stars by their numbers; none where data.groups names no column."""
         if not self.config.data.groups:
             return ()
-        return group_names(self.share.own.provenance)
+        return _input.group_names(self.share.own.provenance)
 
     @property
     def leads(self) -> bool:
@@ -258,7 +257,7 @@ class StarRun(AbstractRun):
             "units": {name: units.get(name, "") for name in hyperparameters},
             "fit": fit.summary | _engines.learning_section(fit),
         }
-        work.sections |= zero_points_section(
+        work.sections |= _engines.zero_points_section(
             self.config, self.group_names, fit, result.observed, self.train
         )
         work.sections |= _far_column.section_of(result.observed, fit)
@@ -314,7 +313,7 @@ class StarRun(AbstractRun):
         moved = {name: value for name, value in numbers.items() if value != getattr(at, name)}
         directory.record(stage="refit", **fit.summary)
         work.sections["refit"] = {"stars": len(observed), **moved, **fit.summary}
-        work.sections |= zero_points_section(
+        work.sections |= _engines.zero_points_section(
             self.config, self.group_names, fit, observed, self.mapped
         )
         work.checks += _checks.checks_of_refit(self.config, fit)
@@ -413,7 +412,7 @@ def prepare_stars(
     run = replace(run, observed=replace(run.observed, column=column))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
-    check_groups(config.data, run.group_names, run.observed)
+    _engines.check_groups(config.data, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.reach is not None and run.leads:
         log.info("magnitude limit: %s", run.reach)
