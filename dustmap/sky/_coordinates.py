@@ -3,7 +3,9 @@
 Pixels of the sky are HEALPix's.
 """
 
+import functools
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 from astropy import units as u
@@ -12,8 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.errors import UserError
 
+Array: TypeAlias = NDArray[np.float64]
 
-def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.float64]:
+
+def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> Array:
     """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc.
 
     Examples
@@ -27,13 +31,13 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.flo
         distance=np.asarray(distance, np.float64) * u.pc,
         frame="galactic",
     )
-    xyz: NDArray[np.float64] = coordinates.cartesian.xyz.to_value(u.pc)
+    xyz: Array = coordinates.cartesian.xyz.to_value(u.pc)
     return np.moveaxis(xyz, 0, -1)
 
 
 def galactic(
-    xyz: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    xyz: Array,
+) -> tuple[Array, Array, Array]:
     """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3).
 
     Examples
@@ -51,6 +55,36 @@ def galactic(
     )
 
 
+@functools.cache
+def _rotation() -> Array:
+    """Return R (3, 3), Galactic = R · ICRS unit vectors, from astropy's own frames."""
+    axes = SkyCoord(
+        x=[1.0, 0.0, 0.0], y=[0.0, 1.0, 0.0], z=[0.0, 0.0, 1.0], representation_type="cartesian"
+    )
+    rotation: Array = np.asarray(axes.galactic.cartesian.xyz.to_value(u.one), np.float64)
+    return rotation
+
+
+def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:
+    """Return (l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360.
+
+    Examples
+    --------
+    >>> l, b = galactic_from_icrs(np.array([266.405]), np.array([-28.936]))  # the Galactic centre
+    >>> bool(min(l[0], 360.0 - l[0]) < 0.01 and abs(b[0]) < 0.01)
+    True
+    """
+    ra, dec = np.radians(ra), np.radians(dec)
+    xyz = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)])
+    return direction(*(_rotation() @ xyz))
+
+
+def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
+    """Return (l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
+    l = np.degrees(np.arctan2(y, x)) % 360.0
+    return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
+
+
 def coordinates_of(angles: Mapping[str, ArrayLike], d: ArrayLike | None, frame: str) -> SkyCoord:
     """Make coordinates; bare numbers are degrees and, as in the dustmaps package, kpc."""
     components = {name: u.Quantity(value, u.deg) for name, value in angles.items()}
@@ -59,7 +93,7 @@ def coordinates_of(angles: Mapping[str, ArrayLike], d: ArrayLike | None, frame: 
     return SkyCoord(**components, frame=frame)
 
 
-def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
+def positions_of(coords: SkyCoord) -> Array:
     """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
     xyz = _galactic(coords).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
@@ -70,7 +104,7 @@ def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
     return _stacked(xyz.to_value(u.pc))
 
 
-def places_towards(directions: NDArray[np.float64], distances: NDArray[np.float64]) -> SkyCoord:
+def places_towards(directions: Array, distances: Array) -> SkyCoord:
     """Place points on unit vectors (N, 3), or one (3,), at distances (N,) in pc."""
     x, y, z = np.moveaxis(directions * distances[:, None], -1, 0) * u.pc
     return SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
@@ -82,21 +116,21 @@ def refuse_bad_nside(nside: int, what: str = "nside") -> None:
         raise UserError(f"{what}: expected a power of two, 1 to 8192, got {nside!r}")
 
 
-def pixel_directions(nside: int, pixels: NDArray[np.int64] | int) -> NDArray[np.float64]:
+def pixel_directions(nside: int, pixels: NDArray[np.int64] | int) -> Array:
     """Return unit vectors (N, 3) to the centres of pixels (N,), NESTED; (3,) to that of one."""
     import healpy  # takes a second, as it takes matplotlib
 
     return np.stack(healpy.pix2vec(nside, pixels, nest=True), axis=-1)
 
 
-def pixels_towards(nside: int, vectors: NDArray[np.float64]) -> NDArray[np.int64]:
+def pixels_towards(nside: int, vectors: Array) -> NDArray[np.int64]:
     """Return the pixels (N,), NESTED, of vectors (N, 3) of any length but 0."""
     import healpy
 
     return np.asarray(healpy.vec2pix(nside, *vectors.T, nest=True))
 
 
-def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
+def directions_of(coords: SkyCoord) -> Array:
     """Return unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
     sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
     return _stacked(sphere.to_cartesian().xyz.value)
@@ -111,5 +145,5 @@ def _galactic(coords: SkyCoord) -> SkyCoord:
     return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
 
 
-def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+def _stacked(xyz: Array) -> Array:
     return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)

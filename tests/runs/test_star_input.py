@@ -6,7 +6,7 @@ from pathlib import Path
 from dustmap.config import DataConfig
 from dustmap.runs.stars._input import read_stars, read_truth
 from dustmap.sky.catalogs import card_named
-from dustmap.sky.catalogs._cuts import CardTable, parse_cut
+from dustmap.sky.catalogs._rules import CardTable, parse_cut
 from dustmap.sky.systems import system_named
 
 

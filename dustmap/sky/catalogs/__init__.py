@@ -10,6 +10,7 @@ path); FITS, HDF5, Parquet, VOTable, ECSV and CSV are read in chunks. Of 16/50/8
 extinction the value is the median and the error (p84 - p16) / 2; negative extinctions are data.
 """
 
+from dustmap.sky._coordinates import galactic_from_icrs as galactic_from_icrs
 from dustmap.sky.catalogs._card import Alias as Alias
 from dustmap.sky.catalogs._card import CardColumn as CardColumn
 from dustmap.sky.catalogs._card import SchemaCard as SchemaCard
@@ -22,7 +23,6 @@ from dustmap.sky.catalogs._catalog import Places as Places
 from dustmap.sky.catalogs._catalog import ingest as ingest
 from dustmap.sky.catalogs._catalog import read_catalog as read_catalog
 from dustmap.sky.catalogs._catalog import read_places as read_places
-from dustmap.sky.catalogs._rows import ExtinctionKind as ExtinctionKind
-from dustmap.sky.catalogs._rows import galactic_from_icrs as galactic_from_icrs
+from dustmap.sky.catalogs._rules import ExtinctionKind as ExtinctionKind
 from dustmap.sky.catalogs._selection import ROWS as ROWS
 from dustmap.sky.catalogs._selection import Counts as Counts

@@ -1,4 +1,4 @@
-"""The columns of a file that a card reads, and their units there."""
+"""The columns of a file that a card reads, their units there, and the stars that rows are."""
 
 import difflib
 import json
@@ -15,12 +15,25 @@ from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError, did_you_mean
-from dustmap.sky.catalogs import _rows
+from dustmap.sky import stars
+from dustmap.sky._coordinates import direction, galactic_from_icrs
+from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
-from dustmap.sky.catalogs._cuts import Cut
+from dustmap.sky.catalogs._rules import Cut
+from dustmap.sky.stars._priors import Array
+from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
-Way = TypeVar("Way", bound=_rows.Alternative)
+Way = TypeVar("Way", bound=_rules.Alternative)
+Values = dict[str, NDArray[Any]]
+#: Reason -> rows that it makes invalid.
+Problems = dict[str, NDArray[np.bool_]]
+#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
+_TURNS = 720.0
+#: pc beyond which there is no star with a distance of its own.
+_FARTHEST = 1e7
+#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
+_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
@@ -49,9 +62,9 @@ class Binding:
 
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
-    position: _rows.PositionKind
-    distance: _rows.DistanceKind
-    extinction: _rows.ExtinctionKind | None
+    position: _rules.PositionKind
+    distance: _rules.DistanceKind
+    extinction: _rules.ExtinctionKind | None
     group: Source | None = None
 
     @property
@@ -71,7 +84,7 @@ class Binding:
         }
         rows = len(next(iter(chunk.values())))
         if self.group is not None:
-            columns[_rows.GROUP] = chunk[self.group.ref]
+            columns[_rules.GROUP] = chunk[self.group.ref]
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
 
 
@@ -184,9 +197,9 @@ def bind(
     if with_extinctions and with_identifiers and _reads_identifiers(matcher):
         names.add("source_id")
     if card.with_magnitudes and with_extinctions:
-        if not matcher.has(_rows.MAGNITUDE):
-            raise _missing(matcher, "the magnitude limit", [_rows.MAGNITUDE])
-        names.add(_rows.MAGNITUDE)
+        if not matcher.has(_rules.MAGNITUDE):
+            raise _missing(matcher, "the magnitude limit", [_rules.MAGNITUDE])
+        names.add(_rules.MAGNITUDE)
     for cut in cuts:
         missing = [name for name in cut.quantity.columns if not matcher.has(name)]
         if missing:
@@ -257,16 +270,16 @@ def _promise(matcher: _Matcher, way: Way) -> float:
 
 def _reads_identifiers(matcher: _Matcher) -> bool:
     policy = matcher.card.identifiers
-    if policy is _rows.IdentifierPolicy.ROW:
+    if policy is _rules.IdentifierPolicy.ROW:
         return False
     present = matcher.has("source_id")
-    if policy is _rows.IdentifierPolicy.COLUMN and not present:
+    if policy is _rules.IdentifierPolicy.COLUMN and not present:
         raise _missing(matcher, "identifiers", ["source_id"])
     return present
 
 
 def _check_named(
-    card: SchemaCard, ways: Sequence[_rows.Alternative], sources: Mapping[str, Source]
+    card: SchemaCard, ways: Sequence[_rules.Alternative], sources: Mapping[str, Source]
 ) -> None:
     """Refuse names of the user that no star is made of."""
     roles = {name for way in ways for other in type(way) for name in other.columns}
@@ -312,3 +325,110 @@ def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
                 f"{path}: the column {source.ref} would be both {other} and {name}; the file "
                 f"lacks one of them"
             )
+
+
+def position_problems(kind: _rules.PositionKind, values: Values) -> Problems:
+    problems = not_finite(values, kind.columns)
+    for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
+        for name in set(names) & set(kind.columns):
+            reason = f"{name} is not between -{most:g} and {most:g} degrees"
+            problems[reason] = np.abs(values[name]) > most
+    return problems
+
+
+def distance_problems(kind: _rules.DistanceKind, values: Values) -> Problems:
+    """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
+    problems = not_finite(values, kind.columns)
+    if kind is _rules.DistanceKind.POSITION:
+        length = _length(values)
+        problems["the distance of x, y, z is not > 0"] = length <= 0.0
+        problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
+        return problems
+    if kind is _rules.DistanceKind.PARALLAX:
+        problems |= _parallax_problems(values["parallax"], values["parallax_error"])
+    for name in {"distance", "distance_p50"} & set(kind.columns):
+        problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
+    positive = [name for name in kind.columns if name != "parallax"]
+    problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
+    if kind is _rules.DistanceKind.PERCENTILES:
+        low, middle, high = (values[name] for name in kind.columns)
+        problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    return problems
+
+
+def _parallax_problems(parallax: Array, error: Array) -> Problems:
+    """Find parallaxes far below zero, or above any star's; below zero may be noise."""
+    spread = np.where(error > 0.0, error, np.inf)
+    return {
+        f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
+        f"parallax is above {_NEAREST:g} mas": parallax > _NEAREST + _MISSED * spread,
+    }
+
+
+def extinction_problems(kind: _rules.ExtinctionKind, values: Values) -> Problems:
+    """Find bad rows: an extinction may be negative, as noise is."""
+    problems = not_finite(values, kind.columns)
+    value, error = extinctions(kind, values)
+    if kind is _rules.ExtinctionKind.ERROR:
+        problems["extinction_error is not > 0"] = error <= 0.0
+    else:
+        low, middle, high = (values[name] for name in kind.columns)
+        problems["percentiles of the extinction do not increase"] = (
+            (low > middle) | (middle > high) | (low >= high)
+        )
+    return problems | {
+        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
+        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
+        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
+    }
+
+
+def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
+    """Find rows without a number in some column."""
+    return {f"{name} is not finite": ~np.isfinite(values[name]) for name in names}
+
+
+def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
+    """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
+    first, *others = (values[name] for name in kind.columns)
+    if kind is _rules.PositionKind.ICRS:
+        return galactic_from_icrs(first, *others)
+    if kind is _rules.PositionKind.CARTESIAN:
+        return direction(first, *others)
+    return first % 360.0, others[0]
+
+
+def distances(
+    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+) -> stars.AbstractDistances:
+    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
+    first, *others = (values[name] for name in kind.columns)
+    match kind:
+        case _rules.DistanceKind.PARALLAX:
+            return stars.ParallaxDistances(first - zero_point, others[0], prior)
+        case _rules.DistanceKind.POSITION:
+            return stars.ExactDistances(_length(values))
+        case _rules.DistanceKind.EXACT:
+            return stars.ExactDistances(first)
+        case _rules.DistanceKind.GAUSSIAN:
+            return stars.GaussianDistances(first, *others)
+        case _rules.DistanceKind.PERCENTILES:
+            return stars.PercentileDistances(first, *others)
+
+
+def extinctions(kind: _rules.ExtinctionKind, values: Values) -> tuple[Array, Array]:
+    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
+    if kind is _rules.ExtinctionKind.ERROR:
+        return values["extinction"], values["extinction_error"]
+    low, middle, high = (values[name] for name in kind.columns)
+    return middle, (high - low) / 2.0
+
+
+def milliarcseconds(angle: float | u.Quantity) -> float:
+    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
+
+
+def _length(values: Values) -> Array:
+    """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

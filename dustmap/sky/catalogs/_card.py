@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar, final
 from astropy import units as u
 
 from dustmap.errors import UserError, did_you_mean
-from dustmap.sky.catalogs import _rows
-from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
+from dustmap.sky.catalogs import _rules
+from dustmap.sky.catalogs._rules import CardTable, Cut, FlagBits, parse_cut
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import ColumnRef, ColumnType
 
@@ -98,11 +98,11 @@ class SchemaCard:
     service: str
     query: str
     system: ExtinctionSystem | None
-    invalid: _rows.InvalidRows
-    identifiers: _rows.IdentifierPolicy
-    positions: tuple[_rows.PositionKind, ...]
-    distances: tuple[_rows.DistanceKind, ...]
-    extinctions: tuple[_rows.ExtinctionKind, ...]
+    invalid: _rules.InvalidRows
+    identifiers: _rules.IdentifierPolicy
+    positions: tuple[_rules.PositionKind, ...]
+    distances: tuple[_rules.DistanceKind, ...]
+    extinctions: tuple[_rules.ExtinctionKind, ...]
     columns: Mapping[str, CardColumn]
     constants: Mapping[str, float]
     flags: Mapping[str, FlagBits]
@@ -116,10 +116,10 @@ class SchemaCard:
         columns = dict(self.columns)
         if column:
             aliases = (Alias(ColumnRef.parse(column), u.mag),)
-            columns[_rows.MAGNITUDE] = CardColumn(
-                _rows.MAGNITUDE, aliases, ColumnType.NUMBER, u.mag
+            columns[_rules.MAGNITUDE] = CardColumn(
+                _rules.MAGNITUDE, aliases, ColumnType.NUMBER, u.mag
             )
-        elif _rows.MAGNITUDE not in columns:
+        elif _rules.MAGNITUDE not in columns:
             raise UserError(
                 f"the card {self.name} has no column of magnitudes, which a magnitude limit needs: "
                 "name that of the file (data.magnitude_column, --magnitude)"
@@ -183,7 +183,7 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     named = table.table("columns")
     columns = {key: _column(named.table(key), key) for key in named.names()}
     constants, flagged = table.table("constants"), table.table("flags")
-    constants.only(key for key, role in _rows.ROLES.items() if role.kind is ColumnType.NUMBER)
+    constants.only(key for key, role in _rules.ROLES.items() if role.kind is ColumnType.NUMBER)
     bits = {key: flagged.table(key) for key in flagged.names()}
     flags = {
         key: FlagBits({name: each.bit(name) for name in each.names()}) for key, each in bits.items()
@@ -195,11 +195,11 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         service=table.text_or("service", ""),
         query=table.text_or("query", "").strip(),
         system=_system(table),
-        invalid=_one(table, "invalid", _rows.InvalidRows),
-        identifiers=_one(table, "identifiers", _rows.IdentifierPolicy),
-        positions=_several(table, "positions", _rows.PositionKind),
-        distances=_several(table, "distances", _rows.DistanceKind),
-        extinctions=_several(table, "extinctions", _rows.ExtinctionKind),
+        invalid=_one(table, "invalid", _rules.InvalidRows),
+        identifiers=_one(table, "identifiers", _rules.IdentifierPolicy),
+        positions=_several(table, "positions", _rules.PositionKind),
+        distances=_several(table, "distances", _rules.DistanceKind),
+        extinctions=_several(table, "extinctions", _rules.ExtinctionKind),
         columns=MappingProxyType(columns),
         constants=MappingProxyType({key: constants.number(key) for key in constants.names()}),
         flags=MappingProxyType(flags),
@@ -240,7 +240,7 @@ def _choices(kind: type[Kind]) -> str:
 
 def _column(table: CardTable, name: str) -> CardColumn:
     table.only(("names", "unit", "type"))
-    role = _rows.ROLES.get(name)
+    role = _rules.ROLES.get(name)
     kind = _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
@@ -306,7 +306,7 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
                 raise table.error(f"columns.{name} is missing; {alternative.value} needs it")
-    if card.identifiers is not _rows.IdentifierPolicy.ROW and "source_id" not in card.columns:
+    if card.identifiers is not _rules.IdentifierPolicy.ROW and "source_id" not in card.columns:
         raise table.error('columns.source_id is missing; or say identifiers = "row"')
     for name in card.flags:
         if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:

@@ -15,7 +15,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import _rows, _selection
+from dustmap.sky.catalogs import _binding, _rules, _selection
 from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._selection import Counts, Selection
@@ -270,7 +270,7 @@ def _check_repeated(
 ) -> None:
     """Count stars that occur before, or refuse them."""
     selection.duplicates = len(rows)
-    if len(rows) and selection.invalid is _rows.InvalidRows.ERROR:
+    if len(rows) and selection.invalid is _rules.InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
@@ -294,11 +294,11 @@ class Extinctions:
 
     @staticmethod
     def of(
-        kind: _rows.ExtinctionKind, values: dict[str, NDArray[Any]], system: ExtinctionSystem
+        kind: _rules.ExtinctionKind, values: dict[str, NDArray[Any]], system: ExtinctionSystem
     ) -> "Extinctions":
         """Take those of the columns of a card."""
-        value, error = _rows.extinctions(kind, values)
-        bad = np.any(list(_rows.extinction_problems(kind, values).values()), axis=0)
+        value, error = _binding.extinctions(kind, values)
+        bad = np.any(list(_binding.extinction_problems(kind, values).values()), axis=0)
         return Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), system)
 
 
@@ -404,9 +404,10 @@ def read_places(
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
     values, rows = _values_of_places(path, reader, binding)
-    l, b = _rows.directions(binding.position, values)
-    zero_point, before = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
-    distances = _rows.distances(binding.distance, values, before, zero_point)
+    l, b = _binding.directions(binding.position, values)
+    zero_point = _binding.milliarcseconds(parallax_zero_point)
+    before = prior or DEFAULT_PRIOR.stated
+    distances = _binding.distances(binding.distance, values, before, zero_point)
     table = reader.whole()
     if len(table) != len(rows):
         raise UserError(f"{path}: {len(rows)} places in {len(table)} rows; remove lines of remarks")
@@ -415,7 +416,7 @@ def read_places(
     if binding.extinction is not None:
         known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
         extinctions = Extinctions.of(binding.extinction, values, known)
-    groups, places = values.get(_rows.GROUP), None if rows.all() else np.flatnonzero(rows)
+    groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)
 
 
@@ -427,7 +428,7 @@ def _values_of_places(
     if not chunks:
         raise UserError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    absent = _rows.not_finite(values, (*binding.position.columns, *binding.distance.columns))
+    absent = _binding.not_finite(values, (*binding.position.columns, *binding.distance.columns))
     rows = ~np.any(list(absent.values()), axis=0)
     for reason, bad in _selection.problems_of_places(binding, values).items():
         if reason in absent and not rows.any():

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky import stars
-from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs import _binding, _rules
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard, card_named
-from dustmap.sky.catalogs._rows import InvalidRows
+from dustmap.sky.catalogs._rules import InvalidRows
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, open_table
@@ -131,7 +131,7 @@ class Selection:
         if not paths:
             raise UserError("expected at least one catalog, got none")
         self._preset, self._declared, self._prior = cuts, system, prior
-        self.invalid, self._zero_point = policy, _rows.milliarcseconds(zero_point)
+        self.invalid, self._zero_point = policy, _binding.milliarcseconds(zero_point)
         self.rows = self.duplicates = 0
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
@@ -185,7 +185,7 @@ class Selection:
         assert binding.extinction is not None
         if self.learned is not None:
             prior = {"distance_prior": self.learned.as_dict()}
-        elif binding.distance is _rows.DistanceKind.PARALLAX:
+        elif binding.distance is _rules.DistanceKind.PARALLAX:
             assert isinstance(self._prior, AbstractDistancePrior)
             prior = {"distance_prior": self._prior.attributes()}
         return {
@@ -252,28 +252,28 @@ class Selection:
             self._cut[str(cut)] += int((~keeps).sum())
             kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
         assert binding.extinction is not None
-        problems: _rows.Problems = {}
+        problems: _binding.Problems = {}
         if binding.has_identifiers:
             problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
         problems |= problems_of_places(binding, values)
-        problems |= _rows.extinction_problems(binding.extinction, values)
+        problems |= _binding.extinction_problems(binding.extinction, values)
         if binding.group is not None:
             reason = f"column {binding.group.ref}: the group is missing"
-            problems[reason] = values[_rows.GROUP] == ""
+            problems[reason] = values[_rules.GROUP] == ""
         if self.card.with_magnitudes:
-            problems |= _rows.not_finite(values, (_rows.MAGNITUDE,))
+            problems |= _binding.not_finite(values, (_rules.MAGNITUDE,))
         valid = self._valid(file.path, problems, first + kept)
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
-        extinction, error = _rows.extinctions(binding.extinction, values)
+        extinction, error = _binding.extinctions(binding.extinction, values)
         identifiers = values["source_id"] if binding.has_identifiers else first + kept[valid]
-        l, b = _rows.directions(binding.position, values)
+        l, b = _binding.directions(binding.position, values)
         return StarTable(
             source_id=np.ma.getdata(identifiers).astype(np.int64),
             l=l,
             b=b,
-            distances=_rows.distances(
+            distances=_binding.distances(
                 binding.distance,
                 values,
                 prior.stated if isinstance(prior, ToLearn) else prior,
@@ -283,12 +283,12 @@ class Selection:
             extinction_error=error * factor,
             system=self.system,
             groups=None if binding.group is None else self._numbered(file.path, values),
-            magnitude=values[_rows.MAGNITUDE] if self.card.with_magnitudes else None,
+            magnitude=values[_rules.MAGNITUDE] if self.card.with_magnitudes else None,
         )
 
     def _numbered(self, path: Path, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
         """Number the groups (N,) as they come, those of a chunk in alphabetical order."""
-        names, index = np.unique(values[_rows.GROUP], return_inverse=True)
+        names, index = np.unique(values[_rules.GROUP], return_inverse=True)
         numbers = [self._groups.setdefault(str(name), len(self._groups)) for name in names]
         if len(self._groups) > MOST_GROUPS:
             assert self.card.group is not None
@@ -299,7 +299,7 @@ class Selection:
         return np.array(numbers, np.int64)[index]
 
     def _valid(
-        self, path: Path, problems: _rows.Problems, rows: NDArray[np.int64]
+        self, path: Path, problems: _binding.Problems, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Mask rows without a problem; count the others, or end the reading."""
         valid = np.ones(len(rows), bool)
@@ -336,10 +336,10 @@ def system_of_file(
     return system
 
 
-def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _rows.Problems:
+def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _binding.Problems:
     """Return the rows that are wrong, by what is wrong with their directions and distances."""
-    problems = _rows.position_problems(binding.position, values)
-    return problems | _rows.distance_problems(binding.distance, values)
+    problems = _binding.position_problems(binding.position, values)
+    return problems | _binding.distance_problems(binding.distance, values)
 
 
 #: How rows that are no stars are left out, in configurations, command lines and cards.

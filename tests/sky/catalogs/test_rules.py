@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import card_named
-from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
+from dustmap.sky.catalogs._rules import CardTable, Cut, FlagBits, parse_cut
 
 FLAGS = {"flag": FlagBits({"low": 0, "high": 3})}
 COLUMNS: dict[str, NDArray[Any]] = {

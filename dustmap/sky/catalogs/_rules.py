@@ -1,4 +1,6 @@
-"""Cuts on columns, as data: a quantity of a row and the tests that it must pass.
+"""What makes a row of a catalog a star: the columns that stars are made of, and cuts on columns.
+
+Cuts are data: a quantity of a row and the tests that it must pass.
 
     {column = "quality_flags", below = 8}
     {column = "quality_flags", bits_clear = [3, 4, "parallax"]}
@@ -10,17 +12,20 @@ Thresholds are in the units of the card. A value that is missing passes no test.
 the tables of a card that say so; every error names the key and the card.
 """
 
+import enum
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
+from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError, did_you_mean
+from dustmap.tables import ColumnType
 
 T = TypeVar("T")
 _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
@@ -31,6 +36,85 @@ _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 }
 _QUANTITIES = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
+
+
+@final
+@dataclass(frozen=True)
+class Role:
+    """A column that a star is made of: the unit and type that it is converted to."""
+
+    unit: u.UnitBase | None
+    kind: ColumnType = ColumnType.NUMBER
+
+
+_UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
+    (u.deg, ("l", "b", "ra", "dec")),
+    (u.pc, ("x", "y", "z", "distance", "distance_error")),
+    (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
+    (u.mas, ("parallax", "parallax_error")),
+    (u.mag, ("extinction", "extinction_error", "magnitude")),
+    (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
+)
+#: The column of apparent magnitudes, which only those who ask for it read.
+MAGNITUDE = "magnitude"
+#: The name of the column of groups among the values of a card's columns, which none has.
+GROUP = "data.groups"
+#: By name.
+ROLES = {
+    "source_id": Role(None, ColumnType.INTEGER),
+    **{name: Role(unit) for unit, names in _UNITS_OF_ROLES for name in names},
+}
+
+
+class Alternative(enum.Enum):
+    """One of several sets of columns for a quantity of a star, by its name in cards."""
+
+    columns: tuple[str, ...]
+
+    def __new__(cls, name: str, *columns: str) -> Self:
+        member = object.__new__(cls)
+        member._value_, member.columns = name, columns
+        return member
+
+
+class PositionKind(Alternative):
+    """Columns of directions; x, y, z are heliocentric Galactic."""
+
+    GALACTIC = ("galactic", "l", "b")
+    ICRS = ("icrs", "ra", "dec")
+    CARTESIAN = ("cartesian", "x", "y", "z")
+
+
+class DistanceKind(Alternative):
+    """Columns of distances; the length of x, y, z is taken as exact."""
+
+    PERCENTILES = ("percentiles", "distance_p16", "distance_p50", "distance_p84")
+    GAUSSIAN = ("error", "distance", "distance_error")
+    PARALLAX = ("parallax", "parallax", "parallax_error")
+    EXACT = ("exact", "distance")
+    POSITION = ("position", "x", "y", "z")
+
+
+class ExtinctionKind(Alternative):
+    """Columns of extinctions."""
+
+    ERROR = ("error", "extinction", "extinction_error")
+    PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
+
+
+class IdentifierPolicy(enum.Enum):
+    """Source of the identifiers of stars."""
+
+    COLUMN = "column"
+    ROW = "row"  # the number of the row, counted from 0 over all files
+    EITHER = "column or row"
+
+
+class InvalidRows(enum.Enum):
+    """The policy for rows that are no stars: NaN, errors that are not positive, a second copy."""
+
+    ERROR = "error"
+    DROP = "drop"
 
 
 @final
