@@ -33,8 +33,7 @@ from dustmap.gp.features._dense_covariance import suits_dense as suits_dense
 from dustmap.gp.features._dense_covariance import takes_matrix as takes_matrix
 from dustmap.gp.features._grouped import GroupedFeatures as GroupedFeatures
 from dustmap.gp.features._grouped import field_features as field_features
-from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
-from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
+from dustmap.gp.features._inducing import HIPFeatures as HIPFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points
 from dustmap.gp.features._interpolation import AbstractBeams as AbstractBeams
 from dustmap.gp.features._interpolation import BeamExpansion as BeamExpansion
@@ -67,4 +66,5 @@ from dustmap.gp.features._stencil import ORDERS as ORDERS
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._whitened import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._whitened import CIQFeatures as CIQFeatures
+from dustmap.gp.features._whitened import TorusFeatures as TorusFeatures
 from dustmap.linalg import chunks as chunks

@@ -1,8 +1,9 @@
 """Features of inducing points whitened by a root of K_uu.
 
 The classical φ = L⁻¹ k of sparse variational Gaussian processes, with one gradient for the
-factorisation and the solve; and the symmetric root by contour integral quadrature, products alone,
-whatever the points and the memory.
+factorisation and the solve; the symmetric root by contour integral quadrature, products alone,
+whatever the points and the memory; and all points of the padded torus as inducing points, where one
+FFT pair takes the place of a solve.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,16 @@ from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features import _inducing
-from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
+from dustmap.gp.features._base import (
+    AbstractGridFeatures,
+    AbstractRowFeatures,
+    Features,
+    SolveSummary,
+    gathered,
+    refuse_outside,
+    rows_together,
+    rows_within,
+)
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractProfile, KernelTerm
@@ -370,3 +380,53 @@ def _summary(report: linalg.RootResult) -> SolveSummary:
     steps = int(report.steps.max()) if columns else 0
     residual = float(report.residuals.max()) if columns else 0.0
     return SolveSummary(columns, missed, steps, max(residual, report.quadrature_error))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
+    """φ_n = C^{-1/2} k_{c,n}, k_c the covariance with every point of the torus.
+
+    R φ_n = k_{u,n} exactly, as for HIP, but the features condition on more inducing points, so
+    ‖φ‖² is larger and Var r = k_ff − ‖φ‖² smaller. This is not the map of Wu et al. (2021).
+    """
+
+    memory: int = 2**28
+
+    def __post_init__(self) -> None:
+        if self.prior.wrapping is None:
+            raise UserError(
+                "TorusFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
+                "is no covariance of data outside the grid"
+            )
+
+    @property
+    def chunk(self) -> int:
+        return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
+        size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
+        root = self.prior.torus_root(-0.5)
+        k_ff = self._variance(functional)
+        groups = (
+            self._rows(functional[part], k_ff[part], root)
+            for part in linalg.chunks(len(functional), size)
+        )
+        return gathered(groups, len(functional))
+
+    def operator(self, functional: AbstractFunctional) -> linalg.AbstractOperator:
+        with torch.no_grad():
+            cross = cross_operator(
+                functional, self._cross, self.n_features, self._like, self.memory
+            )
+            return ProductOperator(cross, self.prior.torus_root(-0.5))
+
+    def _cross(self, functional: AbstractFunctional) -> Tensor:
+        return self._covariance(functional, self.prior.torus_grid())
+
+    def _rows(
+        self, functional: AbstractFunctional, k_ff: Tensor, root: linalg.AbstractOperator
+    ) -> Features:
+        phi = root.matmul(self._cross(functional))
+        return Features.of(phi, k_ff, (phi * phi).sum(-1))

@@ -1,7 +1,9 @@
-"""report.html: the report of a run as one page that needs nothing beside itself."""
+"""report.html: the report of a run as one page that needs nothing beside itself.
+
+Its numbers have labels, units, and a sentence on what they mean.
+"""
 
 import base64
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,11 +11,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from dustmap.runs.reports._report import Check, Picture, Report, is_rows, versions
-from dustmap.runs.reports._terms import term_of, words_of
+from dustmap.runs.reports._report import (
+    Check,
+    Picture,
+    Report,
+    duration_text,
+    is_number,
+    is_rows,
+    number_text,
+    share_text,
+    versions,
+    with_error,
+    words_of,
+)
 
-#: Digits of a number without an error, and of an error.
-_DIGITS, _ERROR_DIGITS = 3, 2
 #: Characters of a text that stays on one line.
 _LONG = 60
 
@@ -21,6 +32,24 @@ _LONG = 60
 VIEW = "view.html"
 
 _Section: TypeAlias = Mapping[str, Any]
+#: Units that names of numbers end in.
+_UNIT_ENDINGS = {"_pc": "pc", "_mag": "mag", "_mas": "mas", "_gib": "GiB"}
+
+
+@final
+@dataclass(frozen=True)
+class Term:
+    """A number's label and unit, and a sentence on what it means and when to worry.
+
+    Examples
+    --------
+    >>> term_of("peak_gib").unit, term_of("longest_ray").label
+    ('GiB', 'Longest ray')
+    """
+
+    label: str
+    unit: str = ""
+    meaning: str = ""
 
 
 @final
@@ -108,17 +137,17 @@ def _verdict(report: Report) -> Iterator[str]:
     yield f"<p>{len(failed)} of {len(report.checks)} checks failed.</p><ul>"
     for check in failed:
         expected = f"expected {_interval(check)}"
-        yield f"<li><b>{escape(check.name)}</b> is {_number(check.value)}, {expected}: "
+        yield f"<li><b>{escape(check.name)}</b> is {number_text(check.value)}, {expected}: "
         yield f"{escape(check.advice)}</li>"
     yield "</ul></div>"
 
 
 def _interval(check: Check) -> str:
     if check.low == check.high:
-        return _number(check.low)
+        return number_text(check.low)
     if check.high >= 1e8:
-        return f"at least {_number(check.low)}"
-    return f"{_number(check.low)} to {_number(check.high)}"
+        return f"at least {number_text(check.low)}"
+    return f"{number_text(check.low)} to {number_text(check.high)}"
 
 
 def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
@@ -141,11 +170,11 @@ def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
         )
     if "rmse" in scores:
         tiles.append(("RMSE, held out", _value(scores["rmse"]), f"{_value(scores['n'])} values"))
-        tiles.append(("Within 1σ, held out", _share(scores["coverage68"]), "68 % is right"))
+        tiles.append(("Within 1σ, held out", share_text(scores["coverage68"]), "68 % is right"))
     if stages:
         seconds = sum(stage["seconds"] for stage in stages)
         peak = max(stage.get("peak_gib", 0.0) for stage in stages)
-        tiles.append(("Time", _duration(seconds), f"at most {_number(peak)} GiB"))
+        tiles.append(("Time", duration_text(seconds), f"at most {number_text(peak)} GiB"))
     yield '<dl class="tiles">'
     for title, value, remark in tiles:
         yield f"<div><dt>{escape(title)}</dt><dd>{value}</dd><dd class='remark'>{remark}</dd></div>"
@@ -265,7 +294,7 @@ def _all_checks(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
         verdict = "passed" if check.passed else f"failed: {check.advice}"
         yield (
-            f"<tr><th>{escape(check.name)}</th><td class='number'>{_number(check.value)}</td>"
+            f"<tr><th>{escape(check.name)}</th><td class='number'>{number_text(check.value)}</td>"
             f"<td>{_interval(check)}</td><td>{escape(verdict)}</td></tr>"
         )
     yield "</table></details>"
@@ -284,60 +313,119 @@ def _value(value: Any) -> str:
     """Return HTML of a value: numbers rounded, long texts broken anywhere."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if _is_number(value):
-        return _number(value)
+    if is_number(value):
+        return number_text(value)
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value))
     text = escape(str(value))
     return f"<span class='long'>{text}</span>" if len(text) > _LONG else text
 
 
-def _number(value: float) -> str:
-    """Round to three digits; whole numbers stay, with their thousands apart.
-
-    >>> _number(0.0352), _number(12345), _number(62.8645), _number(8.9e-05)
-    ('0.0352', '12,345', '62.9', '8.9e-05')
-    """
-    if not math.isfinite(value):
-        return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}".replace("-", "−")
-    if abs(value) >= 10**_DIGITS:
-        return f"{value:,.0f}".replace("-", "−")
-    text = (
-        f"{value:#.{_DIGITS}g}".removesuffix(".") if abs(value) >= 1e-3 else f"{value:.{_DIGITS}g}"
-    )
-    return f"−{text[1:]}" if text.startswith("-") else text
-
-
 def _learned(value: Any, error: Any) -> str:
     """Return a hyperparameter, or one for each dimension, with what is known of its error."""
     if isinstance(value, list) and isinstance(error, list):
         return ", ".join(_learned(*pair) for pair in zip(value, error, strict=True))
-    return _with_error(value, error) if _is_number(value) else _value(value)
+    return with_error(value, error) if is_number(value) else _value(value)
 
 
-def _with_error(value: float, error: float | None) -> str:
-    """Return value ± error to two digits of the error.
-
-    >>> _with_error(62.8645, 15.092), _with_error(0.00089328, 0.00031605), _with_error(3.0, None)
-    ('63 ± 15', '0.00089 ± 0.00032', '3')
-    """
-    if error is None or not math.isfinite(error) or error <= 0:
-        return _number(value)
-    decimals = max(0, _ERROR_DIGITS - 1 - math.floor(math.log10(error)))
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
+def term_of(name: str) -> Term:
+    """Return the term of a number by its name in report.json."""
+    if name in TERMS:
+        return TERMS[name]
+    for suffix, unit in _UNIT_ENDINGS.items():
+        if name.endswith(suffix):
+            return Term(words_of(name.removesuffix(suffix)), unit)
+    return Term(words_of(name))
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
+_SCORES = {
+    "y": Term("Scored against", "", "measured values, with their noise, or noise-free ones"),
+    "n": Term("Number"),
+    "rmse": Term("RMSE", "", "root mean square of measured − predicted; outliers dominate it"),
+    "mae": Term("MAE", "", "mean of |measured − predicted|"),
+    "mse": Term("MSE", "", "mean square of measured − predicted"),
+    "robust_scatter": Term("Robust scatter", "", "1.48 × the median of |residual|"),
+    "loglike": Term(
+        "Log-likelihood", "nats each", "log predictive density of a value; higher is better"
+    ),
+    "chi2": Term(
+        "χ²",
+        "",
+        "mean of (residual / predicted std)²: 1 if the errors are right, above it if they are too "
+        "small; a few outliers take it far up",
+    ),
+    "coverage68": Term(
+        "Within 1σ", "", "share of values within their 68 % interval: 0.68 if the errors are right"
+    ),
+    "coverage95": Term("Within 2σ", "", "share of values within their 95 % interval"),
+    "crps": Term("CRPS", "", "continuous ranked probability score; lower is better"),
+    "pit_histogram": Term(
+        "PIT histogram",
+        "",
+        "values by the quantile of the prediction at which they lie: flat if the errors are right, "
+        "a hill if they are too wide, a valley if too narrow",
+    ),
+    "correlation": Term("Correlation", "", "of predicted and true log density"),
+    "mean_residual": Term("Mean residual", "mag", "measured − predicted: 0 without bias"),
+}
 
+_HYPERPARAMETERS = {
+    "length": Term("Length", "", "distance over which the field forgets itself"),
+    "std": Term("Std", "", "of the field about its mean"),
+    "mean": Term("Mean", "", "of the field where nothing is measured"),
+    "noise": Term("Noise factor", "", "errors of the catalog are multiplied by it; 1 keeps them"),
+    "nu": Term("ν of Student's t", "", "few: many outliers; above 100: normal noise"),
+    "scatter": Term("Scatter", "", "error beside those of the catalog"),
+    "relative_scatter": Term("Relative scatter", "", "the same, in proportion to the extinction"),
+    "disc_height": Term("Scale height of the disc", "pc", "of the mean density"),
+    "disc_length": Term("Scale length of the disc", "pc", "of the mean density"),
+    "beyond": Term("Dust beyond the box", "", "factor on what the prior expects there"),
+    "beyond_std": Term("Error of that factor"),
+    "unresolved": Term(
+        "Dust between the nodes", "", "factor on the variance that the grid cannot resolve"
+    ),
+    "projection": Term("Projection", "", "share of the field's variance that the grid takes on"),
+}
 
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+_FIT = {
+    "outliers": Term("Outliers", "", "data that the noise model weighs below a tenth"),
+    "torus": Term("Padded box", "nodes"),
+    "wrap_error": Term(
+        "Error of wrapping", "", "of the prior's covariance, by the padded box; below 0.15 is fine"
+    ),
+    "wrap_inflation": Term("Inflation by wrapping", "", "of the prior's variance"),
+    "samples": Term("Posterior samples"),
+    "monte_carlo_error_of_std": Term("Monte Carlo error of std", "", "relative, by so few samples"),
+    "misfit_over_noise": Term(
+        "Residuals / errors", "rms", "about 1; far below: the map fits noise; far above: it misses"
+    ),
+    "cg_steps": Term("Solver steps"),
+    "learning_evaluations": Term("Steps of learning"),
+}
 
+_DATA = {
+    "stars": Term("Stars"),
+    "stars_fitted": Term("Stars fitted", "", "behind the scores"),
+    "stars_held_out": Term("Stars held out", "", "to score the map"),
+    "stars_in_the_map": Term("Stars in the map", "", "after the scores all of them take part"),
+    "rays_that_leave_the_box": Term("Sight lines that leave the box"),
+    "rays_truncated_at_the_box": Term(
+        "Sight lines cut at the box", "", "whose dust beyond it is neglected"
+    ),
+    "stars_dropped_outside_the_box": Term("Stars dropped, beyond the box"),
+    "stars_with_distances_cut": Term("Distances cut at the box"),
+    "system": Term("Extinction in"),
+    "card": Term("Catalog's card"),
+    "parallax_zero_point_mas": Term("Zero point of parallaxes", "mas"),
+    "median_parallax_error_over_parallax": Term(
+        "Parallax error / parallax", "", "median; above 0.3 distances blur the map"
+    ),
+    "gib": Term("Memory", "GiB"),
+    "sha256": Term("SHA-256"),
+    "bytes": Term("Bytes"),
+    "seconds": Term("Seconds"),
+    "peak_gib": Term("Peak memory", "GiB"),
+    "until": Term("Last stage"),
+}
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+TERMS: Mapping[str, Term] = {**_SCORES, **_HYPERPARAMETERS, **_FIT, **_DATA}

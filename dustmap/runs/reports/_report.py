@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dustmap import __version__
 from dustmap.inference import DatumScores, Scores
-from dustmap.runs.reports._terms import words_of
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.stars import StarTable
 
@@ -28,6 +27,10 @@ DISTANCE_BINS = 4
 #: What is scored, as the entry "y" beside scores says: the predictive distributions of measurements
 #: hold their noise, those of noise-free values the posterior's variance alone.
 MEASURED, NOISE_FREE = "measured", "noise-free"
+#: Names whose own words read oddly beside their values.
+_SPELT = {"threads_are": "why so many threads"}
+#: Digits of a number without an error, and of an error.
+_DIGITS, _ERROR_DIGITS = 3, 2
 
 
 @final
@@ -196,6 +199,59 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_shown(part) for part in value)
     return str(value).replace("|", "\\|")
+
+
+def words_of(name: str) -> str:
+    """Spell a name: spaces for underscores, a capital first; some say more than they spell."""
+    words = _SPELT.get(name, name.replace("_", " "))
+    return words[:1].upper() + words[1:]
+
+
+def number_text(value: float) -> str:
+    """Round to three digits; whole numbers stay, with their thousands apart.
+
+    >>> number_text(0.0352), number_text(12345), number_text(62.8645), number_text(8.9e-05)
+    ('0.0352', '12,345', '62.9', '8.9e-05')
+    """
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace("-", "−")
+    if abs(value) >= 10**_DIGITS:
+        return f"{value:,.0f}".replace("-", "−")
+    text = (
+        f"{value:#.{_DIGITS}g}".removesuffix(".") if abs(value) >= 1e-3 else f"{value:.{_DIGITS}g}"
+    )
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def with_error(value: float, error: float | None) -> str:
+    """Return value ± error to two digits of the error.
+
+    >>> with_error(62.8645, 15.092), with_error(0.00089328, 0.00031605), with_error(3.0, None)
+    ('63 ± 15', '0.00089 ± 0.00032', '3')
+    """
+    if error is None or not math.isfinite(error) or error <= 0:
+        return number_text(value)
+    decimals = max(0, _ERROR_DIGITS - 1 - math.floor(math.log10(error)))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
+
+
+def share_text(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * value:.0f} %"
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def is_number(value: Any) -> bool:
+    """Tell numbers from other values of a report; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def versions() -> dict[str, str]:
