@@ -11,7 +11,7 @@ import torch
 
 from dustmap.errors import UserError
 from dustmap.runs.checkpoints import translating_damage
-from dustmap.runs.checkpoints._life import ended_with
+from dustmap.runs.checkpoints._directory import ended_with
 from dustmap.runs.checkpoints._status import report_of
 from dustmap.runs.stars._model import Hyperparameters
 

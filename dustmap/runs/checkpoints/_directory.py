@@ -1,159 +1,60 @@
-"""The directory of a run: its identity, configuration, metrics, log and arrays."""
+"""The directory of a run: made, worked on by one job at a time, resumed, finished; what it holds.
 
-import dataclasses
-import hashlib
+absent       nothing there, or an empty directory
+unfinished   config.toml without report.json: interrupted, pre-empted, failed, or at work
+finished     report.json, written last, which names the stage that the run ended with
+"""
+
 import json
 import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from dustmap import __version__
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.errors import UserError
+from dustmap.errors import UserError, one_line
 from dustmap.inference import AbstractCheckpointer, NoCheckpoints
-from dustmap.runs.checkpoints._state_file import DiskCheckpoints, durable
-from dustmap.runs.checkpoints._status import CONFIG, LOG, METRICS, append, read_json
-from dustmap.runs.reports import peak_memory
-from dustmap.tables import words_of_damage
+from dustmap.linalg import AbstractWorld
+from dustmap.runs.checkpoints import _status
+from dustmap.runs.checkpoints._state_file import (
+    DiskCheckpoints,
+    Notice,
+    durable,
+    has_states,
+    sync_directory,
+    translating_damage,
+)
+from dustmap.runs.checkpoints._status import (
+    CHECKPOINT,
+    CONFIG,
+    IDENTITY,
+    LOG,
+    METRICS,
+    REPORT,
+    STATES,
+    Identity,
+    append,
+    differences,
+    proves_run,
+    read_json,
+)
+from dustmap.runs.reports import Stage, peak_memory
+from dustmap.sky import check_enclosed
+from dustmap.tables import _outputs, words_of_damage
+from dustmap.tables._outputs import undisturbed
 
-SCHEMA = 1
-IDENTITY = "identity.json"
-#: Files above are fingerprinted by pieces.
-_WHOLE = 1 << 22
-_PIECES, _PIECE = 16, 1 << 18
+log = logging.getLogger(__name__)
 
-
-@final
-@dataclass(frozen=True)
-class Identity:
-    """settings: keys that the result depends on, `section.key` -> value; files: fingerprints of
-    what [data] names, key -> sha256, empty where a file is missing: its content makes the run, not
-    its place; setup: what changes the result by its rounding alone."""
-
-    settings: Mapping[str, Any]
-    files: Mapping[str, str]
-    setup: Mapping[str, Any]
-    version: str = __version__
-
-    @classmethod
-    def of(cls, config: Config, world_size: int = 1) -> Self:
-        """Describe a configuration as it would run here."""
-        sections = json.loads(json.dumps(dataclasses.asdict(config)))
-        data, compute = sections["data"], sections.pop("compute")
-        named = {"data.catalog": data.pop("catalog"), "data.truth": [data.pop("truth")]}
-        if data["schema"].endswith(".toml"):
-            named["data.schema"] = [data.pop("schema")]
-        settings = {
-            f"{s}.{key}": value for s, part in sections.items() for key, value in part.items()
-        }
-        settings["compute.dtype"] = compute["dtype"]
-        setup = {
-            "world size": world_size,
-            "threads": torch.get_num_threads(),
-            "compute.device": compute["device"],
-            "compute.memory": compute["memory"],
-        }
-        return cls(settings, {key: _fingerprint(paths) for key, paths in named.items()}, setup)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the identity of a run from its checkpoint."""
-        path, remedy = folder / IDENTITY, "choose another --output"
-        if not path.is_file():
-            raise UserError(f"{path} is missing, so that nothing can go on: {remedy}")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            schema = content["schema"]
-            if schema != SCHEMA:
-                raise UserError(f"has schema {schema}, and this dustmap reads {SCHEMA}")
-            return cls(content["settings"], content["files"], content["setup"], content["version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be used ({error}): {remedy}") from None
-
-    @property
-    def threads(self) -> int | None:
-        """The number of threads; None in an identity that names none."""
-        number = self.setup.get("threads")
-        return number if isinstance(number, int) and number > 0 else None
-
-    def text(self) -> str:
-        """Return the content of identity.json."""
-        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n"
-
-    def refuse_other(self, path: Path, here: "Identity", read: bool) -> None:
-        """Refuse to resume the run at `path` as another one, naming each difference.
-
-        read: the run has its own copy of the stars, and a catalog may be gone.
-        """
-        changes = list(differences(self.settings, here.settings))
-        for key, there in self.files.items():
-            now = here.files.get(key, "")
-            if now != there and not (read and not now):
-                changes.append(f"{key}: another file than in RUN" if now else f"{key}: missing")
-        if self.version != here.version:
-            changes.append(f"dustmap: {self.version} in RUN, {here.version} here")
-        if changes:
-            raise UserError(
-                f"{path} cannot go on with --resume as another run: {'; '.join(changes)}; "
-                f"give what it was started with, or start anew with --overwrite"
-            )
-
-
-def proves_run(folder: Path) -> bool:
-    """Whether a checkpoint is of a run, of whatever version."""
-    try:
-        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and {"schema", "settings", "files"} <= set(content)
-
-
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between the run and here, a line a key."""
-    for key in dict.fromkeys((*there, *here)):
-        pair = there.get(key), here.get(key)
-        if pair[0] != pair[1]:
-            old, new = ("nothing" if value is None else json.dumps(value) for value in pair)
-            yield f"{key}: {old} in RUN, {new} here"
-
-
-def _fingerprint(paths: list[str]) -> str:
-    """Hash the content of files and stores; of large files, of pieces all over them.
-
-    A change between the pieces that leaves the size is not seen. It makes no mixture of a run: the
-    stars are read once, into the run's directory.
-    """
-    digest = hashlib.sha256()
-    for name in filter(None, paths):
-        path = Path(name)
-        if not path.exists():
-            return ""
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"{file.relative_to(path)} {size} ".encode())
-            for piece in _pieces(file, size):
-                digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        if size <= _WHOLE:
-            yield file.read()
-            return
-        for i in range(_PIECES):
-            file.seek(i * (size - _PIECE) // (_PIECES - 1))
-            yield file.read(_PIECE)
+_GO_ON = "what is done is kept: go on with --resume"
 
 
 @final
@@ -255,3 +156,231 @@ class LogFile(logging.Handler):
         # A log that cannot be written ends no run: what matters is in the other files, too.
         with suppress(OSError):
             append(self._path, line)
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Refuse a directory that holds a run, but to overwrite it, or that holds anything else."""
+    if not _is_taken(path):
+        return
+    if not path.is_dir():
+        raise FileExistsError(f"{path} is a file; choose another --output")
+    if not proves_run(path / CHECKPOINT):
+        raise FileExistsError(
+            f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
+            f"run; choose another --output"
+        )
+    _status.refuse_held(path)
+    if overwrite:
+        foreign = _outputs.foreign_entries(path, _status.OWN)
+        if foreign:
+            raise FileExistsError(
+                f"{path} holds what no run has written ({_outputs.listed(foreign)}), and "
+                f"--overwrite would remove it; move it elsewhere, or choose another --output"
+            )
+        # Else the end of the new run would find out.
+        if path.is_dir() and not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} may not be removed; choose another --output")
+        return
+    if ended_with(path) is None:
+        raise FileExistsError(
+            f"{path} holds a run that is not finished; go on with --resume, or start anew with "
+            f"--overwrite"
+        )
+    raise FileExistsError(f"{path} holds a run already; choose another name or --overwrite")
+
+
+def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
+    """Refuse to resume what is another run, or none; return the stage that it has ended with.
+
+    None where there is no run yet, or one that is not finished.
+    """
+    if not _is_taken(path):
+        return None
+    if not (path / CONFIG).is_file():
+        check_free(path, overwrite=False)
+    check_enclosed(path)
+    _status.refuse_held(path)
+    _identity_of(path, Identity.of(config, ranks))
+    ended = ended_with(path)
+    if ended is Stage.EXPORT:
+        # Its process may have been killed after its report.
+        shutil.rmtree(path / STATES, ignore_errors=True)
+    return ended
+
+
+def threads_of(path: Path) -> int | None:
+    """Return the number of threads that the run at `path` has begun with; None where there is no
+    run."""
+    return Identity.read(path / CHECKPOINT).threads if (path / CONFIG).is_file() else None
+
+
+def ended_with(path: Path) -> Stage | None:
+    """Return the last stage of a finished run, None of one that is not finished."""
+    if not (path / REPORT).is_file():
+        return None
+    stages = _status.report_of(path).get("stages", {})
+    with translating_damage(path):
+        return Stage(stages.get("until", Stage.EXPORT.value))
+
+
+def finished_run(path: Path) -> RunDirectory:
+    """Open the directory of a finished run; refuse any other."""
+    _status.check_run(path)
+    if not (path / REPORT).is_file():
+        raise FileNotFoundError(
+            f"{path}: this run is not finished; see `dustmap status {path}`, and go on with "
+            f"dustmap run --resume"
+        )
+    return RunDirectory(path)
+
+
+@contextmanager
+def new_run(
+    path: Path, config: Config, overwrite: bool, notice: Notice, world: AbstractWorld
+) -> Iterator[RunDirectory]:
+    """Make the directory with the echo of the configuration; what was there goes.
+
+    If the block fails before it has saved a state, the new directory goes, and what was there is
+    back. After that the directory stays, to be resumed.
+    """
+    check_free(path, overwrite)
+    path = _outputs.followed(path)
+    partial = _outputs.named_beside(path, "partial")
+    placed = False
+    try:
+        (partial / CHECKPOINT).mkdir(parents=True)
+        _write_identity(partial, config, Identity.of(config, world.size))
+        with _status.holding(partial):
+            with undisturbed():
+                _outputs.take_place(partial, path)
+                placed = True
+            sync_directory(path.parent)
+            with _at_work(path, config, notice, world) as directory:
+                yield directory
+    except BaseException as error:
+        with undisturbed():
+            if placed and (notice.pending or has_states(path / STATES)):
+                error.add_note(_GO_ON)
+            elif placed and partial.exists():
+                _outputs.take_place(partial, path)
+            elif placed:
+                _outputs.discard(path)
+            _outputs.discard(partial)
+        raise
+    with undisturbed():
+        _outputs.remove(partial)
+
+
+@contextmanager
+def resumed_run(
+    path: Path, config: Config, notice: Notice, world: AbstractWorld
+) -> Iterator[RunDirectory]:
+    """Open the directory of a run that is not finished, or not as far as is now asked."""
+    with _status.holding(path):
+        here = Identity.of(config, world.size)
+        there = _identity_of(path, here)
+        try:
+            with _at_work(path, config, notice, world) as directory:
+                _clean(path)
+                for change in differences(there.setup, here.setup):
+                    log.warning("%s: the result is the same within rounding alone", change)
+                _write_identity(path, config, here)
+                directory.record(stage="run", event="goes on")
+                yield directory
+        except UserError:
+            raise
+        except BaseException as error:
+            error.add_note(_GO_ON)
+            raise
+
+
+def joined_run(path: Path, config: Config, notice: Notice, world: AbstractWorld) -> RunDirectory:
+    """Open the directory of a run at work as this rank, which writes if it is the first."""
+    seconds = config.compute.checkpoint_seconds
+    return RunDirectory(path, DiskCheckpoints(path / STATES, seconds, notice, world))
+
+
+def finish(directory: RunDirectory, until: Stage) -> None:
+    """Record the end, and remove what only an unfinished run needs."""
+    directory.record(stage="run", event="finished", until=until.value)
+    if until is Stage.EXPORT:
+        shutil.rmtree(directory.path / STATES, ignore_errors=True)
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether anything is there, but for an empty directory; refuse what could not be made."""
+    place = _outputs.followed(path)
+    _outputs.clear_leftovers(place)
+    _outputs.refuse_special(path)
+    if not place.exists():
+        _check_place(place)
+        return False
+    return not place.is_dir() or any(place.iterdir())
+
+
+def _identity_of(path: Path, here: Identity) -> Identity:
+    """Read the identity of the run at `path`; refuse another than `here`."""
+    there = Identity.read(path / CHECKPOINT)
+    there.refuse_other(path, here, read=(path / "stars.zarr").exists())
+    return there
+
+
+def _write_identity(path: Path, config: Config, identity: Identity) -> None:
+    directory = RunDirectory(path)
+    directory.write_text(CONFIG, configuration.echo(config))
+    directory.write_text(f"{CHECKPOINT}/{IDENTITY}", identity.text())
+
+
+@contextmanager
+def _at_work(
+    path: Path, config: Config, notice: Notice, world: AbstractWorld
+) -> Iterator[RunDirectory]:
+    """Give the directory checkpoints and a log; record what ends the work early."""
+    directory = joined_run(path, config, notice, world)
+    assert directory.checkpoints is not None
+    directory.checkpoints.on_write = lambda scope: directory.record(
+        stage=scope.partition(".")[0], event="kept", scope=scope
+    )
+    handler, package = LogFile(path), logging.getLogger("dustmap")
+    package.addHandler(handler)
+    try:
+        yield directory
+    except BaseException as error:
+        # On a full disk there is no room for this either.
+        with suppress(OSError):
+            event = "failed" if isinstance(error, Exception) else "interrupted"
+            event = "pre-empted" if notice.pending else event
+            directory.record(stage="run", event=event, error=one_line(error))
+        raise
+    finally:
+        package.removeHandler(handler)
+
+
+def _clean(path: Path) -> None:
+    """Remove what a process that was killed has left half written."""
+    places = (path, path / CHECKPOINT, path / STATES, path / "plots")
+    left = [p for place in places for p in (*place.glob(".partial-*"), *place.glob(".replaced-*"))]
+    for partial in left:
+        _outputs.remove(partial)
+    if left:
+        log.warning("%s: removed %d files left half written", path, len(left))
+    for name in (_status.METRICS, _status.LOG):
+        _end_line(path / name)
+
+
+def _end_line(path: Path) -> None:
+    """End the last line of a file, which a full disk may have cut."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a directory that could not be made: hours of fitting would be in vain."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")
+    if not os.access(above, os.W_OK):
+        raise PermissionError(f"{path}: {above} may not be written to; choose another --output")

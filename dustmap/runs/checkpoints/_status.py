@@ -1,6 +1,10 @@
-"""A run from its files alone: their names, its lock, and how far it is; imports no torch."""
+"""A run from its files alone: their names, its identity, its lock, and how far it is.
+
+Imports no torch, which takes seconds, but where a run is to be made.
+"""
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -10,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
-from dustmap.config import STAR_FIGURES
+from dustmap import __version__
+from dustmap.config import STAR_FIGURES, Config
 from dustmap.errors import UserError
 from dustmap.sky import check_enclosed
 from dustmap.tables._outputs import STORE
@@ -40,6 +45,12 @@ OWN = "|".join(
 _NOT_NUMBERS = ("time", "rank", "stage", "event")
 # Events of processes that have ended early.
 _STOPPED = ("pre-empted", "failed", "interrupted")
+#: The schema of identities, and their file in a checkpoint.
+SCHEMA = 1
+IDENTITY = "identity.json"
+#: Files above are fingerprinted by pieces.
+_WHOLE = 1 << 22
+_PIECES, _PIECE = 16, 1 << 18
 
 
 def check_run(path: Path) -> None:
@@ -280,3 +291,129 @@ def _span(seconds: float) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@final
+@dataclass(frozen=True)
+class Identity:
+    """settings: keys that the result depends on, `section.key` -> value; files: fingerprints of
+    what [data] names, key -> sha256, empty where a file is missing: its content makes the run, not
+    its place; setup: what changes the result by its rounding alone."""
+
+    settings: Mapping[str, Any]
+    files: Mapping[str, str]
+    setup: Mapping[str, Any]
+    version: str = __version__
+
+    @classmethod
+    def of(cls, config: Config, world_size: int = 1) -> Self:
+        """Describe a configuration as it would run here."""
+        import torch
+
+        sections = json.loads(json.dumps(asdict(config)))
+        data, compute = sections["data"], sections.pop("compute")
+        named = {"data.catalog": data.pop("catalog"), "data.truth": [data.pop("truth")]}
+        if data["schema"].endswith(".toml"):
+            named["data.schema"] = [data.pop("schema")]
+        settings = {
+            f"{s}.{key}": value for s, part in sections.items() for key, value in part.items()
+        }
+        settings["compute.dtype"] = compute["dtype"]
+        setup = {
+            "world size": world_size,
+            "threads": torch.get_num_threads(),
+            "compute.device": compute["device"],
+            "compute.memory": compute["memory"],
+        }
+        return cls(settings, {key: _fingerprint(paths) for key, paths in named.items()}, setup)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the identity of a run from its checkpoint."""
+        path, remedy = folder / IDENTITY, "choose another --output"
+        if not path.is_file():
+            raise UserError(f"{path} is missing, so that nothing can go on: {remedy}")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            schema = content["schema"]
+            if schema != SCHEMA:
+                raise UserError(f"has schema {schema}, and this dustmap reads {SCHEMA}")
+            return cls(content["settings"], content["files"], content["setup"], content["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be used ({error}): {remedy}") from None
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads; None in an identity that names none."""
+        number = self.setup.get("threads")
+        return number if isinstance(number, int) and number > 0 else None
+
+    def text(self) -> str:
+        """Return the content of identity.json."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    def refuse_other(self, path: Path, here: "Identity", read: bool) -> None:
+        """Refuse to resume the run at `path` as another one, naming each difference.
+
+        read: the run has its own copy of the stars, and a catalog may be gone.
+        """
+        changes = list(differences(self.settings, here.settings))
+        for key, there in self.files.items():
+            now = here.files.get(key, "")
+            if now != there and not (read and not now):
+                changes.append(f"{key}: another file than in RUN" if now else f"{key}: missing")
+        if self.version != here.version:
+            changes.append(f"dustmap: {self.version} in RUN, {here.version} here")
+        if changes:
+            raise UserError(
+                f"{path} cannot go on with --resume as another run: {'; '.join(changes)}; "
+                f"give what it was started with, or start anew with --overwrite"
+            )
+
+
+def proves_run(folder: Path) -> bool:
+    """Whether a checkpoint is of a run, of whatever version."""
+    try:
+        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"schema", "settings", "files"} <= set(content)
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between the run and here, a line a key."""
+    for key in dict.fromkeys((*there, *here)):
+        pair = there.get(key), here.get(key)
+        if pair[0] != pair[1]:
+            old, new = ("nothing" if value is None else json.dumps(value) for value in pair)
+            yield f"{key}: {old} in RUN, {new} here"
+
+
+def _fingerprint(paths: list[str]) -> str:
+    """Hash the content of files and stores; of large files, of pieces all over them.
+
+    A change between the pieces that leaves the size is not seen. It makes no mixture of a run: the
+    stars are read once, into the run's directory.
+    """
+    digest = hashlib.sha256()
+    for name in filter(None, paths):
+        path = Path(name)
+        if not path.exists():
+            return ""
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(path)} {size} ".encode())
+            for piece in _pieces(file, size):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            yield file.read()
+            return
+        for i in range(_PIECES):
+            file.seek(i * (size - _PIECE) // (_PIECES - 1))
+            yield file.read(_PIECE)
