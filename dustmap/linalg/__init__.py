@@ -32,6 +32,7 @@ from dustmap.linalg._cg import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._chunks import AT_MOST as AT_MOST
 from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
+from dustmap.linalg._chunks import KeptNumbers as KeptNumbers
 from dustmap.linalg._chunks import KeyedNormal as KeyedNormal
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import Progress as Progress

@@ -140,6 +140,21 @@ class AdaptiveBatch:
             what = self.what
             log.warning("out of memory in %s: again in chunks of %d (%s)", what, self.size, first)
 
+    def in_groups(self, count: int, step: Callable[[slice], T]) -> list[T]:
+        """step of one group of items after the other, in their order; of an empty one where there
+        are none."""
+        results = list[T]()
+        first = 0
+        while first < count or not results:
+
+            def attempt(size: int, first: int = first) -> tuple[int, T]:
+                part = slice(first, min(first + size, count))
+                return part.stop, step(part)
+
+            first, made = self.attempt(attempt)
+            results.append(made)
+        return results
+
 
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether this is memory that ran out, on a CPU or a GPU, and no other failure."""
@@ -278,6 +293,37 @@ class KeyedNormal:
             numbers = _normal(counter + _signed(key + first * _GOLDEN))
             result[low - start : high - start] = numbers[low - first : high - first]
         return result.to(device)
+
+
+@final
+class KeptNumbers:
+    """Random numbers of samples, kept for the next time as far as `most` bytes go.
+
+    They are the same whether they are kept or not; samples are drawn again and again.
+
+    Examples
+    --------
+    >>> numbers, like = KeptNumbers(most=2**20), torch.zeros(1, dtype=torch.float64)
+    >>> drawn = [numbers.draw(seed=1, stream=0, sample=3, size=n, like=like) for n in (10, 6)]
+    >>> bool((drawn[0][:6] == drawn[1]).all())
+    True
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left, self._kept = most, dict[tuple[int, int, int], Tensor]()
+
+    def draw(self, seed: int, stream: int, sample: int, size: int, like: Tensor) -> Tensor:
+        """Return the first `size` numbers of a sample, in dtype and on the device of `like`."""
+        key = seed, stream, sample
+        known = self._kept.get(key)
+        if known is not None and len(known) >= size:
+            return known[:size]
+        made = KeyedNormal(seed, stream).draw(sample, size, like.dtype, like.device)
+        more = made.nbytes - (0 if known is None else known.nbytes)
+        if more <= self._left:
+            self._left -= more
+            self._kept[key] = made
+        return made
 
 
 def standard_normal(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.lognormal import _mgvi_draws, _mgvi_phases, _mgvi_samples
+from dustmap.inference.lognormal import _mgvi_curves, _mgvi_phases, _mgvi_samples
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
@@ -134,7 +134,7 @@ def test_fits_go_on_from_every_state(name: str) -> None:
 
 @pytest.mark.parametrize("together", [1, 3, 8])
 def test_curved_samples_are_kept_few_by_few(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mgvi_draws, "_CURVED_TOGETHER", together)
+    monkeypatch.setattr(_mgvi_curves, "_CURVED_TOGETHER", together)
     case = replace(CASES["curved"], settings=replace(SETTINGS, curved=True, rounds=0))
     straight = replace(case, settings=replace(case.settings, curved=False))
     draws = (1 + SETTINGS.refinements) * (math.ceil(SETTINGS.samples / together) - 1)
@@ -145,7 +145,7 @@ def test_curved_samples_are_kept_few_by_few(together: int, monkeypatch: pytest.M
 def test_samples_that_stray_go_back_to_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that count as strayed start again from the mode, which the checkpointer must know."""
     monkeypatch.setattr(_mgvi_phases, "_STRAY", 0.0)
-    monkeypatch.setattr(_mgvi_draws, "_CURVED_TOGETHER", 1)
+    monkeypatch.setattr(_mgvi_curves, "_CURVED_TOGETHER", 1)
     monkeypatch.setattr(_mgvi_samples, "bends", lambda *arguments: False)
     case = Case(1, settings=replace(SETTINGS, rounds=1))
     whole = case(NO_CHECKPOINTS)

@@ -37,15 +37,10 @@ from dustmap.inference.lognormal._lognormal_energy import (
     descend,
 )
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import (
-    DrawSolver,
-    KeptNumbers,
-    Perturbations,
-    draws_at_once,
-    metric_draws,
-)
+from dustmap.inference.lognormal._mgvi_curves import draws_at_once
 from dustmap.inference.lognormal._mgvi_hyper import evidence_step, learned_from
-from dustmap.linalg import AbstractOperator
+from dustmap.inference.lognormal._mgvi_samples import DrawSolver, Perturbations, metric_draws
+from dustmap.linalg import AbstractOperator, KeptNumbers
 
 
 def box(dim: int, nodes: int) -> RegularGrid:

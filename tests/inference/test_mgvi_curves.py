@@ -14,13 +14,8 @@ from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
-from dustmap.inference.lognormal._mgvi_draws import (
-    DrawSolver,
-    Perturbations,
-    draws_at_once,
-    metric_draws,
-)
+from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws, draws_at_once
+from dustmap.inference.lognormal._mgvi_samples import DrawSolver, Perturbations, metric_draws
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import Alone, unwatched
 from tests.combinations import covering

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dustmap.inference import NO_CHECKPOINTS
-from dustmap.inference.lognormal import _mgvi_draws
+from dustmap.inference.lognormal import _mgvi_samples
 from dustmap.inference.lognormal._lognormal_problem import MetricSolver, metric_solver
 from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import OutOfMemory, SolveResult
@@ -52,7 +52,7 @@ def test_samples_are_drawn_in_smaller_groups(
     case = replace(FIT, settings=replace(FIT.settings, curved=curved))
     whole = case(NO_CHECKPOINTS)
     seen: list[int] = []
-    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(2, seen))
+    monkeypatch.setattr(_mgvi_samples, "metric_solver", short_of_memory(2, seen))
     with caplog.at_level(logging.WARNING, "dustmap"):
         parts = case(NO_CHECKPOINTS)
     assert seen[:3] == [4, 2, 2]
@@ -65,7 +65,7 @@ def test_samples_are_drawn_in_smaller_groups(
 
 
 def test_a_fit_short_of_memory_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(2, []))
+    monkeypatch.setattr(_mgvi_samples, "metric_solver", short_of_memory(2, []))
     whole = FIT(NO_CHECKPOINTS)
     torch.testing.assert_close(
         often_interrupted(FIT).posterior.log_samples,
@@ -95,6 +95,6 @@ def test_a_product_that_takes_too_much_leaves_the_samples_as_they_were(
 
 
 def test_one_sample_that_takes_too_much_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mgvi_draws, "metric_solver", short_of_memory(0, []))
+    monkeypatch.setattr(_mgvi_samples, "metric_solver", short_of_memory(0, []))
     with pytest.raises(OutOfMemory, match=r"samples drawn together.*set a smaller fit\.samples"):
         FIT(NO_CHECKPOINTS)

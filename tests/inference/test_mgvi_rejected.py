@@ -11,7 +11,7 @@ import torch
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
-from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases, _mgvi_samples
+from dustmap.inference.lognormal import _mgvi_hyper, _mgvi_phases, _mgvi_samples
 from dustmap.inference.lognormal._lognormal import typical_log_density
 from dustmap.inference.lognormal._lognormal_energy import Accuracy
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
@@ -138,4 +138,4 @@ def test_samples_that_overflow_leave_the_mode(monkeypatch: pytest.MonkeyPatch) -
     assert solution.history[-1].misfit < 2.0
 
 
-_metric_draws = _mgvi_draws.metric_draws
+_metric_draws = _mgvi_samples.metric_draws

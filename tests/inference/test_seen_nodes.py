@@ -25,12 +25,11 @@ from dustmap.inference.lognormal._lognormal_problem import (
     metric_solver,
     node_preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_curves import curved_draws
-from dustmap.inference.lognormal._mgvi_draws import (
+from dustmap.inference.lognormal._mgvi_curves import curved_draws, draws_at_once
+from dustmap.inference.lognormal._mgvi_samples import (
     DrawSolver,
     Perturbations,
     answered,
-    draws_at_once,
     metric_draws,
 )
 from dustmap.linalg import unwatched

@@ -355,3 +355,13 @@ def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
             return trial
         length *= 0.5
     return None
+
+
+def monte_carlo_error(mean: Iterate) -> float:
+    """Error of a mean response of S samples, rms over the data in units of their noise:
+
+    (mean_n Var_s(f_sn) / (S σ_n²))^½
+    """
+    responses = mean.responses
+    variance = (responses.var(0) / mean.problem.noise).mean() / len(responses)
+    return float(variance.sqrt())

@@ -2,6 +2,7 @@
 the metric I + W^½ J Jᵀ W^½ of its tangents, from the side of the data or of the nodes they see.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Protocol, TypeAlias, final
@@ -257,6 +258,17 @@ def metric_solver(
     near = None if preconditioner is None else preconditioner.under(bare)
     information = node_information(tangent.nodes, tangent, near)
     return _NodeSolver(tangent.nodes, information, tangent.root_weights)
+
+
+@torch.no_grad()
+def shared_solve(
+    world: linalg.AbstractWorld, count: int, solve: Callable[[slice], linalg.SolveResult]
+) -> linalg.SolveResult:
+    """Solve for `count` right-hand sides, every rank for its share of them."""
+    own = solve(world.share(count))
+    columns = own.x, own.status, own.steps, own.residuals
+    x, status, steps, residuals = (world.stacked(column, count) for column in columns)
+    return linalg.SolveResult(x, status, steps, residuals, own.rtol)
 
 
 def node_information(

@@ -15,7 +15,7 @@ from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_samples import Sampler, explained_share, fields_of
+from dustmap.inference.lognormal._mgvi_samples import Perturbations, Sampler
 from dustmap.inference.lognormal._mgvi_state import (
     MGVI,
     FitState,
@@ -28,6 +28,8 @@ from dustmap.linalg import AbstractWorld, Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
 _LARGEST_MISFIT = 3.0
+#: Samples that are turned into fields at once.
+_FIELDS = 8
 
 
 @final
@@ -242,13 +244,13 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     # every +δ_s followed by its −δ_s, so that the first samples are pairs too
     deviations = torch.stack(state.deviations.chunk(2), dim=1).flatten(0, 1)
     problem, centre = state.centre.problem, state.centre.xi
-    fields = fields_of(problem, centre, deviations)
+    fields = _fields_of(problem, centre, deviations)
     log_density = state.centre.log_density
     points, first = problem.model.zero_points, problem.root.n_field
     groups = (
         None if points is None else GroupSamples(points, centre[first:] + deviations[:, first:])
     )
-    share = explained_share(problem, seed, deviations, fields, log_density)
+    share = _explained_share(problem, seed, deviations, fields, log_density)
     return MGVISolution(
         problem.model,
         LogNormalPosterior(problem.model.interpolation, log_density, fields, share, groups),
@@ -261,6 +263,37 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         state.end(),
         state.weights,
     )
+
+
+@torch.no_grad()
+def _fields_of(problem: LogNormalProblem, centre: Tensor, deviations: Tensor) -> Tensor:
+    """Log-densities (S, M) at ξ̄ + δ_s for a centre (n,) and deviations (S, n)."""
+    own = deviations[problem.world.share(len(deviations))]
+    parts = (centre + part for part in torch.split(own, _FIELDS))
+    fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
+    return problem.world.stacked(fields, len(deviations))
+
+
+@torch.no_grad()
+def _explained_share(
+    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
+) -> Tensor:
+    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
+
+    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
+    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
+    and their variances add up to the prior's. Deviations are pairs, one after the other.
+    """
+    root, own, world = problem.model.prior.root(), problem.root.n_white, problem.world
+    sums = torch.zeros_like(centre).repeat(2, 1)
+    for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
+        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
+        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
+            sums[0] += root.matmul(sign * white - deviations[row, :own]).square()
+            sums[1] += (fields[row] - centre).square()
+    taken, left = world.total(sums)
+    share: Tensor = taken / (taken + left)
+    return share
 
 
 def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Tensor | None:

@@ -1,8 +1,8 @@
-"""Deviations of posterior samples along the curvature of the field, many at once."""
+"""Deviations of posterior samples along the curvature of the field, and whether it matters."""
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 import torch
@@ -23,13 +23,66 @@ from dustmap.inference.lognormal._lognormal_problem import (
     metric_solver,
 )
 from dustmap.inference.lognormal._tangent import TangentStack
-from dustmap.linalg import Progress, SolveResult, unwatched
+from dustmap.linalg import AdaptiveBatch, Progress, SolveResult, unwatched
 
 #: Parts of the first deviation that a sample may start from.
 _PARTS = (1.0, 0.5, 0.25, 0.0)
 #: Largest change of the log-density that a step may ask for: where data say little samples move by
 #: several, and the energy decides whether that is too far.
 _REACH = 8.0
+#: Straight deviations that spread the responses by this much more than the linear model are curved.
+_LARGEST_EXCESS = 0.03
+#: Curved samples at once on a CPU: a sparse product with 8 vectors takes as long as with one.
+_CURVED_TOGETHER = 8
+#: What helps where even few samples are too many.
+_ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
+
+
+def draws_at_once(count: int) -> AdaptiveBatch:
+    """All samples at once, fewer where memory runs out."""
+    return AdaptiveBatch("samples drawn together", count, _ADVICE)
+
+
+def curved_at_once(count: int, device: torch.device) -> AdaptiveBatch:
+    """Few samples on a CPU, where more share no more of the work; all at once on an accelerator."""
+    few = min(count, _CURVED_TOGETHER) if device.type == "cpu" else count
+    return AdaptiveBatch("samples that are curved together", few, _ADVICE)
+
+
+def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
+    """Whether straight deviations leave the data at second order."""
+    # Of responses that overflow the excess is no number.
+    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
+
+
+@torch.no_grad()
+def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
+    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
+
+        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
+
+    The metric is that of the linear model: what second order adds is not in the posterior.
+    """
+    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
+    at_once = draws_at_once(count) if at_once is None else at_once
+    own = straight[world.share(count)]
+    tangent = problem.tangent(mean.log_density.exp(), mean.c)
+
+    def response(part: slice, sign: int) -> Tensor:
+        moved = torch.add(mean.xi, own[part], alpha=sign)
+        density = (problem.log_mean + problem.root.matmul(moved)).exp()
+        return problem.response(density, moved)
+
+    sides = [at_once.in_groups(len(own), partial(response, sign=s)) for s in (1, -1)]
+    bent = torch.cat([*sides[0], *sides[1]])
+    linear = torch.cat(at_once.in_groups(len(own), lambda part: tangent.matmul(own[part])))
+    centre = world.total(bent.sum(0)) / (2 * count)
+    squares = (
+        world.total((bent - centre).square().sum(0)) / (2 * count),
+        world.total(linear.square().sum(0)) / count,
+    )
+    spread, expected = ((square / problem.noise).mean() for square in squares)
+    return float((spread / expected).sqrt()) - 1.0
 
 
 @final

@@ -21,8 +21,8 @@ from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
     metric_solver,
+    shared_solve,
 )
-from dustmap.inference.lognormal._mgvi_draws import shared_solve
 from dustmap.inference.lognormal._tangent import Tangent, spread_on
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.

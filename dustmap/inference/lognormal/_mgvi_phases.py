@@ -10,9 +10,14 @@ from torch import Tensor
 
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, Descent, Iterate, descend
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Descent,
+    Iterate,
+    descend,
+    monte_carlo_error,
+)
 from dustmap.inference.lognormal._lognormal_problem import Preconditioner, node_preconditioner
-from dustmap.inference.lognormal._mgvi_draws import monte_carlo_error
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (

@@ -1,4 +1,4 @@
-"""The samples of a fit: straight deviations, and curved ones a few at a time.
+"""The samples of a fit: straight deviations by the metric, and curved ones a few at a time.
 
 Ranks divide draws among them: each makes its share, and all get all of them. Random numbers belong
 to samples, so that a draw is the same whichever rank makes it. A rank alone makes them all.
@@ -7,37 +7,39 @@ to samples, so that a draw is the same whichever rank makes it. A rank alone mak
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem, Preconditioner
-from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws
-from dustmap.inference.lognormal._mgvi_draws import (
-    DrawSolver,
-    KeptNumbers,
-    Perturbations,
-    answered,
-    curved_at_once,
-    draws_at_once,
-    first_rows,
-    in_groups,
-    metric_draws,
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, relative_to
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    metric_solver,
     shared_solve,
 )
+from dustmap.inference.lognormal._mgvi_curves import (
+    CurvedDraws,
+    bends,
+    curved_at_once,
+    curved_draws,
+    draws_at_once,
+)
 from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVIStart
-from dustmap.linalg import AdaptiveBatch, Progress, SolveResult
+from dustmap.linalg import (
+    AbstractWorld,
+    AdaptiveBatch,
+    Alone,
+    KeptNumbers,
+    Progress,
+    SolveResult,
+    unwatched,
+)
 
-#: Straight deviations that spread the responses by this much more than the linear model are curved.
-_LARGEST_EXCESS = 0.03
 #: Residuals of CG of straight deviations, in units of that of the settings: to see whether they
 #: bend, where that is not known, and of those that stay straight.
 _STRAIGHT = (4.0, 2.0)
-#: Samples that are turned into fields at once.
-_FIELDS = 8
 #: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
 #: Where that is ten times looser, rounding decides where descents end: a change of the data by 1e-7
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
@@ -50,8 +52,125 @@ _ROUGHLY = Accuracy(residual=8.0, decrease=1e-2, steps=3)
 #: steps end. Multipliers of that fit would not help: where J has changed, A z is far longer than
 #: the right-hand side.
 _FEW, _SHORT_RESIDUAL = 0.25, 8.0
-#: What is counted while samples follow the curvature.
-_CURVING = "curved draws"
+#: Streams of the random numbers: the prior's draw and the noise.
+_WHITE, _NOISE = 101, 102
+#: What is counted while samples are made, and while they follow the curvature.
+_DRAWS, _CURVING = "draws", "curved draws"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Perturbations:
+    """ξ₀ ~ N(0, I) (K, n) and η ~ N(0, I) (K, N), functions of (seed, sample, position) only."""
+
+    white: Tensor
+    noise: Tensor
+
+    @staticmethod
+    def of(
+        problem: LogNormalProblem,
+        seed: int,
+        samples: Sequence[int],
+        white: Tensor | None = None,
+        kept: KeptNumbers | None = None,
+    ) -> "Perturbations":
+        """Those of the given samples; white (K, n): where ξ₀ goes, if there is a place for it;
+        kept: the numbers of earlier times."""
+        like, count, numbers = problem.y, len(samples), kept or KeptNumbers(0)
+        white = like.new_empty(count, problem.n_latent) if white is None else white
+        noise = like.new_empty(count, len(like))
+        for stream, drawn in ((_WHITE, white), (_NOISE, noise)):
+            for row, sample in zip(drawn, samples, strict=True):
+                row.copy_(numbers.draw(seed, stream, sample, len(row), like))
+        return Perturbations(white, noise)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DrawSolver:
+    """Solves for samples: residual (see `Accuracy`) and steps of CG at most; at_once: samples that
+    are solved for together; world: ranks that solve for others at the same time, to one relative
+    residual."""
+
+    residual: float
+    max_steps: int
+    at_once: AdaptiveBatch
+    preconditioner: Preconditioner | None = None
+    progress: Progress = unwatched
+    world: AbstractWorld = field(default_factory=Alone)
+
+    @torch.no_grad()
+    def __call__(
+        self, mean: Iterate, perturbations: Perturbations, start: Tensor | None = None
+    ) -> SolveResult:
+        """Multipliers (K, Q) of `metric_draws`, as accurate however many samples are solved
+        together."""
+        tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+        white, noise = perturbations.white, perturbations.noise
+        root_weights, count = tangent.root_weights, len(white)
+
+        def seen(part: slice) -> Tensor:
+            return noise[part] - root_weights * tangent.matmul(white[part])
+
+        solver = metric_solver(tangent, self.preconditioner)
+        target = torch.cat(self.at_once.in_groups(count, seen))
+        sizes = self.world.gathered(target.norm(dim=-1))
+        rtol = relative_to(self.residual, sizes, target.shape[-1])
+
+        def solved(part: slice) -> SolveResult:
+            self.progress(_DRAWS, part.start, count)
+            return solver(
+                target[part],
+                x0=None if start is None else start[part],
+                rtol=rtol,
+                max_steps=self.max_steps,
+                progress=self.progress,
+            )
+
+        ends = self.at_once.in_groups(count, solved)
+        self.progress(_DRAWS, count, count)
+        columns = zip(*((end.x, end.status, end.steps, end.residuals) for end in ends), strict=True)
+        x, status, steps, residuals = (torch.cat(column) for column in columns)
+        return SolveResult(x, status, steps, residuals, rtol)
+
+
+@torch.no_grad()
+def metric_draws(
+    mean: Iterate, perturbations: Perturbations, solver: DrawSolver, start: Tensor | None = None
+) -> tuple[Tensor, SolveResult]:
+    """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
+
+        δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
+
+    Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
+    start: multipliers (K, Q) of the same perturbations at a centre nearby. δ takes the place of ξ₀
+    in perturbations.white.
+    """
+    tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+    delta, solve = perturbations.white, solver(mean, perturbations, start)
+
+    def move(part: slice) -> None:
+        # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
+        delta[part].add_(tangent.step_of(solve.x[part]))
+
+    solver.at_once.in_groups(len(delta), move)
+    return delta, solve
+
+
+@torch.no_grad()
+def answered(mean: Iterate, perturbations: Perturbations, multipliers: Tensor) -> Tensor:
+    """W^½ J δ_s (K, N) of the draws of these perturbations: η − z, or by products with J."""
+    tangent = mean.problem.tangent(mean.log_density.exp(), mean.c)
+    if tangent.nodes is None:
+        return perturbations.noise - multipliers
+    delta = perturbations.white + tangent.step_of(multipliers)
+    return tangent.root_weights * tangent.matmul(delta)
+
+
+def first_rows(draws: Tensor, count: int) -> Tensor:
+    """Multipliers (count, Q): the first of draws (K, Q), and zeros where there are fewer."""
+    known = draws[:count]
+    return torch.nn.functional.pad(known, (0, 0, 0, count - len(known)))
 
 
 @torch.no_grad()
@@ -131,73 +250,6 @@ def _ranges(ends: Sequence[int], size: int) -> Iterator[range]:
     """Ranges of at most `size` that follow one another, none of them across one of the ends."""
     for first, last in itertools.pairwise(ends):
         yield from (range(k, min(k + size, last)) for k in range(first, last, size))
-
-
-def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
-    """Whether straight deviations leave the data at second order."""
-    # Of responses that overflow the excess is no number.
-    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
-
-
-@torch.no_grad()
-def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
-    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
-
-        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
-
-    The metric is that of the linear model: what second order adds is not in the posterior.
-    """
-    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
-    at_once = draws_at_once(count) if at_once is None else at_once
-    own = straight[world.share(count)]
-    tangent = problem.tangent(mean.log_density.exp(), mean.c)
-
-    def response(part: slice, sign: int) -> Tensor:
-        moved = torch.add(mean.xi, own[part], alpha=sign)
-        density = (problem.log_mean + problem.root.matmul(moved)).exp()
-        return problem.response(density, moved)
-
-    sides = [in_groups(len(own), at_once, partial(response, sign=s)) for s in (1, -1)]
-    bent = torch.cat([*sides[0], *sides[1]])
-    linear = torch.cat(in_groups(len(own), at_once, lambda part: tangent.matmul(own[part])))
-    centre = world.total(bent.sum(0)) / (2 * count)
-    squares = (
-        world.total((bent - centre).square().sum(0)) / (2 * count),
-        world.total(linear.square().sum(0)) / count,
-    )
-    spread, expected = ((square / problem.noise).mean() for square in squares)
-    return float((spread / expected).sqrt()) - 1.0
-
-
-@torch.no_grad()
-def fields_of(problem: LogNormalProblem, centre: Tensor, deviations: Tensor) -> Tensor:
-    """Log-densities (S, M) at ξ̄ + δ_s for a centre (n,) and deviations (S, n)."""
-    own = deviations[problem.world.share(len(deviations))]
-    parts = (centre + part for part in torch.split(own, _FIELDS))
-    fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
-    return problem.world.stacked(fields, len(deviations))
-
-
-@torch.no_grad()
-def explained_share(
-    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
-) -> Tensor:
-    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
-
-    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
-    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
-    and their variances add up to the prior's. Deviations are pairs, one after the other.
-    """
-    root, own, world = problem.model.prior.root(), problem.root.n_white, problem.world
-    sums = torch.zeros_like(centre).repeat(2, 1)
-    for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
-        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
-        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
-            sums[0] += root.matmul(sign * white - deviations[row, :own]).square()
-            sums[1] += (fields[row] - centre).square()
-    taken, left = world.total(sums)
-    share: Tensor = taken / (taken + left)
-    return share
 
 
 @final
@@ -285,7 +337,7 @@ class Sampler:
         def make(part: slice) -> CurvedDraws:
             return self._curved_part(state, alone, start, own[part])
 
-        made = in_groups(len(own), self.curved_at_once, make) if len(own) else []
+        made = self.curved_at_once.in_groups(len(own), make) if len(own) else []
         xi = torch.cat([start[:0], *(draws.xi for draws in made)])
         z = torch.cat([state.z.new_empty(0, len(state.z)), *(draws.z for draws in made)])
         drawn = (world.stacked(own, len(which)) for own in (xi, z))

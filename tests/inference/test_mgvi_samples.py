@@ -9,7 +9,7 @@ from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_samples import bends, excess_spread
+from dustmap.inference.lognormal._mgvi_curves import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
 
 
