@@ -5,6 +5,7 @@
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +137,24 @@ def test_only_tests_of_experiments_import_them() -> None:
         if any(name.split(".")[0] == "pipelines" for name in imports(path))
     }
     assert importing == {"pipelines"}
+
+
+def files_of(row: str) -> Iterator[Path]:
+    """Files that a row of the star's path names; a folder holds for those behind it."""
+    folder = Path()
+    for name in re.findall(r"`([a-z_/]+)`", row):
+        before, slash, stem = name.rpartition("/")
+        folder = PACKAGE / before if slash else folder
+        if stem.startswith("_"):
+            yield folder / f"{stem}.py"
+
+
+def test_the_path_of_a_star_is_as_long_as_it_says() -> None:
+    text = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    path = text[text.index("**A star's path**") : text.index("## Setting up")]
+    rows = [line.split("|")[1:3] for line in path.splitlines() if line.startswith("| ")]
+    always = {file for name, row in rows if "*" not in name for file in files_of(row)}
+    options = {file for name, row in rows if "*" in name for file in files_of(row)} - always
+    assert all(file.is_file() for file in always | options)
+    stated = [int(number) for number in re.findall(r"(\d+) (?:files|more)", path)]
+    assert stated == [len(always), len(options)]
