@@ -1,6 +1,6 @@
 """A run from its files alone: their names, its identity, its lock, and how far it is.
 
-Imports no torch, which takes seconds, but where a run is to be made.
+Torch, whose import takes seconds, is asked only for the identity of a run that is made here.
 """
 
 import fcntl
