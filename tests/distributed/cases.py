@@ -411,7 +411,7 @@ def natural_steps(world: AbstractWorld, uneven: bool = False) -> Arrays:
     for name, (family, likelihood, rate) in cases.items():
         model = VariationalModel(phi, ConstantMean(0.8), likelihood, family)
         source = RowSource(phi, batch.functional, memory=0 if name == "blocks" else 2**31)
-        settings = SVISettings(batch_size=13, epochs=2, learning_rate=rate)
+        settings = SVISettings(batch_size=13, epochs=1, learning_rate=rate)
         generator, snapshots = torch.Generator().manual_seed(0), FirstRankSnapshots(world)
         last = fit_svi(model, batch, source, settings, generator, checkpointer=snapshots)
         found |= {
@@ -478,7 +478,7 @@ CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "lognormal-brief": partial(lognormal, residual=1e-2, rounds=1),
     "lognormal-again": partial(lognormal, residual=1e-2, rounds=1),
     "lognormal-curved": partial(lognormal, curved=True, rounds=0),
-    "lognormal-rows": partial(lognormal, rows=True),
+    "lognormal-rows": partial(lognormal, rows=True, rounds=1),
     "lognormal-uneven": partial(lognormal, uneven=True, rows=True),
     "lognormal-loose": partial(lognormal, residual=1e-3),
     "lognormal-tight": partial(lognormal, residual=1e-7),
