@@ -83,7 +83,7 @@ def catalog(number: int, seed: int, of_magnitude: bool = False) -> Catalog:
 
 
 @cache
-def weighted(of_magnitude: bool = False) -> tuple[Catalog, WeightedDistances]:
+def weighted(of_magnitude: bool) -> tuple[Catalog, WeightedDistances]:
     """Stars of a catalog that may be around the cloud by their parallaxes, and their weighted
     distances."""
     stars = catalog(36_000, 1, of_magnitude)
@@ -113,7 +113,7 @@ def test_weighted_distances_are_those_of_brute_force() -> None:
     """Probabilities to be nearer than the cloud and its ends, means of their errors: beside sums
     over distances with the true density of stars and the true luminosity function, both of which
     are learned from the catalog here."""
-    stars, found = weighted()
+    stars, found = weighted(False)
     d = np.arange(0.25, FARTHEST, 0.5)
     every = np.repeat(d[None, :], len(stars.true), axis=0)
     misfit = (stars.distances.parallax[:, None] - MAS_PC / d) / stars.distances.error[:, None]
