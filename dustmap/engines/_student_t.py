@@ -32,17 +32,17 @@ from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import Sites, StudentTModel, StudentTNoise, nats_left, noise_nats
+from dustmap.inference import Sites, StudentTModel, StudentTNoise, Turns, nats_left, noise_nats
 
 _Solution: TypeAlias = inference.GlobalSolution | inference.DataSpaceSolution
 #: Rows that kernel and noise are learned from by dense algebra, at most.
 LEARNING_ROWS = 1_000
 #: Robust standard deviations beyond which a target has no part in the start.
 _GROSS = 10.0
-#: Turns of kernel and noise, rounds of sites in each, the length of a round's step, the change of
-#: the sites below which they rest, and draws of a round of the global engine.
-_TURNS, _ROUNDS, _STEP, _REST, _SAMPLES = 10, 25, 0.7, 0.01, 16
-#: Nats that may remain to be gained.
+#: Turns of kernel and noise, rounds of sites in each, the change of the sites below which they
+#: rest, and draws of a round of the global engine.
+_TURNS, _ROUNDS, _REST, _SAMPLES = 10, 25, 0.01, 16
+#: Nats that the noise may have to gain when rounds of dense algebra end.
 _NATS_LEFT = 0.25
 _START_NU = 4.0
 #: Least width of the noise over the prior standard deviation: the density of a t that narrows about
@@ -151,11 +151,9 @@ def learn_robustly(
     model = learn(model, plain, replace(settings, rows=LEARNING_ROWS), Watch()).model
     data, normal = data.random_part(LEARNING_ROWS, settings.seed), GaussianLikelihood()
     robust, sites = RobustModel(model, StudentTNoise(_START_NU)), _first(model, data)
-    nats, before, n = [float("inf")], robust.law.logs(), len(data)
+    turns, n = Turns(noise=robust.law.logs()), len(data)
     for _ in range(_TURNS):
         robust, sites, rests = _dense_rounds(robust, data, sites)
-        after = robust.law.logs()
-        moved, before = noise_nats(before, after, n), after
         if not model.kernel.is_learned:
             status = FitStatus.CONVERGED if rests else FitStatus.MAX_STEPS
             return robust, Learning.of(status, n)
@@ -168,12 +166,12 @@ def learn_robustly(
         likelihood = robust.model.likelihood
         robust = replace(robust, model=replace(climb.model, likelihood=likelihood))
         gain = n * (climb.objective[-1] - climb.objective[0])
-        nats.append(max(gain, 0.0) + moved)
-        is_settled = rests and nats_left(nats[1:]) <= _NATS_LEFT
+        turns = turns.after(max(gain, 0.0), robust.law.logs(), n)
+        is_settled = rests and turns.settled
         if is_settled:
             break
     status = climb.status if is_settled else FitStatus.MAX_STEPS
-    summary = {"turns_nats": nats[1:], "largest_gradient": climb.largest_gradient}
+    summary = {"turns_nats": list(turns.nats), "largest_gradient": climb.largest_gradient}
     return robust, Learning.of(status, n, summary=summary, errors=climb.errors)
 
 
@@ -211,19 +209,16 @@ def _first(model: GPModel, data: Batch) -> Sites:
 @torch.no_grad()
 def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
     """Rounds of posterior, noise and sites at a fixed kernel, by dense algebra."""
-    nats, n = [float("inf")], len(data)
+    nats = list[float]()
     covariance = ExactGP(robust.model.kernel, robust.model.mean).covariance(data.functional)
     for k in range(_ROUNDS):
         model, mean, variance = _posterior(robust.model, data, covariance, sites)
         robust, before = replace(robust, model=model), robust.law
         law = _widened(model, data, inference.fitted_around(before, data, mean, variance, None))
         robust = RobustModel(replace(model, likelihood=law.likelihood), law.noise)
-        nats.append(noise_nats(before.logs(), law.logs(), n))
-        width2 = law.noise.scale**2 * law.likelihood.noise_variance(data).double()
-        moments = inference.student_t_moments(data.y, mean, variance, width2, robust.noise.nu)
-        change = sites.change(moments, mean, width2)
-        sites = sites.updated(moments, mean, width2, 1.0 if k == 0 else _STEP)
-        if change <= _REST and nats_left(nats[1:]) <= _NATS_LEFT:
+        nats.append(noise_nats(before.logs(), law.logs(), len(data)))
+        sites, _, change = sites.moved(law, data, mean, variance, k == 0)
+        if change <= _REST and nats_left(nats) <= _NATS_LEFT:
             return robust, sites, True
     return robust, sites, False
 

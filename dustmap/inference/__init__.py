@@ -88,6 +88,7 @@ from dustmap.inference.evidence._newton_point import AbstractSolver as AbstractS
 from dustmap.inference.evidence._robust import RobustFit as RobustFit
 from dustmap.inference.evidence._robust import RobustStep as RobustStep
 from dustmap.inference.evidence._robust import Sites as Sites
+from dustmap.inference.evidence._robust import Turns as Turns
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import site_data as site_data

@@ -256,7 +256,7 @@ class _Stages:
         weights = _robust.site_weights(self.maker.build(gp), self.data, robust.sites)
         held = replace(state, gp=replace(gp, likelihood=gp.likelihood.fixed()))
         learned = self._learned(name, held, self.settings.learn_rows, weights, _STEPS_OF_TURN)
-        turns = state.turns.after(robust, learned)
+        turns = state.turns.after(learned.nats, robust.logs, len(robust.weights))
         if not turns.settled:
             learned = replace(learned, status=FitStatus.MAX_STEPS)
         gp = replace(gp, kernel=learned.gp.kernel, mean=learned.gp.mean)

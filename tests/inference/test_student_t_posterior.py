@@ -26,6 +26,7 @@ from dustmap.inference import (
     fitted_around,
     student_t_moments,
 )
+from dustmap.inference.evidence import _student_t_noise
 from dustmap.inference.evidence._robust import nats_left
 from dustmap.inference.evidence._student_t_noise import noise_nats
 from tests.inference.gibbs import Array, gibbs, matern32
@@ -162,14 +163,17 @@ def test_moments_are_the_integrals(nu: float, variance: float, residual: float) 
     assert float(found.weight) == pytest.approx(weight, rel=1e-4)
 
 
-def test_sites_of_normal_noise_are_the_data() -> None:
+def test_sites_of_normal_noise_are_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_student_t_noise, "MOST_NU", 1e7)
     y, mean, variance = vector(1.0, -2.0), vector(0.5, -1.0), vector(0.1, 3.0)
     width2 = vector(0.3, 2.0)
-    moments = student_t_moments(y, mean, variance, width2, 1e7)
-    sites = Sites(0.0 * y, torch.ones_like(y)).updated(moments, mean, width2, 1.0)
+    data = Batch(PointValues(torch.zeros(2, 1).double()), y, width2)
+    law = StudentTModel.of(StudentTNoise(1e7), GaussianLikelihood(), False, False)
+    sites, _, change = Sites(0.0 * y, torch.ones_like(y)).moved(law, data, mean, variance, True)
     torch.testing.assert_close(sites.target, y, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(sites.precision, 1.0 / width2, rtol=1e-4, atol=0.0)
-    assert sites.change(moments, mean, width2) < 1e-6
+    assert change > 1.0
+    assert sites.moved(law, data, mean, variance, True)[2] < 1e-6
 
 
 @pytest.mark.parametrize("nu", [2.0, 6.0])

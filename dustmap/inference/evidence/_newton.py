@@ -146,6 +146,13 @@ class LearnedModel(Generic[T]):
         """Final logs, those of the last accepted step."""
         return next(step.parameters for step in reversed(self.history) if step.accepted)
 
+    @property
+    def nats(self) -> float:
+        """½ Δᵀ I Δ of the whole change of the logs, each in its standard deviations."""
+        pairs = zip(self.history[0].parameters, self.parameters, strict=True)
+        changes = zip(pairs, self.standard_deviations, strict=True)
+        return 0.5 * sum(((there - here) / std) ** 2 for (here, there), std in changes)
+
     def message(self) -> str:
         """One or two sentences on how it ended."""
         steps = len(self.history)

@@ -26,7 +26,6 @@ from dustmap.gp import Batch
 from dustmap.gp.likelihoods import SinhTrapezoid
 from dustmap.inference import _state
 from dustmap.inference.evidence import _student_t_noise
-from dustmap.inference.evidence._newton import LearnedModel
 from dustmap.inference.evidence._newton_point import AbstractSolver, T
 from dustmap.inference.evidence._steps import noise_variance
 from dustmap.inference.solve._grid_model import GridModel
@@ -119,29 +118,35 @@ class Sites:
         whole = (1.0 - share).square() * variance + share / self.precision
         return mean + share * (self.target - mean), whole
 
-    def updated(self, moments: SiteMoments, mean: Tensor, width2: Tensor, step: float) -> "Sites":
-        """A step of length `step` ≤ 1 in λ and λỹ to the sites of these moments.
+    def moved(
+        self,
+        law: _student_t_noise.StudentTModel,
+        data: Batch,
+        mean: Tensor,
+        variance: Tensor,
+        is_first: bool,
+    ) -> tuple["Sites", Tensor, float]:
+        """A step in λ and λỹ, the first time a whole one, to the sites of a field
+        f ~ N(mean, variance) (N,) under a law of the noise; E τ_n (N,); and how far from these they
+        were: root mean square of slopes and precisions, in units of 1/s and 1/s².
 
         Negative precisions become next to nothing, and the others so much smaller that all
         information Σ λ_n s_n² stays what it was: without that standard deviations were 2 % too
         small at ν = 2.3.
         """
+        width2 = law.noise.scale**2 * law.variance(data)
+        moments = student_t_moments(data.y, mean, variance, width2, law.noise.nu)
         wanted = moments.curvature * width2
         kept = wanted.clamp_min(_LEAST_PRECISION)
         share = float(wanted.sum() / kept.sum())
         precision = max(share, 0.1) * kept / width2
-        natural = moments.slope + precision * mean
+        more = (precision - self.precision) * width2
+        slope = (moments.slope - self.precision * (self.target - mean)) * width2.sqrt()
+        change = math.sqrt(float(more.square().mean()) + float(slope.square().mean()))
+        natural, step = moments.slope + precision * mean, 1.0 if is_first else _STEP
         damped = (1.0 - step) * self.precision + step * precision
         natural = (1.0 - step) * self.precision * self.target + step * natural
-        return Sites(natural / damped, damped)
-
-    def change(self, moments: SiteMoments, mean: Tensor, width2: Tensor) -> float:
-        """How far they are from those of the moments: root mean square of slopes and precisions, in
-        units of 1/s and 1/s²."""
-        wanted = self.updated(moments, mean, width2, 1.0)
-        precision = (wanted.precision - self.precision) * width2
-        slope = (moments.slope - self.precision * (self.target - mean)) * width2.sqrt()
-        return math.sqrt(float(precision.square().mean()) + float(slope.square().mean()))
+        return Sites(natural / damped, damped), moments.weight, change
 
 
 def nats_left(nats: Sequence[float]) -> float:
@@ -364,18 +369,11 @@ class _Rounds(Generic[T]):
             state.law, data, mean, variance, _student_t_noise.measured_share(data)
         )
         nats = _student_t_noise.noise_nats(state.law.logs(), law.logs(), len(data))
-        width2 = law.noise.scale**2 * law.variance(data)
-        moments = student_t_moments(data.y, mean, variance, width2, law.noise.nu)
-        step = 1.0 if self.is_new and not state.history else _STEP
-        entry = RobustStep(
-            law.noise,
-            sites.change(moments, mean, width2),
-            nats,
-            int((moments.weight < _student_t_noise.OUTLIER_WEIGHT).sum()),
-            solution.block_steps,
-        )
-        sites = sites.updated(moments, mean, width2, step)
-        return _State((*state.history, entry), law, sites, moments.weight, solution)
+        is_first = self.is_new and not state.history
+        sites, weights, change = sites.moved(law, data, mean, variance, is_first)
+        outliers = int((weights < _student_t_noise.OUTLIER_WEIGHT).sum())
+        entry = RobustStep(law.noise, change, nats, outliers, solution.block_steps)
+        return _State((*state.history, entry), law, sites, weights, solution)
 
     def _solver(self, sites: Sites) -> AbstractSolver[T]:
         return self.solver(site_data(self.data, sites))
@@ -418,18 +416,11 @@ class Turns:
     nats: tuple[float, ...] = ()
     noise: tuple[float, ...] | None = None
 
-    def after(self, weighed: RobustFit[T], learned: LearnedModel[T]) -> "Turns":
-        """With one more: noise at a fixed kernel, then the kernel at fixed sites."""
-        step = zip(
-            learned.history[0].parameters,
-            learned.parameters,
-            learned.standard_deviations,
-            strict=True,
-        )
-        nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
-        if self.noise is not None:
-            nats += _student_t_noise.noise_nats(self.noise, weighed.logs, len(weighed.weights))
-        return Turns((*self.nats, nats), weighed.logs)
+    def after(self, kernel: float, noise: tuple[float, ...], n: int) -> "Turns":
+        """With one more: noise of n data at a fixed kernel, then the kernel at fixed sites, which
+        changed by so many nats."""
+        moved = 0.0 if self.noise is None else _student_t_noise.noise_nats(self.noise, noise, n)
+        return Turns((*self.nats, kernel + moved), noise)
 
     @property
     def settled(self) -> bool:
