@@ -113,14 +113,14 @@ class AbstractSymmetric(AbstractComposite):
 
 
 class AbstractStack(AbstractSymmetric):
-    """Symmetric matrices A_1, …, A_K, one for every row of a block of vectors.
+    """Symmetric matrices A_1, …, A_K, one for every row of a block of vectors, or one for all.
 
-    `matmul` takes blocks (K, n) alone, and row k is A_k x_k.
+    `matmul` takes blocks (K, n) alone, and row k is A_k x_k; one for all takes any (..., n).
     """
 
     @abstractmethod
     def taken(self, which: Tensor) -> "AbstractStack":
-        """Return A_k for k in `which` (W,), in that order."""
+        """Return A_k for k in `which` (W,), in that order; itself where there is one for all."""
 
 
 @final

@@ -70,7 +70,8 @@ from dustmap.inference import (
     solve_direct,
 )
 from dustmap.inference._state import NystromState, State, StateReader, state_of
-from dustmap.inference.lognormal._tangent import GramOperator
+from dustmap.inference.lognormal._lognormal import LatentRoot
+from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import (
     AbstractWorld,
     Alone,
@@ -240,11 +241,9 @@ def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
     restored by one process, and the other way round."""
     rows = interpolation(data(world, uneven=uneven).functional, GRID, dtype=torch.float64)
     prior = GridPrior.padded(Matern32(0.6, dim=3), GRID, padding=2.0, world=world)
-    columns, root_weights = draw(10, GRID.size, 1), 5.0 + draw(11, COUNT)
-    first, second = (
-        GramOperator(rows, draw(seed, GRID.size), prior.covariance(), columns, root_weights)
-        for seed in (12, 13)
-    )
+    root = LatentRoot(prior.root(), draw(10, GRID.size, 1))
+    here = root, prior.covariance(), 5.0 + draw(11, COUNT)
+    first, second = (Tangent(rows, draw(seed, GRID.size), *here).gram() for seed in (12, 13))
     P = nystrom(first, 12, world=world)
     refreshed = P.refreshed(second)
     x, y = draw(14, 5, COUNT), draw(15, COUNT).requires_grad_()

@@ -88,7 +88,7 @@ def test_steps_are_those_of_the_dense_matrix(
     densities = densities_of(problem, 3)
     at = problem.tangent(densities[0], b[0, :0])
     preconditioner = node_preconditioner(nodes, at, rank, None, unwatched) if rank else None
-    stack = problem.tangents(densities, problem.rows.matmul(densities), b[:, :0])
+    stack = problem.tangent(densities, b[:, :0], problem.rows.matmul(densities))
     together = metric_solver(stack, preconditioner)(b, rtol=rtol, max_steps=500)
     pulls, _ = stack.pull_of(together.x)
     for s in range(3):

@@ -292,22 +292,21 @@ class GroupTerms:
             return seen + self.offsets.matmul(c)
         return self.gains(c) * seen + self.offsets.matmul(c[..., : self.offsets.count])
 
-    def columns(self, seen: Tensor) -> AbstractOperator:
-        """(τ G, κ diag(L ρ) G) (N, G + G'), the derivative in (c, c') at L ρ (N,)."""
-        return group_columns(self.offsets, self.scales, seen)
-
-    def derivative(self, c: Tensor, seen: Tensor) -> Tensor:
-        """Products of `columns` at L ρ_s (S, N) with variables (S, G + G'): (S, N)."""
+    def derivative(self, c: Tensor, seen: Tensor | None) -> Tensor:
+        """The derivative (τ G, κ diag(L ρ) G) in (c, c') at L ρ (..., N), which scales alone need,
+        times variables (..., G + G'): (..., N)."""
         if self.scales is None:
             return self.offsets.matmul(c)
+        assert seen is not None
         count = self.offsets.count
         return self.offsets.matmul(c[..., :count]) + seen * self.scales.matmul(c[..., count:])
 
-    def pulled(self, v: Tensor, seen: Tensor) -> Tensor:
-        """Products of the transpose of `columns` at L ρ_s (S, N) with v_s (S, N): (S, G + G')."""
+    def pulled(self, v: Tensor, seen: Tensor | None) -> Tensor:
+        """The transpose of the same at L ρ (..., N) times v (..., N): (..., G + G')."""
         pull = self.offsets.rmatmul(v)
         if self.scales is None:
             return pull
+        assert seen is not None
         return torch.cat([pull, self.scales.rmatmul(seen * v)], -1)
 
 

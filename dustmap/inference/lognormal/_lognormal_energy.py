@@ -309,10 +309,10 @@ def solve_multipliers(
     progress: Progress = unwatched,
 ) -> tuple[SolveResult, Tensor]:
     """z of the next step, and a + e; tight scales the residual asked for."""
-    tangent, root_weights = iterate.tangent, iterate.problem.noise.rsqrt()
+    tangent = iterate.tangent
     anchor = iterate.target.anchor + iterate.covariance_pull()
     carried = tangent.matmul(iterate.xi - anchor)
-    target = root_weights * (iterate.residuals.mean(0) + carried)
+    target = tangent.root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
     wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
     solve = metric_solver(tangent, preconditioner)(

@@ -13,12 +13,12 @@ from torch import Tensor
 from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import AbstractLatticePrior, Batch
-from dustmap.gp.features import ProductOperator, divided_rows, rows_made_together
+from dustmap.gp.features import divided_rows, rows_made_together
 from dustmap.gp.features._grouped import GroupTerms
 from dustmap.inference import _state
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
 from dustmap.inference.lognormal._seen_nodes import NodeInformation, NodePreconditioner, SeenNodes
-from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent, TangentStack
+from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
 
 #: Relative difference of sums over the same data in the same order, at most.
 _SAME_ORDER = 1e-6
@@ -181,20 +181,15 @@ class LogNormalProblem:
         which are only to start from."""
         return z * (self.noise / other.noise).sqrt() if self.nodes is None else z
 
-    def tangent(self, density: Tensor, c: Tensor) -> Tangent:
-        """The response linearised at ρ (M,) and at variables (c, c') (G,) of groups."""
-        rows, groups, columns = self.rows, self.groups, None
-        if groups is not None:
-            columns = groups.columns(rows.matmul(density) if groups.has_scales else density)
+    def tangent(self, density: Tensor, c: Tensor, seen: Tensor | None = None) -> Tangent:
+        """The response linearised at ρ (M,) and variables (c, c') (V,) of groups, or at several
+        (S, M) and (S, V); seen: L ρ (..., N) where it is known."""
+        rows, groups, gains = self.rows, self.groups, None
         if groups is not None and groups.has_scales:
-            rows = ProductOperator(linalg.DiagonalOperator(groups.gains(c)), rows)
-        here = self.covariance, self.noise, self.nodes
-        return Tangent(rows, density, self.root, columns, *here)
-
-    def tangents(self, densities: Tensor, seen: Tensor, c: Tensor) -> TangentStack:
-        """The response linearised at several ρ_s (S, M), L ρ_s (S, N) and (c, c')_s (S, G)."""
-        here = self.covariance, self.root.columns, self.noise.rsqrt()
-        return TangentStack(self.rows, densities, *here, self.groups, seen, c, self.nodes)
+            gains = groups.gains(c)
+            seen = rows.matmul(density) if seen is None else seen
+        here = self.root, self.covariance, self.noise.rsqrt()
+        return Tangent(rows, density, *here, groups, gains, seen, self.nodes)
 
     def response(self, density: Tensor, xi: Tensor) -> Tensor:
         """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
@@ -245,9 +240,7 @@ class MetricSolver(Protocol):
         of a block."""
 
 
-def metric_solver(
-    tangent: Tangent | TangentStack, preconditioner: Preconditioner | None
-) -> MetricSolver:
+def metric_solver(tangent: Tangent, preconditioner: Preconditioner | None) -> MetricSolver:
     """The side that the problem has chosen (`SeenNodes.of`), with a preconditioner of that side."""
     if tangent.nodes is None:
         assert preconditioner is None or isinstance(preconditioner, GramPreconditioner)
@@ -273,12 +266,12 @@ def shared_solve(
 
 def node_information(
     nodes: SeenNodes,
-    tangent: Tangent | TangentStack,
+    tangent: Tangent,
     preconditioner: NodePreconditioner | None = None,
 ) -> NodeInformation:
     """B and K of a tangent, or of several, among the nodes that data see."""
-    densities = nodes.taken(tangent.densities)
-    columns = tangent.columns[nodes.index]
+    densities = nodes.taken(tangent.density.reshape(-1, tangent.density.shape[-1]))
+    columns = tangent.root.columns[nodes.index]
     return NodeInformation(nodes, densities, tangent.covariance, columns, preconditioner)
 
 

@@ -22,7 +22,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     Preconditioner,
     metric_solver,
 )
-from dustmap.inference.lognormal._tangent import TangentStack
+from dustmap.inference.lognormal._tangent import Tangent
 from dustmap.linalg import AdaptiveBatch, Progress, SolveResult, unwatched
 
 #: Parts of the first deviation that a sample may start from.
@@ -211,15 +211,19 @@ class _Samples:
         return (self.anchor + self.shift).exp_()
 
     @cached_property
-    def tangents(self) -> TangentStack:
+    def seen(self) -> Tensor:
+        """L ρ_s (K, N)."""
+        return self.problem.rows.matmul(self.density)
+
+    @cached_property
+    def tangents(self) -> Tangent:
         """The responses linearised at ξ_s."""
-        seen = self.problem.rows.matmul(self.density)
-        return self.problem.tangents(self.density, seen, self.anchor_c + self.c)
+        return self.problem.tangent(self.density, self.anchor_c + self.c, self.seen)
 
     @cached_property
     def residual(self) -> Tensor:
         """t − f(ξ_s) (K, N)."""
-        return self.target - self.problem.measured(self.tangents.seen, self.tangents.c)
+        return self.target - self.problem.measured(self.seen, self.anchor_c + self.c)
 
     @cached_property
     def energy(self) -> Tensor:

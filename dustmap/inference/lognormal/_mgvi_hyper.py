@@ -23,7 +23,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     metric_solver,
     shared_solve,
 )
-from dustmap.inference.lognormal._tangent import Tangent, spread_on
+from dustmap.inference.lognormal._tangent import Tangent
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
@@ -189,9 +189,9 @@ def carry(
     """Move to the optimum of the old linearisation under new hyperparameters."""
     field = iterate.log_density - problem.log_mean
     # The new torus may have another number of points.
-    tangent, root_weights = problem.tangent(iterate.density, iterate.c), problem.noise.rsqrt()
+    tangent = problem.tangent(iterate.density, iterate.c)
     pseudo = iterate.residuals.mean(0) + tangent.of_field(field, iterate.c)
-    target = root_weights * pseudo
+    target = tangent.root_weights * pseudo
     solve = metric_solver(tangent, preconditioner)(
         target,
         x0=z,
@@ -199,7 +199,7 @@ def carry(
         max_steps=accuracy.cg_steps,
         progress=progress,
     )
-    xi = tangent.rmatmul(root_weights * solve.x)
+    xi = tangent.rmatmul(tangent.root_weights * solve.x)
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi), solve.x
 
 
@@ -231,12 +231,10 @@ class _Slopes:
 
     def products(self, z: Tensor) -> Tensor:
         """A_p z (Q, N) of z (N,)."""
-        tangent, root_weights = self.tangent, self.tangent.noise.rsqrt()
         spread = self._spread(z)
         parts = [slope * z for slope in self.noises]
         if self.kernels is not None:
-            covaried = self.kernels.products(spread)
-            seen = root_weights * tangent.rows.matmul(tangent.density * covaried)
+            seen = self.tangent.root_weights * self.tangent.response(self.kernels.products(spread))
             parts = [*seen, *parts]
         return torch.stack(parts)
 
@@ -252,5 +250,4 @@ class _Slopes:
 
     def _spread(self, z: Tensor) -> Tensor:
         """diag(ρ) Lᵀ W^½ z (..., M)."""
-        tangent = self.tangent
-        return spread_on(tangent.density, tangent.rows, tangent.noise.rsqrt() * z)
+        return self.tangent.spread(self.tangent.root_weights * z)
