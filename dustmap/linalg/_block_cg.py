@@ -68,42 +68,42 @@ def block_pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        outcome = _iteration.unsolved(system.b, rtol)
-        _Block(system, rule).solve_into(outcome, progress)
+        rooms = _iteration.verdicts(system.b)
+        outcome = _iteration.SolveResult(torch.zeros_like(system.b), *rooms, rtol)
+        _Block(system, _iteration.Columns(system, rule, outcome)).solve(progress)
     return _iteration.batched(outcome, b.shape)
 
 
 @final
 class _Block:
-    """The right-hand sides still being worked on, scaled to unit norm, and their directions.
+    """Directions of the columns being worked on.
 
-    Columns, stored as rows: b, x (a, n); per column (a,): `index` in the outcome, `scale` ‖b‖,
-    `is_open` until its status is known, `lie`, the true residual when the recursion was last
-    caught lying, and `stalls`, how often in vain since. Finished columns stay: without
-    their directions those that are left would have to go on alone.
-    Directions: q, z = T q (w, n) and `weights` K (a, w) with residuals K q; the last p, Ap (v, n)
+    Per column (R,): `is_open` until its status is known, `lie`, the true residual when the
+    recursion was last caught lying, and `stalls`, how often in vain since. Finished columns stay:
+    without their directions those that are left would have to go on alone.
+    Directions: q, z = T q (w, n) and `weights` K (R, w) with residuals K q; the last p, Ap (v, n)
     and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
     """
 
-    def __init__(self, system: _iteration.System, rule: _iteration.StepRule) -> None:
-        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+    def __init__(self, system: _iteration.System, columns: _iteration.Columns) -> None:
+        self.A, self.preconditioner = system.A, system.preconditioner
+        self.columns, self.rule = columns, columns.rule
         eps = torch.finfo(system.b.dtype).eps
         self.rounding, self.floor = _ROUNDING * eps, max((_NOISE * eps) ** 2, _LEAST_FLOOR)
-        self.index, self.scale, self.b, self.x = system.scaled()
-        self.lie = torch.full_like(self.scale, math.inf)
-        self.stalls = torch.zeros_like(self.index)
-        self.is_open = torch.ones_like(self.index, dtype=torch.bool)
+        self.lie = torch.full_like(columns.scale, math.inf)
+        self.stalls = torch.zeros_like(columns.index)
+        self.is_open = torch.ones_like(columns.index, dtype=torch.bool)
         self.trouble = _iteration.GO_ON
-        self.is_warm = system.start is not None
         self.p: Tensor | None = None
-        self.weights = self.b.new_zeros(len(self.index), 0, dtype=torch.float64)
+        self.weights = columns.b.new_zeros(len(columns.index), 0, dtype=torch.float64)
 
-    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
+    def solve(self, progress: Progress) -> None:
         """Iterate until the status of every column is known."""
-        r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
-        if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
-            everyone = torch.arange(len(self.index), device=r.device)
-            self._finish(outcome, everyone, _iteration.norms(r), torch.zeros_like(self.is_open), 0)
+        columns = self.columns
+        everyone = torch.arange(len(columns.index), device=columns.index.device)
+        r = columns.left(self.A, everyone) if columns.is_warm else columns.b
+        if columns.is_warm or self.rule.max_steps == 0 or self.rule.loosest >= 1:
+            self._finish(everyone, _iteration.norms(r), torch.zeros_like(self.is_open), 0)
         step = 0
         if bool(self.is_open.any()):
             self._restart(r)
@@ -112,7 +112,7 @@ class _Block:
             progress(STEPS, step - 1, self.rule.max_steps)
             self._turn()
             self._advance()
-            self._examine(outcome, step)
+            self._examine(step)
         progress(STEPS, self.rule.max_steps, self.rule.max_steps)
 
     def _restart(self, r: Tensor) -> None:
@@ -164,12 +164,12 @@ class _Block:
         if self._refuse_if(lowest < -self.rounding, _iteration.SolveStatus.NOT_POSITIVE_DEFINITE):
             return
         alpha = gram(self.q, self.p) @ self.inverse
-        dtype = self.x.dtype
-        self.x.addmm_((self.weights @ alpha).to(dtype), self.p)
+        x, dtype = self.columns.x, self.columns.x.dtype
+        x.addmm_((self.weights @ alpha).to(dtype), self.p)
         self._factor(torch.addmm(self.q, alpha.to(dtype), self.Ap, alpha=-1.0), 1.0)
         self.weights = self.weights @ self.expand
 
-    def _examine(self, outcome: _iteration.SolveResult, step: int) -> None:
+    def _examine(self, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
         claimed = _iteration.norms(self.weights)
         if self.preconditioner is not None:  # ‖K q‖ where q is orthonormal in T only
@@ -182,9 +182,7 @@ class _Block:
         if which.numel() == 0:
             return
         r = self.weights.to(self.q.dtype) @ self.q
-        true_r = _iteration.take_rows(self.b, which) - self.A.matmul(
-            _iteration.take_rows(self.x, which)
-        )
+        true_r = self.columns.left(self.A, which)
         residual = _iteration.norms(true_r)
         drift = _iteration.norms(true_r - _iteration.take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
@@ -192,34 +190,20 @@ class _Block:
         fresh = lied & ~stalled
         self.stalls[which] = torch.where(fresh, 0, self.stalls[which] + stalled)
         self.lie[which] = torch.where(fresh, residual, self.lie[which])
-        self._finish(outcome, which, residual, self.stalls[which] >= _PATIENCE, step)
+        self._finish(which, residual, self.stalls[which] >= _PATIENCE, step)
         remain = self.is_open[which]
         if bool(remain.any()):
             self._restart(_iteration.with_rows(r, which, true_r))
             if bool(lied[remain].any()):
                 self.p = None
 
-    def _finish(
-        self,
-        outcome: _iteration.SolveResult,
-        which: Tensor,
-        residual: Tensor,
-        stuck: Tensor,
-        step: int,
-    ) -> None:
+    def _finish(self, which: Tensor, residual: Tensor, stuck: Tensor, step: int) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""
         trouble = torch.full_like(which, self.trouble)
         if self.trouble == _iteration.GO_ON:
             trouble[stuck] = _iteration.SolveStatus.STAGNATED.value
-        status = self.rule.verdict(residual, trouble, step, self.rule.rtol)
-        known = status != _iteration.GO_ON
-        done = which[known]
-        if done.numel() > 0:
-            x = _iteration.take_rows(self.x, done) * self.scale[done, None]
-            _iteration.write_columns(
-                outcome, self.index[done], x, status[known], residual[known], step
-            )
-            self.is_open[done] = False
+        done = self.columns.ended(which, residual, trouble, self.rule.rtol, step)
+        self.is_open[done] = False
 
 
 def _curvature_inverse(D: Tensor, rounding: float) -> tuple[Tensor, float]:

@@ -21,9 +21,10 @@ _LIE_FACTOR = 4.0
 _FROZEN = 1e-6
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
-# What `_Columns` holds of every column.
-_PER_COLUMN = ("index", "scale", "rtol", "rz", "keep", "lie", "seen", "b", "x", "r", "p")
 _TRANSFORMS = 3
+# What `Columns` and `_Recurrence` hold of every column.
+_OF_COLUMNS = ("index", "scale", "b", "x")
+_OF_RECURRENCE = ("rtol", "rz", "keep", "lie", "seen", "r", "p")
 
 
 def pcg(
@@ -84,57 +85,56 @@ def pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        outcome, count = _iteration.unsolved(system.b, rule.loosest), len(system.b)
+        count, rooms = len(system.b), _iteration.verdicts(system.b)
+        outcome = _iteration.SolveResult(torch.zeros_like(system.b), *rooms, rule.loosest)
         size = _columns_together(system)
         for part in chunks(count, size):
-            group = _Columns(system.rows(part), part, rule, rule.each(count, b.device)[part])
+            columns = _iteration.Columns(system.rows(part), rule, outcome, part.start)
             if size < count:
                 progress(SOLVES, part.start, count)
-            group.solve_into(outcome, progress)
+            _Recurrence(system, columns, rule.each(count, b.device)).solve(progress)
         progress(SOLVES, count, count)
     return _iteration.batched(outcome, b.shape)
 
 
 @final
-class _Columns:
-    """The right-hand sides still being worked on, scaled to unit norm.
+class _Recurrence:
+    """Residuals and directions of the columns still being worked on.
 
-    x, r, p, b: (R, n). Per column (R,): `index` in the outcome, `scale` ‖b‖, `rtol`, `rz` = r·z,
-    `keep`, 0 where the next direction forgets this one and else 1, and `lie`, the true residual
-    when the recursion was last caught lying.
+    r, p (R, n). Per column (R,): `rtol`, `rz` = r·z, `keep`, 0 where the next direction forgets
+    this one and else 1, `lie`, the true residual when the recursion was last caught lying, and
+    `seen`, that of the last refresh.
     """
 
     def __init__(
-        self, system: _iteration.System, part: slice, rule: _iteration.StepRule, rtol: Tensor
+        self, system: _iteration.System, columns: _iteration.Columns, rtol: Tensor
     ) -> None:
-        self.rule = rule
-        nonzero, self.scale, self.b, self.x = system.scaled()
-        self.index, self.rtol = part.start + nonzero, rtol[nonzero]
+        self.columns, self.rule, self.rtol = columns, columns.rule, rtol[columns.index]
         self.A, self.preconditioner = system.A, system.preconditioner
-        self._take(self.index)
+        self._take(columns.index)
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.r = self.p = self.b
-        self.is_warm = system.start is not None
-        if self.is_warm:
-            self.r = self.b - self.A.matmul(self.x)
-        self.rz = torch.ones_like(self.scale)
-        self.keep = torch.zeros_like(self.scale)
-        self.lie = torch.full_like(self.scale, math.inf)
-        self.seen = torch.full_like(self.scale, math.inf)
+        self.r = self.p = columns.b
+        if columns.is_warm:
+            self.r = columns.b - self.A.matmul(columns.x)
+        self.rz = torch.ones_like(columns.scale)
+        self.keep = torch.zeros_like(columns.scale)
+        self.lie = torch.full_like(columns.scale, math.inf)
+        self.seen = torch.full_like(columns.scale, math.inf)
 
-    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
+    def solve(self, progress: Progress) -> None:
         """Iterate until every column has left."""
-        if self.is_warm or self.rule.max_steps == 0 or self.rule.loosest >= 1:
-            everyone = torch.arange(len(self.index), device=self.b.device)
+        columns = self.columns
+        if columns.is_warm or self.rule.max_steps == 0 or self.rule.loosest >= 1:
+            everyone = torch.arange(len(columns.index), device=self.r.device)
             trouble = torch.full_like(everyone, _iteration.GO_ON)
-            self._finish(outcome, everyone, _iteration.norms(self.r), trouble, 0)
+            self._finish(everyone, _iteration.norms(self.r), trouble, 0)
         self._turn()
         step = 0
-        while self.index.numel() > 0:
+        while columns.index.numel() > 0:
             step += 1
             progress(STEPS, step - 1, self.rule.max_steps)
             trouble = self._advance()
-            self._examine(outcome, trouble, step)
+            self._examine(trouble, step)
             if step < self.rule.max_steps:
                 self._turn()
         progress(STEPS, self.rule.max_steps, self.rule.max_steps)
@@ -144,27 +144,27 @@ class _Columns:
         q = self.A.matmul(self.p)
         curvature = _dots(self.p, q)
         alpha = self.rz / curvature
-        trouble = torch.full_like(self.index, _iteration.GO_ON)
+        trouble = torch.full_like(self.columns.index, _iteration.GO_ON)
         healthy = (self.rz > 0) & (alpha > 0) & alpha.isfinite()
         if not bool(healthy.all()):
             finite = curvature.isfinite() & self.rz.isfinite()
             trouble[~healthy] = _iteration.SolveStatus.NOT_POSITIVE_DEFINITE.value
             trouble[~finite] = _iteration.SolveStatus.NON_FINITE.value
             alpha = torch.where(healthy, alpha, 0.0)
-        self.x.addcmul_(self.p, alpha[:, None])
+        self.columns.x.addcmul_(self.p, alpha[:, None])
         self.r = torch.addcmul(self.r, q, alpha[:, None], value=-1.0)
         return trouble
 
     def _turn(self) -> None:
         """p ← z + β p with z = P r, β = r·z / (its last value)."""
-        if self.index.numel() == 0:
+        if self.columns.index.numel() == 0:
             return
         z = self.r if self.preconditioner is None else self.preconditioner.matmul(self.r)
         rz = _dots(self.r, z)
         self.p = torch.addcmul(z, self.p, (self.keep * rz / self.rz)[:, None])
         self.rz, self.keep = rz, torch.ones_like(self.keep)
 
-    def _examine(self, outcome: _iteration.SolveResult, trouble: Tensor, step: int) -> None:
+    def _examine(self, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
         claimed = _iteration.norms(self.r)
         doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rtol)
@@ -174,9 +174,8 @@ class _Columns:
         if which.numel() == 0:
             return
         residual = claimed = claimed[which]
-        if step > 1 or self.is_warm:
-            A = self.A.taken(which) if isinstance(self.A, AbstractStack) else self.A
-            r = _iteration.take_rows(self.b, which) - A.matmul(_iteration.take_rows(self.x, which))
+        if step > 1 or self.columns.is_warm:
+            r = self.columns.left(self.A, which)
             self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
         lied = (claimed <= self.rtol[which]) | (residual > _LIE_FACTOR * claimed)
         stuck = lied & _iteration.is_stuck(residual, self.lie[which])
@@ -188,30 +187,20 @@ class _Columns:
         )
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
-        self._finish(outcome, which, residual, trouble[which], step)
+        self._finish(which, residual, trouble[which], step)
 
-    def _finish(
-        self,
-        outcome: _iteration.SolveResult,
-        which: Tensor,
-        residual: Tensor,
-        trouble: Tensor,
-        step: int,
-    ) -> None:
+    def _finish(self, which: Tensor, residual: Tensor, trouble: Tensor, step: int) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
-        status = self.rule.verdict(residual, trouble, step, self.rtol[which])
-        known = status != _iteration.GO_ON
-        done = which[known]
+        columns = self.columns
+        done = columns.ended(which, residual, trouble, self.rtol[which], step)
         if done.numel() == 0:
             return
-        x = _iteration.take_rows(self.x, done) * self.scale[done, None]
-        _iteration.write_columns(outcome, self.index[done], x, status[known], residual[known], step)
         # the last columns that stay move into the places of those that leave
-        count = len(self.index) - len(done)
+        count = len(columns.index) - len(done)
         if count == 0:
-            self.index = self.index[:0]
+            columns.index = columns.index[:0]
             return
-        stays = torch.ones_like(self.index, dtype=torch.bool)
+        stays = torch.ones_like(columns.index, dtype=torch.bool)
         stays[done] = False
         holes = done[done < count]
         movers = count + stays[count:].nonzero().squeeze(1)
@@ -219,8 +208,9 @@ class _Columns:
         def packed(v: Tensor) -> Tensor:
             return v.index_copy_(0, holes, v.index_select(0, movers))[:count]
 
-        for name in _PER_COLUMN:
-            setattr(self, name, packed(getattr(self, name)))
+        for holder, names in ((columns, _OF_COLUMNS), (self, _OF_RECURRENCE)):
+            for name in names:
+                setattr(holder, name, packed(getattr(holder, name)))
         self._take(packed(torch.arange(len(stays), device=done.device)))
 
     def _take(self, which: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.linalg import _world
 from dustmap.linalg._chunks import PRODUCTS, STEPS, Progress, chunks, unwatched
-from dustmap.linalg._iteration import GO_ON, SolveStatus
+from dustmap.linalg._iteration import GO_ON, SolveStatus, verdicts
 
 #: Steps over which the fall of the squared error stands for what is left of it.
 _DELAY = 4
@@ -101,13 +101,7 @@ def covariance_cg(
             f"covariance_cg: expected b and x0 (k, a) and a tolerance (k,), got {tuple(b.shape)}, "
             f"{None if x0 is None else tuple(x0.shape)} and {tuple(tolerance.shape)}"
         )
-    outcome = CovarianceSolve(
-        torch.zeros_like(b),
-        torch.zeros_like(b),
-        torch.zeros(len(b), dtype=torch.int8, device=b.device),
-        torch.zeros(len(b), dtype=torch.int64, device=b.device),
-        torch.zeros(len(b), dtype=torch.float64, device=b.device),
-    )
+    outcome = CovarianceSolve(torch.zeros_like(b), torch.zeros_like(b), *verdicts(b))
     state = _Columns.first(system, b, x0, tolerance.double().square())
     state = state.examined(outcome, 0, max_steps)
     for step in range(1, max_steps + 1):

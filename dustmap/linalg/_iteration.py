@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractOperator, AbstractStack, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
 # A restart that does not shrink the true residual by this factor is at the rounding level.
@@ -138,41 +138,20 @@ class StepRule:
             )
         return rtol.expand(count)
 
-    def verdict(self, residual: Tensor, trouble: Tensor, step: int, rtol: float | Tensor) -> Tensor:
-        """Return the statuses (W,) by true residuals (W,) where rtol is asked for; `trouble` holds
-        those met, or GO_ON."""
-        status = trouble
-        if step >= self.max_steps:
-            status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
-        status = torch.where(residual <= rtol, SolveStatus.CONVERGED.value, status)
-        return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
-
 
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
     """Tell where the true residual has not shrunk since the recursion was last wrong."""
     return residual > _PROGRESS_FACTOR * last_lie
 
 
-def unsolved(b: Tensor, rtol: float) -> SolveResult:
-    """Return a result to fill in for b (k, n); zero right-hand sides are solved already."""
+def verdicts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for status (int8), steps (int64) and residual (float64) of right-hand sides b (k, n), as
+    they are of zero ones, which are solved already."""
     status, steps, residuals = (
         torch.zeros(len(b), dtype=kind, device=b.device)
         for kind in (torch.int8, torch.int64, torch.float64)
     )
-    return SolveResult(torch.zeros_like(b), status, steps, residuals, rtol)
-
-
-def write_columns(
-    result: SolveResult, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int
-) -> None:
-    """Write the finished columns `place`; neighbours as a slice, which is several times as fast."""
-    if bool((place.diff() == 1).all()):
-        result.x[int(place[0]) : int(place[-1]) + 1] = x
-    else:
-        result.x[place] = x
-    result.status[place] = status.to(torch.int8)
-    result.steps[place] = step
-    result.residuals[place] = residual.to(torch.float64)
+    return status, steps, residuals
 
 
 def batched(result: SolveResult, shape: torch.Size) -> SolveResult:
@@ -283,6 +262,53 @@ class System:
         if self.start is None:
             return index, scale, b, torch.zeros_like(b)
         return index, scale, b, take_rows(self.start, index) / scale[:, None]
+
+
+@final
+class Columns:
+    """Right-hand sides that are being solved for, scaled to unit norm.
+
+    b, x (R, n); per column (R,): `index` in the outcome, where they are written as they end, and
+    `scale` ‖b‖. first: index of the system's first.
+    """
+
+    def __init__(
+        self, system: System, rule: StepRule, outcome: SolveResult, first: int = 0
+    ) -> None:
+        self.rule, self.outcome, self.is_warm = rule, outcome, system.start is not None
+        nonzero, self.scale, self.b, self.x = system.scaled()
+        self.index = first + nonzero
+
+    def left(self, A: AbstractOperator, which: Tensor) -> Tensor:
+        """b − A x (W, n) of some columns."""
+        A = A.taken(which) if isinstance(A, AbstractStack) else A
+        return take_rows(self.b, which) - A.matmul(take_rows(self.x, which))
+
+    def ended(
+        self, which: Tensor, residual: Tensor, trouble: Tensor, rtol: float | Tensor, step: int
+    ) -> Tensor:
+        """Write those of some columns (W,) to the outcome whose status is known, and return them.
+
+        residual (W,): true ones; trouble (W,): statuses met, or GO_ON.
+        """
+        status, outcome = trouble, self.outcome
+        if step >= self.rule.max_steps:
+            status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
+        status = torch.where(residual <= rtol, SolveStatus.CONVERGED.value, status)
+        status = torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
+        known = status != GO_ON
+        done = which[known]
+        if len(done) == 0:
+            return done
+        index = self.index[done]
+        # neighbours as a slice, which is several times as fast
+        neighbours = bool((index.diff() == 1).all())
+        place = slice(int(index[0]), int(index[-1]) + 1) if neighbours else index
+        outcome.x[place] = take_rows(self.x, done) * self.scale[done, None]
+        outcome.status[place] = status[known].to(torch.int8)
+        outcome.steps[place] = step
+        outcome.residuals[place] = residual[known].to(torch.float64)
+        return done
 
 
 def _check_finite(name: str, x: Tensor) -> None:

@@ -115,16 +115,9 @@ class ShiftedSolve:
     @staticmethod
     def unsolved(b: Tensor, t: Tensor, count: int, rtol: float) -> "ShiftedSolve":
         """Return room for `count` combinations of right-hand sides b (k, n) and shifts t (Q,)."""
-        k, n = b.shape
-        return ShiftedSolve(
-            b.new_zeros(count, k, n),
-            torch.zeros(k, dtype=torch.int8, device=b.device),
-            torch.zeros(k, dtype=torch.int64, device=b.device),
-            t.new_zeros(len(t), k),
-            t.new_zeros(k),
-            rtol,
-            math.inf,
-        )
+        x, residuals = b.new_zeros(count, *b.shape), t.new_zeros(len(t), len(b))
+        status, steps, true = _iteration.verdicts(b)
+        return ShiftedSolve(x, status, steps, residuals, true, rtol, math.inf)
 
     def batched(self, batch: torch.Size, lowest_ritz: float) -> "ShiftedSolve":
         """Return the same of right-hand sides (*batch, n), with a smallest Ritz value."""
