@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.spatial import KDTree
 from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, gathered
+from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
 from dustmap.inference import MGVISettings
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, Predictions, coverage_check
@@ -27,7 +26,6 @@ from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._parts import StarShare
-from dustmap.sky import cartesian
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import ParallaxDistances, StarTable
 
@@ -325,34 +323,34 @@ def _near_start(name: str, ratio: float, reach: float) -> Check:
 
 
 def checks_of_held_out(
-    stars: StarTable, held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor
+    held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
 ) -> tuple[Check, ...]:
-    """Check the residuals of stars that the fit to the data `train` has not seen."""
+    """Check the residuals of the data `holdout` that the fit to the data `train` has not seen."""
     advice = "the errors of the catalog or the prior do not describe the data; see chi2"
     coverage = coverage_check("held-out stars", held_out.scores(), advice)
-    return (coverage, *_checks_of_outliers(stars, held_out, fit, observed, train))
+    return (coverage, *_checks_of_outliers(held_out, fit, observed, train, holdout))
 
 
 def _checks_of_outliers(
-    stars: StarTable, held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor
+    held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
 ) -> tuple[Check, ...]:
     """Check that stars far above the map are errors, which Student-t noise takes them for, and not
     behind clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
     """
-    fitted = observed.rows[train.cpu().numpy()]
     above = _far_above(held_out)
-    if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(fitted) == 0:
+    if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
         return ()
-    towards, depth = cartesian(stars.l, stars.b, 1.0), stars.distances.rough
-    seeds = held_out.index[above]
+    rays = observed.batch.functional
+    towards, depth = gathered(rays, own_rays(rays).direction).cpu(), rays.moments()[:, 0].cpu()
+    seeds, fitted = holdout.cpu()[above], train.cpu()
     most = min(_NEIGHBOURS, len(fitted))
     _, near = KDTree(towards[fitted]).query(towards[seeds], k=range(1, most + 1))
     behind = depth[fitted[near]] > depth[seeds, None]
     found = behind.any(1)
     if found.sum() < _FEWEST:
         return ()
-    nearest = torch.from_numpy(near[found, behind[found].argmax(1)])
-    share = float(_far_above(fit.predictions(observed, train[nearest])).mean())
+    nearest = torch.from_numpy(near)[found, behind[found].int().argmax(1)]
+    share = float(_far_above(fit.predictions(observed, train[nearest])).float().mean())
     advice = (
         f"{int(above.sum())} of {len(above)} held-out stars lie far above the map, and so do stars "
         'behind them: clouds that model.noise = "student-t" takes for errors and the map lacks; '
@@ -362,6 +360,5 @@ def _checks_of_outliers(
     return (Check(name, share, 0.0, _COHERENT, advice),)
 
 
-def _far_above(predictions: Predictions) -> NDArray[np.bool_]:
-    far = (predictions.y - predictions.mean) / predictions.std > _FAR
-    return np.asarray(far.cpu().numpy())
+def _far_above(predictions: Predictions) -> Tensor:
+    return ((predictions.y - predictions.mean) / predictions.std > _FAR).cpu()

@@ -286,8 +286,8 @@ class StarRun(AbstractRun):
                     "calibration": reports.calibration(held_out),
                     "quality_proxies": reports.quality_proxies(held_out, per_a_v),
                 }
-                fitted = result.fit, result.observed, self.train
-                work.checks += _checks.checks_of_held_out(self.stars, held_out, *fitted)
+                parts = result.observed, self.train, self.holdout
+                work.checks += _checks.checks_of_held_out(held_out, result.fit, *parts)
         return held_out
 
     def _refit(
