@@ -78,6 +78,7 @@ CASES: dict[str, tuple[tuple[str, ...], float]] = {
             "model.std=1",
             "model.learn=[]",
             "model.noise=gaussian",
+            "data.refit=false",
             "grid.spacing=40",
             "grid.levels=[[[120,80,40],40],[[40,80,40],20]]",
         ),

@@ -9,14 +9,17 @@ import pytest
 _PROGRAM = """
 import resource, sys
 import numpy as np
-from dustmap.runs import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     vectors = [np.ones(2_500_000) for _ in range(8)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-kept = sys.argv[1] == "kept" and keep_freed_memory()
+kept = False
+if sys.argv[1] == "kept":
+    from dustmap.runs import keep_freed_memory
+
+    kept = keep_freed_memory()
 print(kept, faults(), sum(faults() for _ in range(12)))
 """
 
