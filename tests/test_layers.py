@@ -6,9 +6,12 @@
 import ast
 import functools
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "dustmap"
@@ -147,6 +150,32 @@ def files_of(row: str) -> Iterator[Path]:
         folder = PACKAGE / before if slash else folder
         if stem.startswith("_"):
             yield folder / f"{stem}.py"
+
+
+@pytest.mark.slow
+def test_every_module_can_be_the_first_that_is_imported() -> None:
+    """Modules that import one another can, in one order and not in the other."""
+    names = [name for path in modules() if (name := dotted(path)) != "dustmap.__main__"]
+    run = [sys.executable, "-c", _FIRST, *names]
+    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert found == ""
+
+
+#: Names the modules that cannot be imported, each in a process that has imported none.
+_FIRST = """
+import importlib, os, sys
+import astropy.coordinates, astropy.table, healpy, matplotlib.pyplot, scipy.optimize, torch, zarr
+
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except (AttributeError, ImportError) as error:
+            print(name, error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 
 
 def test_the_path_of_a_star_is_as_long_as_it_says() -> None:

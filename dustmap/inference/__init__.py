@@ -113,7 +113,7 @@ from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
 from dustmap.inference.lognormal._mgvi_state import MGVIRound as MGVIRound
 from dustmap.inference.lognormal._mgvi_state import MGVISettings as MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVIStart as MGVIStart
-from dustmap.inference.lognormal._seen_nodes import most_information as most_information
+from dustmap.inference.lognormal._tangent import most_information as most_information
 from dustmap.inference.lognormal._unresolved import Unresolved as Unresolved
 from dustmap.inference.solve._data_space import DRAW_VECTORS as DRAW_VECTORS
 from dustmap.inference.solve._data_space import DRAWS_TOGETHER as DRAWS_TOGETHER

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.runs._interface import AbstractFinishedRun as AbstractFinishedRun
+    from dustmap.runs._interface import AbstractRun as AbstractRun
+    from dustmap.runs._interface import Plan as Plan
     from dustmap.runs._machine import choose_threads as choose_threads
     from dustmap.runs._machine import keep_freed_memory as keep_freed_memory
     from dustmap.runs._machine import ranks_of as ranks_of
-    from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
-    from dustmap.runs._run import AbstractRun as AbstractRun
-    from dustmap.runs._run import Plan as Plan
     from dustmap.runs._run import check_export as check_export
     from dustmap.runs._run import execute_run as execute_run
     from dustmap.runs._run import export_plan as export_plan

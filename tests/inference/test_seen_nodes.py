@@ -17,7 +17,7 @@ from dustmap.inference import (
     RobustSettings,
     fit_mgvi,
 )
-from dustmap.inference.lognormal import _seen_nodes
+from dustmap.inference.lognormal import _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
 from dustmap.inference.lognormal._lognormal_problem import (
@@ -43,7 +43,7 @@ TIGHT = Accuracy(residual=1e-7, decrease=1e-9, steps=40, cg_steps=1000)
 @pytest.fixture(autouse=True)
 def _many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small grids are seen whole: let G have all entries that it needs."""
-    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 1e9)
+    monkeypatch.setattr(_tangent, "_ENTRIES", 1e9)
 
 
 def case(
@@ -144,7 +144,7 @@ def test_a_fit_ends_where_that_of_the_data_does(
     model, data = case(2)
     settings = MGVISettings(samples=8, curved=curved, residual=1e-7, robust=robust)
     ours = fit_mgvi(model, data, settings).posterior.log_samples
-    monkeypatch.setattr(_seen_nodes, "_ENTRIES", 0.0)
+    monkeypatch.setattr(_tangent, "_ENTRIES", 0.0)
     theirs = fit_mgvi(model, data, settings).posterior.log_samples
     apart = ((ours - theirs) / theirs.std(0)).square().mean().sqrt()
     assert float(apart) < (0.1 if curved else 0.01)

@@ -14,7 +14,7 @@ from dustmap.config import Config
 from dustmap.engines import MIB, Component, During, MemoryPlan, PathwiseEngine, shown
 from dustmap.gp.features import interpolation, row_bytes
 from dustmap.runs import Plan, prepare
-from dustmap.runs._run import AbstractRun
+from dustmap.runs._interface import AbstractRun
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._run import StarRun

@@ -17,8 +17,13 @@ from dustmap.gp.features import divided_rows, rows_made_together
 from dustmap.gp.features._grouped import GroupTerms
 from dustmap.inference import _state
 from dustmap.inference.lognormal._lognormal import LatentRoot, LogNormalModel
-from dustmap.inference.lognormal._seen_nodes import NodeInformation, NodePreconditioner, SeenNodes
-from dustmap.inference.lognormal._tangent import GramPreconditioner, Tangent
+from dustmap.inference.lognormal._tangent import (
+    GramPreconditioner,
+    NodeInformation,
+    NodePreconditioner,
+    SeenNodes,
+    Tangent,
+)
 
 #: Relative difference of sums over the same data in the same order, at most.
 _SAME_ORDER = 1e-6

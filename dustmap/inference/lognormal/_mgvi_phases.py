@@ -30,8 +30,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     on_its_torus,
     posterior_at,
 )
-from dustmap.inference.lognormal._seen_nodes import NodePreconditioner
-from dustmap.inference.lognormal._tangent import GramPreconditioner
+from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
 from dustmap.linalg import AT_MOST, Progress, divided
 
 _log = logging.getLogger(__name__)

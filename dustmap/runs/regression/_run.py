@@ -17,6 +17,7 @@ from dustmap.gp import RegularGrid
 from dustmap.inference import State
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs import reports
+from dustmap.runs._interface import AbstractFinishedRun, AbstractRun, Plan, split_rows
 from dustmap.runs._machine import (
     ALONE,
     Products,
@@ -25,7 +26,6 @@ from dustmap.runs._machine import (
     rounded,
     seconds_per_operation,
 )
-from dustmap.runs._run import AbstractFinishedRun, AbstractRun, Plan, split_rows
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field

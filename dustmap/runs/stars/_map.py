@@ -19,8 +19,8 @@ from dustmap.gp import Prediction, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
 from dustmap.inference import LogNormalPosterior, scores
 from dustmap.linalg import Progress, unwatched
+from dustmap.runs._interface import AbstractFinishedRun
 from dustmap.runs._machine import TOGETHER
-from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (

@@ -28,8 +28,8 @@ from dustmap.gp import (
 from dustmap.gp.functionals import LineIntegrals, own_rays, world_of
 from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
+from dustmap.runs._interface import Plan
 from dustmap.runs._machine import Products, dtype_of
-from dustmap.runs._run import Plan
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of

@@ -15,7 +15,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
-from dustmap.runs._run import split_rows
+from dustmap.runs._interface import split_rows
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._model import (
     grid_of,

@@ -19,8 +19,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, own_rays
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs import reports
+from dustmap.runs._interface import AbstractRun, Plan
 from dustmap.runs._machine import ALONE, Products, device_of, rounded
-from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
