@@ -142,8 +142,6 @@ def _many(options: argparse.Namespace) -> int:
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
-    if places.missing:
-        log.info("%d rows have no direction or no distance: no answers", places.missing)
     counts = {
         "rows": len(places.table),
         "rows_outside_the_box": outside,

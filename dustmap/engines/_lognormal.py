@@ -130,21 +130,19 @@ class LogNormalEngine(AbstractEngine):
         """Bytes of samples, draws and the solver."""
         return self._divided_plan(problem, self.division(problem))[0]
 
-    def _divided_plan(
-        self, problem: Problem, division: RankDivision
-    ) -> tuple[MemoryPlan, int | None]:
-        """The plan, and `MGVISettings.information`: 0 where memory lacks for it and suffices
-        without, for it does no more than save time."""
+    def _divided_plan(self, problem: Problem, division: RankDivision) -> tuple[MemoryPlan, bool]:
+        """The plan, and whether solves may be made among the nodes: not where memory lacks for that
+        and suffices without, for it does no more than save time."""
         information = self._information(problem, division)
         plan = self._plan(problem, division, information)
         left = self.settings.memory - _CATALOG * own_rays(problem.data.functional).bytes
         if not information or plan.peak <= left:
-            return plan, None
+            return plan, True
         bare = self._plan(problem, division, ())
         if bare.peak >= plan.peak:
-            return plan, None
+            return plan, True
         side = {"solves": "among the stars: memory lacks for information among the nodes"}
-        return replace(bare, chunks={**bare.chunks, **side}), 0
+        return replace(bare, chunks={**bare.chunks, **side}), False
 
     def _plan(
         self, problem: Problem, division: RankDivision, information: tuple[Component, ...]
@@ -217,7 +215,7 @@ class LogNormalEngine(AbstractEngine):
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
                 kept=self._kept,
-                information=self._divided_plan(problem, division)[1],
+                among_nodes=self._divided_plan(problem, division)[1],
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),

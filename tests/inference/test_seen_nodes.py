@@ -163,9 +163,9 @@ def test_a_resumed_fit_has_the_same_bits() -> None:
 
 def test_where_they_are_not_made() -> None:
     """With fewer data than nodes, with numbers of groups, where hyperparameters are learned, and
-    where they would have more entries than there is memory for."""
+    where memory lacks for them."""
     assert LogNormalProblem.of(*case(2, count=30)).nodes is None
-    assert LogNormalProblem.of(*case(2), most=10).nodes is None
+    assert LogNormalProblem.of(*case(2), among_nodes=False).nodes is None
     assert LogNormalProblem.of(*case(2, learn=True)).nodes is None
     model, data = case(2)
     assert isinstance(data.functional, LineIntegrals)

@@ -73,9 +73,9 @@ class LogNormalProblem:
         model: LogNormalModel,
         data: Batch,
         world: linalg.AbstractWorld | None = None,
-        most: int | None = None,
+        among_nodes: bool = True,
     ) -> "LogNormalProblem":
-        """Everything computed once: L, T, H β₀; most: entries of LᵀWL for `SeenNodes`."""
+        """Everything computed once: L, T, H β₀; among_nodes: whether `SeenNodes` may be chosen."""
         world = world or linalg.Alone()
         rows = rows_made_together(model.interpolation, data.functional, world)
         expected = (len(data), model.prior.lattice.size)
@@ -90,8 +90,8 @@ class LogNormalProblem:
             data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
         noise = model.likelihood.noise_variance(data).to(dtype)
         # Groups have numbers beside the nodes, and gradients of the evidence take z itself.
-        plain = points is None and len(model.learned().theta) == 0
-        nodes = SeenNodes.of(rows, noise, world, most) if plain else None
+        plain = among_nodes and points is None and len(model.learned().theta) == 0
+        nodes = SeenNodes.of(rows, noise, world) if plain else None
         return LogNormalProblem(
             model,
             data,

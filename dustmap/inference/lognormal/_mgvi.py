@@ -207,7 +207,7 @@ def fit_mgvi(
         raise UserError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
     _refuse_two_scales(model, settings)
-    problem = LogNormalProblem.of(model, data, world, settings.information)
+    problem = LogNormalProblem.of(model, data, world, settings.among_nodes)
     if start is not None and not start.fits(problem, settings):
         start = None
     reader = load_reader(checkpointer, MGVI)

@@ -65,7 +65,7 @@ class MGVISettings:
     padding : of a torus that replaces the prior's own, in length scales
     seed : of the draws
     kept : bytes of random numbers of draws that are kept for the next time, at most
-    information : entries of LᵀΣ⁻¹L at most, for solves among the nodes; None for as many as pay
+    among_nodes : whether solves may be made among the nodes, where memory has room for LᵀΣ⁻¹L
     robust : RobustSettings or None
         Student-t noise, its ν and scale, and the most rounds of weights before anything else is
         learned; None for normal noise.
@@ -85,7 +85,7 @@ class MGVISettings:
     padding: float = 3.0
     seed: int = 0
     kept: int = 2**27
-    information: int | None = None
+    among_nodes: bool = True
     robust: RobustSettings | None = None
 
     def __post_init__(self) -> None:

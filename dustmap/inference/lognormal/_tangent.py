@@ -44,21 +44,17 @@ class SeenNodes:
         rows: linalg.AbstractOperator,
         noise: Tensor,
         world: linalg.AbstractWorld,
-        most: int | None = None,
     ) -> "SeenNodes | None":
         """The nodes where solves among them are worth their while: where the rows are stored, one
         rank has all of them, there are no fewer data than nodes, and G has no more entries than
-        `most_information` allows, and than `most`. None elsewhere."""
+        `most_information` allows. None elsewhere."""
         if world.size > 1 or not isinstance(rows, linalg.SparseOperator):
             return None
         if not 0 < rows.shape[1] <= rows.shape[0]:
             return None
         index = linalg.entered_columns(rows)
         stored, nodes = len(rows.matrix.values()), rows.shape[1]
-        allowed = most_information(stored, nodes)
-        if linalg.estimated_entries(rows, index) > (
-            allowed if most is None else min(most, allowed)
-        ):
+        if linalg.estimated_entries(rows, index) > most_information(stored, nodes):
             return None
         return SeenNodes(rows, index, 1.0 / noise)
 

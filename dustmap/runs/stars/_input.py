@@ -3,6 +3,7 @@
 Their groups have numbers, in the order in which the catalog's provenance names them.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
 from dustmap.sky import stars as star_tables
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import ColumnRef, ColumnType
+
+log = logging.getLogger(__name__)
 
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
@@ -180,7 +183,7 @@ def places_of(
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
     schema = card if isinstance(card, SchemaCard) else catalogs.card_named(card)
     schema = schema.with_group(data.groups, required=False)
-    return catalogs.read_places(
+    places = catalogs.read_places(
         path,
         schema,
         prior=prior,
@@ -188,6 +191,9 @@ def places_of(
         with_extinctions=with_extinctions,
         system=system_of(data),
     )
+    if places.missing:
+        log.info("%d rows have no direction or no distance: no answers", places.missing)
+    return places
 
 
 def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
