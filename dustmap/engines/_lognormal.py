@@ -5,6 +5,7 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
@@ -55,6 +56,8 @@ STEP_VECTORS = 15
 #: Rank of the preconditioner; arrays over the nodes for each sample of two iterates, and for each
 #: of the products that the preconditioner takes together.
 _RANK, _DRAWN_FIELDS, _SKETCHED_FIELDS, _SKETCHED = 128, 6, 4, 32
+#: Vectors a rank while a preconditioner takes the place of one of half its rank.
+_RANK_VECTORS = 3
 #: Share of the memory for random numbers that are kept, and draws of a gradient of the evidence.
 _KEPT_SHARE, _DRAWS = 32, inference.MGVISettings.most_draws
 #: Copies of the rays, in bytes, that a catalog with uncertain distances takes beside a fit.
@@ -135,7 +138,7 @@ class LogNormalEngine(AbstractEngine):
         and suffices without, for it does no more than save time."""
         information = self._information(problem, division)
         plan = self._plan(problem, division, information)
-        left = self.settings.memory - _CATALOG * own_rays(problem.data.functional).bytes
+        left = self._left(problem)
         if not information or plan.peak <= left:
             return plan, True
         bare = self._plan(problem, division, ())
@@ -143,6 +146,21 @@ class LogNormalEngine(AbstractEngine):
             return plan, True
         side = {"solves": "among the stars: memory lacks for information among the nodes"}
         return replace(bare, chunks={**bare.chunks, **side}), False
+
+    def _most_rank(self, problem: Problem, division: RankDivision, plan: MemoryPlan) -> int:
+        """To which the preconditioner may grow in the memory that the plan leaves; of powers of
+        two, so that little less memory does not change what a resumed fit does."""
+        s = self.sizes(problem)
+        left = self._left(problem) - plan.peak
+        each = _RANK_VECTORS * max(s.data, s.nodes) * s.itemsize
+        most = torch.tensor([_RANK + max(0, left) // each])
+        for world in (division.draws, division.rows):
+            most = world.gathered(most).min()[None]
+        return int(2 ** math.floor(math.log2(max(1, int(most)))))
+
+    def _left(self, problem: Problem) -> int:
+        """Bytes for a fit beside the rays."""
+        return self.settings.memory - _CATALOG * own_rays(problem.data.functional).bytes
 
     def _plan(
         self, problem: Problem, division: RankDivision, information: tuple[Component, ...]
@@ -154,13 +172,13 @@ class LogNormalEngine(AbstractEngine):
         rows, how = _memory.row_component(division.row_bytes, allotted, division.count)
         making = s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * field_bytes
         length = s.nodes if information and s.data >= _MANY * s.nodes else s.data
-        solving = (_memory.FIELD_VECTORS * s.samples * s.data + 3 * rank * length) * s.itemsize
+        vectors = _memory.FIELD_VECTORS * s.samples * s.data + _RANK_VECTORS * rank * length
         samples = f"{s.samples} densities at {s.nodes:,} nodes"
         draws = f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each"
         fields = f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each"
         numbers = "of draws, kept for the next time"
         products = f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples"
-        vectors = f"vectors over {s.data:,} stars and a preconditioner of rank {rank}"
+        solver = f"vectors over {s.data:,} stars and a preconditioner of rank {rank}"
         parts = (
             Component("samples", 3 * s.samples * field_bytes, During.WHOLE, samples),
             _memory.spectra_component(s),
@@ -168,7 +186,7 @@ class LogNormalEngine(AbstractEngine):
             Component("random numbers", self._number_bytes(s), During.FIT, numbers),
             Component("fields", _DRAWN_FIELDS * s.samples * field_bytes, During.DRAWING, fields),
             Component("making the preconditioner", making, During.PREPARING, products),
-            Component("solver", solving, During.FIT, vectors),
+            Component("solver", vectors * s.itemsize, During.FIT, solver),
             rows,
             *information,
             *division.components,
@@ -207,6 +225,7 @@ class LogNormalEngine(AbstractEngine):
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
         names = problem.model.log_names
+        plan, among_nodes = self._divided_plan(problem, division)
         solution = inference.fit_mgvi(
             self._model(problem, division),
             data,
@@ -215,7 +234,8 @@ class LogNormalEngine(AbstractEngine):
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
                 kept=self._kept,
-                among_nodes=self._divided_plan(problem, division)[1],
+                among_nodes=among_nodes,
+                most_rank=self._most_rank(problem, division, plan),
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),

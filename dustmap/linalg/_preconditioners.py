@@ -104,15 +104,26 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         return NystromStack(self, scales, torch.stack(cores) if cores else none)
 
     def refreshed(
-        self, A: _operator.AbstractOperator, progress: Progress = unwatched
+        self,
+        A: _operator.AbstractOperator,
+        progress: Progress = unwatched,
+        *,
+        rank: int = 0,
     ) -> "NystromPreconditioner":
         """Update for an operator that has changed a little, by one product with A on the basis U:
-        a step of subspace iteration towards the largest eigenvectors of the new A."""
+        a step of subspace iteration towards the largest eigenvectors of the new A.
+
+        rank: with random rows beside U up to so many, where that is more than it has."""
         _check(A, self.shift)
         if A.shape != self.shape:
             raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
+        more = min(rank, self.shape[0]) - self.rank
         with torch.no_grad():
-            return _approximation(A, self.vectors, self.shift, self.world, progress)
+            if more <= 0:
+                return _approximation(A, self.vectors, self.shift, self.world, progress)
+            random = _random_rows(more, A, seed=rank)
+            wider = _orthonormal(torch.cat([self.vectors, random]), self.world)
+            return _approximation(A, wider, self.shift, self.world, progress)
 
 
 @final
@@ -185,9 +196,8 @@ def nystrom(
             f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
             f"power_steps={power_steps}"
         )
-    generator, world = torch.Generator().manual_seed(seed), world or _world.Alone()
-    n = A.shape[0]
-    omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
+    world, n = world or _world.Alone(), A.shape[0]
+    omega = _random_rows(min(rank, n), A, seed)
     with torch.no_grad():
         for _ in range(power_steps):
             product = _shifted_product(A, _orthonormal(omega, world), shift, world, progress)
@@ -220,13 +230,20 @@ def _approximation(
             f"{factor.lowest:.3g} for shift={shift}; lower the shift"
         )
     # G ≈ Bᵀ B; of B's singular values the squares are kept.
-    B = factor.reduce.to(Y.dtype) @ Y
+    B = _world.turned_in_place(factor.reduce, Y)
     values, rotation = torch.linalg.eigh(_world.symmetric(world.total(_world.gram(B, B))))
     values, rotation = values.flip(0), rotation.flip(1)
-    basis = _world.orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B, world)
+    scaled = _world.turned_in_place((rotation / values.sqrt()).mT, B)
+    basis = _world.orthonormal_rows(scaled, world)
     is_all_of_G = len(values) < len(omega) or len(values) == 0
     tail = 0.0 if is_all_of_G else float(values[-1])
     return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
+
+
+def _random_rows(count: int, A: _operator.AbstractOperator, seed: int) -> Tensor:
+    """Return rows (count, n) of independent standard normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, A.shape[0], dtype=A.dtype, generator=generator).to(A.device)
 
 
 def _shifted_product(

@@ -107,6 +107,14 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
+def turned_in_place(turn: Tensor, x: Tensor) -> Tensor:
+    """Return T x (j, n) for T (j, k), j ≤ k, written over x (k, n), some columns at a time."""
+    turn = turn.to(x.dtype)
+    for part in chunks(x.shape[1], max(1024, _WIDENED // max(1, x.shape[0]))):
+        x[: len(turn), part] = turn @ x[:, part]
+    return x if len(turn) == len(x) else x[: len(turn)].clone()
+
+
 def symmetric(matrix: Tensor) -> Tensor:
     """Return the symmetric part; what is lost is rounding."""
     return 0.5 * (matrix + matrix.mT)

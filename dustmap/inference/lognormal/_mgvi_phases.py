@@ -37,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
+#: Rank of the first preconditioner at most, and steps of CG from which on the next has twice the
+#: rank: with 171,000 data on levels, 300,000 stars, ranks of 128, 256, 512 and 1,024 take 113, 65,
+#: 32 and 17 steps to the same residual, one solve with the fourth as long as with the third.
+_RANK, _SLOW = 128, 60
 #: Turns of the mode at most.
 _TURNS = 10
 #: Decrease of the energy at which ξ̄ rests.
@@ -309,12 +313,21 @@ class Fit:
     def _preconditioned(self, state: FitState) -> FitState:
         """Nyström of I + W^½ J Jᵀ W^½ at the centre, under the noise of its own response."""
         state = replace(state, centre=state.centre.with_own_response())
-        n, old = len(state.problem.y), state.preconditioner
-        rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
+        rank, old = self._rank(state), state.preconditioner
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
         made = self._made(state.centre, rank, old)
         return replace(state, preconditioner=made, slowest=0)
+
+    def _rank(self, state: FitState) -> int:
+        """Of the next preconditioner: twice that of the last one where solves were slow."""
+        settings, n, old = self.settings, len(state.problem.y), state.preconditioner
+        if settings.rank is not None:
+            return settings.rank
+        if old is None:
+            return min(_RANK, n // 8)
+        wider = min(2 * old.rank, settings.most_rank, n // 8)
+        return max(old.rank, wider) if state.slowest > _SLOW else old.rank
 
     def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
         """A preconditioner of the side that the problem has chosen."""
@@ -327,7 +340,7 @@ class Fit:
         alone = problem.apart().tangent(centre.density, centre.c)
         gram, size = divided(alone.gram(), problem.world), centre.tangent.size
         if old is not None:
-            return old.refreshed(gram, size, self.progress)
+            return old.refreshed(gram, size, rank, self.progress)
         return GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
 
     def _rough(self, state: FitState) -> Accuracy:

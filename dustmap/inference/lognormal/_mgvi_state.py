@@ -54,7 +54,9 @@ class MGVISettings:
     draws, most_draws : int
         Per gradient of the evidence, and near its optimum, where their Monte Carlo error is to be a
         sixth of a posterior standard deviation.
-    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128
+    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128, doubled
+        where solves are slow
+    most_rank : to which it is doubled at most
     tolerance : float
         Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
         they rest.
@@ -78,6 +80,7 @@ class MGVISettings:
     draws: int = 8
     most_draws: int = 32
     rank: int | None = None
+    most_rank: int = 512
     tolerance: float = 0.1
     prior_std: float = 1.5
     residual: float = 0.025

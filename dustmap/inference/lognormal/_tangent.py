@@ -147,6 +147,11 @@ class NodePreconditioner:
     trace: float
     column: Tensor
 
+    @property
+    def rank(self) -> int:
+        """r."""
+        return len(self.nystrom.values)
+
     @staticmethod
     def of(
         information: NodeInformation, fields: Tensor, progress: linalg.Progress
@@ -168,10 +173,11 @@ class NodePreconditioner:
         return self
 
     def refreshed(
-        self, information: NodeInformation, progress: linalg.Progress
+        self, information: NodeInformation, more: Tensor, progress: linalg.Progress
     ) -> "NodePreconditioner":
-        """Made anew, from the eigenvectors so far."""
-        return NodePreconditioner.of(information, self.under(information).nystrom.fields, progress)
+        """Made anew, from the eigenvectors so far and more fields (l, a)."""
+        fields = self.under(information).nystrom.fields
+        return NodePreconditioner.of(information, torch.cat([fields, more]), progress)
 
 
 def _column_of(information: NodeInformation) -> Tensor:
@@ -326,6 +332,11 @@ class GramPreconditioner:
     nystrom: linalg.NystromPreconditioner
     size: Tensor
 
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.nystrom.rank
+
     @staticmethod
     def of(
         gram: linalg.AbstractOperator,
@@ -339,10 +350,10 @@ class GramPreconditioner:
         return GramPreconditioner(made, size)
 
     def refreshed(
-        self, gram: linalg.AbstractOperator, size: Tensor, progress: linalg.Progress
+        self, gram: linalg.AbstractOperator, size: Tensor, rank: int, progress: linalg.Progress
     ) -> "GramPreconditioner":
-        """Made anew of another Gram matrix, from the eigenvectors so far, by as many products."""
-        return GramPreconditioner(self.nystrom.refreshed(gram, progress), size)
+        """Made anew of another Gram matrix, from the eigenvectors so far, by `rank` products."""
+        return GramPreconditioner(self.nystrom.refreshed(gram, progress, rank=rank), size)
 
     def apart_from(self, world: linalg.AbstractWorld) -> "GramPreconditioner":
         """For products that each of these ranks makes alone; the same where there are no others."""

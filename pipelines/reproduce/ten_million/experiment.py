@@ -84,7 +84,7 @@ class Size:
     growth: tuple[int, ...]
     whole: int
     scored: int
-    memory: str = "20GiB"
+    memory: str = "22GiB"
 
 
 SIZE = Size(
