@@ -156,7 +156,8 @@ class LogNormalEngine(AbstractEngine):
         most = torch.tensor([_RANK + max(0, left) // each])
         for world in (division.draws, division.rows):
             most = world.gathered(most).min()[None]
-        return int(2 ** math.floor(math.log2(max(1, int(most)))))
+        power: int = 2 ** int(math.log2(int(most)))
+        return min(inference.MGVISettings.most_rank, power)
 
     def _left(self, problem: Problem) -> int:
         """Bytes for a fit beside the rays."""

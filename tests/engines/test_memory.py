@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from dustmap.engines import LogNormalEngine, LogNormalSettings
+from dustmap.engines._lognormal import _CATALOG
+from dustmap.gp.functionals import own_rays
 from tests.distributed.ranks import found_by, run_ranks
 from tests.engines import peaks
 from tests.engines.peaks import CASES, MIB
@@ -28,6 +30,16 @@ def test_information_among_nodes_is_left_out_where_only_it_does_not_fit() -> Non
     assert "information" not in {part.name for part in spared.components}
     assert spared.peak <= plan.peak - MIB
     assert "memory lacks" in spared.chunks["solves"]
+
+
+def test_preconditioners_grow_into_the_memory_that_the_plan_leaves() -> None:
+    plan = _engine(2**31).plan(_MANY)
+    least = plan.peak + _CATALOG * own_rays(_MANY.data.functional).bytes
+    found = []
+    for more in (1, 20, 250):
+        engine = _engine(least + more * MIB)
+        found.append(engine._most_rank(_MANY, engine.division(_MANY), plan))
+    assert found == [128, 256, 512]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from dustmap.inference import (
     RobustSettings,
     fit_mgvi,
 )
-from dustmap.inference.lognormal import _tangent
+from dustmap.inference.lognormal import _mgvi_phases, _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
 from dustmap.inference.lognormal._lognormal_problem import (
@@ -33,6 +33,7 @@ from dustmap.inference.lognormal._mgvi_samples import (
     metric_draws,
 )
 from dustmap.linalg import unwatched
+from dustmap.linalg._chunks import PRODUCTS
 from tests.combinations import covering
 from tests.inference.checkpointers import often_interrupted
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
@@ -159,6 +160,42 @@ def test_a_resumed_fit_has_the_same_bits() -> None:
 
     whole, resumed = fit(NO_CHECKPOINTS), often_interrupted(fit)
     assert torch.equal(whole.posterior.log_samples, resumed.posterior.log_samples)
+
+
+def _easily_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every solve counts as slow, and the first preconditioner has rank 4."""
+    for name, value in (("_RANK", 4), ("_SLOW", 0), ("QUICK", 0)):
+        monkeypatch.setattr(_mgvi_phases, name, value)
+
+
+@pytest.mark.parametrize("entries", [0.0, 1e9])
+def test_slow_solves_get_a_preconditioner_of_twice_the_rank(
+    entries: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the most that there may be, on both sides, and the samples are those of none: within a
+    hundredth of a posterior standard deviation (rms)."""
+    model, data = case(2)
+    settings = MGVISettings(samples=8, curved=False, residual=1e-7, most_rank=14)
+    monkeypatch.setattr(_tangent, "_ENTRIES", entries)
+    without = fit_mgvi(model, data, replace(settings, rank=0)).posterior.log_samples
+    _easily_slow(monkeypatch)
+    ranks: list[int] = []
+
+    def watch(what: str, _: int, of: int) -> None:
+        if what == PRODUCTS:
+            ranks.append(of)
+
+    grown = fit_mgvi(model, data, settings, progress=watch).posterior.log_samples
+    assert sorted(ranks) == ranks
+    assert {4, 8, 14} == set(ranks)
+    assert float(((grown - without) / without.std(0)).square().mean().sqrt()) < 0.01
+
+
+def test_a_resumed_fit_whose_preconditioner_grows_has_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _easily_slow(monkeypatch)
+    test_a_resumed_fit_has_the_same_bits()
 
 
 def test_where_they_are_not_made() -> None:

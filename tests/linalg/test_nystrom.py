@@ -146,6 +146,21 @@ class TestPreconditioning:
         P = nystrom(DenseOperator(A), 60)
         assert _condition(P.refreshed(DenseOperator(A)), A) < _condition(P, A)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_refreshed_to_a_higher_rank_is_as_good_as_a_fresh_one(self, dtype: torch.dtype) -> None:
+        A = _decaying(300, 1e4, power=2.0) + torch.eye(300, dtype=torch.float64)
+        operator = DenseOperator(A.to(dtype))
+        P = nystrom(operator, 30)
+        wider, fresh = P.refreshed(operator, rank=60), nystrom(operator, 60)
+        assert (P.rank, wider.rank) == (30, 60)
+        assert _condition(wider, A) < 1.1 * _condition(fresh, A) < 0.5 * _condition(P, A)
+
+    def test_refreshed_to_a_lower_rank_keeps_its_own(self) -> None:
+        operator = DenseOperator(_decaying(300, 1e4) + torch.eye(300, dtype=torch.float64))
+        P = nystrom(operator, 30)
+        same, asked = P.refreshed(operator), P.refreshed(operator, rank=10)
+        assert torch.equal(asked.vectors, same.vectors)
+
 
 class TestRefusal:
     def test_shift_that_is_too_large(self) -> None:
