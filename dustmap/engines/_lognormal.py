@@ -147,11 +147,13 @@ class LogNormalEngine(AbstractEngine):
         side = {"solves": "among the stars: memory lacks for information among the nodes"}
         return replace(bare, chunks={**bare.chunks, **side}), False
 
-    def _most_rank(self, problem: Problem, division: RankDivision, plan: MemoryPlan) -> int:
-        """To which the preconditioner may grow in the memory that the plan leaves; of powers of
-        two, so that little less memory does not change what a resumed fit does."""
+    def _most_rank(self, problem: Problem, division: RankDivision, among_nodes: bool) -> int:
+        """To which the preconditioner may grow in the memory that solves leave; of powers of two,
+        so that little less memory does not change what a resumed fit does."""
+        # Information among the nodes is there by then, and what making it takes is free again.
+        held = self._information(problem, division)[:1] if among_nodes else ()
+        left = self._left(problem) - self._plan(problem, division, held).peak
         s = self.sizes(problem)
-        left = self._left(problem) - plan.peak
         each = _RANK_VECTORS * max(s.data, s.nodes) * s.itemsize
         most = torch.tensor([_RANK + max(0, left) // each])
         for world in (division.draws, division.rows):
@@ -226,7 +228,7 @@ class LogNormalEngine(AbstractEngine):
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
         names = problem.model.log_names
-        plan, among_nodes = self._divided_plan(problem, division)
+        _, among_nodes = self._divided_plan(problem, division)
         solution = inference.fit_mgvi(
             self._model(problem, division),
             data,
@@ -236,7 +238,7 @@ class LogNormalEngine(AbstractEngine):
                 seed=settings.seed,
                 kept=self._kept,
                 among_nodes=among_nodes,
-                most_rank=self._most_rank(problem, division, plan),
+                most_rank=self._most_rank(problem, division, among_nodes),
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),

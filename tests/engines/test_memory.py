@@ -33,12 +33,15 @@ def test_information_among_nodes_is_left_out_where_only_it_does_not_fit() -> Non
 
 
 def test_preconditioners_grow_into_the_memory_that_the_plan_leaves() -> None:
-    plan = _engine(2**31).plan(_MANY)
-    least = plan.peak + _CATALOG * own_rays(_MANY.data.functional).bytes
+    engine = _engine(2**31)
+    least = (
+        engine._plan(_MANY, engine.division(_MANY), ()).peak
+        + _CATALOG * own_rays(_MANY.data.functional).bytes
+    )
     found = []
     for more in (1, 20, 250):
         engine = _engine(least + more * MIB)
-        found.append(engine._most_rank(_MANY, engine.division(_MANY), plan))
+        found.append(engine._most_rank(_MANY, engine.division(_MANY), among_nodes=False))
     assert found == [128, 256, 512]
 
 
