@@ -32,13 +32,10 @@ def test_information_among_nodes_is_left_out_where_only_it_does_not_fit() -> Non
     assert "memory lacks" in spared.chunks["solves"]
 
 
-def test_preconditioners_grow_into_the_memory_that_the_plan_leaves() -> None:
-    engine = _engine(2**31)
-    least = (
-        engine._plan(_MANY, engine.division(_MANY), ()).peak
-        + _CATALOG * own_rays(_MANY.data.functional).bytes
-    )
-    found = []
+def test_preconditioners_grow_into_the_memory_that_solves_leave() -> None:
+    rays, found = own_rays(_MANY.data.functional), list[int]()
+    plan = _engine(2**31)._plan(_MANY, _engine(2**31).division(_MANY), ())
+    least = plan.peak + _CATALOG * rays.bytes
     for more in (1, 20, 250):
         engine = _engine(least + more * MIB)
         found.append(engine._most_rank(_MANY, engine.division(_MANY), among_nodes=False))
