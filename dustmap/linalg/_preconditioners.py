@@ -121,8 +121,9 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         with torch.no_grad():
             if more <= 0:
                 return _approximation(A, self.vectors, self.shift, self.world, progress)
-            random = _random_rows(more, A, seed=rank)
-            wider = _orthonormal(torch.cat([self.vectors, random]), self.world)
+            rows = torch.cat([self.vectors, _random_rows(more, A, seed=rank)])
+            wider = _orthonormal(rows, self.world)
+            del rows
             return _approximation(A, wider, self.shift, self.world, progress)
 
 
