@@ -96,6 +96,11 @@ class CurvedDraws:
     cg_steps: Tensor
     steps: Tensor
 
+    @property
+    def slowest(self) -> int:
+        """CG steps of a solve of the sample that took the most of them."""
+        return int((self.cg_steps // self.steps.clamp_min(1)).max())
+
 
 @torch.no_grad()
 def curved_draws(

@@ -341,7 +341,9 @@ class Sampler:
         xi = torch.cat([start[:0], *(draws.xi for draws in made)])
         z = torch.cat([state.z.new_empty(0, len(state.z)), *(draws.z for draws in made)])
         drawn = (world.stacked(own, len(which)) for own in (xi, z))
-        return replace(state, drawn=(*state.drawn, *zip(*drawn, strict=True)))
+        slowest = max([state.slowest, *(draws.slowest for draws in made)])
+        slowest = int(world.gathered(torch.tensor([slowest])).max())
+        return replace(state, drawn=(*state.drawn, *zip(*drawn, strict=True)), slowest=slowest)
 
     def _curved_part(
         self, state: FitState, mode: Iterate, start: Tensor, which: range
