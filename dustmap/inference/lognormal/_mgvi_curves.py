@@ -66,7 +66,6 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
     world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
     at_once = draws_at_once(count) if at_once is None else at_once
     own = straight[world.share(count)]
-    tangent = problem.tangent(mean.log_density.exp(), mean.c)
 
     def response(part: slice, sign: int) -> Tensor:
         moved = torch.add(mean.xi, own[part], alpha=sign)
@@ -75,14 +74,34 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
 
     sides = [at_once.in_groups(len(own), partial(response, sign=s)) for s in (1, -1)]
     bent = torch.cat([*sides[0], *sides[1]])
-    linear = torch.cat(at_once.in_groups(len(own), lambda part: tangent.matmul(own[part])))
     centre = world.total(bent.sum(0)) / (2 * count)
-    squares = (
-        world.total((bent - centre).square().sum(0)) / (2 * count),
-        world.total(linear.square().sum(0)) / count,
-    )
-    spread, expected = ((square / problem.noise).mean() for square in squares)
-    return float((spread / expected).sqrt()) - 1.0
+    square = world.total((bent - centre).square().sum(0)) / (2 * count)
+    spread = (square / problem.noise).mean()
+    return float((spread / determined_share(mean, straight, at_once)).sqrt()) - 1.0
+
+
+@torch.no_grad()
+def determined_share(
+    mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None
+) -> float:
+    """γ/N of the numbers γ = tr(Λ⁻¹ JᵀWJ) that N data determine, Λ = I + JᵀWJ, from draws δ_s
+    (K, n) of N(0, Λ⁻¹):
+
+        γ ≈ mean_s ‖W^½ J δ_s‖²
+
+    Reference: MacKay (1992), "Bayesian interpolation", section 4.
+    """
+    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
+    at_once = draws_at_once(count) if at_once is None else at_once
+    own, tangent = straight[world.share(count)], problem.tangent(mean.log_density.exp(), mean.c)
+
+    def square(part: slice) -> Tensor:
+        spread = tangent.root_weights * tangent.matmul(own[part])
+        return spread.square().sum(dtype=torch.float64)[None]
+
+    none = torch.zeros(1, dtype=torch.float64, device=straight.device)
+    total = torch.cat([none, *at_once.in_groups(len(own), square)]).sum()
+    return float(world.total(total)) / (count * len(problem.y))
 
 
 @final

@@ -215,11 +215,12 @@ class Fit:
     def _probed(self, state: FitState) -> tuple[FitState, Probe]:
         """The gradient's draws at the centre, from the same random numbers every time."""
         counts, seed = (state.evidence_count, self.settings.draws), self.settings.seed
-        solver = self.sampler.solver(state, self.settings.residual)
+        solver = self.sampler.solver(state, 1.0)
         known, numbers = state.evidence_draws, self.sampler.numbers
         probe = probed(state.centre, seed, *counts, solver, known, kept=numbers)
         slowest = max(state.slowest, probe.cg_steps)
-        return replace(state, evidence_draws=probe.z, slowest=slowest), probe
+        share = min(1.0, float((probe.spread / state.problem.noise).mean()))
+        return replace(state, evidence_draws=probe.z, slowest=slowest, share=share), probe
 
     def _moved(self, state: FitState, delta: Tensor) -> tuple[FitState, float]:
         """Carry the centre along to θ + t Δθ, and return t, halved until the data stay in reach.
