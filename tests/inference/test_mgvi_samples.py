@@ -7,10 +7,13 @@ import torch
 
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
+from dustmap.inference import MGVISettings, fit_mgvi
+from dustmap.inference.lognormal import _mgvi_state
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
+from tests.inference.test_seen_nodes import case
 
 
 def at_the_prior(variance: float) -> Iterate:
@@ -37,3 +40,24 @@ def test_the_excess_of_a_log_normal_value_is_known(variance: float) -> None:
     assert excess_spread(iterate, 0.01 * white) == pytest.approx(0.0, abs=1e-3)
     assert bends(iterate, white)
     assert not bends(iterate, 0.01 * white)
+
+
+@pytest.mark.parametrize("curved", [False, True])
+def test_draws_of_many_data_are_exact_to_what_these_determine(
+    curved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 data that determine ten numbers: variances of the responses are those of solves to the
+    end within 5 %, where residuals for each datum alone leave them 10 % too large or more."""
+    model, data = case(1, count=2000)
+
+    def variance(residual: float) -> float:
+        settings = MGVISettings(
+            samples=16, curved=curved, residual=residual, rank=0, among_nodes=False
+        )
+        posterior = fit_mgvi(model, data, settings).posterior
+        return float(posterior.predict(data.functional).variance.mean())
+
+    exact = variance(1e-6)
+    assert abs(variance(0.025) / exact - 1.0) < 0.05
+    monkeypatch.setattr(_mgvi_state, "_FINE", math.inf)
+    assert variance(0.025) / exact - 1.0 > 0.1

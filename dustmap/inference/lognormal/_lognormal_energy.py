@@ -325,15 +325,11 @@ def solve_multipliers(
     return solve, anchor
 
 
-def relative(wanted: float, target: Tensor) -> float:
-    """The relative residual that leaves `wanted` per datum, for right-hand sides (..., N)."""
-    return relative_to(wanted, target.norm(dim=-1), target.shape[-1])
-
-
-def relative_to(wanted: float, sizes: Tensor, n: int) -> float:
-    """The relative residual that leaves `wanted` per datum, of right-hand sides (..., n) of these
-    norms (...), some at least."""
-    return min(0.5, wanted * math.sqrt(n) / max(float(sizes.min()), 1e-30))
+def relative(wanted: float, target: Tensor) -> Tensor:
+    """The relative residuals (...) that leave `wanted` per datum, for right-hand sides (..., N)."""
+    size = target.norm(dim=-1).double().clamp_min(1e-30)
+    relative: Tensor = wanted * math.sqrt(target.shape[-1]) / size
+    return relative.clamp_max(0.5)
 
 
 def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:

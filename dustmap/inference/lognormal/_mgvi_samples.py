@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, relative_to
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, relative
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
@@ -29,9 +29,7 @@ from dustmap.inference.lognormal._mgvi_curves import (
 )
 from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVIStart
 from dustmap.linalg import (
-    AbstractWorld,
     AdaptiveBatch,
-    Alone,
     KeptNumbers,
     Progress,
     SolveResult,
@@ -39,8 +37,8 @@ from dustmap.linalg import (
 )
 
 #: Residuals of CG of straight deviations, in units of that of the settings: to see whether they
-#: bend and what they determine, and of those that stay straight.
-_STRAIGHT = (4.0, 2.0)
+#: bend and what the data determine, and of those that stay straight, until both agree.
+_STRAIGHT = (4.0, 2.0, 2.0)
 #: Residual of CG of a curved sample, in units of that of the settings, and its decrease per datum.
 #: Where that is ten times looser, rounding decides where descents end: a change of the data by 1e-7
 #: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
@@ -93,15 +91,13 @@ class Perturbations:
 @dataclass(frozen=True, eq=False)
 class DrawSolver:
     """Solves for samples: residual (see `Accuracy`) and steps of CG at most; at_once: samples that
-    are solved for together; world: ranks that solve for others at the same time, to one relative
-    residual."""
+    are solved for together."""
 
     residual: float
     max_steps: int
     at_once: AdaptiveBatch
     preconditioner: Preconditioner | None = None
     progress: Progress = unwatched
-    world: AbstractWorld = field(default_factory=Alone)
 
     @torch.no_grad()
     def __call__(
@@ -118,15 +114,14 @@ class DrawSolver:
 
         solver = metric_solver(tangent, self.preconditioner)
         target = torch.cat(self.at_once.in_groups(count, seen))
-        sizes = self.world.gathered(target.norm(dim=-1))
-        rtol = relative_to(self.residual, sizes, target.shape[-1])
+        rtol = relative(self.residual, target)
 
         def solved(part: slice) -> SolveResult:
             self.progress(_DRAWS, part.start, count)
             return solver(
                 target[part],
                 x0=None if start is None else start[part],
-                rtol=rtol,
+                rtol=rtol[part],
                 max_steps=self.max_steps,
                 progress=self.progress,
             )
@@ -135,7 +130,7 @@ class DrawSolver:
         self.progress(_DRAWS, count, count)
         columns = zip(*((end.x, end.status, end.steps, end.residuals) for end in ends), strict=True)
         x, status, steps, residuals = (torch.cat(column) for column in columns)
-        return SolveResult(x, status, steps, residuals, rtol)
+        return SolveResult(x, status, steps, residuals, float(rtol.max()))
 
 
 @torch.no_grad()
@@ -389,7 +384,7 @@ class Sampler:
         """For straight draws at the centre; residual: of CG in units of that of the settings."""
         how = self.settings.cg_steps, self.at_once, _apart(state), self.progress
         left = state.residual(residual) * self.settings.residual
-        return DrawSolver(left, *how, state.problem.world)
+        return DrawSolver(left, *how)
 
 
 def bare_centre(state: FitState) -> Iterate:
