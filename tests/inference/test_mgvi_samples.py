@@ -52,7 +52,7 @@ def test_draws_of_many_data_are_exact_to_what_these_determine(
 
     def variance(residual: float) -> float:
         settings = MGVISettings(
-            samples=16, curved=curved, residual=residual, rank=0, among_nodes=False
+            samples=64, curved=curved, residual=residual, rank=0, among_nodes=False
         )
         posterior = fit_mgvi(model, data, settings).posterior
         return float(posterior.predict(data.functional).variance.mean())

@@ -39,7 +39,7 @@ MGVI = "fit_mgvi"
 _Latent: TypeAlias = Annotated[Tensor, _state.Layout("data", "n")]
 _Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "Q")]
 #: Residual of CG of draws at most, in units of that of the settings and of √(γ/N).
-_FINE = 8.0
+_FINE = 7.0
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
 
