@@ -289,18 +289,17 @@ def node_preconditioner(
     progress: linalg.Progress,
 ) -> NodePreconditioner:
     """Made of `rank` products with B at a tangent: of draws of the prior at first, then of the
-    eigenvectors so far, with further draws where these are fewer."""
-    information, root = node_information(nodes, tangent), tangent.root
-    known = 0 if old is None else old.rank
-    generator = torch.Generator().manual_seed(known)
+    eigenvectors so far."""
+    information = node_information(nodes, tangent)
+    if old is not None:
+        return old.refreshed(information, progress)
+    generator, root = torch.Generator().manual_seed(0), tangent.root
     fields = [information.densities.new_empty(0, len(nodes.index))]
-    for few in linalg.chunks(max(0, rank - known), _TOGETHER):
+    for few in linalg.chunks(rank, _TOGETHER):
         white = torch.randn(
             few.stop - few.start, root.shape[1], dtype=root.dtype, generator=generator
         )
         fields.append(nodes.taken(root.matmul(white.to(root.device))))
-    if old is not None:
-        return old.refreshed(information, torch.cat(fields), progress)
     return NodePreconditioner.of(information, torch.cat(fields), progress)
 
 

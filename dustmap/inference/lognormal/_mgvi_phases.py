@@ -321,14 +321,19 @@ class Fit:
         return replace(state, preconditioner=made, slowest=0)
 
     def _rank(self, state: FitState) -> int:
-        """Of the next preconditioner: twice that of the last one where solves were slow."""
+        """Of the next preconditioner: twice that of the last one where solves were slow.
+
+        Not among nodes, where errors of solves are known by how much less of the matrix a
+        preconditioner has than there is.
+        """
         settings, n, old = self.settings, len(state.problem.y), state.preconditioner
         if settings.rank is not None:
             return settings.rank
         if old is None:
             return min(_RANK, n // 8)
-        wider = min(2 * old.rank, settings.most_rank, n // 8)
-        return max(old.rank, wider) if state.slowest > _SLOW else old.rank
+        if state.problem.nodes is not None or state.slowest <= _SLOW:
+            return old.rank
+        return max(old.rank, min(2 * old.rank, settings.most_rank, n // 8))
 
     def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
         """A preconditioner of the side that the problem has chosen."""

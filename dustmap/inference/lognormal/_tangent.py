@@ -173,11 +173,10 @@ class NodePreconditioner:
         return self
 
     def refreshed(
-        self, information: NodeInformation, more: Tensor, progress: linalg.Progress
+        self, information: NodeInformation, progress: linalg.Progress
     ) -> "NodePreconditioner":
-        """Made anew, from the eigenvectors so far and more fields (l, a)."""
-        fields = self.under(information).nystrom.fields
-        return NodePreconditioner.of(information, torch.cat([fields, more]), progress)
+        """Made anew, from the eigenvectors so far."""
+        return NodePreconditioner.of(information, self.under(information).nystrom.fields, progress)
 
 
 def _column_of(information: NodeInformation) -> Tensor:
