@@ -28,7 +28,7 @@ SPECTRA = 100
 #: Vectors over the torus and over the data that one column of a block solve holds.
 FIELD_VECTORS, DATA_VECTORS = 12, 3
 #: Vectors a rank that making a preconditioner of the block solve takes, of which one is kept.
-RANK_VECTORS = 7
+RANK_VECTORS = 4
 #: Nodes per axis around a point of a ray: of multilinear rows, and of kriging weights.
 LINEAR, KRIGING = 2, 4
 #: Of rows that are made anew, a chunk at a time.

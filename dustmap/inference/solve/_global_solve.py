@@ -49,7 +49,7 @@ from dustmap.linalg import (
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
 #: rays), where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least such a trace; and
 #: vectors that building it holds per rank.
-_RANK, _TINY, _EASY, _RANK_VECTORS = 200, 2000, 1e3, 7
+_RANK, _TINY, _EASY, _RANK_VECTORS = 200, 2000, 1e3, 4
 #: Error of fitted coefficients, in their standard deviations.
 _COEFFICIENT_ERROR = 0.05
 
