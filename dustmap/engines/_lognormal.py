@@ -5,7 +5,6 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
@@ -148,9 +147,8 @@ class LogNormalEngine(AbstractEngine):
         return replace(bare, chunks={**bare.chunks, **side}), False
 
     def _most_rank(self, problem: Problem, division: RankDivision, among_nodes: bool) -> int:
-        """To which the preconditioner may grow in the memory that solves leave; of powers of two,
-        so that little less memory does not change what a resumed fit does."""
-        # Information among the nodes is there by then, and what making it takes is free again.
+        """To which the preconditioner may grow in the memory that solves leave, after all else is
+        made; of powers of two, for little less memory not to change what a resumed fit does."""
         held = self._information(problem, division)[:1] if among_nodes else ()
         left = self._left(problem) - self._plan(problem, division, held).peak
         s = self.sizes(problem)
@@ -158,8 +156,7 @@ class LogNormalEngine(AbstractEngine):
         most = torch.tensor([_RANK + max(0, left) // each])
         for world in (division.draws, division.rows):
             most = world.gathered(most).min()[None]
-        power: int = 2 ** int(math.log2(int(most)))
-        return min(inference.MGVISettings.most_rank, power)
+        return min(inference.MGVISettings.most_rank, 1 << (int(most).bit_length() - 1))
 
     def _left(self, problem: Problem) -> int:
         """Bytes for a fit beside the rays."""

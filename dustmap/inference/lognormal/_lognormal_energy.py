@@ -328,8 +328,8 @@ def solve_multipliers(
 def relative(wanted: float, target: Tensor) -> Tensor:
     """The relative residuals (...) that leave `wanted` per datum, for right-hand sides (..., N)."""
     size = target.norm(dim=-1).double().clamp_min(1e-30)
-    relative: Tensor = wanted * math.sqrt(target.shape[-1]) / size
-    return relative.clamp_max(0.5)
+    ratio: Tensor = wanted * math.sqrt(target.shape[-1]) / size
+    return ratio.clamp_max(0.5)
 
 
 def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:

@@ -329,11 +329,10 @@ class Fit:
         settings, n, old = self.settings, len(state.problem.y), state.preconditioner
         if settings.rank is not None:
             return settings.rank
-        if old is None:
+        if not isinstance(old, GramPreconditioner):
             return min(_RANK, n // 8)
-        if state.problem.nodes is not None or state.slowest <= _SLOW:
-            return old.rank
-        return max(old.rank, min(2 * old.rank, settings.most_rank, n // 8))
+        wider = min(2 * old.rank, settings.most_rank, n // 8)
+        return max(old.rank, wider) if state.slowest > _SLOW else old.rank
 
     def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
         """A preconditioner of the side that the problem has chosen."""

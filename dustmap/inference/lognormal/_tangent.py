@@ -147,11 +147,6 @@ class NodePreconditioner:
     trace: float
     column: Tensor
 
-    @property
-    def rank(self) -> int:
-        """r."""
-        return len(self.nystrom.values)
-
     @staticmethod
     def of(
         information: NodeInformation, fields: Tensor, progress: linalg.Progress
