@@ -194,6 +194,20 @@ def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) ->
     assert 0.6 < truth_scores(tmp_path)["chi2"] < 1.4
 
 
+def test_uncertain_distances_do_not_pass_for_dust_between_the_nodes(tmp_path: Path) -> None:
+    """Parallaxes are off by 10 %: with one normal distribution for each star the factor is 18."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    config = load(tmp_path / "run.toml", ("export.formats=[]",))
+    errors = Measurements(error=0.01, scatter=0.0, outliers=0.0, parallax_scale=60.0)
+    model = replace(prior_sky(config, 5.0), measurements=errors)
+    write_sky(tmp_path / "sky.fits", simulate(model, 1200, seed=0))
+    report = execute_run(prepare(config), tmp_path / "run", config, False, Stage.EVALUATE)
+    section = report.sections["unresolved"]
+    assert section["held_out"] == 480
+    assert section["factor_std"] < 1.0
+    assert section["factor"] < 3.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", ["clouds", "errors"])
 def test_outliers_are_told_from_stars_behind_clouds_that_the_grid_lacks(

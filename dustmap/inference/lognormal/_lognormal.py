@@ -257,6 +257,14 @@ class LogNormalPosterior(gp.AbstractPosterior):
             return draws.new_zeros(draws.shape[1])
         return self.unresolved.variance(functional, draws.var(0), self._squares)
 
+    def lacking(self, rays: LineIntegrals) -> Tensor:
+        """∫ Λ w² E[ρ²] dt (N,): the variance that a grid leaves out of integrals along rays, before
+        the data; 0 where it leaves out nothing."""
+        if self.unresolved is None:
+            return self.log_density.new_zeros(len(rays))
+        parts = (replace(rays[part], groups=None) for part in chunks(len(rays), _CHUNK))
+        return torch.cat([self.unresolved.whole(part, self._squares) for part in parts])
+
     def unknown_share(self, rays: LineIntegrals, nodes: Tensor | None = None) -> Tensor:
         """√(S/V) (N,), at most 1: how much of what the grid leaves out of integrals along rays is
         unknown; 1 where it leaves out nothing. nodes (M,): such shares at the nodes, in place of

@@ -23,6 +23,7 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
 from dustmap.gp import Prediction, whole_batch
+from dustmap.gp.functionals import AbstractFunctional, without_groups
 from dustmap.inference import LogNormalPosterior, StateReader, state_of
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
@@ -31,7 +32,7 @@ from dustmap.runs.stars import _engines, _model
 from dustmap.runs.stars._distance_rounds import first_added
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.sky.observations import Observations, sky_patches
+from dustmap.sky.observations import Observations, Stops, sky_patches
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
 
-#: Stars of a kind that the dust between the nodes is judged by, at most.
-_STARS = 5_000
+#: Stars of a kind that the dust between the nodes is judged by, at most; those at many places.
+_STARS, _SPREAD = 5_000, 1_500
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
@@ -72,6 +73,8 @@ _FINER = (
 _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
 #: Samples below which what a star has told the fit is not known.
 _FEW = 16
+#: What a distance that is as good as known adds, at most, as a part of the errors' variance.
+_SURE = 0.05
 #: Of a leave-one-out residual, the relative bias that few samples may give its square.
 _BIAS = 1.0 / 16.0
 
@@ -208,17 +211,29 @@ def _patches(observed: Observations, some: Tensor, width: float) -> list[Tensor]
 @final
 @dataclass(frozen=True, eq=False)
 class _Judges:
-    """Stars by which the factor is judged: measurements, errors σ² and added variance, what others
-    predict of them, nodes alone, and the variance more of a factor 1; all (N,)."""
+    """Stars by which the factor is judged, at each of K places of probability p (K,):
+
+        p(y_n | the others) = Σ_k p_k p(y_n | A_nk).
+
+    Measurements, errors σ² and added variance (N,); what others predict of A, nodes alone, and the
+    variance more of a factor 1 (N, K).
+    """
 
     y: Tensor
     errors: Tensor
     added: Tensor
     resolved: Prediction
     more: Tensor
+    probability: Tensor
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def share(self) -> Tensor:
+        """The part (N,) of the variance that a factor of 1 would have."""
+        more, resolved = (v @ self.probability for v in (self.more, self.resolved.variance))
+        return more / (resolved + more)
 
     def log_densities(self, at: Hyperparameters, log_scales: Tensor, logs: Tensor) -> Tensor:
         """Σ_n ln p(y_n | the others) (T, 1 + F) at T scales of the noise, a factor of 0 and F,
@@ -237,9 +252,14 @@ class _Judges:
         """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
         if len(self) == 0:
             return 0.0
+        mean = self.resolved.mean
         variance = self.resolved.variance + factor * self.more
-        prediction = replace(self.resolved, variance=variance)
-        return float(at.log_density(self.y, self.errors, prediction, self.added).sum())
+        y, errors, added = (
+            values.repeat_interleave(mean.shape[1]) for values in (self.y, self.errors, self.added)
+        )
+        expected = Prediction(mean.flatten(), variance.flatten())
+        each = at.log_density(y, errors, expected, added).view(mean.shape)
+        return float(torch.logsumexp(each + self.probability.log(), 1).sum())
 
 
 @torch.no_grad()
@@ -262,26 +282,28 @@ def judged(
     assert posterior.unresolved is not None
     lengths = [level.length for level in posterior.unresolved.levels]
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
-    unseen = _unseen(whole, observed, _some(holdout))
+    sure, spread = _by_distance(observed, holdout)
+    unseen = _predicted(whole, observed, _some(sure, _STARS))
+    spread_out = _at_places(config, whole, observed, _some(spread, _SPREAD))
     few = posterior.n_samples < _FEW
-    fitted = _left_out(whole, observed, _some(train[:0] if few else train))
-    stars = len(unseen) + len(fitted)
+    fitted = _left_out(whole, observed, _some(train[:0] if few else train, _STARS))
+    held_out = len(unseen) + len(spread_out)
+    stars = held_out + len(fitted)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
     at = fit.hyperparameters
     scales, (logs, log_prior) = _noise_scales(config, at), _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    size, presence = (each.log_densities(at, scales, logs) for each in (unseen, fitted))
+    judges = unseen, spread_out, fitted
+    size, more, presence = (each.log_densities(at, scales, logs) for each in judges)
     if len(scales) == 1:
         relative = torch.log_softmax(log_prior[1:], 0)
         presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
-    joint = log_prior + size + presence
+    joint = log_prior + size + more + presence
     weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
-    more = torch.cat([unseen.more, fitted.more])
-    resolved = torch.cat([unseen.resolved.variance, fitted.resolved.variance])
-    share = float((more / (resolved + more)).median())
+    share = float(torch.cat([each.share for each in judges]).median())
     log.info(
         "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
         factor,
@@ -296,50 +318,99 @@ def judged(
         "factor": factor,
         "factor_std": std,
         "stars": stars,
-        "held_out": len(unseen),
+        "held_out": held_out,
         "median_share_of_the_variance": factor * share / (factor * share + 1.0 - share),
     }
 
 
-def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars that no fit has seen, and what the nodes alone say of them."""
+def _by_distance(observed: Observations, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Part stars into those whose distances add little to their errors, and all others."""
+    if observed.spread is None:
+        return index, index[:0]
+    sure = observed.added_variance[index] < _SURE * observed.error_variance[index]
+    sure = sure.to(index.device)
+    return index[sure], index[~sure]
+
+
+def _at_places(config: Config, fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars each of which is at one of a few places, and what the nodes alone say of them.
+
+    One normal distribution over all of them is too wide where there is little dust and too narrow
+    at the edge of a cloud, and the factor would make up for it.
+    """
+    posterior = fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.unresolved is not None
+    y, errors = observed.measured[index], observed.error_variance[index]
+    if len(index) == 0:
+        none = errors[:, None]
+        return _Judges(y, errors, errors, Prediction(none, none), none, errors.new_ones(1))
+    stops = Stops.of_segments().to(errors.device)
+    dust = _model.prior_dust(config, fit.hyperparameters)
+    nodes, lacking = observed.extinctions_at(stops, index, posterior, dust)
+    if posterior.groups is not None:
+        nodes = _with_zero_points(nodes, posterior, observed.batch.functional[index])
+    more = posterior.unresolved.of_integrals(nodes.variance, lacking)
+    return _Judges(y, errors, torch.zeros_like(errors), nodes, more, stops.probability)
+
+
+def _with_zero_points(
+    nodes: Prediction, posterior: LogNormalPosterior, rays: AbstractFunctional
+) -> Prediction:
+    """Add to extinctions (N, K) what groups of measurements add to the average over distances."""
+    own, none = (predicted(posterior, each) for each in (rays, without_groups(rays)))
+    mean = nodes.mean + (own.mean - none.mean)[:, None]
+    more = (own.variance - none.variance).clamp_min(0.0)
+    return Prediction(mean, nodes.variance + more[:, None])
+
+
+def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
+    """Stars at one place each, the average over their distances."""
     posterior = fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
     rays = observed.batch.functional[index]
     both = predicted(posterior, rays)
     resolved = predicted(replace(posterior, unresolved=None), rays)
-    beyond = observed.expected_beyond[index].to(resolved.mean)
+    mean = resolved.mean + observed.expected_beyond[index].to(resolved.mean)
+    more = (both.variance - resolved.variance).clamp_min(0.0)
     return _Judges(
         observed.measured[index],
         observed.error_variance[index],
         observed.added_variance[index],
-        replace(resolved, mean=resolved.mean + beyond),
-        (both.variance - resolved.variance).clamp_min(0.0),
+        Prediction(mean[:, None], resolved.variance[:, None]),
+        more[:, None],
+        more.new_ones(1),
     )
 
 
 def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars of the fit as a fit without each would predict them: those for which samples tell.
+    """Stars of the fit as a fit without each would predict them: those for which samples tell, and
+    whose distances add little.
 
     h = S/σ² has the relative error √(2/K) of K samples, and (1 − h)⁻¹ the bias (2/K) (h/(1 − h))².
     """
-    posterior, fitted = fit.posterior, _unseen(fit, observed, index)
+    posterior = fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
-    after, at = fitted.resolved, fit.hyperparameters
-    noise = at.noise_variance(fitted.errors, after, fitted.added).to(after.variance)
+    sure, _ = _by_distance(observed, index)
+    fitted, at = _predicted(fit, observed, sure), fit.hyperparameters
+    mean, variance, more = (
+        values[:, 0] for values in (fitted.resolved.mean, fitted.resolved.variance, fitted.more)
+    )
+    noise = at.noise_variance(fitted.errors, Prediction(mean, variance), fitted.added).to(variance)
     ratio = math.sqrt(0.5 * _BIAS * posterior.n_samples)
-    kept = after.variance < ratio / (1.0 + ratio) * noise
-    known, more = after.variance[kept], fitted.more[kept]
-    without = without_each(fitted.y[kept], Prediction(after.mean[kept], known), noise[kept])
+    kept = variance < ratio / (1.0 + ratio) * noise
+    known, more = variance[kept], more[kept]
+    without = without_each(fitted.y[kept], Prediction(mean[kept], known), noise[kept])
     # more is √(S V), at most V, for the variance S after the fit.
     whole = torch.where(more > known, more.square() / known, more)
     return _Judges(
         fitted.y[kept],
         fitted.errors[kept],
         fitted.added[kept],
-        without,
-        posterior.unresolved.of_integrals(without.variance, whole),
+        Prediction(without.mean[:, None], without.variance[:, None]),
+        posterior.unresolved.of_integrals(without.variance, whole)[:, None],
+        fitted.probability,
     )
 
 
@@ -356,11 +427,11 @@ def without_each(y: Tensor, after: Prediction, noise: Tensor) -> Prediction:
     return Prediction((y - (y - after.mean) / rest).to(rest), after.variance / rest)
 
 
-def _some(index: Tensor) -> Tensor:
+def _some(index: Tensor, most: int) -> Tensor:
     """All of few stars, every so many of many."""
-    if len(index) <= _STARS:
+    if len(index) <= most:
         return index
-    return index[torch.linspace(0, len(index) - 1, _STARS).round().long()]
+    return index[torch.linspace(0, len(index) - 1, most).round().long()]
 
 
 def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Batch, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, Prediction, RegularGrid
 from dustmap.gp.features import AbstractBeams, Taps
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -28,16 +28,18 @@ from dustmap.gp.functionals import (
     LineIntegrals,
     OutsidePolicy,
     Sharded,
+    by_rows,
     gathered,
     local_of,
     mapped,
     own_rays,
 )
+from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
-from dustmap.sky.observations._segments import Array, DistanceSpread
+from dustmap.sky.observations._segments import Array, DistanceSpread, Stops
 from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
 from dustmap.sky.stars import AbstractDistances, StarTable
 
@@ -113,6 +115,30 @@ class Observations:
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
         return gathered(self.batch.functional, self._outside(dust)[0])
+
+    @torch.no_grad()
+    def extinctions_at(
+        self, stops: Stops, index: Tensor, posterior: LogNormalPosterior, dust: PriorDust
+    ) -> tuple[Prediction, Tensor]:
+        """Predict A (n, K) of stars at an index before each place where they may be.
+
+        With the variance (n, K) that draws of the nodes lack before the data. All who are behind
+        the box, of the probability P, have the same dust there, B of all of the distribution:
+
+            E A_b = E B / P,    Var A_b = Var B / P − (1 − P) (E A_b)².
+        """
+        rays = self.batch.functional[index]
+        nodes = by_rows(rays, lambda own: stops.extinctions(own, posterior))
+        behind = by_rows(rays, stops.behind)
+        mean, variance, lacking = nodes.unbind(1)
+        expected, apart = (
+            gathered(self.batch.functional, values)[index, None] for values in self._outside(dust)
+        )
+        part = (behind @ stops.probability)[:, None]
+        more = expected / part
+        mean = mean + behind * more
+        variance = variance + behind * (apart / part - (1.0 - part) * more.square()).clamp_min(0.0)
+        return Prediction(mean, variance), lacking
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""

@@ -5,7 +5,7 @@ A(<d) = Σ_k a_k U_k; E U_k is the mean of sf(s) = P(d > s) over the segment. U_
 U_i = 1 for all i < k, so that Cov(U_i, U_k) = E U_k (1 − E U_i).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -31,6 +31,8 @@ EDGES = np.array(
 #: Gauss-Legendre nodes of each part of the distribution, the first and last as far as OUTMOST.
 ORDER = 4
 OUTMOST = 7.0
+#: Parts of a segment between two quantiles, with a place in each, of `Stops`.
+_PARTS = 2
 #: Stars whose quantiles are in memory at once.
 STARS_AT_ONCE = 2**15
 #: Part of E d that a ray may lose beyond its last edge without being counted.
@@ -242,6 +244,75 @@ class DistanceSpread:
             parts.append(chunk.of_segments(a, more).mean(0))
         progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Stops:
+    """Where the star of a ray may be: at K places, in place of a distribution of distances.
+
+        p(y) = Σ_k p_k p(y | A(< place k)),    A(< place k) = Σ_j a_j before_jk
+
+    Segments between two quantiles are cut into parts of one length, with a place in each.
+
+    probability (K,): p; before (J, K): the share of a part that is before a place.
+
+    Examples
+    --------
+    >>> stops = Stops.of_segments()
+    >>> round(float(stops.probability.sum()), 12)
+    1.0
+    """
+
+    probability: Tensor
+    before: Tensor
+
+    @staticmethod
+    def of_segments() -> "Stops":
+        """Make those of the segments of uncertain distances."""
+        parts = np.arange(_PARTS + 1) / _PARTS
+        ends = np.unique(EDGES[:-1, None] + np.diff(EDGES)[:, None] * parts)
+        # What is before the first quantile and behind the last is at these.
+        below = ndtr(ends)
+        probability = np.concatenate([below[:1], np.diff(below), 1.0 - below[-1:]])
+        place = np.concatenate([[1.0], np.arange(1, len(ends)) + 0.5, [len(ends)]])
+        before = np.clip(place - np.arange(len(ends))[:, None], 0.0, 1.0)
+        return Stops(torch.from_numpy(probability), torch.from_numpy(before))
+
+    def to(self, device: torch.device) -> "Stops":
+        """Return them on a device."""
+        return Stops(self.probability.to(device), self.before.to(device))
+
+    def behind(self, rays: LineIntegrals) -> Tensor:
+        """Return 1 (N, K) for places that have all of a ray of segments before them, and for all
+        places of a ray that does not start at the Sun; 0 for others. Float64."""
+        edges = _cut(rays).edges
+        place = edges[:, :1] + edges.diff(dim=-1) @ self.before
+        return ((place >= edges[:, -1:]) | (edges[:, :1] > 0.0)).double()
+
+    @torch.no_grad()
+    def extinctions(self, rays: LineIntegrals, posterior: LogNormalPosterior) -> Tensor:
+        """Return mean, variance, and the variance that the nodes lack before the data, of A before
+        the places along rays of segments (N, 3, K), by all draws. Float64."""
+        found = [self.before.new_zeros(0, 3, len(self.probability))]
+        for rows in chunks(len(rays), rays_at_once(posterior, len(self.before))):
+            some = _cut(rays[rows])
+            a = segment_draws(some, posterior, posterior.n_samples, torch.Generator())
+            segments, filled = _filled_segments(some)
+            lacking = a.new_zeros(filled.shape)
+            lacking[filled] = posterior.lacking(segments).to(a)
+            drawn, whole = a @ self.before.to(a), lacking @ self.before.to(a)
+            found.append(torch.stack([drawn.mean(0), drawn.var(0), whole], 1).double())
+        return torch.cat(found)
+
+
+def _cut(rays: LineIntegrals) -> LineIntegrals:
+    """Cut segments but the first into parts of one length, of weight 1."""
+    first, length = rays.edges[:, :2], rays.edges[:, 1:].diff(dim=-1)
+    part = torch.arange(1, _PARTS + 1, dtype=length.dtype, device=length.device) / _PARTS
+    between = rays.edges[:, 1:-1, None] + length[..., None] * part
+    edges = torch.cat([first, between.flatten(1)], dim=-1)
+    return replace(rays, edges=edges, weights=torch.ones_like(edges[:, 1:]))
 
 
 def segment_draws(
