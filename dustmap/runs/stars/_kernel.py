@@ -283,27 +283,27 @@ def judged(
     lengths = [level.length for level in posterior.unresolved.levels]
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
     sure, spread = _by_distance(observed, holdout)
-    unseen = _predicted(whole, observed, _some(sure, _STARS))
-    spread_out = _at_places(config, whole, observed, _some(spread, _SPREAD))
+    unseen = [_predicted(whole, observed, _some(sure, _STARS))]
+    if len(spread) > 0:
+        unseen.append(_at_places(config, whole, observed, _some(spread, _SPREAD)))
     few = posterior.n_samples < _FEW
     fitted = _left_out(whole, observed, _some(train[:0] if few else train, _STARS))
-    held_out = len(unseen) + len(spread_out)
+    held_out = sum(len(each) for each in unseen)
     stars = held_out + len(fitted)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
     at = fit.hyperparameters
     scales, (logs, log_prior) = _noise_scales(config, at), _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    judges = unseen, spread_out, fitted
-    size, more, presence = (each.log_densities(at, scales, logs) for each in judges)
+    *sizes, presence = (each.log_densities(at, scales, logs) for each in (*unseen, fitted))
     if len(scales) == 1:
         relative = torch.log_softmax(log_prior[1:], 0)
         presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
-    joint = log_prior + size + more + presence
+    joint = log_prior + sum(sizes) + presence
     weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
-    share = float(torch.cat([each.share for each in judges]).median())
+    share = float(torch.cat([each.share for each in (*unseen, fitted)]).median())
     log.info(
         "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
         factor,
@@ -342,9 +342,6 @@ def _at_places(config: Config, fit: StarFit, observed: Observations, index: Tens
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
     y, errors = observed.measured[index], observed.error_variance[index]
-    if len(index) == 0:
-        none = errors[:, None]
-        return _Judges(y, errors, errors, Prediction(none, none), none, errors.new_ones(1))
     stops = Stops.of_segments().to(errors.device)
     dust = _model.prior_dust(config, fit.hyperparameters)
     nodes, lacking = observed.extinctions_at(stops, index, posterior, dust)

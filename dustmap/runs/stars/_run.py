@@ -338,7 +338,7 @@ class StarRun(AbstractRun):
             work.sections["outputs"] = _export.export_run(
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )
-            if self.leads:
+            if self.leads and self.config.export.figures:
                 whole = self.share.whole or _input.archived_stars(directory.path)
                 watched = reports.WatchedField(density, "map of the figures", progress)
                 drawn = _export.drawn_map(directory, self.config, watched, self.grid)
