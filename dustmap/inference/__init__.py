@@ -53,10 +53,12 @@ from dustmap.gp.features._grouped import GroupSamples as GroupSamples
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
+from dustmap.inference._diagnostics import half_differences as half_differences
 from dustmap.inference._diagnostics import held_out as held_out
 from dustmap.inference._diagnostics import log_density_of_student_t as log_density_of_student_t
 from dustmap.inference._diagnostics import misclassified as misclassified
 from dustmap.inference._diagnostics import scores as scores
+from dustmap.inference._diagnostics import scores_of_mixture as scores_of_mixture
 from dustmap.inference._diagnostics import scores_of_normal as scores_of_normal
 from dustmap.inference._diagnostics import scores_of_student_t as scores_of_student_t
 from dustmap.inference._global_fit import GlobalFit as GlobalFit

@@ -16,6 +16,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, Prediction
 from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture
+from dustmap.linalg import chunks
 
 #: Of Newton's method on ln Φ: enough for 1e-12.
 _NEWTON_STEPS = 8
@@ -26,6 +27,8 @@ _HALF_95 = 1.959963984540054
 _STD_OF_NORMAL = 1.0 / 0.6744897501960817
 #: Data whose mixtures are held at once.
 _MIXTURES_AT_ONCE = 4096
+#: Data whose pairs of distributions are held at once.
+_PAIRS = 2**11
 #: Data whose quadrature is done at a time.
 _QUADRATURES_AT_ONCE = 2**16
 
@@ -93,6 +96,11 @@ class DatumScores:
         """Return the scores of the data that `chosen` (N,) marks."""
         return DatumScores(*(column[chosen] for column in vars(self).values()))
 
+    def with_rows(self, rows: Tensor, others: "DatumScores") -> "DatumScores":
+        """Return the scores with those of some rows (n,) replaced."""
+        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        return DatumScores(*(column.index_copy(0, rows, other) for column, other in pairs))
+
     @property
     def pit(self) -> Tensor:
         """Probability integral transforms P(Y_n < y_n) (N,): uniform when calibrated."""
@@ -150,10 +158,91 @@ def scores_of_normal(y: Tensor, mean: Tensor, variance: Tensor) -> DatumScores:
     _check(y, mean, variance)
     residual, v = y.double() - mean.double(), variance.double()
     z = residual / v.sqrt()
-    density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)
-    per_sigma = z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi)
     log_density = -0.5 * ((2.0 * math.pi * v).log() + z.square())
-    return DatumScores(residual, z, log_density, v.sqrt() * per_sigma)
+    crps = _mean_size(residual, v.sqrt()) - (v / math.pi).sqrt()
+    return DatumScores(residual, z, log_density, crps)
+
+
+def _mean_size(mean: Tensor, std: Tensor) -> Tensor:
+    """E|Y| of Y ~ N(m, s²): m (2Φ(m/s) − 1) + 2 s φ(m/s)."""
+    z = mean / std
+    peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
+    size: Tensor = mean * torch.special.erf(z / math.sqrt(2.0)) + std * peak
+    return size
+
+
+@torch.no_grad()
+def scores_of_mixture(
+    each: DatumScores, mean: Tensor, half: Tensor, probability: Tensor
+) -> DatumScores:
+    """Score data y (N,) of which each is from one of K distributions, of probability p (K,).
+
+    With the distributions' own scores, ln p(y) = ln Σ_k p_k p_k(y), the same of both tails, and
+
+        crps = Σ_k p_k crps_k − ½ Σ_kl p_k p_l D_kl,
+        D_kl = E|Y_k − Y_l| − ½ E|Y_k − Y_k'| − ½ E|Y_l − Y_l'|,
+
+    where E|Y_k − Y_l| is that of normal distributions with these halves.
+
+    Parameters
+    ----------
+    each : of N K data, those of one y after the other's
+    mean, half : (N, K), E Y_k and ½ E|Y_k − Y_k'|, such as `half_differences`
+    probability : (K,)
+
+    Examples
+    --------
+    Of two distributions that are the same:
+
+    >>> zero, one = torch.zeros(2), torch.ones(2)
+    >>> two = scores_of_normal(0.5 * one, zero, one)
+    >>> half = half_differences(one, zero)[None]
+    >>> found = scores_of_mixture(two, zero[None], half, 0.5 * one)
+    >>> round(float(found.normal), 9), bool((found.crps - two.crps[0]).abs() < 1e-9)
+    (0.5, True)
+    """
+    p, mean, half = (values.double() for values in (probability, mean, half))
+    residual, normal, log_density, crps = (
+        column.view(mean.shape) for column in vars(each).values()
+    )
+    below, above = (
+        torch.logsumexp(p.log() + torch.special.log_ndtr(z), -1) for z in (normal, -normal)
+    )
+    # Of the smaller tail, lest it be 1 to rounding.
+    score = _normal_score(torch.minimum(below, above).clamp_max(math.log(0.5)))
+    apart = [_mean_spread(mean[rows], half[rows], p) for rows in chunks(len(mean), _PAIRS)]
+    return DatumScores(
+        residual @ p,
+        torch.where(below < above, -score, score),
+        torch.logsumexp(p.log() + log_density, -1),
+        crps @ p - 0.5 * torch.cat(apart),
+    )
+
+
+def _mean_spread(mean: Tensor, half: Tensor, p: Tensor) -> Tensor:
+    """Σ_kl p_k p_l D_kl (n,) of `scores_of_mixture`, for few data."""
+    off = mean[:, :, None] - mean[:, None, :]
+    # ½ E|Y − Y'| of N(m, s²) is s/√π.
+    both = (math.pi * (half.square()[:, :, None] + half.square()[:, None, :])).sqrt()
+    apart = _mean_size(off, both) - half[:, :, None] - half[:, None, :]
+    return (apart @ p) @ p
+
+
+@torch.no_grad()
+def half_differences(variance: Tensor, width2: Tensor, nu: float | None = None) -> Tensor:
+    """Return ½ E|Y − Y'| (N,) of independent Y and Y' with the law of f + s t_ν, f of a variance
+    (N,), s² = width2 (N,); of normal noise where nu is None. Float64.
+
+    Examples
+    --------
+    >>> float(half_differences(torch.tensor([0.5]), torch.tensor([0.5])) * math.sqrt(math.pi))
+    1.0
+    """
+    if nu is None:
+        return ((variance.double() + width2.double()) / math.pi).sqrt()
+    zero = torch.zeros_like(variance)
+    parts = _mixtures(zero, zero, variance, width2, nu)
+    return torch.cat([mixture.half_difference() for _, mixture in parts])
 
 
 @torch.no_grad()

@@ -150,6 +150,46 @@ def test_student_t_scores_against_integrals_of_their_distribution(nu: float) -> 
     assert stats.norm.logsf(float(got.normal)) == pytest.approx(tail, rel=1e-6)
 
 
+@pytest.mark.parametrize("nu", [None, 2.5, 8.0])
+def test_mixtures_against_integrals_of_their_distribution(nu: float | None) -> None:
+    """Of places with 0.1, 0.5 and 1.4 mag, of which one has y; and of a y beyond all of them."""
+    places, spreads, p, width2 = [0.1, 0.5, 1.4], [0.01, 0.02, 0.09], [0.5, 0.2, 0.3], 0.0049
+    y = torch.tensor([0.12, 0.9, 3.0, -0.2], dtype=torch.float64)
+    mean, variance = (torch.tensor(v, dtype=torch.float64).expand(4, 3) for v in (places, spreads))
+    flat = y.repeat_interleave(3), mean.flatten(), variance.flatten()
+    widths = torch.full_like(variance, width2)
+    if nu is None:
+        each = diagnostics.scores_of_normal(flat[0], flat[1], flat[2] + width2)
+    else:
+        each = diagnostics.scores_of_student_t(*flat, widths.flatten(), nu)
+    half = diagnostics.half_differences(variance.flatten(), widths.flatten(), nu).view(4, 3)
+    found = diagnostics.scores_of_mixture(each, mean, half, torch.tensor(p))
+
+    t = np.linspace(-8.0, 8.0, 8001)
+    x = 0.5 + 0.1 * np.sinh(t)
+    f, w = np.polynomial.hermite_e.hermegauss(180)
+    density = np.zeros_like(x)
+    for place, spread, share in zip(places, spreads, p, strict=True):
+        if nu is None:
+            density += share * stats.norm.pdf(x, place, math.sqrt(spread + width2))
+        else:
+            noise = x[:, None] - place - math.sqrt(spread) * f
+            part = stats.t.pdf(noise, nu, scale=math.sqrt(width2)) @ w
+            density += share * part / math.sqrt(2 * math.pi)
+    cdf = integrate.cumulative_simpson(density * 0.1 * np.cosh(t), x=t, initial=0.0)
+    for n, value in enumerate(y.tolist()):
+        at = np.interp(value, x, np.arange(len(x)))
+        assert float(found.residual[n]) == pytest.approx(value - np.dot(p, places))
+        assert float(found.pit[n]) == pytest.approx(np.interp(value, x, cdf), abs=1e-4)
+        log_density = np.interp(at, np.arange(len(x)), np.log(np.maximum(density, 1e-300)))
+        assert float(found.log_density[n]) == pytest.approx(log_density, abs=1e-3)
+        step = np.concatenate([x[x < value], [value, value], x[x >= value]])
+        side = np.concatenate([np.zeros((x < value).sum() + 1), np.ones((x >= value).sum() + 1)])
+        crps = integrate.trapezoid((np.interp(step, x, cdf) - side) ** 2, step)
+        # Of Student-t noise different places are as far apart as with normal noise.
+        assert float(found.crps[n]) == pytest.approx(crps, rel=1e-4 if nu is None else 1e-2)
+
+
 def test_float32_is_scored_in_float64() -> None:
     y, mean, variance = calibrated(1000)
     single = diagnostics.scores(y.float() + 1e3, mean.float() + 1e3, variance.float())

@@ -206,6 +206,15 @@ def test_uncertain_distances_do_not_pass_for_dust_between_the_nodes(tmp_path: Pa
     assert section["held_out"] == 480
     assert section["factor_std"] < 1.0
     assert section["factor"] < 3.0
+    # Measurements are scored at the places where their stars may be.
+    found = open_star_map(tmp_path / "run")
+    assert found.unseen is not None
+    alone = found.fit.predictions(found.run.observed, found.run.holdout).scores()
+    scores = found.unseen.scores()
+    assert scores.loglike > alone.loglike + 0.05
+    assert scores.crps < alone.crps
+    assert scores.rmse == pytest.approx(alone.rmse, rel=0.01)
+    assert 0.62 < scores.coverage68 < 0.76
 
 
 @pytest.mark.slow

@@ -23,16 +23,15 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
 from dustmap.gp import Prediction, whole_batch
-from dustmap.gp.functionals import AbstractFunctional, without_groups
 from dustmap.inference import LogNormalPosterior, StateReader, state_of
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _engines, _model
+from dustmap.runs.stars import _distances, _engines, _model
 from dustmap.runs.stars._distance_rounds import first_added
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.sky.observations import Observations, Stops, sky_patches
+from dustmap.sky.observations import Observations, sky_patches
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,6 @@ _FINER = (
 _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
 #: Samples below which what a star has told the fit is not known.
 _FEW = 16
-#: What a distance that is as good as known adds, at most, as a part of the errors' variance.
-_SURE = 0.05
 #: Of a leave-one-out residual, the relative bias that few samples may give its square.
 _BIAS = 1.0 / 16.0
 
@@ -282,7 +279,7 @@ def judged(
     assert posterior.unresolved is not None
     lengths = [level.length for level in posterior.unresolved.levels]
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
-    sure, spread = _by_distance(observed, holdout)
+    sure, spread = _distances.by_distance(observed, holdout)
     unseen = [_predicted(whole, observed, _some(sure, _STARS))]
     if len(spread) > 0:
         unseen.append(_at_places(config, whole, observed, _some(spread, _SPREAD)))
@@ -323,42 +320,14 @@ def judged(
     }
 
 
-def _by_distance(observed: Observations, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Part stars into those whose distances add little to their errors, and all others."""
-    if observed.spread is None:
-        return index, index[:0]
-    sure = observed.added_variance[index] < _SURE * observed.error_variance[index]
-    sure = sure.to(index.device)
-    return index[sure], index[~sure]
-
-
 def _at_places(config: Config, fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars each of which is at one of a few places, and what the nodes alone say of them.
-
-    One normal distribution over all of them is too wide where there is little dust and too narrow
-    at the edge of a cloud, and the factor would make up for it.
-    """
-    posterior = fit.posterior
-    assert isinstance(posterior, LogNormalPosterior)
-    assert posterior.unresolved is not None
+    """Stars each of which is at one of a few places, and what the nodes alone say of them: one
+    normal distribution over all places would make up for its shape by the factor."""
+    found = _distances.at_places(config, fit, observed, index)
     y, errors = observed.measured[index], observed.error_variance[index]
-    stops = Stops.of_segments().to(errors.device)
-    dust = _model.prior_dust(config, fit.hyperparameters)
-    nodes, lacking = observed.extinctions_at(stops, index, posterior, dust)
-    if posterior.groups is not None:
-        nodes = _with_zero_points(nodes, posterior, observed.batch.functional[index])
-    more = posterior.unresolved.of_integrals(nodes.variance, lacking)
-    return _Judges(y, errors, torch.zeros_like(errors), nodes, more, stops.probability)
-
-
-def _with_zero_points(
-    nodes: Prediction, posterior: LogNormalPosterior, rays: AbstractFunctional
-) -> Prediction:
-    """Add to extinctions (N, K) what groups of measurements add to the average over distances."""
-    own, none = (predicted(posterior, each) for each in (rays, without_groups(rays)))
-    mean = nodes.mean + (own.mean - none.mean)[:, None]
-    more = (own.variance - none.variance).clamp_min(0.0)
-    return Prediction(mean, nodes.variance + more[:, None])
+    return _Judges(
+        y, errors, torch.zeros_like(errors), found.resolved, found.more, found.probability
+    )
 
 
 def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
@@ -389,7 +358,7 @@ def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
     posterior = fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
-    sure, _ = _by_distance(observed, index)
+    sure, _ = _distances.by_distance(observed, index)
     fitted, at = _predicted(fit, observed, sure), fit.hyperparameters
     mean, variance, more = (
         values[:, 0] for values in (fitted.resolved.mean, fitted.resolved.variance, fitted.more)
