@@ -235,8 +235,8 @@ def half_differences(variance: Tensor, width2: Tensor, nu: float | None = None) 
 
     Examples
     --------
-    >>> float(half_differences(torch.tensor([0.5]), torch.tensor([0.5])) * math.sqrt(math.pi))
-    1.0
+    >>> half_differences(torch.tensor([0.5]), torch.tensor([0.5]))  # 1/√π
+    tensor([0.5642], dtype=torch.float64)
     """
     if nu is None:
         return ((variance.double() + width2.double()) / math.pi).sqrt()
