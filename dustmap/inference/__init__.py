@@ -53,7 +53,6 @@ from dustmap.gp.features._grouped import GroupSamples as GroupSamples
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
-from dustmap.inference._diagnostics import half_differences as half_differences
 from dustmap.inference._diagnostics import held_out as held_out
 from dustmap.inference._diagnostics import log_density_of_student_t as log_density_of_student_t
 from dustmap.inference._diagnostics import misclassified as misclassified

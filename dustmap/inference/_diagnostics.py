@@ -29,6 +29,9 @@ _STD_OF_NORMAL = 1.0 / 0.6744897501960817
 _MIXTURES_AT_ONCE = 4096
 #: Data whose pairs of distributions are held at once.
 _PAIRS = 2**11
+#: Widths of the difference of two Student-t numbers; nodes in ln τ, and how far they reach in
+#: standard deviations √(2/ν).
+_WIDTHS, _NODES, _REACH = 24, 240, 12.0
 #: Data whose quadrature is done at a time.
 _QUADRATURES_AT_ONCE = 2**16
 
@@ -97,7 +100,7 @@ class DatumScores:
         return DatumScores(*(column[chosen] for column in vars(self).values()))
 
     def with_rows(self, rows: Tensor, others: "DatumScores") -> "DatumScores":
-        """Return the scores with those of some rows (n,) replaced."""
+        """Return the scores with those of some rows (n,), on their device, replaced."""
         pairs = zip(vars(self).values(), vars(others).values(), strict=True)
         return DatumScores(*(column.index_copy(0, rows, other) for column, other in pairs))
 
@@ -173,22 +176,27 @@ def _mean_size(mean: Tensor, std: Tensor) -> Tensor:
 
 @torch.no_grad()
 def scores_of_mixture(
-    each: DatumScores, mean: Tensor, half: Tensor, probability: Tensor
+    each: DatumScores,
+    mean: Tensor,
+    variance: Tensor,
+    width2: Tensor,
+    probability: Tensor,
+    nu: float | None = None,
 ) -> DatumScores:
     """Score data y (N,) of which each is from one of K distributions, of probability p (K,).
 
     With the distributions' own scores, ln p(y) = ln Σ_k p_k p_k(y), the same of both tails, and
 
         crps = Σ_k p_k crps_k − ½ Σ_kl p_k p_l D_kl,
-        D_kl = E|Y_k − Y_l| − ½ E|Y_k − Y_k'| − ½ E|Y_l − Y_l'|,
-
-    where E|Y_k − Y_l| is that of normal distributions with these halves.
+        D_kl = E|Y_k − Y_l| − ½ E|Y_k − Y_k'| − ½ E|Y_l − Y_l'|.
 
     Parameters
     ----------
     each : of N K data, those of one y after the other's
-    mean, half : (N, K), E Y_k and ½ E|Y_k − Y_k'|, such as `half_differences`
+    mean, variance, width2 : (N, K)
+        Y_k = f + s t_ν with f ~ N(mean, variance), s² = width2.
     probability : (K,)
+    nu : ν; None for normal noise
 
     Examples
     --------
@@ -196,12 +204,11 @@ def scores_of_mixture(
 
     >>> zero, one = torch.zeros(2), torch.ones(2)
     >>> two = scores_of_normal(0.5 * one, zero, one)
-    >>> half = half_differences(one, zero)[None]
-    >>> found = scores_of_mixture(two, zero[None], half, 0.5 * one)
+    >>> found = scores_of_mixture(two, zero[None], zero[None], one[None], 0.5 * one)
     >>> round(float(found.normal), 9), bool((found.crps - two.crps[0]).abs() < 1e-9)
     (0.5, True)
     """
-    p, mean, half = (values.double() for values in (probability, mean, half))
+    p, mean, variance, width2 = (v.double() for v in (probability, mean, variance, width2))
     residual, normal, log_density, crps = (
         column.view(mean.shape) for column in vars(each).values()
     )
@@ -210,7 +217,11 @@ def scores_of_mixture(
     )
     # Of the smaller tail, lest it be 1 to rounding.
     score = _normal_score(torch.minimum(below, above).clamp_max(math.log(0.5)))
-    apart = [_mean_spread(mean[rows], half[rows], p) for rows in chunks(len(mean), _PAIRS)]
+    widths = _noise_differences(nu).to(mean)
+    apart = [
+        _mean_spread(mean[rows], variance[rows], width2[rows], p, widths)
+        for rows in chunks(len(mean), _PAIRS)
+    ]
     return DatumScores(
         residual @ p,
         torch.where(below < above, -score, score),
@@ -219,30 +230,36 @@ def scores_of_mixture(
     )
 
 
-def _mean_spread(mean: Tensor, half: Tensor, p: Tensor) -> Tensor:
-    """Σ_kl p_k p_l D_kl (n,) of `scores_of_mixture`, for few data."""
+def _mean_spread(
+    mean: Tensor, variance: Tensor, width2: Tensor, p: Tensor, widths: Tensor
+) -> Tensor:
+    """Σ_kl p_k p_l D_kl (n,) of `scores_of_mixture`, for few data: the mean over noise of squared
+    `widths` (Q,), with which every D is that of normal distributions."""
     off = mean[:, :, None] - mean[:, None, :]
-    # ½ E|Y − Y'| of N(m, s²) is s/√π.
-    both = (math.pi * (half.square()[:, :, None] + half.square()[:, None, :])).sqrt()
-    apart = _mean_size(off, both) - half[:, :, None] - half[:, None, :]
-    return (apart @ p) @ p
+    total = torch.zeros_like(off)
+    for width in widths:
+        own = 2.0 * variance + width * width2
+        both = 0.5 * (own[:, :, None] + own[:, None, :])
+        half = (own / (2.0 * math.pi)).sqrt()
+        total = total + _mean_size(off, both.sqrt()) - half[:, :, None] - half[:, None, :]
+    return (total @ p) @ p / len(widths)
 
 
-@torch.no_grad()
-def half_differences(variance: Tensor, width2: Tensor, nu: float | None = None) -> Tensor:
-    """Return ½ E|Y − Y'| (N,) of independent Y and Y' with the law of f + s t_ν, f of a variance
-    (N,), s² = width2 (N,); of normal noise where nu is None. Float64.
-
-    Examples
-    --------
-    >>> half_differences(torch.tensor([0.5]), torch.tensor([0.5]))  # 1/√π
-    tensor([0.5642], dtype=torch.float64)
-    """
+def _noise_differences(nu: float | None) -> Tensor:
+    """Values (Q,), as likely as each other, of the variance of ε − ε' for noise ε = t_ν, which is
+    normal with the variance 1/τ + 1/τ', τ ~ Gamma(ν/2, ν/2); 2 of normal noise."""
     if nu is None:
-        return ((variance.double() + width2.double()) / math.pi).sqrt()
-    zero = torch.zeros_like(variance)
-    parts = _mixtures(zero, zero, variance, width2, nu)
-    return torch.cat([mixture.half_difference() for _, mixture in parts])
+        return torch.tensor([2.0], dtype=torch.float64)
+    log_tau = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64) * math.sqrt(2.0 / nu)
+    weight = torch.softmax(0.5 * nu * (log_tau - log_tau.expm1()), 0)
+    inverse = (-log_tau).exp()
+    total, order = (inverse[:, None] + inverse).flatten().sort()
+    shares = (weight[:, None] * weight).flatten()[order]
+    part = (_WIDTHS * shares.cumsum(0)).long().clamp_max(_WIDTHS - 1)
+    none = total.new_zeros(_WIDTHS)
+    # A normal density is as high as the mean of 1/√variance says.
+    mass, peak = (none.index_add(0, part, v) for v in (shares, shares / total.sqrt()))
+    return (mass / peak).square()
 
 
 @torch.no_grad()

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from dustmap.cli import CHECK_FAILED, DONE, main
+from dustmap.runs import open_star_map
+from dustmap.runs.stars._distances import are_placed
+from dustmap.sky.simulation import Measurements, write_sky
 from tests.cuda.pretended import pretended_gpu
 from tests.cuda.test_runs import CASES, CONFIG
 from tests.skies import plain_sky, write_plain_sky
@@ -90,6 +93,19 @@ def test_runs_stay_on_their_device(sky: Path, tmp_path: Path, name: str) -> None
     assert main(["evaluate", str(output), *stars, *here]) == DONE
     picture = ["--output", str(tmp_path / "los.png")]
     assert main(["plot", str(output), "--los", "10", "20", *picture, *here]) == DONE
+
+
+@pytest.mark.usefixtures("gpu")
+def test_stars_of_uncertain_distances_are_placed_on_the_device(tmp_path: Path) -> None:
+    errors = Measurements(error=0.01, parallax_scale=60.0, outliers=0.0)
+    write_sky(tmp_path / "sky.fits", plain_sky(150, seed=2, measurements=errors))
+    (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path).replace("truth =", "# "))
+    overrides = [word for setting in ("model.learn=[]", *SMALL) for word in ("--set", setting)]
+    here = ["--output", str(tmp_path / "run"), "--device", "cuda", "--until", "evaluate"]
+    assert main(["run", f"{tmp_path}/run.toml", *here, *overrides]) in (DONE, CHECK_FAILED)
+    found = open_star_map(tmp_path / "run")
+    placed = are_placed(found.fit, found.run.observed, found.run.holdout)
+    assert int(placed.sum()) > 10
 
 
 @pytest.mark.slow

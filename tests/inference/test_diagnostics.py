@@ -150,7 +150,7 @@ def test_student_t_scores_against_integrals_of_their_distribution(nu: float) -> 
     assert stats.norm.logsf(float(got.normal)) == pytest.approx(tail, rel=1e-6)
 
 
-@pytest.mark.parametrize("nu", [None, 2.5, 8.0])
+@pytest.mark.parametrize("nu", [None, 1.05, 2.5, 30.0])
 def test_mixtures_against_integrals_of_their_distribution(nu: float | None) -> None:
     """Of places with 0.1, 0.5 and 1.4 mag, of which one has y; and of a y beyond all of them."""
     places, spreads, p, width2 = [0.1, 0.5, 1.4], [0.01, 0.02, 0.09], [0.5, 0.2, 0.3], 0.0049
@@ -162,12 +162,12 @@ def test_mixtures_against_integrals_of_their_distribution(nu: float | None) -> N
         each = diagnostics.scores_of_normal(flat[0], flat[1], flat[2] + width2)
     else:
         each = diagnostics.scores_of_student_t(*flat, widths.flatten(), nu)
-    half = diagnostics.half_differences(variance.flatten(), widths.flatten(), nu).view(4, 3)
-    found = diagnostics.scores_of_mixture(each, mean, half, torch.tensor(p))
+    found = diagnostics.scores_of_mixture(each, mean, variance, widths, torch.tensor(p), nu)
 
-    t = np.linspace(-8.0, 8.0, 8001)
+    t = np.linspace(-14.0, 14.0, 4_001)
     x = 0.5 + 0.1 * np.sinh(t)
-    f, w = np.polynomial.hermite_e.hermegauss(180)
+    f = np.linspace(-7.0, 7.0, 501)
+    w = stats.norm.pdf(f) * (f[1] - f[0])
     density = np.zeros_like(x)
     for place, spread, share in zip(places, spreads, p, strict=True):
         if nu is None:
@@ -175,7 +175,7 @@ def test_mixtures_against_integrals_of_their_distribution(nu: float | None) -> N
         else:
             noise = x[:, None] - place - math.sqrt(spread) * f
             part = stats.t.pdf(noise, nu, scale=math.sqrt(width2)) @ w
-            density += share * part / math.sqrt(2 * math.pi)
+            density += share * part
     cdf = integrate.cumulative_simpson(density * 0.1 * np.cosh(t), x=t, initial=0.0)
     for n, value in enumerate(y.tolist()):
         at = np.interp(value, x, np.arange(len(x)))
@@ -186,8 +186,7 @@ def test_mixtures_against_integrals_of_their_distribution(nu: float | None) -> N
         step = np.concatenate([x[x < value], [value, value], x[x >= value]])
         side = np.concatenate([np.zeros((x < value).sum() + 1), np.ones((x >= value).sum() + 1)])
         crps = integrate.trapezoid((np.interp(step, x, cdf) - side) ** 2, step)
-        # Of Student-t noise different places are as far apart as with normal noise.
-        assert float(found.crps[n]) == pytest.approx(crps, rel=1e-4 if nu is None else 1e-2)
+        assert float(found.crps[n]) == pytest.approx(crps, rel=1e-4 if nu is None else 3e-3)
 
 
 def test_float32_is_scored_in_float64() -> None:

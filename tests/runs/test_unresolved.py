@@ -186,10 +186,10 @@ def test_held_lengths_and_earlier_runs_have_values_at_the_nodes(finer: Path) -> 
 
 def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) -> None:
     learn = ('model.learn=["noise"]', "model.noise=gaussian", "export.formats=[]")
-    report = run(tmp_path, 5.0, *learn)
+    report = run(tmp_path, 5.0, *learn, stars=2400)
     assert report["hyperparameters"]["noise"] > 1.1
     section = report["unresolved"]
-    assert section["stars"] > section["held_out"] == 360
+    assert section["stars"] > section["held_out"] == 720
     assert section["factor"] > 4.0 * section["factor_std"]
     assert 0.6 < truth_scores(tmp_path)["chi2"] < 1.4
 
@@ -203,9 +203,9 @@ def test_uncertain_distances_do_not_pass_for_dust_between_the_nodes(tmp_path: Pa
     write_sky(tmp_path / "sky.fits", simulate(model, 1200, seed=0))
     report = execute_run(prepare(config), tmp_path / "run", config, False, Stage.EVALUATE)
     section = report.sections["unresolved"]
-    assert section["held_out"] == 480
+    assert 300 < section["held_out"] < 480  # the others may be behind the box
     assert section["factor_std"] < 1.0
-    assert section["factor"] < 3.0
+    assert 0.2 < section["factor"] < 3.0
     # Measurements are scored at the places where their stars may be.
     found = open_star_map(tmp_path / "run")
     assert found.unseen is not None

@@ -1,17 +1,19 @@
 """Places where stars of uncertain distances may be, against sums over distances."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from dustmap.gp import ConstantMean, RegularGrid
+from dustmap.gp import RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior, Unresolved
 from dustmap.linalg import AbstractOperator
-from dustmap.sky.observations import Observations, PriorDust, Stops, observe, sight_lines
+from dustmap.sky.observations import Observations, Stops, _segments, observe, sight_lines
 from dustmap.sky.stars import (
     AbstractDistances,
     ExactDistances,
@@ -27,7 +29,6 @@ Array = NDArray[np.float64]
 
 GRID = RegularGrid.from_bounds((-40.0, -20.0, -40.0), (40.0, 420.0, 40.0), (5, 23, 5))
 KERNEL = Matern32(60.0, 1.0, dim=3)
-DUST = PriorDust(KERNEL, ConstantMean(np.log(1e-3)), lognormal=True)
 ERROR = 0.05
 
 
@@ -83,7 +84,7 @@ def test_measurements_are_as_likely_as_by_a_sum_over_distances(kind: str) -> Non
     distances, map_ = KINDS[kind], posterior()
     observed, stops = seen(distances, OutsidePolicy.TRUNCATE), Stops.of_segments()
     index = torch.arange(len(observed))
-    nodes, lacking = observed.extinctions_at(stops, index, map_, DUST)
+    nodes, lacking = observed.extinctions_at(stops, index, map_)
     assert map_.unresolved is not None
     more = map_.unresolved.scaled(2.0).of_integrals(nodes.variance, lacking)
     mean, variance = nodes.mean.numpy(), (nodes.variance + more).numpy()
@@ -121,32 +122,42 @@ def density(y: Array, mean: Array, variance: Array) -> Array:
     return np.asarray(np.exp(-0.5 * off**2 / v) / np.sqrt(2.0 * np.pi * v))
 
 
-def test_stars_behind_the_box_see_what_is_expected_there() -> None:
-    """Together the places have the mean and the variance of the whole distribution."""
-    distances = GaussianDistances(np.array([380.0, 150.0]), np.array([60.0, 15.0]))
-    observed, stops = seen(distances, OutsidePolicy.PRIOR), Stops.of_segments()
-    map_, index = posterior(), torch.arange(2)
-    nodes, _ = observed.extinctions_at(stops, index, map_, DUST)
-    assert observed.beyond is not None
-    assert observed.spread is not None
-    beyond, apart = observed.beyond.moments(DUST)
-    assert beyond[0] > 10.0 * beyond[1]
-    p = stops.probability
-    mean = nodes.mean @ p
-    within = map_.predict(observed.batch.functional).mean
-    torch.testing.assert_close(mean, within + beyond, rtol=0.01, atol=1e-4)
-    inside = nodes.mean - stops.behind(observed.spread.rays) * (
-        beyond / (stops.behind(observed.spread.rays) @ p)
-    ).unsqueeze(-1)
-    resolved = (nodes.variance + nodes.mean.square()) @ p - mean.square()
-    of_box = inside.square() @ p - (inside @ p).square()
-    covariance = 2.0 * ((nodes.mean - inside) * (inside - (inside @ p)[:, None])) @ p
-    known = (posterior_variance(map_, observed) @ p) + of_box + covariance + apart
-    torch.testing.assert_close(resolved, known, rtol=0.02, atol=1e-5)
+def test_variance_between_the_nodes_is_that_of_stars_at_the_places() -> None:
+    """By a map whose factor is three."""
+    map_ = posterior()
+    assert map_.unresolved is not None
+    known, lacking = map_.unresolved, map_.unresolved.scaled(3.0)
+    observed, stops = seen(KINDS["normal"], OutsidePolicy.TRUNCATE), Stops.of_segments()
+    nodes, before = observed.extinctions_at(stops, torch.arange(2), map_)
+    segments = _segments._cut(observed.batch.functional)  # type: ignore[arg-type]
+    d = segments.edges[:, :1] + segments.edges.diff(dim=-1) @ stops.before
+    where = np.full(d.numel(), 90.0), np.zeros(d.numel()), ExactDistances(d.flatten().numpy())
+    rays = sight_lines(*where, GRID, OutsidePolicy.TRUNCATE).rays
+    plain = replace(map_, unresolved=None).predict(rays)
+    both = replace(map_, unresolved=lacking).predict(rays)
+    # Half of a segment's dust is before its middle, but for the edge of the cloud of 1 mag.
+    torch.testing.assert_close(nodes.mean.flatten(), plain.mean, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(nodes.variance.flatten(), plain.variance, rtol=0.15, atol=1e-4)
+    more = 3.0 * known.of_integrals(nodes.variance, before)
+    assert float(more.mean()) > 0.1 * float(nodes.variance.mean())
+    expected = both.variance - plain.variance
+    torch.testing.assert_close(more.flatten(), expected, rtol=0.1, atol=1e-4)
+    none = observed.extinctions_at(stops, torch.arange(2), replace(map_, unresolved=None))[1]
+    assert float(none.abs().max()) == 0.0
 
 
-def posterior_variance(map_: LogNormalPosterior, observed: Observations) -> torch.Tensor:
-    """Of the nodes alone, before each place."""
-    rays = observed.batch.functional
-    assert isinstance(rays, LineIntegrals)
-    return Stops.of_segments().extinctions(rays, map_)[:, 1]
+def test_segments_are_cut_without_going_back() -> None:
+    """(b − a) + a is one rounding more than b, where the next segment has no length."""
+    a, b = 166.78660508366167, 424.806813743271
+    assert a + (b - a) > b
+    edges = torch.tensor([[0.0, a, b, b]], dtype=torch.float64)
+    unit = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+    cut = _segments._cut(LineIntegrals(0.0 * unit, unit, edges, torch.ones(1, 3).double()))
+    assert bool((cut.edges.diff() >= 0).all())
+    assert set(edges[0].tolist()) <= set(cut.edges[0].tolist())
+
+
+def test_no_stars_have_no_extinctions() -> None:
+    observed, none = seen(KINDS["normal"], OutsidePolicy.TRUNCATE), torch.arange(0)
+    nodes, lacking = observed.extinctions_at(Stops.of_segments(), none, posterior())
+    assert nodes.mean.shape == lacking.shape == (0, len(Stops.of_segments().probability))

@@ -203,26 +203,17 @@ class NormalMixture:
         |N(m, V)| has the mean m (2Φ(m/√V) − 1) + 2 √V φ(m/√V).
         """
         # The same nodes for both means, which for ν = 1 are infinite where their difference is not.
-        weights, variances = self._fewer()
+        weights = torch.softmax(self.log_weights[:, ::_STRIDE], dim=-1)
+        variances = self.variances[:, ::_STRIDE]
         offset, std = (y.double() - self.mean).abs()[:, None], variances.sqrt()
         z = offset / std
         peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
         apart = offset * torch.special.erf(z / math.sqrt(2.0)) + std * peak
-        score: Tensor = (weights * apart).sum(-1) - self.half_difference()
-        return score
-
-    def half_difference(self) -> Tensor:
-        """Return ½ E|Y − Y'| (N,) of independent Y and Y', in units of y."""
-        weights, variances = self._fewer()
-        total = torch.zeros_like(self.mean)
         for k in range(weights.shape[1]):
             pairs = (variances + variances[:, k, None]).sqrt()
-            total = total + weights[:, k] * (weights * pairs).sum(-1)
-        return total / math.sqrt(2.0 * math.pi)
-
-    def _fewer(self) -> tuple[Tensor, Tensor]:
-        """Weights and variances (N, K') of fewer nodes."""
-        return torch.softmax(self.log_weights[:, ::_STRIDE], -1), self.variances[:, ::_STRIDE]
+            apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
+        score: Tensor = (weights * apart).sum(-1)
+        return score
 
 
 @torch.no_grad()

@@ -23,17 +23,15 @@ from dustmap.config import Config
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays, own_rows, without_groups
+from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays, own_rows
 from dustmap.inference import (
     DatumScores,
     LogNormalPosterior,
-    half_differences,
     scores_of_mixture,
 )
 from dustmap.linalg import Progress, chunks, unwatched
-from dustmap.runs._machine import TOGETHER, predicted
+from dustmap.runs._machine import TOGETHER
 from dustmap.runs.reports import Predictions
-from dustmap.runs.stars import _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky import observations
@@ -78,8 +76,8 @@ _PERCENTILES = {f"distance_percentile{q}": q / 100.0 for q in (16, 50, 84)}
 COLUMNS = ("distance_mean", "distance_std", *_PERCENTILES)
 #: Stars of the luminosity function, and directions of the mean over the sky, at most.
 _ABSOLUTE, _DIRECTIONS = 2000, 1500
-#: What a distance that is as good as known adds, at most, as a part of the errors' variance.
-_SURE = 0.05
+#: Little of an error's variance.
+_LITTLE = 0.05
 #: Stars whose weights or scores are computed at once.
 _STARS = 2**12
 #: Least ln w, beside which nothing is left.
@@ -301,85 +299,86 @@ class MagnitudeLimit:
 
 @final
 @dataclass(frozen=True, eq=False)
-class AtPlaces:
+class PlacedStars:
     """Extinctions of n stars of uncertain distances before each of K places where they may be.
 
-    resolved: by the nodes of a log-normal map, zero points included; more: variance that lies
-    between these, at the map's factor (n, K); probability: of the places (K,).
+    resolved: by the nodes of a log-normal map; more: variance that lies between these, at the map's
+    factor (n, K); probability: of the places (K,).
     """
 
     resolved: Prediction
     more: Tensor
     probability: Tensor
 
+    @staticmethod
+    @torch.no_grad()
+    def of(fit: StarFit, observed: Observations, index: Tensor) -> "PlacedStars":
+        """Predict those of stars at an index, for which `are_placed`."""
+        posterior = fit.posterior
+        assert isinstance(posterior, LogNormalPosterior)
+        stops = Stops.of_segments().to(observed.measured.device)
+        nodes, lacking = observed.extinctions_at(stops, index, posterior)
+        more = torch.zeros_like(lacking)
+        if posterior.unresolved is not None:
+            more = posterior.unresolved.of_integrals(nodes.variance, lacking)
+        return PlacedStars(nodes, more, stops.probability)
 
-def by_distance(observed: Observations, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Part stars (n,) into those whose distances add little to their errors, and all others."""
+
+def are_known(observed: Observations, index: Tensor) -> Tensor:
+    """Say of stars at an index whether what is added to their errors is little (n,)."""
+    little = _LITTLE * observed.error_variance[index]
+    return (observed.added_variance[index] < little).to(index.device)
+
+
+def are_placed(fit: StarFit, observed: Observations, index: Tensor) -> Tensor:
+    """Say of stars at an index whether they are predicted at places (n,).
+
+    Those whose distances add more than little to their errors, and the dust beyond the box little:
+    that is the prior's, the same for many stars. Zero points go with the average over distances.
+    """
+    posterior = fit.posterior
+    if not isinstance(posterior, LogNormalPosterior) or posterior.groups is not None:
+        return torch.zeros_like(index, dtype=torch.bool)
     if observed.spread is None:
-        return index, index[:0]
-    sure = observed.added_variance[index] < _SURE * observed.error_variance[index]
-    sure = sure.to(index.device)
-    return index[sure], index[~sure]
-
-
-@torch.no_grad()
-def at_places(config: Config, fit: StarFit, observed: Observations, index: Tensor) -> AtPlaces:
-    """Predict extinctions of stars at an index, all of uncertain distances, by a log-normal map."""
-    posterior, dust = fit.posterior, _model.prior_dust(config, fit.hyperparameters)
-    assert isinstance(posterior, LogNormalPosterior)
-    stops = Stops.of_segments().to(observed.measured.device)
-    nodes, lacking = observed.extinctions_at(stops, index, posterior, dust)
-    if posterior.groups is not None:
-        # What groups of measurements add to the average over distances.
-        rays = observed.batch.functional[index]
-        own, none = (predicted(posterior, each) for each in (rays, without_groups(rays)))
-        more = (own.variance - none.variance).clamp_min(0.0)[:, None]
-        nodes = Prediction(nodes.mean + (own.mean - none.mean)[:, None], nodes.variance + more)
-    more = torch.zeros_like(lacking)
-    if posterior.unresolved is not None:
-        more = posterior.unresolved.of_integrals(nodes.variance, lacking)
-    return AtPlaces(nodes, more, stops.probability)
+        return torch.zeros_like(index, dtype=torch.bool)
+    little = _LITTLE * observed.error_variance[index]
+    inside = observed.expected_beyond[index].square() < little
+    return inside.to(index.device) & ~are_known(observed, index)
 
 
 @torch.no_grad()
 def predictions(
-    config: Config,
-    fit: StarFit,
-    observed: Observations,
-    index: Tensor,
-    progress: Progress = unwatched,
+    fit: StarFit, observed: Observations, index: Tensor, progress: Progress = unwatched
 ) -> Predictions:
-    """Predict and score measurements at an index, each distance by its distribution.
-
-    With a log-normal map a star whose distance counts is one at any of a few places; mean and
-    standard deviation are those of all of them.
-    """
+    """Predict and score measurements at an index, at places where `are_placed`."""
     found = fit.predictions(observed, index, progress)
-    if not isinstance(fit.posterior, LogNormalPosterior):
-        return found
-    _, spread = by_distance(observed, index)
-    rows = torch.isin(index, spread).nonzero().squeeze(-1)
-    data = found.data
+    rows = are_placed(fit, observed, index).nonzero().squeeze(-1)
+    data, mean = found.data, found.mean
     for part in chunks(len(rows), _STARS):
         progress("scores by distance", part.start, len(rows))
-        data = data.with_rows(rows[part], _scored(config, fit, observed, index[rows[part]]))
-    return replace(found, data=data)
+        scored = _scored(fit, observed, index[rows[part]])
+        own = rows[part].to(mean.device)
+        data = data.with_rows(own, scored)
+        mean = mean.index_copy(0, own, (found.y[own] - scored.residual).to(mean))
+    return replace(found, data=data, mean=mean)
 
 
-def _scored(config: Config, fit: StarFit, observed: Observations, index: Tensor) -> DatumScores:
+def _scored(fit: StarFit, observed: Observations, index: Tensor) -> DatumScores:
     """Score stars at an index, each of which is at one of a few places."""
-    at, places = fit.hyperparameters, at_places(config, fit, observed, index)
-    shape = places.more.shape
+    at, placed = fit.hyperparameters, PlacedStars.of(fit, observed, index)
+    shape = placed.more.shape
     expected = Prediction(
-        places.resolved.mean.flatten(), (places.resolved.variance + places.more).flatten()
+        placed.resolved.mean.flatten(), (placed.resolved.variance + placed.more).flatten()
     )
     y, errors = (
         values[index].repeat_interleave(shape[1])
         for values in (observed.measured, observed.error_variance)
     )
-    half = half_differences(expected.variance, at.squared_width(errors, expected), at.nu)
-    each = at.scored(y, errors, expected)
-    return scores_of_mixture(each, expected.mean.view(shape), half.view(shape), places.probability)
+    each, width2 = at.scored(y, errors, expected), at.squared_width(errors, expected)
+    mean, variance, width2 = (
+        values.view(shape) for values in (expected.mean, expected.variance, width2)
+    )
+    return scores_of_mixture(each, mean, variance, width2, placed.probability, at.nu)
 
 
 def reopened(limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays) -> Observations:

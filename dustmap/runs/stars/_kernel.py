@@ -53,8 +53,10 @@ _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
 
-#: Stars of a kind that the dust between the nodes is judged by, at most; those at many places.
-_STARS, _SPREAD = 5_000, 1_500
+#: Stars of a kind that the dust between the nodes is judged by, at most.
+_STARS = 5_000
+#: Stars that are judged at many places, at most.
+_PLACED = 1_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
@@ -269,7 +271,7 @@ def judged(
     Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
     too, by what the others say of them: there are more of them, and to tell nothing from something
     needs no exact account of what each has told the fit. A scale of the noise that was learned has
-    taken what lies between the nodes for noise: then all stars weigh both against each other.
+    taken what lies between the nodes for noise: then both kinds sum over scales, each for itself.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -279,10 +281,7 @@ def judged(
     assert posterior.unresolved is not None
     lengths = [level.length for level in posterior.unresolved.levels]
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
-    sure, spread = _distances.by_distance(observed, holdout)
-    unseen = [_predicted(whole, observed, _some(sure, _STARS))]
-    if len(spread) > 0:
-        unseen.append(_at_places(config, whole, observed, _some(spread, _SPREAD)))
+    unseen = _unseen(whole, observed, holdout)
     few = posterior.n_samples < _FEW
     fitted = _left_out(whole, observed, _some(train[:0] if few else train, _STARS))
     held_out = sum(len(each) for each in unseen)
@@ -293,10 +292,10 @@ def judged(
     scales, (logs, log_prior) = _noise_scales(config, at), _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
     *sizes, presence = (each.log_densities(at, scales, logs) for each in (*unseen, fitted))
-    if len(scales) == 1:
-        relative = torch.log_softmax(log_prior[1:], 0)
-        presence[:, 1:] = torch.logsumexp(relative + presence[:, 1:], 1, keepdim=True)
-    joint = log_prior + sum(sizes) + presence
+    joint = log_prior + sum(sizes)
+    relative = torch.log_softmax(log_prior[1:], 0)
+    joint[:, 0] += torch.logsumexp(presence[:, 0], 0)
+    joint[:, 1:] += torch.logsumexp((relative + presence[:, 1:]).flatten(), 0)
     weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
@@ -320,18 +319,28 @@ def judged(
     }
 
 
-def _at_places(config: Config, fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars each of which is at one of a few places, and what the nodes alone say of them: one
-    normal distribution over all places would make up for its shape by the factor."""
-    found = _distances.at_places(config, fit, observed, index)
-    y, errors = observed.measured[index], observed.error_variance[index]
-    return _Judges(
-        y, errors, torch.zeros_like(errors), found.resolved, found.more, found.probability
-    )
+def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> list[_Judges]:
+    """Stars that no fit has seen, at the places where they may be or at one place each.
+
+    One normal distribution over all places would make up for its shape by the factor, and so would
+    that of dust beyond the box: of uncertain distances, stars with much of it are not asked.
+    """
+    placed = _distances.are_placed(fit, observed, index)
+    one = ~placed
+    if bool(placed.any()):
+        one = _distances.are_known(observed, index)
+    judges = [_predicted(fit, observed, _some(index[one], _STARS))]
+    if bool(placed.any()):
+        some = _some(index[placed], _PLACED)
+        found = _distances.PlacedStars.of(fit, observed, some)
+        y, errors = observed.measured[some], observed.error_variance[some]
+        parts = found.resolved, found.more, found.probability
+        judges.append(_Judges(y, errors, torch.zeros_like(errors), *parts))
+    return judges
 
 
 def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars at one place each, the average over their distances."""
+    """Stars whose distances and dust beyond the box add a normal error."""
     posterior = fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
     rays = observed.batch.functional[index]
@@ -351,15 +360,16 @@ def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
 
 def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
     """Stars of the fit as a fit without each would predict them: those for which samples tell, and
-    whose distances add little.
+    where others are placed, those of known distances.
 
     h = S/σ² has the relative error √(2/K) of K samples, and (1 − h)⁻¹ the bias (2/K) (h/(1 − h))².
     """
     posterior = fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
-    sure, _ = _distances.by_distance(observed, index)
-    fitted, at = _predicted(fit, observed, sure), fit.hyperparameters
+    if bool(_distances.are_placed(fit, observed, index).any()):
+        index = index[_distances.are_known(observed, index)]
+    fitted, at = _predicted(fit, observed, index), fit.hyperparameters
     mean, variance, more = (
         values[:, 0] for values in (fitted.resolved.mean, fitted.resolved.variance, fitted.more)
     )

@@ -89,9 +89,7 @@ class StarMap(AbstractFinishedRun):
             raise UserError("the run held out no stars (data.holdout = 0): nothing to compare")
         unseen = self.unseen
         if unseen is None:  # the fit is that without them
-            unseen = _distances.predictions(
-                self.run.config, self.fit, self.run.observed, self.run.holdout
-            )
+            unseen = _distances.predictions(self.fit, self.run.observed, self.run.holdout)
         return comparison_of(self.run.stars, unseen)
 
     def evaluate(
@@ -137,9 +135,7 @@ class StarMap(AbstractFinishedRun):
         if not observed.exact:
             observed = observed.with_added(observed.added(self.fit.for_many_rays(), self._dust))
         everything = torch.arange(len(observed))
-        predictions = _distances.predictions(
-            self.run.config, self.fit, observed, everything, progress
-        )
+        predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
             truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)

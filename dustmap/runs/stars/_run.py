@@ -278,7 +278,7 @@ class StarRun(AbstractRun):
         held_out = None
         with work.watch.stage("evaluate"):
             if len(self.holdout):
-                unseen = self.config, result.fit, result.observed, self.holdout
+                unseen = result.fit, result.observed, self.holdout
                 held_out = _distances.predictions(*unseen, work.progress)
                 per_a_v = self.stars.system.per_a_v
                 work.directory.write_arrays(HELD_OUT, held_out.arrays())

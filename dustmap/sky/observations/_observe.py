@@ -118,27 +118,17 @@ class Observations:
 
     @torch.no_grad()
     def extinctions_at(
-        self, stops: Stops, index: Tensor, posterior: LogNormalPosterior, dust: PriorDust
+        self, stops: Stops, index: Tensor, posterior: LogNormalPosterior
     ) -> tuple[Prediction, Tensor]:
-        """Predict A (n, K) of stars at an index before each place where they may be.
+        """Predict A (n, K) of stars at an index before each place where they may be, with the
+        variance (n, K) that draws of the nodes lack before the data.
 
-        With the variance (n, K) that draws of the nodes lack before the data. All who are behind
-        the box, of the probability P, have the same dust there, B of all of the distribution:
-
-            E A_b = E B / P,    Var A_b = Var B / P − (1 − P) (E A_b)².
+        What is expected beyond the box, which should be little, is the same at every place.
         """
         rays = self.batch.functional[index]
-        nodes = by_rows(rays, lambda own: stops.extinctions(own, posterior))
-        behind = by_rows(rays, stops.behind)
-        mean, variance, lacking = nodes.unbind(1)
-        expected, apart = (
-            gathered(self.batch.functional, values)[index, None] for values in self._outside(dust)
-        )
-        part = (behind @ stops.probability)[:, None]
-        more = expected / part
-        mean = mean + behind * more
-        variance = variance + behind * (apart / part - (1.0 - part) * more.square()).clamp_min(0.0)
-        return Prediction(mean, variance), lacking
+        found = by_rows(rays, lambda own: stops.extinctions(own, posterior))
+        mean, variance, lacking = found.unbind(1)
+        return Prediction(mean + self.expected_beyond[index, None].to(mean), variance), lacking
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""

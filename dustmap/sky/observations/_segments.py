@@ -283,13 +283,6 @@ class Stops:
         """Return them on a device."""
         return Stops(self.probability.to(device), self.before.to(device))
 
-    def behind(self, rays: LineIntegrals) -> Tensor:
-        """Return 1 (N, K) for places that have all of a ray of segments before them, and for all
-        places of a ray that does not start at the Sun; 0 for others. Float64."""
-        edges = _cut(rays).edges
-        place = edges[:, :1] + edges.diff(dim=-1) @ self.before
-        return ((place >= edges[:, -1:]) | (edges[:, :1] > 0.0)).double()
-
     @torch.no_grad()
     def extinctions(self, rays: LineIntegrals, posterior: LogNormalPosterior) -> Tensor:
         """Return mean, variance, and the variance that the nodes lack before the data, of A before
@@ -310,7 +303,10 @@ def _cut(rays: LineIntegrals) -> LineIntegrals:
     """Cut segments but the first into parts of one length, of weight 1."""
     first, length = rays.edges[:, :2], rays.edges[:, 1:].diff(dim=-1)
     part = torch.arange(1, _PARTS + 1, dtype=length.dtype, device=length.device) / _PARTS
-    between = rays.edges[:, 1:-1, None] + length[..., None] * part
+    # Rounded up, a segment's end would be behind the start of the next one.
+    between = torch.minimum(
+        rays.edges[:, 1:-1, None] + length[..., None] * part, rays.edges[:, 2:, None]
+    )
     edges = torch.cat([first, between.flatten(1)], dim=-1)
     return replace(rays, edges=edges, weights=torch.ones_like(edges[:, 1:]))
 
