@@ -53,10 +53,9 @@ _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
 
-#: Stars of a kind that the dust between the nodes is judged by, at most.
-_STARS = 5_000
-#: Stars that are judged at many places, at most.
-_PLACED = 1_000
+#: Stars that judge the dust between the nodes, at most: held out at one place each, at many places,
+#: and fitted.
+_STARS, _PLACED, _FITTED = 5_000, 1_000, 2_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
@@ -271,7 +270,8 @@ def judged(
     Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
     too, by what the others say of them: there are more of them, and to tell nothing from something
     needs no exact account of what each has told the fit. A scale of the noise that was learned has
-    taken what lies between the nodes for noise: then both kinds sum over scales, each for itself.
+    taken what lies between the nodes for noise. Then both kinds sum over scales, each for itself,
+    or the many fitted stars would set the scale that goes with their own, inexact factor.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -283,7 +283,7 @@ def judged(
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
     unseen = _unseen(whole, observed, holdout)
     few = posterior.n_samples < _FEW
-    fitted = _left_out(whole, observed, _some(train[:0] if few else train, _STARS))
+    fitted = _left_out(whole, observed, _some(train[:0] if few else train, _FITTED))
     held_out = sum(len(each) for each in unseen)
     stars = held_out + len(fitted)
     if stars == 0:
