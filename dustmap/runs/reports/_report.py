@@ -265,8 +265,9 @@ def versions() -> dict[str, str]:
 class Predictions:
     """N measured values y beside their predictive distributions, noise included.
 
-    mean, std (N,): std of a normal distribution whose ±1σ holds as much as theirs. data: the
-    scores of each under its distribution. index (N,): their rows in the star table.
+    mean, std (N,): std of a normal distribution whose ±1σ holds as much as theirs, all distances
+    together. data: the scores of each under its distribution. index (N,): their rows in the star
+    table.
     """
 
     y: Tensor
