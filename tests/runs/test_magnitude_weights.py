@@ -9,6 +9,7 @@ import pytest
 from dustmap.config import load
 from dustmap.errors import UserError
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
+from dustmap.runs.stars._distances import predictions
 from dustmap.runs.stars._run import prepare_stars
 from dustmap.sky.simulation import (
     Measurements,
@@ -111,7 +112,7 @@ def test_a_reopened_run_predicts_with_weighted_distances(weighted: Path) -> None
     found = open_run(weighted)
     assert isinstance(found, StarMap)
     assert found.unseen is not None
-    again = found.fit.predictions(found.run.observed, found.run.holdout)
+    again = predictions(found.fit, found.run.observed, found.run.holdout)
     np.testing.assert_array_equal(again.mean, found.unseen.mean)
     np.testing.assert_array_equal(again.std, found.unseen.std)
 
