@@ -18,6 +18,7 @@ from PIL import Image
 from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
+from dustmap.runs.stars import _export
 from dustmap.sky.catalogs import read_catalog
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances
@@ -183,6 +184,22 @@ def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
     assert again.std is not None
     assert first.std is not None
     np.testing.assert_array_equal(again.std, first.std)
+
+
+def test_no_map_is_made_for_figures_that_nobody_asked_for(
+    sky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> DustMap:
+        raise AssertionError("a map was made")
+
+    monkeypatch.setattr(_export, "drawn_map", refused)
+    bare = ["export.figures=[]", "export.formats=[]", "model.learn=[]", "data.refit=false"]
+    config = load(sky / "run" / "config.toml", bare)
+    report = execute_run(prepare(config), tmp_path / "bare", config, overwrite=False)
+    assert report.pictures == ()
+    config = load(sky / "run" / "config.toml", [*bare[1:], 'export.figures=["slice"]'])
+    with pytest.raises(AssertionError, match="a map was made"):
+        execute_run(prepare(config), tmp_path / "drawn", config, overwrite=False)
 
 
 def test_a_reopened_run_has_the_posterior_that_made_the_map(sky: Path, finished: StarMap) -> None:
