@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, Prediction
-from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture
+from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture, mean_size
 from dustmap.linalg import chunks
 
 #: Of Newton's method on ln Φ: enough for 1e-12.
@@ -162,16 +162,8 @@ def scores_of_normal(y: Tensor, mean: Tensor, variance: Tensor) -> DatumScores:
     residual, v = y.double() - mean.double(), variance.double()
     z = residual / v.sqrt()
     log_density = -0.5 * ((2.0 * math.pi * v).log() + z.square())
-    crps = _mean_size(residual, v.sqrt()) - (v / math.pi).sqrt()
+    crps = mean_size(residual, v.sqrt()) - (v / math.pi).sqrt()
     return DatumScores(residual, z, log_density, crps)
-
-
-def _mean_size(mean: Tensor, std: Tensor) -> Tensor:
-    """E|Y| of Y ~ N(m, s²): m (2Φ(m/s) − 1) + 2 s φ(m/s)."""
-    z = mean / std
-    peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
-    size: Tensor = mean * torch.special.erf(z / math.sqrt(2.0)) + std * peak
-    return size
 
 
 @torch.no_grad()
@@ -233,15 +225,15 @@ def scores_of_mixture(
 def _mean_spread(
     mean: Tensor, variance: Tensor, width2: Tensor, p: Tensor, widths: Tensor
 ) -> Tensor:
-    """Σ_kl p_k p_l D_kl (n,) of `scores_of_mixture`, for few data: the mean over noise of squared
-    `widths` (Q,), with which every D is that of normal distributions."""
+    """Σ_kl p_k p_l D_kl (n,) of `scores_of_mixture`, for few data: the mean over variances
+    `widths` (Q,) of ε − ε', with each of which every D is that of normal distributions."""
     off = mean[:, :, None] - mean[:, None, :]
     total = torch.zeros_like(off)
     for width in widths:
         own = 2.0 * variance + width * width2
         both = 0.5 * (own[:, :, None] + own[:, None, :])
         half = (own / (2.0 * math.pi)).sqrt()
-        total = total + _mean_size(off, both.sqrt()) - half[:, :, None] - half[:, None, :]
+        total = total + mean_size(off, both.sqrt()) - half[:, :, None] - half[:, None, :]
     return (total @ p) @ p / len(widths)
 
 

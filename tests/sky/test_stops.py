@@ -93,13 +93,7 @@ def test_measurements_are_as_likely_as_by_a_sum_over_distances(kind: str) -> Non
     d = distances.quantile(levels)
     where = np.full(d.size, 90.0), np.zeros(d.size), ExactDistances(d.ravel())
     rays = sight_lines(*where, GRID, OutsidePolicy.TRUNCATE).rays
-    twice = LogNormalPosterior(
-        map_.interpolation,
-        map_.log_density,
-        map_.log_samples,
-        unresolved=map_.unresolved.scaled(2.0),
-    )
-    exact = twice.predict(rays)
+    exact = replace(map_, unresolved=map_.unresolved.scaled(2.0)).predict(rays)
     each = exact.mean.numpy().reshape(d.shape), exact.variance.numpy().reshape(d.shape)
     y = np.linspace(-0.3, 2.5, 200)
     at_places = density(y, mean, variance) @ stops.probability.numpy()

@@ -21,3 +21,4 @@ from dustmap.gp.likelihoods._likelihood import SinhTrapezoid as SinhTrapezoid
 from dustmap.gp.likelihoods._noise import GaussianLikelihood as GaussianLikelihood
 from dustmap.gp.likelihoods._noise import NormalMixture as NormalMixture
 from dustmap.gp.likelihoods._noise import StudentTLikelihood as StudentTLikelihood
+from dustmap.gp.likelihoods._noise import mean_size as mean_size

@@ -198,22 +198,30 @@ class NormalMixture:
         return torch.logsumexp(self.log_weights + torch.special.log_ndtr(-z), dim=-1)
 
     def crps(self, y: Tensor) -> Tensor:
-        """E|Y − y| − ½ E|Y − Y'| (N,), the continuous ranked probability score, in units of y.
-
-        |N(m, V)| has the mean m (2Φ(m/√V) − 1) + 2 √V φ(m/√V).
-        """
+        """E|Y − y| − ½ E|Y − Y'| (N,), the continuous ranked probability score, in units of y."""
         # The same nodes for both means, which for ν = 1 are infinite where their difference is not.
         weights = torch.softmax(self.log_weights[:, ::_STRIDE], dim=-1)
         variances = self.variances[:, ::_STRIDE]
-        offset, std = (y.double() - self.mean).abs()[:, None], variances.sqrt()
-        z = offset / std
-        peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
-        apart = offset * torch.special.erf(z / math.sqrt(2.0)) + std * peak
+        apart = mean_size((y.double() - self.mean).abs()[:, None], variances.sqrt())
         for k in range(weights.shape[1]):
             pairs = (variances + variances[:, k, None]).sqrt()
             apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
         score: Tensor = (weights * apart).sum(-1)
         return score
+
+
+def mean_size(mean: Tensor, std: Tensor) -> Tensor:
+    """Return E|Y| of Y ~ N(m, s²), m (2Φ(m/s) − 1) + 2 s φ(m/s), of any shape (...).
+
+    Examples
+    --------
+    >>> mean_size(torch.zeros(1), torch.ones(1))  # √(2/π)
+    tensor([0.7979])
+    """
+    z = mean / std
+    peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
+    size: Tensor = mean * torch.special.erf(z / math.sqrt(2.0)) + std * peak
+    return size
 
 
 @torch.no_grad()

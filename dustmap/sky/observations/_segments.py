@@ -289,12 +289,12 @@ class Stops:
         the places along rays of segments (N, 3, K), by all draws. Float64."""
         found = [self.before.new_zeros(0, 3, len(self.probability))]
         for rows in chunks(len(rays), rays_at_once(posterior, len(self.before))):
-            some = _cut(rays[rows])
-            a = segment_draws(some, posterior, posterior.n_samples, torch.Generator())
-            segments, filled = _filled_segments(some)
-            lacking = a.new_zeros(filled.shape)
-            lacking[filled] = posterior.lacking(segments).to(a)
-            drawn, whole = a @ self.before.to(a), lacking @ self.before.to(a)
+            segments, filled = _filled_segments(_cut(rays[rows]))
+            a = posterior.sample(segments, posterior.n_samples, torch.Generator())
+            drawn, whole = (
+                _in_place(values, filled) @ self.before.to(values)
+                for values in (a, posterior.lacking(segments).to(a))
+            )
             found.append(torch.stack([drawn.mean(0), drawn.var(0), whole], 1).double())
         return torch.cat(found)
 
@@ -320,10 +320,14 @@ def segment_draws(
     """
     count = draws_of(posterior, samples)
     segments, filled = _filled_segments(rays)
-    drawn = posterior.sample(segments, count, generator)
-    a = drawn.new_zeros(count, filled.numel())
-    a[:, filled.flatten()] = drawn
-    return a.view(count, *filled.shape)
+    return _in_place(posterior.sample(segments, count, generator), filled)
+
+
+def _in_place(values: Tensor, filled: Tensor) -> Tensor:
+    """Put values (..., F) where segments are `filled` (N, J): (..., N, J), 0 elsewhere."""
+    every = values.new_zeros(*values.shape[:-1], filled.numel())
+    every[..., filled.flatten()] = values
+    return every.view(*values.shape[:-1], *filled.shape)
 
 
 def _filled_segments(rays: LineIntegrals) -> tuple[LineIntegrals, Tensor]:
