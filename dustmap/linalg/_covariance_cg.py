@@ -293,7 +293,11 @@ class CovarianceNystrom:
         factor = _world.row_factor(_world.gram(fields, pulls), _NOISE * eps, 1.0)
         made = _of_rows(system, factor.reduce.to(pulls) @ pulls, eps)
         progress(PRODUCTS, count, count)
-        return made if len(made.values) == count else replace(made, tail=0.0)
+        if len(made.values) == count:
+            return made
+        # Fields are dependent in directions of B that rounding hides.
+        hidden = _NOISE * eps * factor.highest
+        return replace(made, tail=min(made.tail, hidden) if hidden > 1.0 else 0.0)
 
     @torch.no_grad()
     def under(self, system: AbstractInformation) -> "CovarianceNystrom":

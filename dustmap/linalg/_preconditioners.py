@@ -107,24 +107,14 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         self,
         A: _operator.AbstractOperator,
         progress: Progress = unwatched,
-        *,
-        rank: int = 0,
     ) -> "NystromPreconditioner":
         """Update for an operator that has changed a little, by one product with A on the basis U:
-        a step of subspace iteration towards the largest eigenvectors of the new A.
-
-        rank: with random rows beside U up to so many, where that is more than it has."""
+        a step of subspace iteration towards the largest eigenvectors of the new A."""
         _check(A, self.shift)
         if A.shape != self.shape:
             raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
-        more = min(rank, self.shape[0]) - self.rank
         with torch.no_grad():
-            if more <= 0:
-                return _approximation(A, self.vectors, self.shift, self.world, progress)
-            rows = torch.cat([self.vectors, _random_rows(more, A, seed=rank)])
-            wider = _orthonormal(rows, self.world)
-            del rows
-            return _approximation(A, wider, self.shift, self.world, progress)
+            return _approximation(A, self.vectors, self.shift, self.world, progress)
 
 
 @final
@@ -236,8 +226,11 @@ def _approximation(
     values, rotation = values.flip(0), rotation.flip(1)
     scaled = _world.turned_in_place((rotation / values.sqrt()).mT, B)
     basis = _world.orthonormal_rows(scaled, world)
-    is_all_of_G = len(values) < len(omega) or len(values) == 0
-    tail = 0.0 if is_all_of_G else float(values[-1])
+    tail = float(values[-1]) if len(values) else 0.0
+    if len(values) < len(omega):
+        # Rows are dependent in directions of G that rounding hides, of which random ones have r/n.
+        hidden = _NOISE * rounding * factor.highest * n / len(omega)
+        tail = min(tail, hidden) if hidden > shift else 0.0
     return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
 
 

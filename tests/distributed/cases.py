@@ -260,7 +260,6 @@ def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
         narrow=nystrom(DenseOperator(torch.eye(2).double() * 3.0), 5, world=world).matmul(x[:, :2]),
         nothing=nystrom(first, 0, world=world).matmul(x),
         refreshed=refreshed.matmul(x),
-        wider=P.refreshed(second, rank=20).matmul(x),
         restored=alone.matmul(x),
         goes_on=_restored(alone, world).refreshed(first).matmul(x),
         steps=float(pcg(first, x, preconditioner=P, rtol=1e-8).steps.max()),

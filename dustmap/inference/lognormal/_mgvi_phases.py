@@ -344,8 +344,10 @@ class Fit:
         # Ranks divide the vectors that the Gram matrix is multiplied with.
         alone = problem.apart().tangent(centre.density, centre.c)
         gram, size = divided(alone.gram(), problem.world), centre.tangent.size
-        if old is not None:
-            return old.refreshed(gram, size, rank, self.progress)
+        # Random rows beside eigenvectors drown in the rounding of what these see: a wider one is
+        # made of random rows alone.
+        if old is not None and rank <= old.rank:
+            return old.refreshed(gram, size, self.progress)
         return GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
 
     def _rough(self, state: FitState) -> Accuracy:

@@ -344,10 +344,10 @@ class GramPreconditioner:
         return GramPreconditioner(made, size)
 
     def refreshed(
-        self, gram: linalg.AbstractOperator, size: Tensor, rank: int, progress: linalg.Progress
+        self, gram: linalg.AbstractOperator, size: Tensor, progress: linalg.Progress
     ) -> "GramPreconditioner":
-        """Made anew of another Gram matrix, from the eigenvectors so far, by `rank` products."""
-        return GramPreconditioner(self.nystrom.refreshed(gram, progress, rank=rank), size)
+        """Made anew of another Gram matrix, from the eigenvectors so far."""
+        return GramPreconditioner(self.nystrom.refreshed(gram, progress), size)
 
     def apart_from(self, world: linalg.AbstractWorld) -> "GramPreconditioner":
         """For products that each of these ranks makes alone; the same where there are no others."""
