@@ -76,20 +76,9 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         along = self.world.total(x @ vectors.mT)
         return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
-    def scaled(self, scales: Tensor) -> "NystromPreconditioner":
-        """Preconditioner of shift · I + D G D for D = diag(scales) (n,), without a product."""
-        root = self.vectors * (self.values.sqrt()[:, None] * scales).to(self.dtype)
-        mine, world = self.world.share(self.shape[0]), self.world
-        gram = _world.symmetric(world.total(_world.gram(root[:, mine], root[:, mine])))
-        values, rotation = torch.linalg.eigh(gram)
-        kept = values > _NOISE * torch.finfo(self.dtype).eps * values[-1].clamp_min(self.shift)
-        values, rotation = values[kept].flip(0), rotation[:, kept].flip(1)
-        vectors = (rotation / values.sqrt()).mT.to(self.dtype) @ root
-        tail = float(values[-1]) if self.tail > 0 and len(values) else 0.0
-        return NystromPreconditioner(vectors, values, self.shift, tail, world)
-
     def stacked(self, scales: Tensor) -> "NystromStack":
-        """Preconditioners of shift · I + D_k G D_k, D_k = diag(scales_k), for scales (K, n)."""
+        """Preconditioners of shift · I + D_k G D_k, D_k = diag(scales_k), for scales (K, n), or one
+        for all vectors, K = 1."""
         mine = self.world.share(self.shape[0])
         f = ((self.values - self.tail) / (self.tail + self.shift)).clamp_min(0.0).sqrt()
         U, cores = self.vectors[:, mine], []
@@ -141,12 +130,15 @@ class NystromStack(_operator.AbstractStack):
     def matmul(self, x: Tensor) -> Tensor:
         world, n = self.base.world, self.shape[0]
         mine = world.share(n)
-        U, D = self.base.vectors[:, mine], self.scales[:, mine]
-        along = world.total((x[:, mine] * D) @ U.mT)
-        turned = (self.cores @ along[:, :, None]).squeeze(2)
-        return world.gathered(x[:, mine] - (turned @ U) * D, world.shares(n))
+        U, D, own = self.base.vectors[:, mine], self.scales[:, mine], x[..., mine]
+        along = world.total((own * D).reshape(-1, own.shape[-1]) @ U.mT)
+        turned = (self.cores @ along[:, :, None]).squeeze(2) @ U
+        product = own - turned.reshape(-1, len(D), own.shape[-1]).mul_(D).reshape(own.shape)
+        return world.gathered(product, world.shares(n))
 
     def taken(self, which: Tensor) -> "NystromStack":
+        if len(self.scales) == 1:
+            return self
         return NystromStack(self.base, self.scales[which], self.cores[which])
 
 

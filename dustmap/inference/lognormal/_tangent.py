@@ -357,10 +357,10 @@ class GramPreconditioner:
 
     def near(self, tangent: Tangent) -> linalg.NystromPreconditioner | linalg.NystromStack:
         """For the Gram matrix of a tangent, or for those of several."""
-        if tangent.is_stack:
-            return self.nystrom.stacked(self._scales(tangent.size))
         scales = self._scales(tangent.size)
-        return self.nystrom if bool((scales == 1.0).all()) else self.nystrom.scaled(scales)
+        if not tangent.is_stack and bool((scales == 1.0).all()):
+            return self.nystrom
+        return self.nystrom.stacked(scales.reshape(-1, scales.shape[-1]))
 
     def _scales(self, size: Tensor) -> Tensor:
         """D (..., N); a datum that sees nothing, or overflows, stays as it is."""
