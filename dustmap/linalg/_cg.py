@@ -58,7 +58,8 @@ def pcg(
     Parameters
     ----------
     b, x0 : (..., n)
-        Right-hand sides, and where to start: 0 by default.
+        Right-hand sides, and where to start: 0 by default, and of columns for which that leaves
+        less.
     A
         Symmetric positive definite; a stack of as many as there are right-hand sides solves
         A_k x_k = b_k.
@@ -113,9 +114,7 @@ class _Recurrence:
         self.A, self.preconditioner = system.A, system.preconditioner
         self._take(columns.index)
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.r = self.p = columns.b
-        if columns.is_warm:
-            self.r = columns.b - self.A.matmul(columns.x)
+        self.r, self.p = columns.begun(self.A), columns.b
         self.rz = torch.ones_like(columns.scale)
         self.keep = torch.zeros_like(columns.scale)
         self.lie = torch.full_like(columns.scale, math.inf)

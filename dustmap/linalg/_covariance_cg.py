@@ -85,7 +85,7 @@ def covariance_cg(
     Parameters
     ----------
     b, x0 : (k, a)
-        Right-hand sides, and where to start: 0 by default.
+        Right-hand sides, and where to start: 0 by default, and of columns for which that is closer.
     tolerance : (k,)
         Largest error of each.
     progress
@@ -142,9 +142,17 @@ class _Columns:
         system: AbstractInformation, b: Tensor, x0: Tensor | None, squared: Tensor
     ) -> "_Columns":
         """Before the first step."""
-        x = torch.zeros_like(b) if x0 is None else x0
-        covaried = x if x0 is None else system.covaried(x)
-        r = b if x0 is None else b - x - system.informed(covaried)
+        x = covaried = torch.zeros_like(b)
+        r, (p, covaried_p, rz) = b, _turned(system, b)
+        if x0 is not None:
+            warm = system.covaried(x0)
+            left = b - x0 - system.informed(warm)
+            z, covaried_z, square = _turned(system, left)
+            closer = (square <= rz)[:, None]
+            x, covaried = torch.where(closer, x0, 0.0), torch.where(closer, warm, 0.0)
+            r, p = torch.where(closer, left, r), torch.where(closer, z, p)
+            covaried_p = torch.where(closer, covaried_z, covaried_p)
+            rz = torch.minimum(square, rz)
         index = torch.arange(len(b), device=b.device)
         return _Columns(
             system,
@@ -153,7 +161,9 @@ class _Columns:
             x,
             covaried,
             r,
-            *_turned(system, r),
+            p,
+            covaried_p,
+            rz,
             torch.full((len(b), _DELAY), math.inf, dtype=torch.float64, device=b.device),
             squared,
             torch.full_like(index, GO_ON),

@@ -279,6 +279,17 @@ class Columns:
         nonzero, self.scale, self.b, self.x = system.scaled()
         self.index = first + nonzero
 
+    def begun(self, A: AbstractOperator) -> Tensor:
+        """b − A x (R, n) at the start, x = 0 where that leaves less: a start of another system may
+        be millions of times as far, and rounding keeps a part of that."""
+        if not self.is_warm:
+            return self.b
+        r = self.b - A.matmul(self.x)
+        closer = (norms(r) <= 1.0)[:, None]
+        if not bool(closer.all()):
+            self.x, r = torch.where(closer, self.x, 0.0), torch.where(closer, r, self.b)
+        return r
+
     def left(self, A: AbstractOperator, which: Tensor) -> Tensor:
         """b − A x (W, n) of some columns."""
         A = A.taken(which) if isinstance(A, AbstractStack) else A

@@ -190,6 +190,14 @@ class TestStopping:
         assert int(result.steps[0]) > 1
         assert torch.equal(x0, before)
 
+    def test_a_start_further_than_zero_is_left(self) -> None:
+        A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
+        x0 = torch.zeros_like(b)
+        x0[1] = 1e9
+        cold, warm = block_pcg(A, b, rtol=1e-8), block_pcg(A, b, x0=x0, rtol=1e-8)
+        assert warm.converged
+        assert torch.equal(warm.x, cold.x)
+
     def test_zero_right_hand_sides_are_solved_at_step_zero(self) -> None:
         A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
         b[1] = 0.0

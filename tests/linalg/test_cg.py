@@ -196,6 +196,19 @@ class TestStopping:
         assert int(warm.steps.max()) < int(cold.steps.max())
         assert torch.equal(x0, before)
 
+    def test_a_start_further_than_zero_is_left(self) -> None:
+        """Of a system with eigenvalues from 1 to 10⁶ the solution of another one may leave millions
+        of times b, which float32 does not get rid of."""
+        values = torch.logspace(0.0, 6.0, 40, dtype=torch.float32)
+        A, b = DenseOperator(values.diag()), _right_hand_sides(3, 40).float()
+        near = b / values * 1.01
+        x0 = torch.stack([near[0], 1e3 * torch.ones(40), near[2]])
+        cold, warm = pcg(A, b, rtol=1e-4), pcg(A, b, x0=x0, rtol=1e-4)
+        assert warm.converged
+        assert torch.equal(warm.x[1], cold.x[1])
+        assert bool((warm.steps <= cold.steps).all())
+        assert int(warm.steps[0]) < int(cold.steps[0])
+
     def test_zero_right_hand_side_is_solved_at_step_zero(self) -> None:
         A = ToeplitzOperator(_exponential_lags((60,)))
         b = _right_hand_sides(3, 60)

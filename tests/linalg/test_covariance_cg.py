@@ -92,6 +92,18 @@ def test_solutions_are_as_exact_as_asked(count: int, rank: int, start: bool) -> 
     torch.testing.assert_close(solve.covaried, solve.x @ system.K)
 
 
+def test_a_start_further_than_zero_is_left() -> None:
+    system = system_of()
+    b, tolerance = right_hand_sides(system, 3), torch.full((3,), 1e-6, dtype=torch.float64)
+    x0 = 0.999 * exact(system, b)
+    x0[1] = 1e6
+    cold = covariance_cg(system, b, tolerance=tolerance)
+    warm = covariance_cg(system, b, x0=x0, tolerance=tolerance)
+    assert torch.equal(warm.x[1], cold.x[1])
+    assert bool((warm.steps <= cold.steps).all())
+    assert bool((errors_of(system, warm.x, b) <= 1.5 * tolerance).all())
+
+
 def test_columns_together_are_those_alone() -> None:
     system = system_of()
     b, tolerance = right_hand_sides(system, 3), torch.tensor([1e-2, 1e-8, 1e-4])
