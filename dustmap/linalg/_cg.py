@@ -43,10 +43,11 @@ def pcg(
     A column stops when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖. The residual that
     the recursion carries drifts away from the true one, so
 
-    1. it is replaced by b − A x every `refresh` steps,
+    1. it is compared with b − A x every `refresh` steps, and where that is several times as long
+       the column restarts from it,
     2. convergence is only believed once b − A x confirms it; otherwise the column restarts
-       from its true residual, and is STAGNATED when a restart brings no progress or the steps no
-       longer change x,
+       from its true residual, too, and is STAGNATED when a restart brings no progress or the steps
+       no longer change x,
     3. columns leave the batch as soon as their status is known,
     4. there is no product with x = 0: without x0 the first residual is b,
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
@@ -172,11 +173,15 @@ class _Recurrence:
         which = doubtful.nonzero().squeeze(1)
         if which.numel() == 0:
             return
-        residual = claimed = claimed[which]
+        claimed = residual = claimed[which]
+        r = _iteration.take_rows(self.r, which)
         if step > 1 or self.columns.is_warm:
             r = self.columns.left(self.A, which)
-            self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
+            residual = _iteration.norms(r)
         lied = (claimed <= self.rtol[which]) | (residual > _LIE_FACTOR * claimed)
+        # Elsewhere the recursion goes on: directions are conjugate to its residual, not to one that
+        # differs by rounding.
+        self.r = _iteration.with_rows(self.r, which[lied], r[lied])
         stuck = lied & _iteration.is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
             stuck |= (residual - self.seen[which]).abs() <= _FROZEN * residual

@@ -196,6 +196,19 @@ class TestStopping:
         assert int(warm.steps.max()) < int(cold.steps.max())
         assert torch.equal(x0, before)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_looking_at_the_residual_costs_no_step(self, dtype: torch.dtype) -> None:
+        """Directions are conjugate to the residual of the recursion: with another in its place, if
+        only by rounding, a solve in float32 takes ten times as many steps or has no end."""
+        values = torch.logspace(4.0, 0.0, 300, dtype=torch.float64)
+        rotation = torch.linalg.qr(_right_hand_sides(300, 300)).Q
+        A = DenseOperator(((rotation * values) @ rotation.mT).to(dtype))
+        b = _right_hand_sides(3, 300).to(dtype)
+        often, never = (pcg(A, b, rtol=1e-4, refresh=each) for each in (10, 10**6))
+        assert torch.equal(often.steps, never.steps)
+        assert torch.equal(often.status, never.status)
+        torch.testing.assert_close(often.residuals, never.residuals, rtol=0.1, atol=0.0)
+
     def test_a_start_further_than_zero_is_left(self) -> None:
         """Of a system with eigenvalues from 1 to 10⁶ the solution of another one may leave millions
         of times b, which float32 does not get rid of."""

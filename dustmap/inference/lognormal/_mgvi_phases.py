@@ -37,10 +37,11 @@ _log = logging.getLogger(__name__)
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
-#: Rank of the first preconditioner at most, and steps of CG from which on the next has twice the
-#: rank: with 171,000 data on levels, 300,000 stars, ranks of 128, 256, 512 and 1,024 take 113, 65,
-#: 32 and 17 steps to the same residual, one solve with the fourth as long as with the third.
-_RANK, _SLOW = 128, 60
+#: Least rank of the first preconditioner, data for each of more, and steps of CG from which on the
+#: next has twice the rank: with 171,000 data on levels, 300,000 stars, ranks of 128, 256, 512 and
+#: 1,024 take 113, 65, 32 and 17 steps to the same residual, one solve with the fourth as long as
+#: with the third.
+_RANK, _DATA_PER_RANK, _SLOW = 128, 400, 60
 #: Turns of the mode at most.
 _TURNS = 10
 #: Decrease of the energy at which ξ̄ rests.
@@ -321,7 +322,8 @@ class Fit:
         return replace(state, preconditioner=made, slowest=0)
 
     def _rank(self, state: FitState) -> int:
-        """Of the next preconditioner: twice that of the last one where solves were slow.
+        """Of the next preconditioner: more of more data, and twice that of the last one where
+        solves were slow.
 
         Not among nodes, where errors of solves are known by how much less of the matrix a
         preconditioner has than there is.
@@ -329,8 +331,11 @@ class Fit:
         settings, n, old = self.settings, len(state.problem.y), state.preconditioner
         if settings.rank is not None:
             return settings.rank
-        if not isinstance(old, GramPreconditioner):
+        if state.problem.nodes is not None:
             return min(_RANK, n // 8)
+        if not isinstance(old, GramPreconditioner):
+            wide = 1 << max(1, n // _DATA_PER_RANK).bit_length() - 1
+            return min(max(_RANK, min(wide, settings.most_rank)), n // 8)
         wider = min(2 * old.rank, settings.most_rank, n // 8)
         return max(old.rank, wider) if state.slowest > _SLOW else old.rank
 
