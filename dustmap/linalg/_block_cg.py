@@ -14,7 +14,7 @@ from dustmap.linalg._world import gram, row_factor, symmetric
 # Rounding errors of a Gram matrix of vectors, in units of their precision.
 _ROUNDING = 100.0
 # A recursive residual off by this fraction of the true one has lost touch with it.
-_DRIFT_FACTOR = 0.5
+_DRIFT_FACTOR = 0.8
 # Restarts without progress after which a column is at the rounding level.
 _PATIENCE = 2
 # Directions of a block this many rounding errors long are noise; squares of float64 end at 1e-16.
@@ -49,7 +49,7 @@ def block_pcg(
     has converged, are left out of the block by a rank-revealing factorisation.
 
     A column is done when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖, by the rules of
-    `pcg`: the recursion is replaced by b − A x every `refresh` steps, is not believed when it
+    `pcg`: the recursion is compared with b − A x every `refresh` steps, is not believed when it
     claims convergence, and a column is STAGNATED when restarts bring no progress. Columns that
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
@@ -191,11 +191,10 @@ class _Block:
         self.stalls[which] = torch.where(fresh, 0, self.stalls[which] + stalled)
         self.lie[which] = torch.where(fresh, residual, self.lie[which])
         self._finish(which, residual, self.stalls[which] >= _PATIENCE, step)
-        remain = self.is_open[which]
-        if bool(remain.any()):
-            self._restart(_iteration.with_rows(r, which, true_r))
-            if bool(lied[remain].any()):
-                self.p = None
+        anew = lied & self.is_open[which]
+        if bool(anew.any()):
+            self._restart(_iteration.with_rows(r, which[anew], true_r[anew]))
+            self.p = None
 
     def _finish(self, which: Tensor, residual: Tensor, stuck: Tensor, step: int) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""

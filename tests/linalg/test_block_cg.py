@@ -190,6 +190,12 @@ class TestStopping:
         assert int(result.steps[0]) > 1
         assert torch.equal(x0, before)
 
+    def test_looking_at_residuals_costs_no_step(self) -> None:
+        A, b = DenseOperator(_matrix(_spread(300, 1e5))), _normal(3, 300)
+        often, never = (block_pcg(A, b, rtol=1e-4, refresh=each) for each in (10, 10**6))
+        assert often.converged
+        assert torch.equal(often.steps, never.steps)
+
     def test_a_start_further_than_zero_is_left(self) -> None:
         A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
         x0 = torch.zeros_like(b)

@@ -57,8 +57,8 @@ class MGVISettings:
     draws, most_draws : int
         Per gradient of the evidence, and near its optimum, where their Monte Carlo error is to be a
         sixth of a posterior standard deviation.
-    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128, doubled
-        where solves from the side of the data are slow
+    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128 or one
+        for 400 data, doubled where solves from the side of the data are slow
     most_rank : to which it is doubled at most
     tolerance : float
         Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
