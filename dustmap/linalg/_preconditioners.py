@@ -93,9 +93,7 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         return NystromStack(self, scales, torch.stack(cores) if cores else none)
 
     def refreshed(
-        self,
-        A: _operator.AbstractOperator,
-        progress: Progress = unwatched,
+        self, A: _operator.AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
         """Update for an operator that has changed a little, by one product with A on the basis U:
         a step of subspace iteration towards the largest eigenvectors of the new A."""
@@ -117,7 +115,7 @@ class NystromStack(_operator.AbstractStack):
 
     and for D_k = I the preconditioner itself. A product reads U twice however many k there are.
 
-    base: of G; scales: D_k (K, n); cores: C_k (K, r, r).
+    base: of G; scales: D_k (K, n), one for all vectors where K = 1; cores: C_k (K, r, r).
     """
 
     base: NystromPreconditioner
