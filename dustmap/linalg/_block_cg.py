@@ -101,7 +101,7 @@ class _Block:
         """Iterate until the status of every column is known."""
         columns = self.columns
         everyone = torch.arange(len(columns.index), device=columns.index.device)
-        r = columns.begun(self.A)
+        r = columns.begun(self.A, self.preconditioner)
         if columns.is_warm or self.rule.max_steps == 0 or self.rule.loosest >= 1:
             self._finish(everyone, _iteration.norms(r), torch.zeros_like(self.is_open), 0)
         step = 0

@@ -115,7 +115,7 @@ class _Recurrence:
         self.A, self.preconditioner = system.A, system.preconditioner
         self._take(columns.index)
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.r, self.p = columns.begun(self.A), columns.b
+        self.r, self.p = columns.begun(self.A, self.preconditioner), columns.b
         self.rz = torch.ones_like(columns.scale)
         self.keep = torch.zeros_like(columns.scale)
         self.lie = torch.full_like(columns.scale, math.inf)

@@ -13,6 +13,8 @@ from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
 # A restart that does not shrink the true residual by this factor is at the rounding level.
 _PROGRESS_FACTOR = 0.5
+# Share of the residual asked for that rounding of the first residual may be.
+_ROUNDED = 0.1
 # Status of a column that is still being worked on.
 GO_ON = -1
 
@@ -279,15 +281,21 @@ class Columns:
         nonzero, self.scale, self.b, self.x = system.scaled()
         self.index = first + nonzero
 
-    def begun(self, A: AbstractOperator) -> Tensor:
-        """b − A x (R, n) at the start, x = 0 where that leaves less: a start of another system may
-        be millions of times as far, and rounding keeps a part of that."""
+    def begun(self, A: AbstractOperator, preconditioner: AbstractOperator | None) -> Tensor:
+        """b − A x (R, n) at the start; x = 0 where that is closer in rᵀ P r, and where rounding of
+        r would keep x from its end: a start of another system may be millions of times as far."""
         if not self.is_warm:
             return self.b
         r = self.b - A.matmul(self.x)
-        closer = (norms(r) <= 1.0)[:, None]
-        if not bool(closer.all()):
-            self.x, r = torch.where(closer, self.x, 0.0), torch.where(closer, r, self.b)
+        far = norms(r)
+        kept = far <= 1.0
+        if preconditioner is not None and not bool(kept.all()):
+            squares = ((v * preconditioner.matmul(v)).sum(-1) for v in (r, self.b))
+            rtol = self.rule.each(len(self.outcome.steps), r.device)[self.index]
+            reach = _ROUNDED * rtol / torch.finfo(r.dtype).eps
+            kept = kept | ((next(squares) <= next(squares)) & (far <= reach))
+        if not bool(kept.all()):
+            self.x, r = torch.where(kept[:, None], self.x, 0.0), torch.where(kept[:, None], r, self.b)
         return r
 
     def left(self, A: AbstractOperator, which: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ _NOISE = 10.0
 _NEGATIVE = 100.0
 # Products with A are taken of so many vectors at once, for their memory.
 _ROWS_TOGETHER = 32
+# Columns that products of vectors are summed over at once on a CPU, and bands of their rows.
+_COLUMNS, _BANDS = 4096, 4
 
 
 @final
@@ -83,9 +85,8 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         f = ((self.values - self.tail) / (self.tail + self.shift)).clamp_min(0.0).sqrt()
         U, cores = self.vectors[:, mine], []
         for D in scales:
-            along = U * D[mine]
             # Rounded: what it preconditions is no more exact.
-            inner = self.world.total(along @ along.mT).double()
+            inner = self.world.total(_scaled_gram(U, D[mine])).double()
             inner = f[:, None] * inner * f + torch.eye(len(f), dtype=f.dtype, device=f.device)
             core = torch.cholesky_inverse(torch.linalg.cholesky(inner))
             cores.append((f[:, None] * core * f).to(self.dtype))
@@ -222,6 +223,18 @@ def _approximation(
         hidden = _NOISE * rounding * factor.highest * n / len(omega)
         tail = min(tail, hidden) if hidden > shift else 0.0
     return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
+
+
+def _scaled_gram(U: Tensor, D: Tensor) -> Tensor:
+    """Return U diag(D)² Uᵀ (r, r) of U (r, n) and D (n,): its lower half, by columns of U that stay
+    in cache, and the other half from that."""
+    r, n = U.shape
+    total, columns = U.new_zeros(r, r), _COLUMNS if U.device.type == "cpu" else max(1, n)
+    for part in chunks(n, columns):
+        along = U[:, part] * D[part]
+        for rows in chunks(r, max(1, -(-r // _BANDS))):
+            total[rows, : rows.stop].addmm_(along[rows], along[: rows.stop].mT)
+    return total.tril() + total.tril(-1).mT
 
 
 def _random_rows(count: int, A: _operator.AbstractOperator, seed: int) -> Tensor:

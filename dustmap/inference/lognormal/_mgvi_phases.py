@@ -17,7 +17,11 @@ from dustmap.inference.lognormal._lognormal_energy import (
     descend,
     monte_carlo_error,
 )
-from dustmap.inference.lognormal._lognormal_problem import Preconditioner, node_preconditioner
+from dustmap.inference.lognormal._lognormal_problem import (
+    LogNormalProblem,
+    Preconditioner,
+    node_preconditioner,
+)
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (
@@ -31,7 +35,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     posterior_at,
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
-from dustmap.linalg import AT_MOST, Progress, divided
+from dustmap.linalg import AT_MOST, Progress, SparseOperator, divided
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ _STRIDE = 3
 #: 1,024 take 113, 65, 32 and 17 steps to the same residual, one solve with the fourth as long as
 #: with the third.
 _RANK, _DATA_PER_RANK, _SLOW = 128, 400, 60
+#: Rank up to which products with a preconditioner may read more than those with the rows.
+_WIDE = 256
 #: Turns of the mode at most.
 _TURNS = 10
 #: Decrease of the energy at which ξ̄ rests.
@@ -215,7 +221,7 @@ class Fit:
 
     def _probed(self, state: FitState) -> tuple[FitState, Probe]:
         """The gradient's draws at the centre, from the same random numbers every time."""
-        counts, seed = (state.evidence_count, self.settings.draws), self.settings.seed
+        counts, seed = (state.evidence_count, self.sampler.at_once.size), self.settings.seed
         solver = self.sampler.solver(state, 1.0)
         known, numbers = state.evidence_draws, self.sampler.numbers
         probe = probed(state.centre, seed, *counts, solver, known, kept=numbers)
@@ -333,10 +339,11 @@ class Fit:
             return settings.rank
         if state.problem.nodes is not None:
             return min(_RANK, n // 8)
+        most = min(settings.most_rank, _widest(state.problem))
         if not isinstance(old, GramPreconditioner):
             wide = 1 << max(1, n // _DATA_PER_RANK).bit_length() - 1
-            return min(max(_RANK, min(wide, settings.most_rank)), n // 8)
-        wider = min(2 * old.rank, settings.most_rank, n // 8)
+            return min(max(_RANK, min(wide, most)), n // 8)
+        wider = min(2 * old.rank, most, n // 8)
         return max(old.rank, wider) if state.slowest > _SLOW else old.rank
 
     def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
@@ -393,6 +400,16 @@ class Fit:
         if self.rounds is not None:
             self.rounds(entry)
         return replace(state, history=(*state.history, entry))
+
+
+def _widest(problem: LogNormalProblem) -> int:
+    """The rank, a power of two, from which on a product with a preconditioner, whose vectors are
+    read twice, reads more than one with L and Lᵀ; none where rows are not stored."""
+    rows = problem.own_rows
+    if not isinstance(rows, SparseOperator):
+        return MGVISettings.most_rank
+    even = rows.bytes // max(1, 2 * rows.shape[0] * rows.dtype.itemsize)
+    return max(_WIDE, 1 << max(1, even).bit_length() - 1)
 
 
 def _ratios(state: FitState, spread: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -271,11 +271,11 @@ class Sampler:
 
     @staticmethod
     def of(
-        settings: MGVISettings, device: torch.device, progress: Progress, start: MGVIStart | None
+        settings: MGVISettings, y: Tensor, progress: Progress, start: MGVIStart | None
     ) -> "Sampler":
-        """For a device."""
-        at_once = draws_at_once(max(settings.samples // 2, settings.draws))
-        curved = curved_at_once(settings.samples, device)
+        """For data y (N,), on their device."""
+        at_once = draws_at_once(max(settings.samples, settings.draws))
+        curved = curved_at_once(settings.samples, len(y), y.device)
         numbers = KeptNumbers(settings.kept)
         return Sampler(settings, progress, at_once, curved, curved.size, start, numbers)
 
