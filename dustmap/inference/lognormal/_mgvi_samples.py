@@ -274,7 +274,7 @@ class Sampler:
         settings: MGVISettings, y: Tensor, progress: Progress, start: MGVIStart | None
     ) -> "Sampler":
         """For data y (N,), on their device."""
-        at_once = draws_at_once(max(settings.samples, settings.draws))
+        at_once = draws_at_once(max(settings.samples // 2, settings.draws))
         curved = curved_at_once(settings.samples, len(y), y.device)
         numbers = KeptNumbers(settings.kept)
         return Sampler(settings, progress, at_once, curved, curved.size, start, numbers)
