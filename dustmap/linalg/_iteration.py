@@ -295,7 +295,10 @@ class Columns:
             reach = _ROUNDED * rtol / torch.finfo(r.dtype).eps
             kept = kept | ((next(squares) <= next(squares)) & (far <= reach))
         if not bool(kept.all()):
-            self.x, r = torch.where(kept[:, None], self.x, 0.0), torch.where(kept[:, None], r, self.b)
+            self.x, r = (
+                torch.where(kept[:, None], self.x, 0.0),
+                torch.where(kept[:, None], r, self.b),
+            )
         return r
 
     def left(self, A: AbstractOperator, which: Tensor) -> Tensor:
