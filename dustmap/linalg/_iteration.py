@@ -282,23 +282,21 @@ class Columns:
         self.index = first + nonzero
 
     def begun(self, A: AbstractOperator, preconditioner: AbstractOperator | None) -> Tensor:
-        """b − A x (R, n) at the start; x = 0 where that is closer in rᵀ P r, and where rounding of
-        r would keep x from its end: a start of another system may be millions of times as far."""
+        """r = b − A x (R, n) at the start. x = 0 instead where that has the smaller rᵀ P r, and
+        where r is so long that rounding would keep x from its end: a start of another system may be
+        millions of times as far."""
         if not self.is_warm:
             return self.b
         r = self.b - A.matmul(self.x)
-        far = norms(r)
-        kept = far <= 1.0
+        length = norms(r)
+        kept = length <= 1.0
         if preconditioner is not None and not bool(kept.all()):
-            squares = ((v * preconditioner.matmul(v)).sum(-1) for v in (r, self.b))
+            own, zero = ((v * preconditioner.matmul(v)).sum(-1) for v in (r, self.b))
             rtol = self.rule.each(len(self.outcome.steps), r.device)[self.index]
-            reach = _ROUNDED * rtol / torch.finfo(r.dtype).eps
-            kept = kept | ((next(squares) <= next(squares)) & (far <= reach))
+            kept |= (own <= zero) & (length <= _ROUNDED * rtol / torch.finfo(r.dtype).eps)
         if not bool(kept.all()):
-            self.x, r = (
-                torch.where(kept[:, None], self.x, 0.0),
-                torch.where(kept[:, None], r, self.b),
-            )
+            self.x = torch.where(kept[:, None], self.x, 0.0)
+            r = torch.where(kept[:, None], r, self.b)
         return r
 
     def left(self, A: AbstractOperator, which: Tensor) -> Tensor:

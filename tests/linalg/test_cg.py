@@ -1,5 +1,6 @@
 import math
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from dustmap.linalg import (
     CirculantOperator,
     DenseOperator,
     DiagonalOperator,
+    SolveResult,
     SolveStatus,
     ToeplitzOperator,
+    block_pcg,
     pcg,
 )
 from tests.references import toeplitz_matrix
@@ -221,6 +224,30 @@ class TestStopping:
         assert torch.equal(warm.x[1], cold.x[1])
         assert bool((warm.steps <= cold.steps).all())
         assert int(warm.steps[0]) < int(cold.steps[0])
+
+    @pytest.mark.parametrize("solve", [pcg, block_pcg])
+    def test_a_start_is_compared_as_the_preconditioner_does(
+        self, solve: Callable[..., SolveResult]
+    ) -> None:
+        """What is far in directions that the preconditioner knows is near all the same."""
+        values = torch.cat([torch.full((5,), 1e6), torch.linspace(1.0, 40.0, 200)]).double()
+        A, b = DenseOperator(values.diag()), _right_hand_sides(1, 205)
+        known = DenseOperator(torch.where(values > 1e3, 1.0 / values, 1.0).diag())
+        x0 = b / values
+        x0[:, :5] += 1e-5
+        x0[:, 5:] *= 1.001
+        assert float((b - A.matmul(x0)).norm()) > 1.5 * float(b.norm())
+        options: dict[str, Any] = {"preconditioner": known, "rtol": 1e-4}
+        cold, warm = solve(A, b, **options), solve(A, b, x0=x0, **options)
+        assert warm.converged
+        assert int(warm.steps[0]) < 0.7 * int(cold.steps[0])
+        # The same start is too far in float32, of whose rounding too much would stay.
+        x0[:, :5] += 2e-3
+        exact = solve(A, b, x0=x0, **options)
+        assert int(exact.steps[0]) < int(cold.steps[0])
+        narrow, options["preconditioner"] = (DenseOperator(M.matrix.float()) for M in (A, known))
+        ends = [solve(narrow, b.float(), x0=x, **options) for x in (None, x0.float())]
+        assert torch.equal(ends[0].x, ends[1].x)
 
     def test_zero_right_hand_side_is_solved_at_step_zero(self) -> None:
         A = ToeplitzOperator(_exponential_lags((60,)))

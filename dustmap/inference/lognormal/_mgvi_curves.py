@@ -32,10 +32,10 @@ _PARTS = (1.0, 0.5, 0.25, 0.0)
 _REACH = 8.0
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
-#: Curved samples at once on a CPU: 32 take half of the time of 4 times 8, for their products share
-#: the rows and the vectors of the preconditioner. Fewer, down to some, of so many data together that
-#: a fit would be long without a state to go on from.
-_CURVED_TOGETHER, _SOME, _MANY = 32, 8, 2**23
+#: Curved samples at once on a CPU: products of 32 share rows and vectors of the preconditioner, and
+#: take half as long as those of 4 times 8. Of many data fewer, down to 8, for a fit goes on from
+#: what it has kept after every such group.
+_CURVED_TOGETHER, _FEWEST, _NUMBERS = 32, 8, 2**23
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 
@@ -46,8 +46,8 @@ def draws_at_once(count: int) -> AdaptiveBatch:
 
 
 def curved_at_once(count: int, data: int, device: torch.device) -> AdaptiveBatch:
-    """Samples on a CPU as `data` have room for; all at once on an accelerator."""
-    few = min(_CURVED_TOGETHER, max(_SOME, _MANY // max(1, data)))
+    """On a CPU fewer of more data; all at once on an accelerator."""
+    few = min(_CURVED_TOGETHER, max(_FEWEST, _NUMBERS // max(1, data)))
     size = min(count, few) if device.type == "cpu" else count
     return AdaptiveBatch("samples that are curved together", size, _ADVICE)
 
