@@ -24,8 +24,10 @@ from dustmap.linalg import Progress, SolveResult, unwatched
 FAR, ROUGH = 2.0, 0.1
 #: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
 TIGHTER, TIGHTEST = 0.2, 0.03
-#: Halvings of a step before the line search gives up.
+#: Halvings of a step before the line search gives up; the least and the greatest length, in steps,
+#: that a parabola may suggest.
 HALVINGS = 8
+_SHORTEST, _LONGEST = 0.1, 2.0
 #: Largest change of the log-density that a step may ask for: the linearised exponential holds
 #: no further.
 _REACH = 2.0
@@ -342,15 +344,43 @@ def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
 
 
 def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
-    """The first of ξ + t Δξ with lower energy, t halved from where T Δξ is within reach."""
+    """The lowest of ξ + t Δξ with lower energy, t = 1 or so long that T Δξ is within reach, half of
+    that and the `vertex` of both; else the first of halves of these."""
     reach = float(iterate.problem.root.matmul(step).abs().max())
-    length = min(1.0, _REACH / max(reach, 1e-30))
-    for _ in range(HALVINGS):
-        trial = iterate.moved(iterate.xi + length * step)
-        if trial.energy < iterate.energy:
-            return trial
-        length *= 0.5
-    return None
+    most = _REACH / max(reach, 1e-30)
+    whole = min(1.0, most)
+
+    def moved(length: float) -> Iterate:
+        return iterate.moved(iterate.xi + length * step)
+
+    best, other = moved(whole), moved(0.5 * whole)
+    energies = torch.tensor([iterate.energy, best.energy, other.energy], dtype=torch.float64)
+    third = vertex(energies[0] - energies[1], energies[0] - energies[2])
+    best = _lower_of(best, other)
+    best = _lower_of(best, moved(min(most, whole * float(third))))
+    for k in range(2, HALVINGS):
+        if best.energy < iterate.energy:
+            return best
+        best = moved(whole * 0.5**k)
+    return best if best.energy < iterate.energy else None
+
+
+def _lower_of(one: Iterate, other: Iterate) -> Iterate:
+    return one if one.energy <= other.energy else other
+
+
+def vertex(whole: Tensor, half: Tensor) -> Tensor:
+    """Length t (...) at which a parabola falls furthest that falls by `whole` (...) at t = 1 and by
+    `half` at t = ½; no longer than twice the step, where the parabola has no lowest point, too.
+
+    Examples
+    --------
+    >>> vertex(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]))
+    tensor([0.5000, 1.2500])
+    """
+    slope, bend = 4.0 * half - whole, 4.0 * half - 2.0 * whole
+    length = torch.where(bend > 0.0, 0.5 * slope / bend, _LONGEST)
+    return length.nan_to_num(_SHORTEST).clamp(_SHORTEST, _LONGEST)
 
 
 def monte_carlo_error(mean: Iterate) -> float:

@@ -16,6 +16,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
     TIGHTEST,
     Accuracy,
     Iterate,
+    vertex,
 )
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
@@ -360,28 +361,35 @@ def _solved(
 
 
 def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
-    """Move samples in their places (W,) to the first of ξ_s + t Δξ_s with a lower energy, t halved
-    from where T Δξ is within reach: decrease of the energy (W,), 0 where there is none.
+    """Move samples in their places (W,) to the lowest of ξ_s + t Δξ_s for t = 1 or what is within
+    reach, half of that, the `vertex` of both and, where these lead upwards, halves of them:
+    decrease of the energy (W,), 0 where there is none.
 
     here: the same samples with the multipliers of their step, which they get in any case.
     """
     step = _Step.of(here)
     reach = (step.shift - here.shift).abs().amax(-1).double()
-    length = (_REACH / reach.clamp_min(1e-30)).clamp_max(1.0)
-    decrease = torch.zeros_like(length)
+    most = _REACH / reach.clamp_min(1e-30)
+    every, whole = torch.arange(len(most), device=most.device), most.clamp_max(1.0)
+
+    def fall(which: Tensor, length: Tensor) -> Tensor:
+        return here.energy[which] - step.taken(here, which, length).energy
+
     samples.z[places] = here.z
-    left = torch.arange(len(length), device=length.device)
-    for _ in range(HALVINGS):
-        trial = step.taken(here, left, length[left])
-        fall = here.energy[left] - trial.energy
-        lower = fall > 0.0
-        samples.put(places[left[lower]], trial.taken(lower))
-        decrease[left[lower]] = fall[lower]
-        left = left[~lower]
+    falls = [fall(every, whole), fall(every, 0.5 * whole)]
+    third = (vertex(*falls) * whole).minimum(most)
+    lengths, falls = [whole, 0.5 * whole, third], [*falls, fall(every, third)]
+    for k in range(2, HALVINGS):
+        left = (torch.stack(falls).amax(0) <= 0.0).nonzero().squeeze(1)
         if len(left) == 0:
             break
-        length[left] *= 0.5
-    return decrease
+        lengths.append(whole * 0.5**k)
+        falls.append(torch.zeros_like(whole).index_copy_(0, left, fall(left, lengths[-1][left])))
+    decrease, best = torch.stack(falls).nan_to_num(0.0, neginf=0.0).max(0)
+    moved = (decrease > 0.0).nonzero().squeeze(1)
+    length = torch.stack(lengths)[best[moved], moved]
+    samples.put(places[moved], step.taken(here, moved, length))
+    return decrease.clamp_min(0.0)
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
