@@ -35,6 +35,8 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Iterate,
     Steps,
     descend,
+    line_search,
+    solve_multipliers,
 )
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import draws_at_once
@@ -515,17 +517,44 @@ def test_steps_that_shrink_linearly_are_extrapolated_to_where_they_end(dim: int)
     assert float((x + further - end).norm()) < 0.1 * float((x + steps.steps[-1] - end).norm())
 
 
-def test_a_descent_extrapolates_to_the_same_mode_in_fewer_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def observed_start(seed: int) -> tuple[Iterate, torch.Tensor]:
+    """ξ = 0 of 60 places in a plane, of a density that varies by factors; and zero multipliers."""
     truth = model_of(box(2, 6), variance=4.0, name="matern12")
-    data = observe(truth, draw_truth(truth, 3), positions(60, 2, 3), 0.02, 3)
+    data = observe(truth, draw_truth(truth, seed), positions(60, 2, seed), 0.02, seed)
     problem = LogNormalProblem.of(truth, data)
     xi = torch.zeros(problem.n_latent, dtype=torch.float64)
     start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+    return start, torch.zeros_like(problem.y)
+
+
+def test_a_descent_extrapolates_to_the_same_mode_in_fewer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     accuracy = Accuracy(residual=1e-4, decrease=1e-6, steps=200, cg_steps=1000)
-    found = descend(start, torch.zeros_like(problem.y), accuracy)
+    starts = [observed_start(seed) for seed in (1, 2, 3)]
+    found = [descend(*start, accuracy) for start in starts]
     monkeypatch.setattr(Steps, "extrapolated", lambda self: None)
-    plain = descend(start, torch.zeros_like(problem.y), accuracy)
-    assert found.steps < 0.8 * plain.steps
-    assert found.iterate.energy == pytest.approx(plain.iterate.energy, abs=1e-4)
+    plain = [descend(*start, accuracy) for start in starts]
+    assert sum(one.steps for one in found) < 0.8 * sum(one.steps for one in plain)
+    for one, other in zip(found, plain, strict=True):
+        assert one.iterate.energy == pytest.approx(other.iterate.energy, abs=1e-4)
+
+
+def test_a_line_search_is_lower_than_a_step_and_half_of_it() -> None:
+    """Gauss-Newton leaves the curvature of the response out, and overshoots or falls short."""
+    accuracy, shorter = Accuracy(residual=1e-6, cg_steps=1000), 0
+    for seed in range(1, 5):
+        iterate, z = observed_start(seed)
+        for _ in range(8):
+            solve, anchor = solve_multipliers(iterate, z, accuracy, None)
+            step = anchor + iterate.tangent.step_of(solve.x) - iterate.xi
+            lowest = line_search(iterate, step)
+            assert lowest is not None
+            energies = [iterate.moved(iterate.xi + t * step).energy for t in (1.0, 0.5)]
+            reach = float(iterate.problem.root.matmul(step).abs().max())
+            assert lowest.energy < iterate.energy
+            if reach < 1.0:
+                assert lowest.energy <= min(energies)
+                shorter += lowest.energy < energies[0]
+            iterate, z = lowest, solve.x
+    assert shorter > 0
