@@ -216,7 +216,7 @@ def fit_mgvi(
     else:
         state = FitState.restored(problem, settings, reader)
     if reader is None or not reader.finished:
-        sampler = Sampler.of(settings, problem.y, progress, start)
+        sampler = Sampler.of(settings, problem, progress, start)
         states = Fit(settings, rounds, progress, sampler, start).states(state)
         while state.phase is not Phase.DONE:
             del state  # The next turn frees what it replaces.

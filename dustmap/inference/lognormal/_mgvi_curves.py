@@ -34,9 +34,9 @@ _REACH = 8.0
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
 #: Curved samples at once on a CPU: products of 32 share rows and vectors of the preconditioner, and
-#: take half as long as those of 4 times 8. Of many data fewer, down to 8, for a fit goes on from
-#: what it has kept after every such group.
-_CURVED_TOGETHER, _FEWEST, _NUMBERS = 32, 8, 2**23
+#: take half as long as those of 4 times 8 while vectors of so many numbers in all stay in cache. A
+#: fit goes on from what it has kept after every such group, too, so that of more it takes fewer.
+_CURVED_TOGETHER, _FEWEST, _NUMBERS = 32, 8, 2**22
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 
@@ -46,10 +46,11 @@ def draws_at_once(count: int) -> AdaptiveBatch:
     return AdaptiveBatch("samples drawn together", count, _ADVICE)
 
 
-def curved_at_once(count: int, data: int, device: torch.device) -> AdaptiveBatch:
-    """On a CPU fewer of more data; all at once on an accelerator."""
-    few = min(_CURVED_TOGETHER, max(_FEWEST, _NUMBERS // max(1, data)))
-    size = min(count, few) if device.type == "cpu" else count
+def curved_at_once(count: int, problem: LogNormalProblem) -> AdaptiveBatch:
+    """On a CPU fewer of longer vectors; all at once on an accelerator."""
+    longest = max(len(problem.y), len(problem.log_mean), 1)
+    few = min(_CURVED_TOGETHER, max(_FEWEST, _NUMBERS // longest))
+    size = min(count, few) if problem.y.device.type == "cpu" else count
     return AdaptiveBatch("samples that are curved together", size, _ADVICE)
 
 

@@ -271,11 +271,14 @@ class Sampler:
 
     @staticmethod
     def of(
-        settings: MGVISettings, y: Tensor, progress: Progress, start: MGVIStart | None
+        settings: MGVISettings,
+        problem: LogNormalProblem,
+        progress: Progress,
+        start: MGVIStart | None,
     ) -> "Sampler":
-        """For data y (N,), on their device."""
+        """For a problem, on its device."""
         at_once = draws_at_once(max(settings.samples // 2, settings.draws))
-        curved = curved_at_once(settings.samples, len(y), y.device)
+        curved = curved_at_once(settings.samples, problem)
         numbers = KeptNumbers(settings.kept)
         return Sampler(settings, progress, at_once, curved, curved.size, start, numbers)
 
