@@ -65,7 +65,7 @@ def test_variances_err_downwards_by_the_square(rtol: float) -> None:
 
 
 def test_derivatives() -> None:
-    state, S = both(1e-12)
+    state, S = both(1e-11)
     phi = rows(3, seed=2).requires_grad_()
     for function in state.quadratic, state.apply_covariance:
         assert torch.autograd.gradcheck(function, (phi,), fast_mode=True)
