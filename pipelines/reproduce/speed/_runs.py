@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from pipelines.reproduce._experiment import Request, Row
+from pipelines.reproduce._results import environment
 from pipelines.reproduce._versions import ROOT, dustmap
 
 #: A box of known hyperparameters.
@@ -112,6 +113,7 @@ def measured(case: Case, request: Request, before: Path | None) -> Row:
             for name, tree in versions.items():
                 found[name].append(_run(case, tree, folder, catalog))
     row: dict[str, Any] = {"part": case.part, "repeats": case.repeats, "threads": case.threads}
+    row["cpu"] = environment(0.0)["cpu"]
     for name, taken in found.items():
         row |= {f"{key}_{name}": statistics.median(one[key] for one in taken) for key in taken[0]}
     if "before" in versions:
