@@ -59,8 +59,7 @@ def pcg(
     Parameters
     ----------
     b, x0 : (..., n)
-        Right-hand sides, and where to start: 0 by default, and of columns for which that leaves
-        less.
+        Right-hand sides, and where to start: 0 by default, and of columns for which that is closer.
     A
         Symmetric positive definite; a stack of as many as there are right-hand sides solves
         A_k x_k = b_k.
