@@ -41,6 +41,7 @@ from dustmap.linalg._chunks import chunks as chunks
 from dustmap.linalg._chunks import counter_uniform as counter_uniform
 from dustmap.linalg._chunks import in_one_part as in_one_part
 from dustmap.linalg._chunks import keyed_normal as keyed_normal
+from dustmap.linalg._chunks import numbers_together as numbers_together
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._chunks import return_memory as return_memory
 from dustmap.linalg._chunks import standard_normal as standard_normal

@@ -21,6 +21,8 @@ from dustmap.errors import UserError
 HALVED = __name__
 log = logging.getLogger(HALVED)
 
+#: Blocks of a processor's cache that make one of an accelerator.
+_ACCELERATED = 2**8
 #: Times that the chunks of one step may be halved.
 HALVINGS = 3
 #: Bytes from which on it is worth while to return those that are free.
@@ -98,6 +100,18 @@ def chunks(n: int, size: int) -> Iterator[slice]:
     """Yield consecutive slices of at most `size` rows covering range(n)."""
     for start in range(0, n, size):
         yield slice(start, min(start + size, n))
+
+
+def numbers_together(in_cache: int, device: torch.device) -> int:
+    """Count the numbers of a block: as many as stay in a processor's cache, or enough to keep an
+    accelerator at work beside the start of each of its kernels.
+
+    Examples
+    --------
+    >>> numbers_together(2**14, torch.device("cpu")), numbers_together(2**14, torch.device("cuda"))
+    (16384, 4194304)
+    """
+    return in_cache if device.type == "cpu" else _ACCELERATED * in_cache
 
 
 @final

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = (find_full if options.full else find)(options.name)
         only = tuple(options.only.split(",")) if options.only else ()
         earlier = _results.earlier_rows(folder, experiment.name) if only else ()
-        request = Request(options.quick, options.data, only, earlier)
+        request = Request(options.quick, options.data, only, earlier, options.limit)
         return _run(experiment, request, folder)
     except (UnknownExperiment, MissingData) as error:
         _complain(str(error))
@@ -83,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="PART,..",
         help="of an experiment in parts, those to measure; the rows of the others stay",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="with --full: fits that would take longer are timed over a few steps",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default: 1)")
     return parser

@@ -24,13 +24,15 @@ class Request:
 
     quick: a reduced version that runs in seconds and shows that everything works.
     data: folder of the real data sets. only: parts of the experiment to measure, all if empty;
-    earlier: rows that it left before, of which those of other parts are kept.
+    earlier: rows that it left before, of which those of other parts are kept. limit: seconds that
+    a fit may take, None for the experiment's own.
     """
 
     quick: bool
     data: Path
     only: tuple[str, ...] = ()
     earlier: Sequence[Row] = ()
+    limit: float | None = None
 
     def wanted(self, parts: Sequence[str]) -> tuple[str, ...]:
         """Those of the parts of an experiment that are to be measured."""

@@ -17,7 +17,7 @@ from dustmap.errors import UserError
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
-from dustmap.linalg import AbstractWorld, chunks
+from dustmap.linalg import AbstractWorld, chunks, numbers_together
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
@@ -110,14 +110,16 @@ def measure_cross(
 ) -> Tensor:
     """Return K_fu = Σ_q w_q k(x_q - z_u), or its directional derivative: (N, M)."""
 
+    elements = numbers_together(BLOCK_ELEMENTS, measure.device)
+
     def blocks() -> Iterator[Block]:
-        for rows in row_blocks(kernel, measure.points, nodes, BLOCK_ELEMENTS):
+        for rows in row_blocks(kernel, measure.points, nodes, elements):
             picked = measure[rows]
             for shifts, box in kernel.images_by_box(picked.points, nodes):
-                for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
+                for piece in pieces(box, elements // len(picked)):
                     part = nodes.part(piece)
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
-                        together = max(1, BLOCK_ELEMENTS // (len(picked) * part.size))
+                        together = max(1, elements // (len(picked) * part.size))
                         for some in chunks(len(shifts), together):
                             few = shifts[some]
                             evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
@@ -130,9 +132,10 @@ def measure_cross(
 def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.dtype) -> Tensor:
     """Return k_ff = Σ_qq' w_q w_q' k(x_q - x_q') of every row: (N,)."""
     q = measure.points.shape[1]
+    elements = numbers_together(BLOCK_ELEMENTS, measure.device)
 
     def blocks() -> Iterator[Block]:
-        for rows in chunks(len(measure), max(1, BLOCK_ELEMENTS // (q * q))):
+        for rows in chunks(len(measure), max(1, elements // (q * q))):
             picked = measure[rows]
             extent = (picked.points.amax(1) - picked.points.amin(1)).amax(0)
             origin = Nodes.of_points(torch.zeros_like(extent)[None])
@@ -147,14 +150,15 @@ def measure_between(
 ) -> Tensor:
     """Return Cov(f_n, g_n') = Σ_qq' w_q w'_q' k(x_q - x'_q'): (N, N')."""
     q = g.points.shape[1]
+    elements = numbers_together(BLOCK_ELEMENTS, f.device)
 
     def blocks() -> Iterator[Block]:
-        for columns in chunks(len(g), max(1, BLOCK_ELEMENTS // q)):
+        for columns in chunks(len(g), max(1, elements // q)):
             other = g[columns]
             nodes = nodes_of(other)
-            for rows in row_blocks(kernel, f.points, nodes, BLOCK_ELEMENTS):
+            for rows in row_blocks(kernel, f.points, nodes, elements):
                 picked = f[rows]
-                together = max(1, BLOCK_ELEMENTS // (len(picked) * nodes.size))
+                together = max(1, elements // (len(picked) * nodes.size))
                 for shifts, _ in kernel.images_by_box(picked.points, nodes):
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         for some in chunks(len(shifts), together):

@@ -18,12 +18,12 @@ from dustmap.gp.covariances._measures import Block, Terms, accumulate, nodes_of,
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, pieces
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointMeasure
 from dustmap.gp.kernels import KernelTerm
-from dustmap.linalg import chunks
+from dustmap.linalg import chunks, numbers_together
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
 PANEL = 1.0  # length scales per Gauss-Legendre panel
 PANEL_ORDER = 6
-TILE = 32  # rays
+TILE, TILE_OF_ACCELERATOR = 32, 256  # rays
 
 
 def ray_cross(
@@ -31,11 +31,13 @@ def ray_cross(
 ) -> Tensor:
     """Return K_fu = ∫ w(s) k(o + s ω - z_u) ds: (N, M)."""
 
+    elements = numbers_together(BLOCK_ELEMENTS, rays.device)
+
     def blocks() -> Iterator[Block]:
-        for rows in row_blocks(kernel, rays.origin[:, None], nodes, BLOCK_ELEMENTS):
+        for rows in row_blocks(kernel, rays.origin[:, None], nodes, elements):
             picked = rays[rows]
             for shift, box in kernel.images(ends(picked), nodes):
-                for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
+                for piece in pieces(box, elements // len(picked)):
                     yield (rows, *piece), partial(track_sum, picked, shift, nodes.part(piece))
 
     shape = (len(rays), *nodes.shape)
@@ -48,13 +50,14 @@ def ray_measure_between(
     """Return Cov of line integrals with sums over points, of values or derivatives: (N, N')."""
 
     points = measure.points.shape[1]
-    width = max(1, BLOCK_ELEMENTS // (16 * points))
+    elements = numbers_together(BLOCK_ELEMENTS, rays.device)
+    width = max(1, elements // (16 * points))
 
     def blocks() -> Iterator[Block]:
         for columns in chunks(len(measure), width):
             other = measure[columns]
             nodes = nodes_of(other)
-            for rows in row_blocks(kernel, rays.origin[:, None], nodes, BLOCK_ELEMENTS):
+            for rows in row_blocks(kernel, rays.origin[:, None], nodes, elements):
                 picked = rays[rows]
                 for shift, _ in kernel.images(ends(picked), nodes):
                     evaluate = partial(weighted_track_sum, picked, shift, nodes, other.weights)
@@ -165,9 +168,10 @@ def sum_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 def ray_variance(kernel: WrappedKernel, rays: LineIntegrals, dtype: torch.dtype) -> Tensor:
     """k_ff = ∫∫ w w' k((s - s') ω) ds ds', (N,): exact, images by quadrature along the ray."""
     edges = rays.edges.shape[1]
+    elements = numbers_together(BLOCK_ELEMENTS, rays.device)
 
     def blocks() -> Iterator[Block]:
-        for rows in chunks(len(rays), max(1, BLOCK_ELEMENTS // edges**2)):
+        for rows in chunks(len(rays), max(1, elements // edges**2)):
             picked = rays[rows]
             yield (rows,), partial(_plain_variance, picked)
             extent = ends(picked).diff(dim=1)[:, 0].abs().amax(0)
@@ -276,8 +280,9 @@ class _Tile:
 def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
     """Cut the rays into tiles, each with its quadrature and mean length."""
     tiles = []
+    size = TILE if rays.device.type == "cpu" else TILE_OF_ACCELERATOR
     lengths = scaled_lengths(kernel.terms, rays)
-    for rows in chunks(len(rays), TILE):
+    for rows in chunks(len(rays), size):
         picked = rays[rows]
         measure = picked.measure(rule_for(kernel.terms, picked))
         tiles.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
@@ -289,7 +294,8 @@ def _tile_blocks(
 ) -> Iterator[Block]:
     """Return the antiderivative along the rays of `long`, quadrature along those of `short`."""
     points = short.measure.points.shape[1]
-    step = max(1, BLOCK_ELEMENTS // (len(long.rays) * points))
+    elements = numbers_together(BLOCK_ELEMENTS, long.rays.device)
+    step = max(1, elements // (len(long.rays) * points))
     for few in chunks(len(short.rays), step):
         part = short.measure[few]
         columns = slice(short.rows.start + few.start, short.rows.start + few.stop)

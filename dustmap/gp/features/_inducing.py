@@ -33,7 +33,7 @@ from dustmap.gp.features._base import (
 from dustmap.gp.features._operators import InverseOperator, ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
-from dustmap.linalg import AbstractOperator, chunks, toeplitz_solve
+from dustmap.linalg import AbstractOperator, chunks, numbers_together, toeplitz_solve
 
 #: Rows the clusters are sought among, per centre, and at least and at most in all.
 _ROWS_PER_CENTRE, _FEWEST_SOUGHT, _MOST_SOUGHT = 20, 5_000, 100_000
@@ -141,7 +141,7 @@ class _Cross(torch.autograd.Function):
         ctx: Any, x: Tensor, z: Tensor, variance: Tensor, profile: AbstractProfile
     ) -> Tensor:
         result = torch.empty(len(x), len(z), dtype=x.dtype, device=x.device)
-        for rows in _blocks(len(x), len(z)):
+        for rows in _blocks(x, z):
             torch.mul(profile.value(_distances(x[rows], z)), variance, out=result[rows])
         ctx.profile = profile
         ctx.save_for_backward(x, z, variance, result)
@@ -152,7 +152,7 @@ class _Cross(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, z, variance, result = ctx.saved_tensors
         of_x, of_z, mass = torch.zeros_like(x), torch.zeros_like(z), torch.zeros_like(z[:, :1])
-        for rows in _blocks(len(x), len(z)):
+        for rows in _blocks(x, z):
             G = _weights(ctx.profile, _distances(x[rows], z), grad[rows])
             of_x[rows] = G.sum(1, keepdim=True) * x[rows] - G @ z
             of_z -= G.mT @ x[rows]
@@ -172,7 +172,7 @@ class _Gram(torch.autograd.Function):
         ctx: Any, z: Tensor, variance: Tensor, profile: AbstractProfile, nugget: float
     ) -> Tensor:
         result = torch.empty(len(z), len(z), dtype=z.dtype, device=z.device)
-        for rows in _blocks(len(z), len(z)):
+        for rows in _blocks(z, z):
             before = slice(0, rows.start)
             value = profile.value(_distances(z[rows], z[: rows.stop])).mul_(variance)
             result[rows, : rows.stop] = value
@@ -187,7 +187,7 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, variance, result = ctx.saved_tensors
         of_z = torch.zeros_like(z)
-        for rows in _blocks(len(z), len(z)):
+        for rows in _blocks(z, z):
             before, so_far = slice(0, rows.start), slice(0, rows.stop)
             both = grad[rows, so_far] + grad[so_far, rows].mT
             G = _weights(ctx.profile, _distances(z[rows], z[so_far]), both)
@@ -213,9 +213,10 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return inner
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Yield blocks of rows whose temporaries stay in the cache."""
-    return chunks(rows, max(_FEWEST_ROWS, _BLOCK // max(1, columns)))
+def _blocks(x: Tensor, z: Tensor) -> Iterator[slice]:
+    """Yield blocks of rows of a matrix x × z whose temporaries stay in the cache."""
+    numbers = numbers_together(_BLOCK, x.device)
+    return chunks(len(x), max(_FEWEST_ROWS, numbers // max(1, len(z))))
 
 
 @dataclass(frozen=True, eq=False)

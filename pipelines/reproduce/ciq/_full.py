@@ -6,6 +6,7 @@ that fall tenfold at epochs 1, 5, 10 and 15; all training data of the files.
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -38,6 +39,7 @@ def run(request: Request) -> Outcome:
     wanted = request.wanted(NAMES)
     rows = [row for row in request.earlier if row["part"] not in wanted]
     training = QUICK if request.quick else PAPER
+    training = training if request.limit is None else replace(training, limit=request.limit)
     for name in wanted:
         for row in _measured(request, name, training):
             _log.info("%s", row)

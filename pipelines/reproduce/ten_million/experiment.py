@@ -130,23 +130,50 @@ def run(request: Request) -> Outcome:
     return Outcome(_settings(size), rows, goals_of(rows), _figure(rows))
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Density at the nodes; positions (n, 3) and true extinctions (n,) of stars no run has seen."""
+
+    density: NDArray[np.float64]
+    positions: NDArray[np.float64]
+    extinction: NDArray[np.float64]
+
+    @staticmethod
+    def of(size: Size) -> "Truth":
+        """Drawn."""
+        model = size.sky.model()
+        density = model.dust.density(model.grid(), size.sky.seed)
+        unseen = list(skies.seen(size.sky, density, size.scored, stream=2))
+        positions = np.concatenate([part.positions for part in unseen])
+        return Truth(density, positions, np.concatenate([part.extinction for part in unseen]))
+
+
 def _rows(size: Size, wanted: Sequence[str], folder: Path) -> Iterator[Row]:
-    density = size.sky.model().dust.density(size.sky.model().grid(), size.sky.seed)
-    unseen = list(skies.seen(size.sky, density, size.scored, stream=2))
-    positions = np.concatenate([part.positions for part in unseen])
-    extinction = np.concatenate([part.extinction for part in unseen])
+    truth = Truth.of(size)
     for part, stars, width in _cases(size):
-        if part not in wanted:
-            continue
-        catalog = folder / f"stars{stars}.parquet"
-        if not catalog.exists():
-            skies.write(size.sky, density, stars, catalog)
-        place = folder / f"{part}{stars}_{width:g}"
-        taken = _run(size, part, catalog, width, place)
-        case: Row = {"part": part, "stars": stars, "width": width, **taken}
-        row = {**case, **_scores(place, positions, extinction, size.near)}
-        _log.info("%s", row)
-        yield row
+        if part in wanted:
+            row = _case(size, truth, part, stars, width, folder)
+            _log.info("%s", row)
+            yield row
+
+
+def grown(size: Size, truth: Truth, stars: int, folder: Path, *options: str) -> Row:
+    """A row of `growth` with so many stars. options: more of them for the run."""
+    return _case(size, truth, "growth", stars, 1.0, folder, *options)
+
+
+def _case(
+    size: Size, truth: Truth, part: str, stars: int, width: float, folder: Path, *options: str
+) -> Row:
+    """Draw what is not there yet, run, and score."""
+    catalog = folder / f"stars{stars}.parquet"
+    if not catalog.exists():
+        skies.write(size.sky, truth.density, stars, catalog)
+    place = folder / f"{part}{stars}_{width:g}"
+    taken = _run(size, part, catalog, width, place, *options)
+    scores = _scores(place, truth, size.near)
+    return {"part": part, "stars": stars, "width": width, **taken, **scores}
 
 
 def _cases(size: Size) -> list[tuple[str, int, float]]:
@@ -155,7 +182,7 @@ def _cases(size: Size) -> list[tuple[str, int, float]]:
     return [*found, ("whole", size.whole, 1.0)]
 
 
-def _run(size: Size, part: str, catalog: Path, width: float, place: Path) -> Row:
+def _run(size: Size, part: str, catalog: Path, width: float, place: Path, *options: str) -> Row:
     """A run in a process of its own, or the rest of one that was broken off."""
     (box, finest), *others = size.levels
     every = [(box, size.finest if part == "cells" else finest), *others]
@@ -170,26 +197,26 @@ def _run(size: Size, part: str, catalog: Path, width: float, place: Path) -> Row
     )
     config = place.with_suffix(".toml")
     config.write_text(text, encoding="utf-8")
-    command = ["run", str(config), "--output", str(place)]
+    command = ["run", str(config), "--output", str(place), *options]
     goes_on = ["--resume"] if place.exists() else []
     taken = _watched.dustmap([*command, *goes_on], torch.get_num_threads())
     report = _watched.report_of(place)
+    peaks = [stage.get("peak_device_gib", 0.0) for stage in report["stages"]["stages"]]
     return {
         "data": report["counts"]["stars"],
         **taken.as_row(),
+        **({"peak_device_gib": max(peaks)} if any(peaks) else {}),
         "resumed": bool(goes_on),
         "ingest_seconds": report["seconds"]["ingest"],
         "fit_seconds": report["seconds"]["fit"],
     }
 
 
-def _scores(
-    place: Path, positions: NDArray[np.float64], extinction: NDArray[np.float64], near: float
-) -> Row:
+def _scores(place: Path, truth: Truth, near: float) -> Row:
     """Errors and coverage of true extinctions at true distances, near the Sun and beyond."""
-    l, b, distance = galactic(positions)
+    l, b, distance = galactic(truth.positions)
     answers = open_star_map(place).at_stars(l, b, ExactDistances(distance))
-    error = answers["extinction_mean"] - extinction
+    error = answers["extinction_mean"] - truth.extinction
     covered = np.abs(error) < answers["extinction_std"]
     found = dict[str, float]()
     for name, which in (("near", distance < near), ("far", distance >= near)):
