@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.reproduce import number
+from pipelines.reproduce import Row, number
 from pipelines.reproduce.gpu import _minibatches as minibatches
 from pipelines.reproduce.gpu import experiment as gpu
 
@@ -38,9 +38,9 @@ def test_convergence_is_where_the_error_stays_near_its_last() -> None:
 
 
 def test_a_fit_is_held_against_the_same_one_on_the_host() -> None:
-    def fit(device: str, columns: int, seconds: float) -> dict[str, object]:
-        row = {"part": "fit", "stars": 10, "columns": columns, "device": device}
-        return row | {"fit_s": seconds, "held_out_chi2": 1.0}
+    def fit(device: str, columns: int, seconds: float) -> Row:
+        what: Row = {"part": "fit", "stars": 10, "columns": columns, "device": device}
+        return {**what, "fit_s": seconds, "held_out_chi2": 1.0}
 
     rows = [fit("cpu", 5, 8.0), fit("card", 5, 2.0), fit("card", 50, 1.0)]
     goal = gpu.goals(rows)[1]
