@@ -4,7 +4,6 @@ A fast transform of a short axis takes few operations and waits for each of them
 products of matrices make ten times as many in less time.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,16 +33,17 @@ class HartleyOperator(AbstractSymmetric):
         C = H Λ H,   H = H_1 ⊗ … ⊗ H_D,   (H_d)_jf = (cos 2πjf/L_d + sin 2πjf/L_d) / √L_d
 
     H is real, symmetric and its own inverse, so that a product takes D multiplications with a
-    matrix on the way to the spectrum and D back, in the order of fewest operations: of 3-D boxes
-    each is one product of large matrices. `CirculantOperator` does the same by fast transforms.
+    matrix on the way to the spectrum and D back. Each is one product of large matrices: it takes
+    the first axis and leaves it as the last, or the other way round, so that axes turn in a cycle.
+    `CirculantOperator` does the same by fast transforms.
 
-    factors: leading rows of H_d (m_d, L_d); spectrum: λ (L_1, …, L_D), the whole of it; order: of
-    the axes on the way there.
+    factors: leading rows of H_d (m_d, L_d); spectrum: λ (L_1, …, L_D), the whole of it; from_first:
+    whether the way there begins with the first axis, that of fewer operations.
     """
 
     factors: tuple[Tensor, ...]
     spectrum: Tensor
-    order: tuple[int, ...]
+    from_first: bool
 
     @staticmethod
     def of(
@@ -72,8 +72,8 @@ class HartleyOperator(AbstractSymmetric):
             _leading_rows(m, length).to(spectrum.device, dtype)
             for m, length in zip(box, torus_shape, strict=True)
         )
-        order = _order(tuple(box), tuple(torus_shape))
-        return HartleyOperator(factors, whole.to(dtype).contiguous(), order)
+        from_first = _begins_with_first(tuple(box), tuple(torus_shape))
+        return HartleyOperator(factors, whole.to(dtype).contiguous(), from_first)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,20 +90,20 @@ class HartleyOperator(AbstractSymmetric):
     def _product(self, x: Tensor) -> Tensor:
         """Return K x (..., M), one vector after the other, in the same two pieces of memory."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        out, box = torch.empty_like(rows), tuple(len(factor) for factor in self.factors)
-        largest = max(math.prod(self.spectrum.shape), rows.shape[-1])
-        memory = rows.new_empty(2, largest)
-        for source, target in zip(rows, out, strict=True):
-            block, place = source.view(box), 0
-            for axis in self.order:
-                block = _along(block, self.factors[axis].mT, axis, memory[place])
+        out, spectrum = torch.empty_like(rows), self.spectrum.view(-1)
+        memory = rows.new_empty(2, max(len(spectrum), rows.shape[-1]))
+        there = self.factors if self.from_first else tuple(f for f in reversed(self.factors))
+        back = [factor.mT for factor in reversed(there)]
+        for block, target in zip(rows, out, strict=True):
+            place = 0
+            for matrix in there:
+                block = _turned(block, matrix, self.from_first, memory[place])
                 place = 1 - place
-            block.mul_(self.spectrum)
-            for axis in reversed(self.order):
-                last = axis == self.order[0]
-                into = target if last else memory[place]
-                block = _along(block, self.factors[axis], axis, into)
+            block.mul_(spectrum)
+            for matrix in back[:-1]:
+                block = _turned(block, matrix, not self.from_first, memory[place])
                 place = 1 - place
+            _turned(block, back[-1], not self.from_first, target)
         return out.reshape(x.shape)
 
 
@@ -123,23 +123,24 @@ def suits_matrices(
     if device.type != "cpu" or math.prod(box) < _FEWEST:
         return False
     most = _MOST.get(torch.backends.cpu.get_cpu_capability(), _MOST_OF_OTHERS)
-    operations = _operations(box, torus_shape, _order(box, torus_shape))
+    axes = range(len(box))
+    operations = min(_operations(box, torus_shape, order) for order in (axes, axes[::-1]))
     return operations <= most * _of_fast_transforms(box, torus_shape)
 
 
-def _along(block: Tensor, matrix: Tensor, axis: int, memory: Tensor) -> Tensor:
-    """Multiply an axis of a block with a matrix (L, m), into the first numbers of a memory."""
-    shape = (*block.shape[:axis], len(matrix), *block.shape[axis + 1 :])
-    out, m = memory[: math.prod(shape)], block.shape[axis]
-    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if before == 1:
-        torch.mm(matrix, block.view(m, after), out=out.view(len(matrix), after))
-    elif after == 1:
-        torch.mm(block.view(before, m), matrix.mT, out=out.view(before, len(matrix)))
+def _turned(block: Tensor, matrix: Tensor, is_first: bool, memory: Tensor) -> Tensor:
+    """Multiply an axis of a block with a matrix (m, L), into the first numbers of a memory.
+
+    It is the first axis, which comes back as the last, or the last, which comes back as the first.
+    """
+    m, length = matrix.shape
+    others = block.numel() // m
+    out = memory[: others * length]
+    if is_first:
+        torch.mm(block.view(m, others).mT, matrix, out=out.view(others, length))
     else:
-        stack = matrix.expand(before, *matrix.shape)
-        torch.bmm(stack, block.view(before, m, after), out=out.view(before, len(matrix), after))
-    return out.view(shape)
+        torch.mm(matrix.mT, block.view(others, m).mT, out=out.view(length, others))
+    return out
 
 
 def _leading_rows(m: int, length: int) -> Tensor:
@@ -149,15 +150,13 @@ def _leading_rows(m: int, length: int) -> Tensor:
     return (angle.cos() + angle.sin()) / math.sqrt(length)
 
 
-def _order(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the order of the axes that takes the fewest operations."""
-    orders = itertools.permutations(range(len(box)))
-    return min(orders, key=lambda order: _operations(box, torus_shape, order))
+def _begins_with_first(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:
+    """Tell whether the first axis at the start takes no more operations than the last one."""
+    axes = range(len(box))
+    return _operations(box, torus_shape, axes) <= _operations(box, torus_shape, axes[::-1])
 
 
-def _operations(
-    box: tuple[int, ...], torus_shape: tuple[int, ...], order: tuple[int, ...]
-) -> float:
+def _operations(box: tuple[int, ...], torus_shape: tuple[int, ...], order: Sequence[int]) -> float:
     """Count the operations of the way there by products of matrices."""
     sides, total = list(box), 0.0
     for axis in order:

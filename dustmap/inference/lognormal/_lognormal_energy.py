@@ -185,7 +185,8 @@ def _iterate(
     n = problem.root.n_field
     responses = problem.measured(seen, xi[n:] + deviations[:, n:])
     energy = _energy(problem, target, xi, responses)
-    overflows = (~densities.isfinite()).sum()
+    # Of densities ≥ 0 the largest is finite where all are.
+    overflows = (~densities.amax(-1).isfinite()).sum()
     if len(deviations) > 1:
         overflows = problem.world.total(overflows)
     if not math.isfinite(energy) or int(overflows) > 0:

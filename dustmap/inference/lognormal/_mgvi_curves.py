@@ -24,7 +24,14 @@ from dustmap.inference.lognormal._lognormal_problem import (
     metric_solver,
 )
 from dustmap.inference.lognormal._tangent import Tangent
-from dustmap.linalg import AdaptiveBatch, Progress, SolveResult, unwatched
+from dustmap.linalg import (
+    AdaptiveBatch,
+    Progress,
+    SolveResult,
+    chunks,
+    numbers_together,
+    unwatched,
+)
 
 #: Parts of the first deviation that a sample may start from.
 _PARTS = (1.0, 0.5, 0.25, 0.0)
@@ -37,6 +44,8 @@ _LARGEST_EXCESS = 0.03
 #: take half as long as those of 4 times 8 while vectors of so many numbers in all stay in cache. A
 #: fit goes on from what it has kept after every such group, too, so that of more it takes fewer.
 _CURVED_TOGETHER, _FEWEST, _NUMBERS = 32, 8, 2**22
+#: Products of vectors that are summed at once, in float64: larger temporaries take longer.
+_SUMMED_AT_ONCE = 2**17
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 
@@ -180,7 +189,7 @@ def _part(mean: Iterate, target: Tensor, white: Tensor, start: Tensor) -> Tensor
         response = problem.measured(problem.rows.matmul(density), mean.c + t * c)
         misfit = ((target - response).square() / problem.noise).sum(-1, dtype=torch.float64)
         energy = 0.5 * (misfit + squares[0] - 2.0 * t * squares[1] + t * t * squares[2])
-        energies.append(torch.where(density.isfinite().all(-1), energy, math.inf))
+        energies.append(torch.where(density.amax(-1).isfinite(), energy, math.inf))
     best = torch.stack(energies).nan_to_num(math.inf, math.inf).argmin(0)
     return torch.tensor(_PARTS).to(start)[best]
 
@@ -226,12 +235,12 @@ class _Samples:
         )
 
     def taken(self, which: Tensor) -> "_Samples":
-        """Some of the samples (W,), copied."""
-        return _Samples(self.problem, *(getattr(self, name)[which] for name in _TENSORS))
+        """Some of the samples (W,), ascending: copied, or all of them in the same memory."""
+        return _Samples(self.problem, *(_taken(getattr(self, name), which) for name in _TENSORS))
 
     def put(self, which: Tensor, others: "_Samples") -> None:
-        """Write others in the places `which` (W,)."""
-        for name in _TENSORS:
+        """Write what steps have changed of others in the places `which` (W,)."""
+        for name in _MOVING:
             getattr(self, name)[which] = getattr(others, name)
 
     @cached_property
@@ -259,7 +268,7 @@ class _Samples:
         """E_s (K,), float64; infinite where a density overflows."""
         misfit = (self.residual.square() / self.problem.noise).sum(-1, dtype=torch.float64)
         energy = 0.5 * (misfit + self.strain)
-        finite = energy.isfinite() & self.density.isfinite().all(-1)
+        finite = energy.isfinite() & self.density.amax(-1).isfinite()
         return torch.where(finite, energy, math.inf)
 
     def misfit(self) -> Tensor:
@@ -267,8 +276,9 @@ class _Samples:
         return (self.residual * self.problem.noise.rsqrt()).square().mean(-1).sqrt()
 
 
-#: The tensors of `_Samples`, in their order.
+#: The tensors of `_Samples`, in their order, and those that a step changes.
 _TENSORS = tuple(each.name for each in fields(_Samples) if each.name != "problem")
+_MOVING = ("shift", "c", "pull", "share", "strain")
 
 
 @final
@@ -292,19 +302,24 @@ class _Step:
         square = _dots(pull, shift) + _dots(c, c)
         return _Step(pull, shift, c, square, _dots(pull, samples.shift) + _dots(c, samples.c))
 
-    def taken(self, samples: _Samples, which: Tensor, length: Tensor) -> _Samples:
-        """Samples `which` (W,) after a part (W,) of their step: e ← (1 − t) e + t e₁."""
+    def ahead(self, samples: _Samples, which: Tensor, length: Tensor) -> _Samples:
+        """Samples `which` (W,) after a part (W,) of their step, e ← (1 − t) e + t e₁, but for pull
+        and share, which energies do not need."""
         old, t, kept = samples.taken(which), length, 1.0 - length
         part = t[:, None].to(self.shift)
         across, square = self.across[which], self.square[which]
         return replace(
             old,
-            shift=torch.lerp(old.shift, self.shift[which], part),
-            c=torch.lerp(old.c, self.c[which], part),
-            pull=torch.lerp(old.pull, self.pull[which], part),
-            share=old.share * kept.to(old.share),
+            shift=torch.lerp(old.shift, _taken(self.shift, which), part),
+            c=torch.lerp(old.c, _taken(self.c, which), part),
             strain=kept**2 * old.strain + 2.0 * kept * t * across + t**2 * square,
         )
+
+    def taken(self, samples: _Samples, which: Tensor, length: Tensor) -> _Samples:
+        """The same with pull and share."""
+        ahead, part = self.ahead(samples, which, length), length[:, None].to(self.pull)
+        pull = torch.lerp(ahead.pull, _taken(self.pull, which), part)
+        return replace(ahead, pull=pull, share=ahead.share * (1.0 - length).to(ahead.share))
 
 
 def _descended(
@@ -324,6 +339,7 @@ def _descended(
         cg_steps[active] += solve.steps
         steps[active] += 1
         here.z.copy_(solve.x)
+        samples.z.index_copy_(0, active, solve.x)
         decrease = _line_search(here, samples, active)
         # Where no length lowers the energy the direction is solved for again, more tightly.
         stuck = decrease <= 0.0
@@ -366,7 +382,7 @@ def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
     reach, half of that, the `vertex` of both and, where these lead upwards, halves of them:
     decrease of the energy (W,), 0 where there is none.
 
-    here: the same samples with the multipliers of their step, which they get in any case.
+    here: the same samples with the multipliers of their step.
     """
     step = _Step.of(here)
     reach = (step.shift - here.shift).abs().amax(-1).double()
@@ -374,9 +390,8 @@ def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
     every, whole = torch.arange(len(most), device=most.device), most.clamp_max(1.0)
 
     def fall(which: Tensor, length: Tensor) -> Tensor:
-        return here.energy[which] - step.taken(here, which, length).energy
+        return here.energy[which] - step.ahead(here, which, length).energy
 
-    samples.z[places] = here.z
     falls = [fall(every, whole), fall(every, 0.5 * whole)]
     third = (vertex(*falls) * whole).minimum(most)
     lengths, falls = [whole, 0.5 * whole, third], [*falls, fall(every, third)]
@@ -393,6 +408,15 @@ def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
     return decrease.clamp_min(0.0)
 
 
+def _taken(values: Tensor, which: Tensor) -> Tensor:
+    """Rows `which` (W,), ascending, of values (K, ...): a copy, or the values where it is all."""
+    return values if len(which) == len(values) else values[which]
+
+
 def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """Row-wise x · y (K,), summed in float64."""
-    return (x * y).sum(-1, dtype=torch.float64)
+    """Row-wise x · y (K,), summed in float64, in parts that stay in the cache."""
+    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    numbers = numbers_together(_SUMMED_AT_ONCE, x.device)
+    for part in chunks(x.shape[1], max(1, numbers // max(1, len(x)))):
+        total += (x[:, part] * y[:, part]).sum(-1, dtype=torch.float64)
+    return total

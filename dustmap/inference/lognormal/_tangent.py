@@ -174,6 +174,17 @@ class NodePreconditioner:
         return NodePreconditioner.of(information, self.under(information).nystrom.fields, progress)
 
 
+def _side_by_side(density: Tensor, field: Tensor) -> Tensor:
+    """Return ρ v (..., M), on a processor with vectors side by side as products of rows want them.
+
+    Multiplied and then turned, they would pass through memory twice.
+    """
+    if field.ndim != 2 or len(field) == 1 or field.device.type != "cpu":
+        return density * field
+    columns = field.new_empty(field.shape[1], len(field))
+    return torch.mul(density.expand_as(field).mT, field.mT, out=columns).mT
+
+
 def _column_of(information: NodeInformation) -> Tensor:
     """K u (a,) for u = (1, 0, 0, …), which determines a stationary K."""
     unit = torch.zeros_like(information.densities[:1])
@@ -246,7 +257,7 @@ class Tangent:
 
     def response(self, field: Tensor) -> Tensor:
         """diag(g) L diag(ρ) v (..., N) of fields v (..., M)."""
-        return self._gained(self.rows.matmul(self.density * field))
+        return self._gained(self.rows.matmul(_side_by_side(self.density, field)))
 
     def spread(self, v: Tensor) -> Tensor:
         """ρ Lᵀ diag(g) v (..., M) of v (..., N), one vector after the other in memory, as
