@@ -147,11 +147,10 @@ class SkyImage(AbstractImage):
     pixels: Pixels
     distance: float
 
-    def height(self, width: float) -> float:
-        return 0.5 * width + 0.72 if self.pixels.whole else width - 0.6
-
-    def height_of_many(self, width: float) -> float:
-        return 0.5 * width + 0.12 if self.pixels.whole else width - 0.1
+    def height(self, width: float, alone: bool) -> float:
+        if self.pixels.whole:
+            return 0.5 * width + (0.72 if alone else 0.12)
+        return width - (0.6 if alone else 0.1)
 
     def label(self, axis: Axes, text: str) -> None:
         axis.set_title(text, pad=3.0)
