@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
 from dustmap.sky.maps import _quantities, _trilinear
-from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube, Layout
+from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import (
     Cells,
@@ -65,14 +65,9 @@ class Answers:
         finer: tuple[AbstractCubes, ...] = (),
     ) -> None:
         """finer: levels in the box of the cubes, each in that of the one before."""
-        self.reader = CubeReader(cubes, memory)
+        self.reader, self.layout = CubeReader(cubes, memory), cubes.layout
         self._random = np.random.default_rng(seed)
         self._finer = Answers(finer[0], seed, memory, finer[1:]) if finer else None
-
-    @property
-    def layout(self) -> Layout:
-        """Contents of the map."""
-        return self.reader.cubes.layout
 
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
@@ -377,11 +372,7 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
     places = places_towards(direction, along)
     bands = {"density": _band(density, places, False), "extinction": _band(density, places, True)}
     data = {
-        f"{what}_{name}": (
-            "distance",
-            values,
-            {"units": _UNIT_OF[what]},
-        )
+        f"{what}_{name}": ("distance", values, {"units": _UNIT_OF[what]})
         for what, band in bands.items()
         for name, values in band.items()
     }
