@@ -72,11 +72,6 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
     world.texts("")
 
 
-def smallest_of_ranks(value: int, world: AbstractWorld) -> int:
-    """Return the smallest of the values that the ranks have."""
-    return int(world.gathered(torch.tensor([value])).min())
-
-
 _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
 _MODULUS = 2**32 - 1  # a carry out of 32 bits is added back at the right

@@ -177,16 +177,20 @@ def _free_place(
     return None
 
 
+def quantity_of(system: ExtinctionSystem, integrated: bool) -> tuple[float, str, str]:
+    """Return the factor that numbers are shown with, their symbol and their unit."""
+    if integrated:
+        return 1.0, style.symbol_of(system), style.unit_of(system)
+    return PER_MILLE, style.density_of(system), style.density_unit(system)
+
+
 def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:
     """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
 
     The uncertainty is relative to the mean where that is positive everywhere.
     """
     mean, std, truth = image.mean, image.std, image.truth
-    if image.integrated:
-        factor, quantity, unit = 1.0, style.symbol_of(system), style.unit_of(system)
-    else:
-        factor, quantity, unit = PER_MILLE, style.density_of(system), style.density_unit(system)
+    factor, quantity, unit = quantity_of(system, image.integrated)
     shown = {_TRUTH: truth, _MEAN if std is not None else "map": mean}
     scaled = {title: factor * values for title, values in shown.items() if values is not None}
     colours = style.INTEGRAL_COLOURS if image.integrated else style.DENSITY_COLOURS

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky._coordinates import galactic, positions_of
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import (
     AbstractImage,
@@ -267,8 +267,7 @@ def _spread_of(
 
     from dustmap.gp.functionals import PointValues
 
-    l, b, distance = coords.l.deg[inside], coords.b.deg[inside], coords.distance.to_value(u.pc)
-    points = np.clip(cartesian(l, b, distance[inside]), field.lower, field.upper)
+    points = np.clip(positions_of(coords[inside]), field.lower, field.upper)
     places = PointValues(torch.from_numpy(points).to(device))
     found = field.evaluate(places, MapRequest((Quantity.STD,)))
     std = np.full(inside.shape, np.nan)

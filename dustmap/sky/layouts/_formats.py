@@ -81,13 +81,11 @@ def write_leike2020(
         write_attributes(file, "kpc-1", system, provenance, note)
         file.attrs["lower_edge_pc"] = _EDGE
         file.attrs["step_pc"] = 1.0
-        layout: dict[str, Any] = {
-            "chunks": tuple(min(c, n) for c, n in zip(_CHUNK, options.shape, strict=True)),
-            "fillvalue": np.nan,
-        }
+        shape = options.shape
+        chunks = tuple(min(c, n) for c, n in zip(_CHUNK, shape, strict=True))
         datasets = {
-            q.value: file.create_dataset(q.value, options.shape, "f4", **layout)
-            for q in request.cubes
+            name: file.create_dataset(name, shape, "f4", chunks=chunks, fillvalue=np.nan)
+            for name in ("mean", "std")
         }
         x, y, z = (slice(i, i + n) for i, n in zip(first, grid.shape, strict=True))
         for slab in field.planes(grid, request):

@@ -258,12 +258,10 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
     row = np.arange(len(s))
     a, b = covered[row, left], covered[row, right]
-    differ: Flags = b != a
-    share = np.where(differ, (least - a) / np.where(differ, b - a, 1.0), 1.0)
+    share: Floats = np.divide(least - a, b - a, out=np.ones_like(a), where=a != b)
     share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
-    share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
-    low, high = s[row, left], s[row, right]
-    return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
+    low, high = s[row, left], s[row, right]  # one place before the first step and after the last
+    return np.asarray(low + np.clip(share, 0.0, 1.0) * (high - low))
 
 
 def central_band(
@@ -340,8 +338,8 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
     """Return all cubes of a map as `DustMap.to_xarray` does."""
     import xarray as xr
 
-    x, y, z = density.axes()
-    axes = {name: (name, at, {"units": "pc"}) for name, at in (("x", x), ("y", y), ("z", z))}
+    places = zip("xyz", density.axes(), strict=True)
+    axes = {name: (name, at, {"units": "pc"}) for name, at in places}
     data: dict[str, Any] = {}
     for quantity in density.available:
         described = DESCRIPTIONS[quantity]

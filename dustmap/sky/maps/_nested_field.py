@@ -91,11 +91,11 @@ class NestedField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        blocks = [_Block.of(grid, field, request, depth) for field in self.fields[1:]]
+        blocks = [_Block.of(grid, field) for field in self.fields[1:]]
         for slab in self.fields[0].planes(grid, request, depth, part):
             for block in blocks:
                 if block is not None:
-                    block.overlay(slab)
+                    block.overlay(slab, request, depth)
             yield slab
 
 
@@ -136,11 +136,9 @@ class _Block:
     field: NodeField
     spans: tuple[_Span, ...]
     grid: RegularGrid
-    request: MapRequest
-    depth: int
 
     @staticmethod
-    def of(grid: RegularGrid, field: NodeField, request: MapRequest, depth: int) -> "_Block | None":
+    def of(grid: RegularGrid, field: NodeField) -> "_Block | None":
         """None where none of them lies there."""
         axes = zip(grid.lower, grid.spacing, grid.shape, field.lower, field.upper, strict=True)
         spans = tuple(span for span in (_Span.of(*axis) for axis in axes) if span is not None)
@@ -151,9 +149,9 @@ class _Block:
             tuple(abs(span.step) for span in spans),
             tuple(max(2, span.count) for span in spans),
         )
-        return _Block(field, spans, inner, request, depth)
+        return _Block(field, spans, inner)
 
-    def overlay(self, slab: Planes) -> None:
+    def overlay(self, slab: Planes, request: MapRequest, depth: int) -> None:
         """Put the finer field's answers into those planes of a slab that it has."""
         x, y, z = self.spans
         columns, rows = (slice(span.first, span.first + span.count) for span in (x, y))
@@ -162,7 +160,7 @@ class _Block:
             return
         computed = z.kept.start - z.first
         wanted = slice(begin + computed, end + computed)
-        for finer in self.field.planes(self.grid, self.request, self.depth, wanted):
+        for finer in self.field.planes(self.grid, request, depth, wanted):
             at = slice(finer.start - computed - slab.start, finer.stop - computed - slab.start)
             for name, values in finer.arrays.items():
                 slab.arrays[name][..., at, rows, columns] = values[..., y.kept, x.kept]

@@ -74,9 +74,7 @@ class AxisWeights:
         where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
         self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
         self.weight = (where - self.cell).to(dtype)
-        self.identity = nodes == len(where) and bool(
-            (where == torch.arange(nodes, dtype=where.dtype)).all()
-        )
+        self.identity = torch.equal(where, torch.arange(nodes, dtype=where.dtype))
 
     def along(self, values: Tensor, dim: int) -> Tensor:
         """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""

@@ -329,19 +329,17 @@ class LimitedField(AbstractDensityField):
         answers = self.field.evaluate(functional, request)
         if Quantity.COVERAGE in request and isinstance(functional, PointValues):
             hidden = self.horizon.hides(functional.x.double().cpu().numpy())
-            answers["coverage"] = np.where(hidden, np.float32(0.0), answers["coverage"])
+            answers["coverage"][hidden] = 0.0
         return answers
 
     def planes(
         self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
         for slab in self.field.planes(grid, request, depth, part):
-            if Quantity.COVERAGE not in request:
-                yield slab
-                continue
-            hidden = self._hidden(grid, slice(slab.start, slab.stop))
-            covered = np.where(hidden, np.float32(0.0), slab.arrays["coverage"])
-            yield Planes(slab.start, slab.stop, {**slab.arrays, "coverage": covered})
+            if Quantity.COVERAGE in request:
+                hidden = self._hidden(grid, slice(slab.start, slab.stop))
+                slab.arrays["coverage"][hidden] = 0.0
+            yield slab
 
     def hidden_nodes(self, grid: RegularGrid) -> int:
         """Count the nodes of a grid that are hidden."""

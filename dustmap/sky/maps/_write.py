@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 import zarr
 from astropy.io import fits
 from numpy.typing import NDArray
@@ -150,7 +151,7 @@ def _write_zarr(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    depth, thickness = _depths(slabs, _streamed_fits.smallest_of_ranks(memory, world))
+    depth, thickness = _depths(slabs, int(world.gathered(torch.tensor([memory])).min()))
     with together(world):
         if world.rank == 0:
             _lay_out(path, layout, provenance, depth, thickness)

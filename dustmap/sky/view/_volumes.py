@@ -60,9 +60,7 @@ class Scale:
         if logarithmic:
             known = known[known > 0]
         if known.size == 0:
-            return cls(
-                logarithmic, -MOST_DECADES if logarithmic else 0.0, 0.0 if logarithmic else 1.0
-            )
+            return cls(True, -MOST_DECADES, 0.0) if logarithmic else cls(False, 0.0, 1.0)
         low, high = float(known.min()), float(known.max())
         if logarithmic:
             high = float(np.log10(high))
