@@ -254,9 +254,8 @@ def _create(
 def _tiles(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Chunks and shards: a shard is whole chunks, no more than the axis needs."""
     chunks = tuple(min(CHUNK, n) for n in shape)
-    most = [-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True)]
     shards = tuple(
-        chunk * min(count, SHARD // chunk) for count, chunk in zip(most, chunks, strict=True)
+        chunk * min(-(-n // chunk), SHARD // chunk) for n, chunk in zip(shape, chunks, strict=True)
     )
     return chunks, shards
 

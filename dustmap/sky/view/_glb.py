@@ -22,7 +22,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic, positions_of
 from dustmap.sky.maps import DustMap
-from dustmap.sky.view._surfaces import Surface, iso_surface
+from dustmap.sky.view._surfaces import EDGES, Surface, iso_surface
 from dustmap.tables import replacing
 
 Array: TypeAlias = NDArray[np.float64]
@@ -194,8 +194,7 @@ class _Document:
         corners = np.array(
             [[(grid.lower, grid.upper)[c >> k & 1][k] for k in range(3)] for c in range(8)]
         )
-        pairs = [(c, c | 1 << k) for k in range(3) for c in range(8) if not c >> k & 1]
-        self._add_lines("box", corners, np.array(pairs))
+        self._add_lines("box", corners, np.array(EDGES)[:, :2])
         if grid.upper[0] > 0.0:
             ahead = np.array([(0.0, 0.0, 0.0), (grid.upper[0], 0.0, 0.0)])
             self._add_lines("towards the Galactic centre", ahead, np.array([(0, 1)]))
