@@ -264,9 +264,8 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
         places = SkyCoord(stars.l * u.deg, stars.b * u.deg, away * u.pc, frame="galactic")
         ours = density.query(places, integrated=True)
     theirs = conversion(stars.system, density.system) * stars.extinction
-    pairs = Pairs.known(
-        options.catalog, INTEGRATED, density.system, (theirs, ours), (away, stars.b)
-    )
+    both = Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)
+    pairs = both.known()
     log.info("%d of %d stars are outside the box", len(stars) - len(pairs), len(stars))
     if not len(pairs):
         raise UserError(f"{options.catalog}: none of its {len(stars)} stars is inside the map")

@@ -35,9 +35,7 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> Array:
     return np.moveaxis(xyz, 0, -1)
 
 
-def galactic(
-    xyz: Array,
-) -> tuple[Array, Array, Array]:
+def galactic(xyz: Array) -> tuple[Array, Array, Array]:
     """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3).
 
     Examples

@@ -111,8 +111,7 @@ def write_attributes(
     target: h5py.File, unit: str, system: ExtinctionSystem, provenance: Provenance, note: str
 ) -> None:
     """Write units, system and provenance into an HDF5 file."""
-    for name, value in provenance.attributes("3D map of the interstellar dust").items():
-        target.attrs[name] = value
+    target.attrs.update(provenance.attributes("3D map of the interstellar dust"))
     target.attrs["units"] = unit
     target.attrs["extinction_system"] = system.name
     target.attrs["extinction_meaning"] = system.meaning

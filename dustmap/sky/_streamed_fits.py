@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import Any, BinaryIO, Self, final
 
 import numpy as np
 import torch
@@ -72,11 +72,6 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
     world.texts("")
 
 
-def smallest_of_ranks(value: int, world: AbstractWorld) -> int:
-    """Return the smallest of the values that the ranks have."""
-    return int(world.gathered(torch.tensor([value])).min())
-
-
 _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
 _MODULUS = 2**32 - 1  # a carry out of 32 bits is added back at the right
@@ -115,15 +110,10 @@ class StreamedImage:
     `header` may change the values of its cards until the end, not their number.
     """
 
-    def __init__(
-        self, file: BinaryIO, header: fits.Header, shape: tuple[int, ...], dtype: str, start: int
-    ) -> None:
-        self.header = header
-        self._dtype = np.dtype(dtype)
-        self.shape = shape
-        self.start = start
-        self.offset = start + len(header.tostring())
-        self._file = file
+    def __init__(self, file: BinaryIO, plan: "UnitPlan", start: int) -> None:
+        self.header, self.shape, self.start = plan.header, plan.shape, start
+        self.offset = start + len(plan.header.tostring())
+        self._file, self._dtype = file, np.dtype(plan.dtype)
 
     def write(self, index: tuple[int, ...], values: ArrayLike) -> None:
         """Put `values` where the first of them has `index`, on in C order; missing ones are 0.
@@ -159,55 +149,58 @@ class StreamedImage:
 
 @final
 @dataclass(frozen=True, eq=False)
-class ImagePlan:
-    """An image extension to come: its name, its shape in C order, and the cards that describe it.
+class UnitPlan:
+    """An image or a binary table to come: its name, its shape in C order, and its header.
 
-    name "PRIMARY" makes it the data of the first unit; dtype: ">f4" or ">f8".
+    name "PRIMARY" makes an image the data of the first unit; dtype: ">f4" or ">f8".
     """
 
     name: str
     shape: tuple[int, ...]
-    cards: fits.Header
+    header: fits.Header
     dtype: str = ">f4"
 
+    @classmethod
+    def image(
+        cls, name: str, shape: tuple[int, ...], cards: fits.Header, dtype: str = ">f4"
+    ) -> Self:
+        """Plan an image that `cards` describe."""
+        bits = 8 * np.dtype(dtype).itemsize
+        first: tuple[Any, ...] = ("XTENSION", "IMAGE", "Image extension")
+        last: list[tuple[Any, ...]] = [("PCOUNT", 0), ("GCOUNT", 1), ("EXTNAME", name)]
+        if name == "PRIMARY":
+            first, last = ("SIMPLE", True, "conforms to FITS standard"), [("EXTEND", True)]
+        axes = [(f"NAXIS{i + 1}", n) for i, n in enumerate(reversed(shape))]
+        size = [("BITPIX", -bits, f"{bits}-bit floating point"), ("NAXIS", len(axes)), *axes]
+        return cls(name, shape, _described([first, *size, *last], cards), dtype)
 
-@final
-@dataclass(frozen=True, eq=False)
-class TablePlan:
-    """A binary table to come of `rows` rows and float32 columns, each a (name, comment).
+    @classmethod
+    def table(
+        cls, name: str, rows: int, columns: Sequence[tuple[str, str]], unit: str, cards: fits.Header
+    ) -> Self:
+        """Plan a table of `rows` rows and float32 columns, each a (name, comment).
 
-    unit: of every column, empty for none.
-    """
-
-    name: str
-    rows: int
-    columns: Sequence[tuple[str, str]]
-    unit: str
-    cards: fits.Header
-    dtype: str = ">f4"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
-        return self.rows, len(self.columns)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """Where everything goes. images: name -> header, shape, dtype and first byte; complete: first
-    byte and bytes of all that is known at once; size: of the file."""
-
-    images: dict[str, tuple[fits.Header, tuple[int, ...], str, int]]
-    complete: list[tuple[int, bytes]]
-    size: int
+        unit: of every column, empty for none.
+        """
+        first: list[tuple[Any, ...]] = [
+            ("XTENSION", "BINTABLE", "binary table extension"),
+            ("BITPIX", 8, "array data type"),
+            ("NAXIS", 2),
+            ("NAXIS1", 4 * len(columns), "bytes of a row"),
+            ("NAXIS2", rows, "rows"),
+            ("PCOUNT", 0),
+            ("GCOUNT", 1),
+            ("TFIELDS", len(columns)),
+        ]
+        for i, (column, comment) in enumerate(columns, 1):
+            first += [(f"TTYPE{i}", column, comment), (f"TFORM{i}", "E")]
+            first += [(f"TUNIT{i}", unit)] if unit else []
+        return cls(name, (rows, len(columns)), _described([*first, ("EXTNAME", name)], cards))
 
 
 @contextmanager
 def streamed_fits(
-    path: Path,
-    units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU],
-    world: AbstractWorld = ALONE,
+    path: Path, units: Sequence[UnitPlan | fits.BinTableHDU], world: AbstractWorld = ALONE
 ) -> Iterator[dict[str, StreamedImage]]:
     """Lay out `units` in a new file and yield what is planned by name, to be filled by the block.
 
@@ -215,17 +208,17 @@ def streamed_fits(
     PRIMARY. After the block every unit has its CHECKSUM and DATASUM. world: ranks that fill the
     file together; headers are those of the first.
     """
-    layout = _laid_out(units)
-    check_agreement(world, {"the layout of a FITS file": f"{layout.size} bytes"})
+    planned, complete, size = _laid_out(units)
+    check_agreement(world, {"the layout of a FITS file": f"{size} bytes"})
     with together(world):
         if world.rank == 0:
             with path.open("wb") as file:
-                for start, data in layout.complete:
+                for start, data in complete:
                     file.seek(start)
                     file.write(data)
-                file.truncate(layout.size)
+                file.truncate(size)
     with together(world), _opened_to_write(path) as file:
-        images = {name: StreamedImage(file, *placed) for name, placed in layout.images.items()}
+        images = {plan.name: StreamedImage(file, plan, start) for plan, start in planned}
         yield images
     with together(world), path.open("rb") as file:
         parts = [image.part_sum(file, world) for image in images.values()]
@@ -237,11 +230,15 @@ def streamed_fits(
                     image.finish(file, folded(total))
 
 
-def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Layout:
-    images: dict[str, tuple[fits.Header, tuple[int, ...], str, int]] = {}
+def _laid_out(
+    units: Sequence[UnitPlan | fits.BinTableHDU],
+) -> tuple[list[tuple[UnitPlan, int]], list[tuple[int, bytes]], int]:
+    """Return what is planned and its first byte, first byte and bytes of all that is known at once,
+    and the size of the file."""
+    planned: list[tuple[UnitPlan, int]] = []
     complete: list[tuple[int, bytes]] = []
     end = 0
-    if not any(isinstance(unit, ImagePlan) and unit.name == "PRIMARY" for unit in units):
+    if not any(isinstance(unit, UnitPlan) and unit.name == "PRIMARY" for unit in units):
         complete.append((0, _written([fits.PrimaryHDU()])))
         end = len(complete[0][1])
     for unit in units:
@@ -249,45 +246,16 @@ def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Lay
             complete.append((end, _written([fits.PrimaryHDU(), unit])[_BLOCK:]))
             end += len(complete[-1][1])
             continue
-        header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
-        images[unit.name] = header, unit.shape, unit.dtype, end
+        planned.append((unit, end))
         data = np.dtype(unit.dtype).itemsize * math.prod(unit.shape)
-        end += len(header.tostring()) + -(-data // _BLOCK) * _BLOCK
-    return _Layout(images, complete, end)
+        end += len(unit.header.tostring()) + -(-data // _BLOCK) * _BLOCK
+    return planned, complete, end
 
 
 def _opened_to_write(path: Path) -> BinaryIO:
     """To write only: clients of network file systems then send the bytes that were written, and
     no pages around them, in which another rank may have written."""
     return os.fdopen(os.open(path, os.O_WRONLY), "wb")
-
-
-def _image_header(plan: ImagePlan) -> fits.Header:
-    bits = 8 * np.dtype(plan.dtype).itemsize
-    first: tuple[Any, ...] = ("XTENSION", "IMAGE", "Image extension")
-    last: list[tuple[Any, ...]] = [("PCOUNT", 0), ("GCOUNT", 1), ("EXTNAME", plan.name)]
-    if plan.name == "PRIMARY":
-        first, last = ("SIMPLE", True, "conforms to FITS standard"), [("EXTEND", True)]
-    axes = [(f"NAXIS{i + 1}", n) for i, n in enumerate(reversed(plan.shape))]
-    size = [("BITPIX", -bits, f"{bits}-bit floating point"), ("NAXIS", len(axes)), *axes]
-    return _described([first, *size, *last], plan.cards)
-
-
-def _table_header(plan: TablePlan) -> fits.Header:
-    cards: list[tuple[Any, ...]] = [
-        ("XTENSION", "BINTABLE", "binary table extension"),
-        ("BITPIX", 8, "array data type"),
-        ("NAXIS", 2),
-        ("NAXIS1", 4 * len(plan.columns), "bytes of a row"),
-        ("NAXIS2", plan.rows, "rows"),
-        ("PCOUNT", 0),
-        ("GCOUNT", 1),
-        ("TFIELDS", len(plan.columns)),
-    ]
-    for i, (name, comment) in enumerate(plan.columns, 1):
-        cards += [(f"TTYPE{i}", name, comment), (f"TFORM{i}", "E")]
-        cards += [(f"TUNIT{i}", plan.unit)] if plan.unit else []
-    return _described([*cards, ("EXTNAME", plan.name)], plan.cards)
 
 
 def _described(first: list[tuple[Any, ...]], cards: fits.Header) -> fits.Header:

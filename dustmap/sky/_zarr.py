@@ -180,11 +180,12 @@ def _check_chunks(array: "zarr.Array[Any]", path: Path, name: str) -> None:
     """Every chunk is a file, and they hold about as much as the array does."""
     stored = _stored(path / name)
     pieces = array.shards or array.chunks
-    expected = math.prod(-(-n // piece) for n, piece in zip(array.shape, pieces, strict=True))
+    counts = [-(-n // piece) for n, piece in zip(array.shape, pieces, strict=True)]
     # A shape of the metadata alone may be astronomical: no more keys are made than there are files.
-    keys = itertools.islice(_keys(array, pieces), len(stored) + 1)
+    keys = map(array.metadata.encode_chunk_key, itertools.islice(_places(counts), len(stored) + 1))
     missing = [key for key in keys if key not in stored]
     if missing:
+        expected = math.prod(counts)
         count = max(len(missing), expected - len(stored))
         raise UserError(
             f"{path}: a part of it is missing: {count} of the {expected} chunks of {name}, such as "
@@ -196,13 +197,6 @@ def _check_chunks(array: "zarr.Array[Any]", path: Path, name: str) -> None:
             f"{path}: {name} is damaged: {sum(stored.values())} bytes cannot hold an array of "
             f"shape {array.shape} in chunks of {array.chunks}"
         )
-
-
-def _keys(array: "zarr.Array[Any]", pieces: tuple[int, ...]) -> Iterator[str]:
-    """The names of the files of all chunks, below that of the array."""
-    counts = [-(-n // piece) for n, piece in zip(array.shape, pieces, strict=True)]
-    for place in _places(counts):
-        yield array.metadata.encode_chunk_key(place)
 
 
 def _places(counts: list[int]) -> Iterator[tuple[int, ...]]:

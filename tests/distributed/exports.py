@@ -72,7 +72,7 @@ def hindered(hinder: Callable[[int], None], walked: list[list[int]]) -> Slabs:
             yield slab
             hinder(len(walked))
 
-    return Slabs(given.layout, given.request, walk)
+    return Slabs(given.layout, walk)
 
 
 def short(world: AbstractWorld, kind: str) -> Arrays:

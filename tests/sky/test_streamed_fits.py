@@ -7,8 +7,7 @@ import pytest
 from astropy.io import fits
 
 from dustmap.sky._streamed_fits import (
-    ImagePlan,
-    TablePlan,
+    UnitPlan,
     encoded,
     file_sum,
     streamed_fits,
@@ -32,10 +31,10 @@ def test_astropy_verifies_images_and_tables(tmp_path: Path, seed: int) -> None:
     table = rng.normal(size=(11, 3)).astype(np.float32)
     column = fits.Column("distance", "D", unit="pc", array=rng.random(5))
     plans = [
-        ImagePlan("CUBE", shape, cards()),
+        UnitPlan.image("CUBE", shape, cards()),
         fits.BinTableHDU.from_columns([column], name="DISTANCES"),
-        TablePlan("SHELLS", 11, [(f"S{k}", "pc") for k in range(3)], "mag", cards()),
-        ImagePlan("TWICE", shape, cards()),
+        UnitPlan.table("SHELLS", 11, [(f"S{k}", "pc") for k in range(3)], "mag", cards()),
+        UnitPlan.image("TWICE", shape, cards()),
     ]
     path = tmp_path / "map.fits"
     with streamed_fits(path, plans) as units:
@@ -58,7 +57,7 @@ def test_astropy_verifies_images_and_tables(tmp_path: Path, seed: int) -> None:
 
 def test_primary_image(tmp_path: Path) -> None:
     path = tmp_path / "map.fits"
-    with streamed_fits(path, [ImagePlan("PRIMARY", (2, 3), cards())]) as units:
+    with streamed_fits(path, [UnitPlan.image("PRIMARY", (2, 3), cards())]) as units:
         units["PRIMARY"].write((1,), [4, 5, 6])
     with fits.open(path, checksum=True) as hdus:
         hdus.verify("exception")
@@ -93,6 +92,6 @@ def test_checksum_is_letters_and_digits(total: int) -> None:
 def test_pieces_that_do_not_fit(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match="does not fit"),
-        streamed_fits(tmp_path / "map.fits", [ImagePlan("MEAN", (2, 3), cards())]) as units,
+        streamed_fits(tmp_path / "map.fits", [UnitPlan.image("MEAN", (2, 3), cards())]) as units,
     ):
         units["MEAN"].write((1, 1), [1, 2, 3])

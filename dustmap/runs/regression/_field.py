@@ -19,7 +19,7 @@ from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.runs.regression._model import Array, Rows
 from dustmap.sky import Provenance
-from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
+from dustmap.sky._streamed_fits import UnitPlan, axis_cards, streamed_fits
 from dustmap.sky._zarr import consolidate, create_array, create_group
 from dustmap.tables import replacing
 
@@ -98,7 +98,7 @@ def _write_fits(path: Path, field: GriddedField, provenance: Provenance) -> None
         cards = axis_cards(field.grid, field.inputs)
         cards["OBJECT"] = (field.target, f"{meaning} of OBJECT")
         provenance.stamp(cards)
-        plans.append(ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8"))
+        plans.append(UnitPlan.image(name.upper(), field.grid.shape[::-1], cards, ">f8"))
     with streamed_fits(path, plans) as images:
         for name, values, _ in field.quantities():
             images[name.upper()].write((0,), values.transpose())

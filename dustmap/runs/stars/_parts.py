@@ -285,7 +285,7 @@ def _watched(slabs: Slabs, what: str, progress: Progress) -> Slabs:
             yield slab
             progress(what, slab.stop, count)
 
-    return Slabs(slabs.layout, slabs.request, walk)
+    return Slabs(slabs.layout, walk)
 
 
 @final

@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeAlias, final
 
 import numpy as np
@@ -151,19 +151,9 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.ours)
 
-    @classmethod
-    def known(
-        cls,
-        name: str,
-        kind: str,
-        system: ExtinctionSystem,
-        pairs: tuple[Array, Array],
-        places: tuple[Array, Array],
-    ) -> "Pairs":
-        """Keep those that both know, of arrays of one shape: theirs and ours, distance and b."""
-        both = np.isfinite(pairs[0]) & np.isfinite(pairs[1])
-        theirs, ours, distance, b = (values[both] for values in (*pairs, *places))
-        return cls(name, kind, system, theirs, ours, distance, b)
+    def known(self) -> "Pairs":
+        """Keep those that both know, of arrays of any one shape."""
+        return self._part(np.isfinite(self.theirs) & np.isfinite(self.ours))
 
     def bins(self, edges: Sequence[float]) -> Iterator[tuple[str, float, float, "Pairs"]]:
         """Yield all, then bins in distance and in |b|: what is cut, its limits, and the pairs."""
@@ -210,17 +200,11 @@ def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments
     b = np.broadcast_to(segments.b[:, None], mine.shape)
     ends, middles = (np.broadcast_to(d, mine.shape) for d in (segments.edges[1:], segments.middles))
     columns = [np.cumsum(values[:, first:], axis=-1) for values in (theirs, mine)]
+    integrated = (*columns, ends[:, first:], b[:, first:])
+    differential = (theirs / width, mine / width, middles, b)
     return [
-        Pairs.known(
-            other.name,
-            INTEGRATED,
-            ours.system,
-            (columns[0], columns[1]),
-            (ends[:, first:], b[:, first:]),
-        ),
-        Pairs.known(
-            other.name, DIFFERENTIAL, ours.system, (theirs / width, mine / width), (middles, b)
-        ),
+        Pairs(other.name, kind, ours.system, *values).known()
+        for kind, values in ((INTEGRATED, integrated), (DIFFERENTIAL, differential))
     ]
 
 
@@ -240,9 +224,7 @@ def score_table(compared: Sequence[Pairs]) -> QTable:
     for pairs in compared:
         unit = str(u.mag if pairs.kind == INTEGRATED else u.mag / u.pc)
         for what, low, high, part in pairs.bins(edges):
-            score = part.score()
-            values = (score.n, score.rmse, score.bias, score.slope, score.correlation)
-            rows.append((pairs.name, pairs.kind, what, low, high, *values, unit))
+            rows.append((pairs.name, pairs.kind, what, low, high, *astuple(part.score()), unit))
     names = ("other", "quantity", "bin", "low", "high", "n", "rmse", "bias", "slope")
     table = QTable(rows=rows, names=(*names, "correlation", "unit"))
     if compared:

@@ -77,13 +77,11 @@ class Segments:
         return total
 
 
+@dataclass(frozen=True, eq=False)
 class AbstractSource(ABC):
-    """Extinctions of one map."""
+    """Extinctions of one map, by its name in tables and figures."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name in tables and figures."""
+    name: str
 
     @property
     @abstractmethod
@@ -100,12 +98,7 @@ class AbstractSource(ABC):
 class MapSource(AbstractSource):
     """A map of this package: the mean density, trilinear between voxels."""
 
-    named: str
     density: DustMap
-
-    @property
-    def name(self) -> str:
-        return self.named
 
     @property
     def system(self) -> ExtinctionSystem:
@@ -166,13 +159,8 @@ PUBLISHED = MappingProxyType(
 class PublishedSource(AbstractSource):
     """A published map, asked through its query (coordinates to numbers) of the dustmaps package."""
 
-    named: str
     of: Published
     query: Callable[..., Any]
-
-    @property
-    def name(self) -> str:
-        return self.named
 
     @property
     def system(self) -> ExtinctionSystem:

@@ -275,12 +275,11 @@ def find_clouds(
     )
     if density.system.per_a_v is None:
         log.warning("no masses: %s is a custom system, which converts to nothing", density.system)
-    faces = _faces(structures.dense)
-    at_face = np.isin(1 + np.arange(structures.count), structures.dense[faces])
     named = (("",) * structures.count, np.full(structures.count, np.nan))
     if known is not None:
         named = names_of(known, mean, structures, density.grid)
-    covered, system, grid = _coverage(density, structures), density.system, density.grid
+    at_face, covered = _at_face(structures), _coverage(density, structures)
+    system, grid = density.system, density.grid
     return Clouds(forms, drawn, *named, at_face, covered, criteria, system, structures, grid)
 
 
@@ -308,10 +307,11 @@ def _cube(density: DustMap, quantity: Quantity, sample: int = 0) -> Values:
     return values
 
 
-def _faces(labels: Labels) -> NDArray[np.bool_]:
-    faces = np.ones(labels.shape, np.bool_)
-    faces[1:-1, 1:-1, 1:-1] = False
-    return faces
+def _at_face(structures: Structures) -> NDArray[np.bool_]:
+    """Return which clouds (K,) reach a face of the box."""
+    face = np.ones(structures.dense.shape, np.bool_)
+    face[1:-1, 1:-1, 1:-1] = False
+    return np.isin(1 + np.arange(structures.count), structures.dense[face])
 
 
 def _coverage(density: DustMap, structures: Structures) -> Array:

@@ -18,7 +18,7 @@ from dustmap.errors import UserError
 from dustmap.sky.agreement import Comparison, Pairs, distance_edges
 from dustmap.sky.agreement._scores import INTEGRATED
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import PER_MILLE, Panel
+from dustmap.sky.figures._panels import Panel, quantity_of
 from dustmap.sky.figures._sky_images import Pixels, SkyCells, graticule, whole_sky
 from dustmap.sky.figures._style import Array
 
@@ -272,11 +272,8 @@ def agreement_figure(compared: Sequence[Pairs]) -> Figure:
     rows = figure.subplots(len(compared), 3, squeeze=False)
     edges = distance_edges(compared)
     for (left, middle, right), pairs in zip(rows, compared, strict=True):
-        factor, unit = 1.0, style.unit_of(pairs.system)
-        if pairs.kind != INTEGRATED:
-            factor, unit = PER_MILLE, style.density_unit(pairs.system)
-        _pairs(figure, left, pairs, factor, unit)
-        _scores(middle, right, pairs, edges, factor, unit)
+        _pairs(figure, left, pairs)
+        _scores(middle, right, pairs, edges)
         for axis in (left, middle, right):
             style.fix_ticks(axis)
     for axis in rows[-1, 1:]:
@@ -284,7 +281,8 @@ def agreement_figure(compared: Sequence[Pairs]) -> Figure:
     return figure
 
 
-def _pairs(figure: Figure, axis: Axes, pairs: Pairs, factor: float, unit: str) -> None:
+def _pairs(figure: Figure, axis: Axes, pairs: Pairs) -> None:
+    factor, quantity, unit = quantity_of(pairs.system, pairs.kind == INTEGRATED)
     both = factor * np.stack([pairs.theirs, pairs.ours])
     low, high = np.percentile(both, _SHOWN)
     low, high = min(float(low), 0.0), max(float(high), float(low) + 1e-9)
@@ -296,16 +294,13 @@ def _pairs(figure: Figure, axis: Axes, pairs: Pairs, factor: float, unit: str) -
     axis.set_xlim(low, high)
     axis.set_ylim(low, high)
     axis.set_aspect("equal")
-    symbol = style.symbol_of(pairs.system)
-    what = symbol if pairs.kind == INTEGRATED else f"$\\rho$ in {symbol}"
-    axis.set_xlabel(f"{pairs.name}: {what} [{unit}]")
+    axis.set_xlabel(f"{pairs.name}: {quantity} [{unit}]")
     axis.set_ylabel(f"this map [{unit}]")
 
 
-def _scores(
-    spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float], factor: float, unit: str
-) -> None:
+def _scores(spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float]) -> None:
     """Draw bias and RMSE on one axis, slope and correlation on the other, against distance."""
+    factor, _, unit = quantity_of(pairs.system, pairs.kind == INTEGRATED)
     bins = [
         (0.5 * (low + high), part.score())
         for what, low, high, part in pairs.bins(edges)

@@ -90,8 +90,8 @@ class AbstractImage(ABC):
     truth: Array | None
 
     @abstractmethod
-    def height(self, width: float) -> float:
-        """Return inches of a panel of so many inches width."""
+    def height(self, width: float, alone: bool) -> float:
+        """Return inches of a panel of so many inches width; alone: with a bar of its own."""
 
     @abstractmethod
     def draw(
@@ -101,10 +101,6 @@ class AbstractImage(ABC):
 
         height: None for one of many panels, without a bar and with few words.
         """
-
-    @abstractmethod
-    def height_of_many(self, width: float) -> float:
-        """Return inches of a panel without a bar, of so many inches width."""
 
     @abstractmethod
     def label(self, axis: Axes, text: str) -> None:
@@ -181,16 +177,20 @@ def _free_place(
     return None
 
 
+def quantity_of(system: ExtinctionSystem, integrated: bool) -> tuple[float, str, str]:
+    """Return the factor that numbers are shown with, their symbol and their unit."""
+    if integrated:
+        return 1.0, style.symbol_of(system), style.unit_of(system)
+    return PER_MILLE, style.density_of(system), style.density_unit(system)
+
+
 def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:
     """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
 
     The uncertainty is relative to the mean where that is positive everywhere.
     """
     mean, std, truth = image.mean, image.std, image.truth
-    if image.integrated:
-        factor, quantity, unit = 1.0, style.symbol_of(system), style.unit_of(system)
-    else:
-        factor, quantity, unit = PER_MILLE, style.density_of(system), style.density_unit(system)
+    factor, quantity, unit = quantity_of(system, image.integrated)
     shown = {_TRUTH: truth, _MEAN if std is not None else "map": mean}
     scaled = {title: factor * values for title, values in shown.items() if values is not None}
     colours = style.INTEGRAL_COLOURS if image.integrated else style.DENSITY_COLOURS
@@ -257,7 +257,7 @@ def panels_figure(
     width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
     unknown = any(not np.isfinite(panel.values).all() for panel in panels)
     legend = _LEGEND if image.coverage is not None or unknown else 0.0
-    each = image.height(width / columns)
+    each = image.height(width / columns, alone=True)
     figure = style.new_figure(width, rows * each + _TITLE + legend)
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     hatched = False
@@ -289,7 +289,7 @@ def sequence_figure(
     means = [next(p for p in panels_of(system, image) if p.of_mean) for image in images]
     scale = style.density_scale(*(p.values for p in means), colours=means[0].scale.colours)
     unknown = any(not np.isfinite(p.values).all() for p in means)
-    each = images[0].height_of_many((style.TWO_COLUMNS - _LABELS) / columns)
+    each = images[0].height((style.TWO_COLUMNS - _LABELS) / columns, alone=False)
     figure = style.new_figure(style.TWO_COLUMNS, rows * each + _TITLE + _LEGEND + _BAR)
     axes = figure.subplots(rows, columns, squeeze=False, **subplots).ravel()
     hatched = False

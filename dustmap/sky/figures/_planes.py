@@ -64,13 +64,10 @@ class Plane(AbstractImage):
     at: tuple[float, float]
     extent: tuple[float, float, float, float]
 
-    def height(self, width: float) -> float:
+    def height(self, width: float, alone: bool) -> float:
         left, right, bottom, top = self.extent
-        return min((width - _BESIDE) * (top - bottom) / (right - left), _TALLEST) + _ABOVE
-
-    def height_of_many(self, width: float) -> float:
-        left, right, bottom, top = self.extent
-        return min((width - _MARGIN) * (top - bottom) / (right - left), _TALLEST) + _MARGIN
+        beside, above = (_BESIDE, _ABOVE) if alone else (_MARGIN, _MARGIN)
+        return min((width - beside) * (top - bottom) / (right - left), _TALLEST) + above
 
     def label(self, axis: Axes, text: str) -> None:
         axis.text(0.03, 0.96, text, transform=axis.transAxes, va="top", **style.outlined())
@@ -156,13 +153,18 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
         weights = _weights(density, axis)
         planes = (_truth(density, axis, float(level), truth) for level in centres)
         true = sum((w * plane for w, plane in zip(weights, planes, strict=True)), start=0.0 * mean)
+    std = None
+    if density.n_samples > 1:
+        samples = range(density.n_samples)
+        drawn = [_integral(density, axis, (Quantity.SAMPLES,), k) for k in samples]
+        std = np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
     return Plane(
         integrated=True,
         axis=axis,
         at=(float(centres[0]), float(centres[-1])),
         extent=_extent(density, axis),
         mean=mean,
-        std=_std_of_integral(density, axis),
+        std=std,
         coverage=coverage,
         truth=true,
     )
@@ -216,13 +218,6 @@ def _integral(
         along = weights[chosen] if axis is Axis.Z else weights
         parts.append(np.tensordot(along, slab, axes=(0, axis.of_cube)))
     return np.asarray(sum(parts) if axis is Axis.Z else np.concatenate(parts), np.float64)
-
-
-def _std_of_integral(density: DustMap, axis: Axis) -> Array | None:
-    if density.n_samples < 2:
-        return None
-    drawn = [_integral(density, axis, (Quantity.SAMPLES,), k) for k in range(density.n_samples)]
-    return np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
 
 
 @style.styled()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky._coordinates import galactic, positions_of
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import (
     AbstractImage,
@@ -147,11 +147,10 @@ class SkyImage(AbstractImage):
     pixels: Pixels
     distance: float
 
-    def height(self, width: float) -> float:
-        return 0.5 * width + 0.72 if self.pixels.whole else width - 0.6
-
-    def height_of_many(self, width: float) -> float:
-        return 0.5 * width + 0.12 if self.pixels.whole else width - 0.1
+    def height(self, width: float, alone: bool) -> float:
+        if self.pixels.whole:
+            return 0.5 * width + (0.72 if alone else 0.12)
+        return width - (0.6 if alone else 0.1)
 
     def label(self, axis: Axes, text: str) -> None:
         axis.set_title(text, pad=3.0)
@@ -268,8 +267,7 @@ def _spread_of(
 
     from dustmap.gp.functionals import PointValues
 
-    l, b, distance = coords.l.deg[inside], coords.b.deg[inside], coords.distance.to_value(u.pc)
-    points = np.clip(cartesian(l, b, distance[inside]), field.lower, field.upper)
+    points = np.clip(positions_of(coords[inside]), field.lower, field.upper)
     places = PointValues(torch.from_numpy(points).to(device))
     found = field.evaluate(places, MapRequest((Quantity.STD,)))
     std = np.full(inside.shape, np.nan)

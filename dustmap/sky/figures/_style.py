@@ -4,9 +4,9 @@ Limits of colour scales are percentiles of what is shown, and the scale is stret
 `save_figure` writes a picture, whole or not at all.
 """
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
@@ -82,11 +82,8 @@ _SUBDIVISIONS = (
 )
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Apply the style of this package; the user's settings are untouched afterwards."""
-    with mpl.rc_context(_STYLE):
-        yield
+#: Applies the style of this package; the user's settings are untouched afterwards.
+styled = functools.partial(mpl.rc_context, _STYLE)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
-from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
+from dustmap.sky._streamed_fits import UnitPlan, streamed_fits
 from dustmap.sky.layouts import _shells
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
@@ -81,13 +81,11 @@ def write_leike2020(
         write_attributes(file, "kpc-1", system, provenance, note)
         file.attrs["lower_edge_pc"] = _EDGE
         file.attrs["step_pc"] = 1.0
-        layout: dict[str, Any] = {
-            "chunks": tuple(min(c, n) for c, n in zip(_CHUNK, options.shape, strict=True)),
-            "fillvalue": np.nan,
-        }
+        shape = options.shape
+        chunks = tuple(min(c, n) for c, n in zip(_CHUNK, shape, strict=True))
         datasets = {
-            q.value: file.create_dataset(q.value, options.shape, "f4", **layout)
-            for q in request.cubes
+            name: file.create_dataset(name, shape, "f4", chunks=chunks, fillvalue=np.nan)
+            for name in ("mean", "std")
         }
         x, y, z = (slice(i, i + n) for i, n in zip(first, grid.shape, strict=True))
         for slab in field.planes(grid, request):
@@ -204,7 +202,7 @@ def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
     cards["UNIT"] = _GTOMO_UNIT
     for axis, position in zip("XYZ", options.sun, strict=True):
         cards[f"SUN_POS{axis}"] = (position, "0-based index = coordinate/STEP + this - 0.5")
-    plan = ImagePlan("PRIMARY", options.grid.shape[::-1], cards)
+    plan = UnitPlan.image("PRIMARY", options.grid.shape[::-1], cards)
     with streamed_fits(path, [plan]) as images:
         yield lambda start, values: images["PRIMARY"].write((start,), values)
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky._coordinates import pixel_directions
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._field import Arrays
 from dustmap.sky.maps._trilinear import chord
 
 log = logging.getLogger(__name__)
+
+Array: TypeAlias = NDArray[np.float64]
 
 _INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
 #: Numbers of one quantity that are made at once.
@@ -60,14 +63,12 @@ def refuse_sun_outside(field: AbstractDensityField) -> None:
         )
 
 
-def exits(field: AbstractDensityField, directions: NDArray[np.float64]) -> NDArray[np.float64]:
+def exits(field: AbstractDensityField, directions: Array) -> Array:
     """Return distance (P,) at which rays from the Sun along unit vectors (P, 3) leave the box."""
     return chord(field.lower, field.upper, directions)[1] * _INSIDE
 
 
-def at_places(
-    field: AbstractDensityField, positions: NDArray[np.float64], request: MapRequest
-) -> dict[str, NDArray[np.float32]]:
+def at_places(field: AbstractDensityField, positions: Array, request: MapRequest) -> Arrays:
     """Return values at X, Y, Z (..., 3) in pc: (...) by quantity, samples (S, ...); NaN outside."""
     inside = np.asarray(((positions >= field.lower) & (positions <= field.upper)).all(-1))
     places = PointValues(torch.from_numpy(positions[inside]))
@@ -75,11 +76,8 @@ def at_places(
 
 
 def within(
-    field: AbstractDensityField,
-    directions: NDArray[np.float64],
-    distance: float,
-    request: MapRequest,
-) -> dict[str, NDArray[np.float32]]:
+    field: AbstractDensityField, directions: Array, distance: float, request: MapRequest
+) -> Arrays:
     """Return integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
     inside = np.asarray(exits(field, directions) >= distance)
     rays = LineIntegrals.from_observer(torch.from_numpy(directions[inside] * distance))
@@ -87,11 +85,8 @@ def within(
 
 
 def cumulative(
-    field: AbstractDensityField,
-    directions: NDArray[np.float64],
-    distances: NDArray[np.float64],
-    request: MapRequest,
-) -> dict[str, NDArray[np.float32]]:
+    field: AbstractDensityField, directions: Array, distances: Array, request: MapRequest
+) -> Arrays:
     """Return A(<d) to ascending `distances` (K,) along unit vectors (P, 3).
 
     Mean (P, K), samples (S, P, K).
@@ -120,7 +115,7 @@ def _where(
     functional: AbstractFunctional,
     request: MapRequest,
     outside: float,
-) -> dict[str, NDArray[np.float32]]:
+) -> Arrays:
     """Evaluate as many functionals as places `inside` (...): (..., *inside.shape) by quantity."""
     # A block of pixels can lie outside the box as a whole.
     answers = field.evaluate(functional, request) if len(functional) else {}
@@ -134,20 +129,16 @@ def _where(
     return values
 
 
-def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
-    """Return (start, stop) of blocks of pixels that hold `BLOCK` numbers at `per_pixel` each."""
+def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[slice, Array]]:
+    """Yield blocks of pixels that hold `BLOCK` numbers at `per_pixel` each: which, and unit vectors
+    (P, 3) along Galactic X, Y, Z to them."""
     pixels = 12 * nside**2
     step = max(1, BLOCK // per_pixel)
     for start in range(0, pixels, step):
         stop = min(start + step, pixels)
-        yield start, stop
+        yield slice(start, stop), pixel_directions(nside, np.arange(start, stop))
         if _PARTS * start // pixels < _PARTS * stop // pixels < _PARTS:
             log.info("pixels %d of %d", stop, pixels)
-
-
-def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
-    """Return unit vectors (P, 3) along Galactic X, Y, Z to the pixels start <= p < stop."""
-    return pixel_directions(nside, np.arange(start, stop))
 
 
 @final
@@ -183,12 +174,12 @@ class RadialBins:
         return cls(min(farthest / 20, float(faces.min()) * 0.999), farthest, count)
 
     @property
-    def boundaries(self) -> NDArray[np.float64]:
+    def boundaries(self) -> Array:
         """(count + 1,)."""
         return np.geomspace(self.nearest, self.farthest, self.count + 1)
 
     @property
-    def centres(self) -> NDArray[np.float64]:
+    def centres(self) -> Array:
         """Geometric means of the boundaries (count,)."""
         edges = self.boundaries
         return np.sqrt(edges[1:] * edges[:-1])
@@ -213,6 +204,6 @@ class Shells:
         return len(self.distances)
 
     @property
-    def centres(self) -> NDArray[np.float64]:
+    def centres(self) -> Array:
         """The distances (count,)."""
         return np.array(self.distances)

@@ -42,11 +42,12 @@ from dustmap.errors import UserError
 from dustmap.sky import _provenance
 from dustmap.sky._coordinates import refuse_bad_nside
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, TablePlan, streamed_fits
+from dustmap.sky._streamed_fits import StreamedImage, UnitPlan, streamed_fits
 from dustmap.sky.layouts import _places
-from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
+from dustmap.sky.layouts._places import Array, LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
+from dustmap.sky.maps._field import Arrays
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import new_hdf5, replacing
 
@@ -122,10 +123,9 @@ def write_healpix(
     total = LayoutCounts()
     draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
     with replacing(Path(path), overwrite) as partial, streamed_fits(partial, plans) as images:
-        for start, stop in _places.pixel_blocks(options.nside, bins.count * (1 + draws // 4)):
-            rays = _places.directions(options.nside, start, stop)
+        for part, rays in _places.pixel_blocks(options.nside, bins.count * (1 + draws // 4)):
             for name, values in _healpix_rows(field, options, bins, rays).items():
-                images[name].write((start, 0), values)
+                images[name].write((part.start, 0), values)
                 total += LayoutCounts.of(values)
     return total
 
@@ -148,7 +148,7 @@ def _healpix_plans(
     options: HealpixOptions,
     bins: RadialBins | Shells,
     provenance: Provenance,
-) -> list[TablePlan]:
+) -> list[UnitPlan]:
     cards = _provenance.healpix_cards(
         _provenance.density_cards("", field.system, provenance), options.nside
     )
@@ -161,7 +161,7 @@ def _healpix_plans(
     units |= {_SAMPLE.format(s + 1): DENSITY_UNIT for s in range(options.density.samples)}
     units |= {f"INTEGRATED_{q.name}": "mag" for q in options.integrated}
     return [
-        TablePlan(name, 12 * options.nside**2, columns, unit, fits.Header(cards, copy=True))
+        UnitPlan.table(name, 12 * options.nside**2, columns, unit, fits.Header(cards, copy=True))
         for name, unit in units.items()
     ]
 
@@ -171,11 +171,8 @@ def _table(quantity: Quantity) -> str:
 
 
 def _healpix_rows(
-    field: AbstractDensityField,
-    options: HealpixOptions,
-    bins: RadialBins | Shells,
-    rays: NDArray[np.float64],
-) -> dict[str, NDArray[np.float32]]:
+    field: AbstractDensityField, options: HealpixOptions, bins: RadialBins | Shells, rays: Array
+) -> Arrays:
     """Compute the rows (P, count) of every table, of the pixels along `rays` (P, 3)."""
     density = _places.at_places(field, rays[:, None] * bins.centres[:, None], options.density)
     rows = {_table(q): density[q.value] for q in options.density.cubes}
@@ -252,8 +249,7 @@ def write_edenhofer2023(
     units = [plans[0], *_distance_tables(bins), *plans[2::2], *plans[1::2]]
     total = LayoutCounts()
     with replacing(Path(path), overwrite) as partial, streamed_fits(partial, units) as images:
-        for start, stop in _places.pixel_blocks(options.nside, bins.count):
-            rays = _places.directions(options.nside, start, stop)
+        for part, rays in _places.pixel_blocks(options.nside, bins.count):
             places = bins.centres[:, None, None] * rays
             density = _places.at_places(field, places, options.request)
             inner = _places.within(field, rays, bins.nearest, options.request)
@@ -262,9 +258,9 @@ def write_edenhofer2023(
                 if quantity is not Quantity.STD:
                     values, count = _raised(values, field.positive, options.floor)
                 total += LayoutCounts.of(values, count)
-                _write_pixels(images[outer_plan.name], values, start)
+                _write_pixels(images[outer_plan.name], values, part.start)
                 integrals = inner[quantity.value] * np.float32(factor)
-                _write_pixels(images[inner_plan.name], integrals, start)
+                _write_pixels(images[inner_plan.name], integrals, part.start)
         images[plans[0].name].header["NRAISED"] = total.raised
     return total
 
@@ -275,7 +271,7 @@ def _edenhofer_plans(
     system: ExtinctionSystem,
     provenance: Provenance,
     note: str,
-) -> list[ImagePlan]:
+) -> list[UnitPlan]:
     """Plan for each quantity its densities, then its integral within the inner sphere."""
     radius = f"{bins.nearest:.10g}"
     inner = f"INTEGRATED INNER {radius} PC"
@@ -295,8 +291,8 @@ def _edenhofer_plans(
     plans = []
     for quantity in options.request.quantities:
         name, inner_name, inner_cards["CTYPE"] = names[quantity]
-        plans.append(ImagePlan(name, (*leading, bins.count, pixels), cards.copy()))
-        plans.append(ImagePlan(inner_name, (*leading, pixels), inner_cards.copy()))
+        plans.append(UnitPlan.image(name, (*leading, bins.count, pixels), cards.copy()))
+        plans.append(UnitPlan.image(inner_name, (*leading, pixels), inner_cards.copy()))
     return plans
 
 
@@ -399,12 +395,11 @@ def write_bayestar(
         best = file.create_dataset("best_fit", (shape[0], shape[2]), "f4")
         info = file.create_dataset("pixel_info", shape[:1], _PIXEL)
         info.attrs["DM_bin_edges"] = DISTANCE_MODULI
-        for start, stop in _places.pixel_blocks(options.nside, shape[1] * shape[2]):
-            rays = _places.directions(options.nside, start, stop)
+        for part, rays in _places.pixel_blocks(options.nside, shape[1] * shape[2]):
             integrals = _places.cumulative(field, rays, _DISTANCES, request)
-            samples[start:stop] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
-            best[start:stop] = integrals["mean"] * np.float32(factor)
-            info[start:stop] = _pixel_info(field, options, start, rays)
+            samples[part] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
+            best[part] = integrals["mean"] * np.float32(factor)
+            info[part] = _pixel_info(field, options, part, rays)
             disk.check()
             outside += int((_places.exits(field, rays)[:, None] < _DISTANCES).sum())
     per_distance = options.samples + 1
@@ -412,14 +407,13 @@ def write_bayestar(
 
 
 def _pixel_info(
-    field: AbstractDensityField, options: BayestarOptions, start: int, rays: NDArray[np.float64]
+    field: AbstractDensityField, options: BayestarOptions, part: slice, rays: Array
 ) -> NDArray[np.void]:
     rows = np.zeros(len(rays), _PIXEL)
-    pixels = np.arange(start, start + len(rays))
     rows["nside"] = options.nside
-    rows["healpix_index"] = pixels
+    rows["healpix_index"] = np.arange(part.start, part.stop)
     rows["converged"] = 1
-    rows["n_stars"] = -1 if options.n_stars is None else options.n_stars[pixels]
+    rows["n_stars"] = -1 if options.n_stars is None else options.n_stars[part]
     places = rays[:, None] * _DISTANCES[:, None]
     coverage = _places.at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"]
     reliable = coverage >= _TRUSTED

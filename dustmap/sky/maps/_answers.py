@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
 from dustmap.sky.maps import _quantities, _trilinear
-from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube, Layout
+from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import (
     Cells,
@@ -65,14 +65,9 @@ class Answers:
         finer: tuple[AbstractCubes, ...] = (),
     ) -> None:
         """finer: levels in the box of the cubes, each in that of the one before."""
-        self.reader = CubeReader(cubes, memory)
+        self.reader, self.layout = CubeReader(cubes, memory), cubes.layout
         self._random = np.random.default_rng(seed)
         self._finer = Answers(finer[0], seed, memory, finer[1:]) if finer else None
-
-    @property
-    def layout(self) -> Layout:
-        """Contents of the map."""
-        return self.reader.cubes.layout
 
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
@@ -263,12 +258,10 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
     row = np.arange(len(s))
     a, b = covered[row, left], covered[row, right]
-    differ: Flags = b != a
-    share = np.where(differ, (least - a) / np.where(differ, b - a, 1.0), 1.0)
+    share: Floats = np.divide(least - a, b - a, out=np.ones_like(a), where=a != b)
     share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
-    share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
-    low, high = s[row, left], s[row, right]
-    return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
+    low, high = s[row, left], s[row, right]  # one place before the first step and after the last
+    return np.asarray(low + np.clip(share, 0.0, 1.0) * (high - low))
 
 
 def central_band(
@@ -345,8 +338,8 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
     """Return all cubes of a map as `DustMap.to_xarray` does."""
     import xarray as xr
 
-    x, y, z = density.axes()
-    axes = {name: (name, at, {"units": "pc"}) for name, at in (("x", x), ("y", y), ("z", z))}
+    places = zip("xyz", density.axes(), strict=True)
+    axes = {name: (name, at, {"units": "pc"}) for name, at in places}
     data: dict[str, Any] = {}
     for quantity in density.available:
         described = DESCRIPTIONS[quantity]
@@ -377,11 +370,7 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
     places = places_towards(direction, along)
     bands = {"density": _band(density, places, False), "extinction": _band(density, places, True)}
     data = {
-        f"{what}_{name}": (
-            "distance",
-            values,
-            {"units": _UNIT_OF[what]},
-        )
+        f"{what}_{name}": ("distance", values, {"units": _UNIT_OF[what]})
         for what, band in bands.items()
         for name, values in band.items()
     }

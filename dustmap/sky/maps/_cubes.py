@@ -1,5 +1,6 @@
 """Cubes of a map, in memory, FITS or zarr: a box of voxels at a time, and their names in files."""
 
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps._quantities import Quantity
+from dustmap.sky.maps._quantities import MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import words_of_damage
 
@@ -46,6 +47,10 @@ class Cube:
 
     quantity: Quantity
     sample: int = 0
+
+    def of(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return its part of the values (..., z, y, x) of the quantity."""
+        return values[self.sample] if self.quantity is Quantity.SAMPLES else values
 
 
 @final
@@ -91,10 +96,15 @@ class Layout:
         return int(np.abs(self.axes[axis] - level).argmin())
 
     @property
+    def request(self) -> MapRequest:
+        """Request all that the map has."""
+        return MapRequest(self.quantities, self.samples)
+
+    @property
     def cubes(self) -> tuple[Cube, ...]:
         """Every array there is."""
-        plain = [Cube(q) for q in self.quantities if q is not Quantity.SAMPLES]
-        return (*plain, *(Cube(Quantity.SAMPLES, k) for k in range(self.samples)))
+        samples = (Cube(Quantity.SAMPLES, k) for k in range(self.samples))
+        return (*map(Cube, self.request.cubes), *samples)
 
 
 class AbstractCubes(ABC):
@@ -122,7 +132,6 @@ class MemoryCubes(AbstractCubes):
 
     described: Layout
     arrays: Mapping[Quantity, NDArray[np.float32]]
-    levels: tuple[AbstractCubes, ...] = ()
 
     def __post_init__(self) -> None:
         shape = self.described.shape
@@ -137,12 +146,7 @@ class MemoryCubes(AbstractCubes):
         return self.described
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        array = self.arrays[cube.quantity]
-        return (array[cube.sample] if cube.quantity is Quantity.SAMPLES else array)[box]
-
-    @property
-    def finer(self) -> tuple[AbstractCubes, ...]:
-        return self.levels
+        return cube.of(self.arrays[cube.quantity])[box]
 
 
 def layout_of(
@@ -276,11 +280,7 @@ class FitsCubes(_FileCubes):
             samples = 0
             while self._name(Cube(Quantity.SAMPLES, samples)) in held:
                 samples += 1
-            present = {
-                q: samples > 0 if q is Quantity.SAMPLES else self._name(Cube(q)) in held
-                for q in DESCRIPTIONS
-            }
-            quantities = tuple(q for q, there in present.items() if there)
+            quantities = tuple(q for q in DESCRIPTIONS if self._name(Cube(q)) in held)
             if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
                 names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
                 raise UserError(
@@ -306,20 +306,14 @@ class FitsCubes(_FileCubes):
             return np.asarray(self._image(hdus, cube).section[box], np.float32)
 
     @cached_property
-    def _levels(self) -> int:
-        """The number of finer levels in the file."""
-        with self._reading(), self._opened() as hdus:
-            held, level = {hdu.name for hdu in hdus}, 0
-        first = Cube(self.layout.quantities[0])
-        while extension_of(first, level + 1) in held:
-            level += 1
-        return level
-
-    @property
     def finer(self) -> tuple[AbstractCubes, ...]:
         if self.level > 0:
             return ()
-        return tuple(FitsCubes(self.path, level) for level in range(1, self._levels + 1))
+        with self._reading(), self._opened() as hdus:
+            held = {hdu.name for hdu in hdus}
+        first = Cube(self.layout.quantities[0])
+        levels = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
+        return tuple(FitsCubes(self.path, level) for level in levels)
 
     def _name(self, cube: Cube) -> str:
         return extension_of(cube, self.level)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
-from dustmap.sky.maps._answers import Answers, reliable_range
+from dustmap.sky.maps._answers import Answers, cubes_of, profile_of, reliable_range, sky_of
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
@@ -110,20 +110,16 @@ class DustMap:
         if not self.cubes.finer:
             return self
         spacings = [cubes.layout.grid.spacing for cubes in self.cubes.finer]
-        grid, quantities = finest_grid(self.grid, spacings), self.available
-        points, by_quantity = grid.points().numpy(), dict[Quantity, NDArray[np.float32]]()
-        for quantity in quantities:
-            of_samples = quantity is Quantity.SAMPLES
-            numbers = range(self.n_samples) if of_samples else (0,)
-            arrays = [
-                self._answers.interpolated((Cube(quantity, k),), points, Outside.NAN)[0]
-                .astype(np.float32)
-                .reshape(grid.shape)
-                .transpose()
-                for k in numbers
-            ]
-            by_quantity[quantity] = np.stack(arrays) if of_samples else arrays[0]
-        return DustMap.from_arrays(grid, by_quantity, self.system, self.layout.positive)
+        grid = finest_grid(self.grid, spacings)
+        points, several = grid.points().numpy(), {Quantity.SAMPLES: (self.n_samples,)}
+        arrays = {
+            quantity: np.empty((*several.get(quantity, ()), *grid.shape[::-1]), np.float32)
+            for quantity in self.available
+        }
+        for cube in self.layout.cubes:
+            (values,) = self._answers.interpolated((cube,), points, Outside.NAN)
+            cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
+        return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""
@@ -359,8 +355,6 @@ class DustMap:
         >>> density.profile(towards, [50, 80] * u.pc).extinction_mean.values.round(3)
         array([0.1 , 0.16])
         """
-        from dustmap.sky.maps._answers import profile_of
-
         return profile_of(self, coords, distances)
 
     def to_xarray(self) -> "xr.Dataset":
@@ -368,8 +362,6 @@ class DustMap:
 
         Variables have the names of map.zarr; density_samples have one more axis, `sample`.
         """
-        from dustmap.sky.maps._answers import cubes_of
-
         return cubes_of(self)
 
     def to_healpix(
@@ -381,8 +373,6 @@ class DustMap:
         `integrated`, density_mean there; their _std if the map has it. NaN where the map does not
         reach. Pixels are in ring order, or `nest`.
         """
-        from dustmap.sky.maps._answers import sky_of
-
         return sky_of(self, nside, distances, integrated, nest)
 
     def view(

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Self, final
+from typing import Protocol, Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -26,9 +26,10 @@ from dustmap.sky.systems import ExtinctionSystem
 
 #: Planes of a slab unless the caller says otherwise, and those that are asked for.
 DEPTH, EVERY = 16, slice(None)
-SAMPLES = Quantity.SAMPLES
 #: Bytes that the slabs of a writer take by default.
 MEMORY = 3 * 2**30
+#: Answers to a request, by the quantity's name.
+Arrays: TypeAlias = dict[str, NDArray[np.float32]]
 
 
 @final
@@ -97,9 +98,7 @@ class AbstractDensityField(ABC):
         return self.traits.positive
 
     @abstractmethod
-    def evaluate(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         """Answer a request for N functionals within the box, by the quantity's name.
 
         (N,) each, samples (S, N); coverage is of places only, `PointValues`.
@@ -173,7 +172,7 @@ def in_chunks(
     size: int,
     request: MapRequest,
     answer: Callable[[AbstractFunctional], Mapping[str, Tensor]],
-) -> dict[str, NDArray[np.float32]]:
+) -> Arrays:
     """Answer a request for N functionals, `size` at a time: (..., N) by the quantity's name."""
     if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
         raise UserError(
@@ -187,7 +186,7 @@ def in_chunks(
     }
 
 
-def as_numpy(values: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+def as_numpy(values: Mapping[str, Tensor]) -> Arrays:
     """Bring answers into the memory of the machine, in float32."""
     return {name: value.cpu().float().numpy() for name, value in values.items()}
 
@@ -210,9 +209,7 @@ def plane_points(
     return torch.stack(axes[::-1], dim=-1).reshape(-1, 3)
 
 
-def empty_arrays(
-    grid: RegularGrid, request: MapRequest, depth: int
-) -> dict[str, NDArray[np.float32]]:
+def empty_arrays(grid: RegularGrid, request: MapRequest, depth: int) -> Arrays:
     """Return arrays for `depth` planes of what is requested, to be filled."""
     plane = (depth, *grid.shape[1::-1])
     arrays = {q.value: np.empty(plane, np.float32) for q in request.cubes}
@@ -241,7 +238,6 @@ class Slabs:
     """
 
     layout: Layout
-    request: MapRequest
     walk: Walk
     finer: "tuple[Slabs, ...]" = ()
 
@@ -258,29 +254,26 @@ class Slabs:
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
         levels = tuple(cls.of_field(field, level, request) for level in finer)
-        return cls(layout, request, partial(field.planes, grid, request), levels)
+        return cls(layout, partial(field.planes, grid, request), levels)
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
         """Return all that a map holds."""
-        layout = cubes.layout
-        request = MapRequest(layout.quantities, layout.samples)
         levels = tuple(cls.of_cubes(finer) for finer in cubes.finer)
-        return cls(layout, request, partial(_planes, cubes), levels)
+        return cls(cubes.layout, partial(_planes, cubes), levels)
 
     def depth(self, memory: int, extra: int = 0) -> int:
         """Return planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
-        return max(1, memory // bytes_per_plane(self.layout.grid, self.request, extra))
+        return max(1, memory // bytes_per_plane(self.layout.grid, self.layout.request, extra))
 
 
 def _planes(cubes: AbstractCubes, depth: int, part: slice = EVERY) -> Iterator[Planes]:
     layout = cubes.layout
     for start, stop in slabs(layout.grid.shape[2], depth, part):
         box = (slice(start, stop), slice(None), slice(None))
-        read = {cube: cubes.read(cube, box) for cube in layout.cubes}
-        arrays = {c.quantity.value: v for c, v in read.items() if c.quantity is not SAMPLES}
-        if layout.samples:
-            arrays[SAMPLES.value] = np.stack([v for c, v in read.items() if c.quantity is SAMPLES])
+        arrays = empty_arrays(layout.grid, layout.request, stop - start)
+        for cube in layout.cubes:
+            cube.of(arrays[cube.quantity.value])[...] = cubes.read(cube, box)
         yield Planes(start, stop, arrays)
 
 

@@ -8,15 +8,14 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
-from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
-from dustmap.sky.maps._node_field import Between, NodeField
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
+from dustmap.sky.maps._node_field import NodeField, variance_between
 from dustmap.sky.maps._quantities import MapRequest, statistics
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -39,16 +38,16 @@ class NestedField(AbstractDensityField):
     seed: int = 0
 
     @property
-    def traits(self) -> FieldTraits:
+    def traits(self) -> _field.FieldTraits:
         box = self.nodes.lower, self.nodes.upper
-        return FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+        return _field.FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
 
     @cached_property
     def fields(self) -> tuple[NodeField, ...]:
         """The density of every grid, coarsest first."""
         posterior, between = self.posterior, None
         if posterior.unresolved is not None:
-            between = Between.of(posterior, self.nodes)
+            between = variance_between(posterior, self.nodes)
         found = []
         for number, (grid, place) in enumerate(
             zip(self.nodes.grids, self.nodes.places, strict=True)
@@ -59,31 +58,24 @@ class NestedField(AbstractDensityField):
                 log_samples=posterior.log_samples[:, place],
                 explained=None if posterior.explained is None else posterior.explained[place],
             )
-            own = None if between is None else Between(between.variance[place])
-            field = NodeField(
-                part, grid, self.extinction_system, self.prior_std, self.seed + number, own
-            )
-            found.append(field)
+            own, seed = None if between is None else between[place], self.seed + number
+            found.append(NodeField(part, grid, self.extinction_system, self.prior_std, seed, own))
         return tuple(found)
 
     @torch.no_grad()
-    def evaluate(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         self.check(request)
         if not isinstance(functional, PointValues):
             return self._of_rays(functional, request)
         _field.refuse_beyond(self, functional.x)
-        answers: dict[str, NDArray[np.float32]] = {}
+        answers: Arrays = {}
         for number, rows in rows_by_grid(self.nodes, functional.x):
             for name, values in self.fields[number].evaluate(functional[rows], request).items():
                 whole = np.empty((*values.shape[:-1], len(functional)), np.float32)
                 answers.setdefault(name, whole)[..., rows.cpu().numpy()] = values
         return answers
 
-    def _of_rays(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def _of_rays(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         """Statistics of integrals of the samples, through the rows of all grids."""
         density = torch.cat([field.density for field in self.fields], dim=-1)
 
@@ -99,11 +91,11 @@ class NestedField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        blocks = [_Block.of(grid, field, request, depth) for field in self.fields[1:]]
+        blocks = [_Block.of(grid, field) for field in self.fields[1:]]
         for slab in self.fields[0].planes(grid, request, depth, part):
             for block in blocks:
                 if block is not None:
-                    block.overlay(slab)
+                    block.overlay(slab, request, depth)
             yield slab
 
 
@@ -144,11 +136,9 @@ class _Block:
     field: NodeField
     spans: tuple[_Span, ...]
     grid: RegularGrid
-    request: MapRequest
-    depth: int
 
     @staticmethod
-    def of(grid: RegularGrid, field: NodeField, request: MapRequest, depth: int) -> "_Block | None":
+    def of(grid: RegularGrid, field: NodeField) -> "_Block | None":
         """None where none of them lies there."""
         axes = zip(grid.lower, grid.spacing, grid.shape, field.lower, field.upper, strict=True)
         spans = tuple(span for span in (_Span.of(*axis) for axis in axes) if span is not None)
@@ -159,9 +149,9 @@ class _Block:
             tuple(abs(span.step) for span in spans),
             tuple(max(2, span.count) for span in spans),
         )
-        return _Block(field, spans, inner, request, depth)
+        return _Block(field, spans, inner)
 
-    def overlay(self, slab: Planes) -> None:
+    def overlay(self, slab: Planes, request: MapRequest, depth: int) -> None:
         """Put the finer field's answers into those planes of a slab that it has."""
         x, y, z = self.spans
         columns, rows = (slice(span.first, span.first + span.count) for span in (x, y))
@@ -170,7 +160,7 @@ class _Block:
             return
         computed = z.kept.start - z.first
         wanted = slice(begin + computed, end + computed)
-        for finer in self.field.planes(self.grid, self.request, self.depth, wanted):
+        for finer in self.field.planes(self.grid, request, depth, wanted):
             at = slice(finer.start - computed - slab.start, finer.stop - computed - slab.start)
             for name, values in finer.arrays.items():
                 slab.arrays[name][..., at, rows, columns] = values[..., y.kept, x.kept]

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.errors import UserError
@@ -21,7 +19,7 @@ from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePol
 from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import KeyedNormal
 from dustmap.sky.maps import _field, _quantities
-from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
 from dustmap.sky.maps._quantities import MapRequest, Quantity, statistics
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
@@ -76,9 +74,7 @@ class AxisWeights:
         where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
         self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
         self.weight = (where - self.cell).to(dtype)
-        self.identity = nodes == len(where) and bool(
-            (where == torch.arange(nodes, dtype=where.dtype)).all()
-        )
+        self.identity = torch.equal(where, torch.arange(nodes, dtype=where.dtype))
 
     def along(self, values: Tensor, dim: int) -> Tensor:
         """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
@@ -118,38 +114,30 @@ class Resampler:
         return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Between:
-    """Normal numbers on ln ρ at the nodes, in place of what lies between these.
+@torch.no_grad()
+def variance_between(posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids) -> Tensor:
+    """Return variances (M,) of normal numbers on ln ρ at the nodes, for what lies between these.
 
-    variance (M,): theirs.
+    τ² times the share of it that data leave unknown: such that its mean along rays from the Sun to
+    places of the box is that of the rays.
     """
-
-    variance: Tensor
-
-    @staticmethod
-    @torch.no_grad()
-    def of(posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids) -> "Between":
-        """τ² times the share of it that data leave unknown: such that its mean along rays from the
-        Sun to places of the box is that of the rays."""
-        lacking = posterior.unresolved
-        assert lacking is not None
-        lower, upper = nodes.lower, nodes.upper
-        shape = tuple(min(count, _PLACES) for count in nodes.grids[0].shape)
-        lattice = RegularGrid.from_bounds(lower, upper, shape)
-        places = lattice.points()
-        rays = LineIntegrals.from_observer(places.to(posterior.log_samples.device))
-        inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
-        wanted = posterior.unknown_share(inside).cpu().double()
-        share = torch.ones(len(places), dtype=torch.float64)
-        share[kept.cpu()] = wanted
-        for _ in range(_PASSES):
-            at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
-            here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
-            share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+    lacking = posterior.unresolved
+    assert lacking is not None
+    lower, upper = nodes.lower, nodes.upper
+    shape = tuple(min(count, _PLACES) for count in nodes.grids[0].shape)
+    lattice = RegularGrid.from_bounds(lower, upper, shape)
+    places = lattice.points()
+    rays = LineIntegrals.from_observer(places.to(posterior.log_samples.device))
+    inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+    wanted = posterior.unknown_share(inside).cpu().double()
+    share = torch.ones(len(places), dtype=torch.float64)
+    share[kept.cpu()] = wanted
+    for _ in range(_PASSES):
         at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
-        return Between(lacking.scale * lacking.node_variance * at)
+        here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
+        share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+    at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
+    return lacking.scale * lacking.node_variance * at
 
 
 @final
@@ -171,7 +159,8 @@ class NodeField(AbstractDensityField):
     extinction_system : of ρ
     prior_std : of ln ρ before the data
     seed : of the normal numbers
-    between : their variance, where the nodes are some of those of nested grids
+    between : (M,)
+        Their variance, where the nodes are some of those of nested grids
     """
 
     posterior: LogNormalPosterior
@@ -179,7 +168,7 @@ class NodeField(AbstractDensityField):
     extinction_system: ExtinctionSystem
     prior_std: float
     seed: int = 0
-    between: Between | None = None
+    between: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
@@ -191,14 +180,12 @@ class NodeField(AbstractDensityField):
             raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
 
     @property
-    def traits(self) -> FieldTraits:
+    def traits(self) -> _field.FieldTraits:
         box = self.nodes.lower, self.nodes.upper
-        return FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+        return _field.FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
 
     @torch.no_grad()
-    def evaluate(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         self.check(request)
         if isinstance(functional, PointValues):
             _field.refuse_beyond(self, functional.x)
@@ -254,12 +241,8 @@ class NodeField(AbstractDensityField):
         logs, between = self.posterior.log_samples, self._between
         if between is None:
             return logs.exp()
-        variance = between.variance.to(logs)
-        std, numbers, density = (
-            variance.sqrt(),
-            KeyedNormal(self.seed, _STREAM),
-            logs - 0.5 * variance,
-        )
+        variance, numbers = between.to(logs), KeyedNormal(self.seed, _STREAM)
+        std, density = variance.sqrt(), logs - 0.5 * variance
         for pair in range(0, len(logs), 2):
             normal = std * numbers.draw(pair, logs.shape[1], logs.dtype, logs.device)
             density[pair] += normal
@@ -269,12 +252,12 @@ class NodeField(AbstractDensityField):
         return density.mul_(logs.exp().mean(0) / density.mean(0))
 
     @property
-    def _between(self) -> "Between | None":
+    def _between(self) -> Tensor | None:
         """Return that of nested grids, or of this; None where nothing is between the nodes."""
         lacking = self.posterior.unresolved
         if self.between is not None or lacking is None or lacking.levels[0].node_variance == 0.0:
             return self.between
-        return Between.of(self.posterior, self.nodes)
+        return variance_between(self.posterior, self.nodes)
 
     @cached_property
     def _by_node(self) -> NodeTable:
@@ -310,7 +293,7 @@ def _fill(
     k: int,
     density: tuple[Tensor, Tensor, float],
     request: MapRequest,
-    lacking: "Tensor | float" = 0.0,
+    lacking: "Tensor | float",
 ) -> None:
     """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time.
 

@@ -27,7 +27,7 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions, pixels_towards
 from dustmap.sky.maps import _field, _quantities
-from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, FieldTraits, Planes
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
 from dustmap.sky.maps._node_field import NodeTable
 from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity
 from dustmap.sky.maps._trilinear import Cells
@@ -126,21 +126,17 @@ class PosteriorField(AbstractDensityField):
             raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
 
     @property
-    def traits(self) -> FieldTraits:
+    def traits(self) -> _field.FieldTraits:
         box = self.lower_corner, self.upper_corner
         positive = isinstance(self.posterior, LogMoments)
-        return FieldTraits(self.extinction_system, *box, self.stored_samples, positive)
+        return _field.FieldTraits(self.extinction_system, *box, self.stored_samples, positive)
 
     @torch.no_grad()
-    def evaluate(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         self.check(request)
         return self._evaluate(functional, request, 0)
 
-    def _evaluate(
-        self, functional: AbstractFunctional, request: MapRequest, stream: int
-    ) -> dict[str, NDArray[np.float32]]:
+    def _evaluate(self, functional: AbstractFunctional, request: MapRequest, stream: int) -> Arrays:
         """Answer with the random numbers of a stream, so that slabs do not change what is drawn."""
         generator = torch.Generator()
         generator.manual_seed((self.seed << 20) + stream)
@@ -168,7 +164,7 @@ class PosteriorField(AbstractDensityField):
                     arrays[name][..., k - start, :, :] = plane
             yield Planes(start, stop, arrays)
 
-    def _at_hand(self, grid: RegularGrid, request: MapRequest) -> dict[str, NDArray[np.float32]]:
+    def _at_hand(self, grid: RegularGrid, request: MapRequest) -> Arrays:
         """Take what the engine has at its own nodes, [z, y, x]: no samples."""
         if self.own is None or self.own.grid != grid or self.positive:
             return {}
@@ -194,17 +190,13 @@ class PosteriorField(AbstractDensityField):
         elif request.cubes:
             prediction = self.posterior.predict(functional)
             answers = _of_normal(prediction.mean, prediction.std, request, self.prior_std)
-            if self._knows_coverage and Quantity.COVERAGE in request:
+            own = self.own
+            if own is not None and own.coverage is not None and Quantity.COVERAGE in request:
                 assert isinstance(functional, PointValues)  # coverage is of places only
-                assert self.own is not None
-                answers["coverage"] = self.own.coverage_at(functional.x)
+                answers["coverage"] = own.coverage_at(functional.x)
         if request.samples:
             answers["samples"] = self.posterior.sample(functional, request.samples, generator)
         return answers
-
-    @property
-    def _knows_coverage(self) -> bool:
-        return self.own is not None and self.own.coverage is not None
 
 
 def _of_normal(
@@ -330,28 +322,24 @@ class LimitedField(AbstractDensityField):
         return LimitedField(field, Horizon.of(cube.T.astype(np.float64), grid, reach), reach)
 
     @property
-    def traits(self) -> FieldTraits:
+    def traits(self) -> _field.FieldTraits:
         return self.field.traits
 
-    def evaluate(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
+    def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         answers = self.field.evaluate(functional, request)
         if Quantity.COVERAGE in request and isinstance(functional, PointValues):
             hidden = self.horizon.hides(functional.x.double().cpu().numpy())
-            answers["coverage"] = np.where(hidden, np.float32(0.0), answers["coverage"])
+            answers["coverage"][hidden] = 0.0
         return answers
 
     def planes(
         self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
         for slab in self.field.planes(grid, request, depth, part):
-            if Quantity.COVERAGE not in request:
-                yield slab
-                continue
-            hidden = self._hidden(grid, slice(slab.start, slab.stop))
-            covered = np.where(hidden, np.float32(0.0), slab.arrays["coverage"])
-            yield Planes(slab.start, slab.stop, {**slab.arrays, "coverage": covered})
+            if Quantity.COVERAGE in request:
+                hidden = self._hidden(grid, slice(slab.start, slab.stop))
+                slab.arrays["coverage"][hidden] = 0.0
+            yield slab
 
     def hidden_nodes(self, grid: RegularGrid) -> int:
         """Count the nodes of a grid that are hidden."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 import zarr
 from astropy.io import fits
 from numpy.typing import NDArray
@@ -20,12 +21,13 @@ from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky import _streamed_fits
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import ALONE, ImagePlan, printable, together
+from dustmap.sky._streamed_fits import ALONE, UnitPlan, printable, together
 from dustmap.sky._zarr import Array, consolidate, create_array, create_group, opened_array
 from dustmap.sky.maps import _cubes
 from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
 from dustmap.sky.maps._field import MEMORY, Slabs
+from dustmap.sky.maps._field import slabs as slabs_of
 from dustmap.sky.maps._quantities import Quantity
 
 log = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ def _write_fits(
 ) -> None:
     levels = (slabs, *slabs.finer)
     plans = [
-        ImagePlan(
+        UnitPlan.image(
             _cubes.extension_of(cube, level),
             each.layout.shape,
             _cards(each.layout, cube, provenance),
@@ -124,10 +126,8 @@ def _write_fits(
             for slab in each.walk(depth, world.share(planes)):
                 log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, planes)
                 for cube in each.layout.cubes:
-                    values = slab.arrays[cube.quantity.value]
-                    sample = cube.quantity is Quantity.SAMPLES
                     image = images[_cubes.extension_of(cube, level)]
-                    image.write((slab.start,), values[cube.sample] if sample else values)
+                    image.write((slab.start,), cube.of(slab.arrays[cube.quantity.value]))
 
 
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
@@ -151,7 +151,7 @@ def _write_zarr(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    depth, thickness = _depths(slabs, _streamed_fits.smallest_of_ranks(memory, world))
+    depth, thickness = _depths(slabs, int(world.gathered(torch.tensor([memory])).min()))
     with together(world):
         if world.rank == 0:
             _lay_out(path, layout, provenance, depth, thickness)
@@ -254,9 +254,8 @@ def _create(
 def _tiles(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Chunks and shards: a shard is whole chunks, no more than the axis needs."""
     chunks = tuple(min(CHUNK, n) for n in shape)
-    most = [-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True)]
     shards = tuple(
-        chunk * min(count, SHARD // chunk) for count, chunk in zip(most, chunks, strict=True)
+        chunk * min(-(-n // chunk), SHARD // chunk) for n, chunk in zip(shape, chunks, strict=True)
     )
     return chunks, shards
 
@@ -331,18 +330,14 @@ def _lay_out_levels(
 def _average(finer: Array, coarser: Array, world: AbstractWorld) -> None:
     """This rank's layers of chunks of a level."""
     planes = coarser.shape[0]
-    layers = world.share(-(-planes // _DEPTH))
-    for start in range(layers.start * _DEPTH, min(layers.stop * _DEPTH, planes), _DEPTH):
-        stop = min(start + _DEPTH, planes)
+    for start, stop in slabs_of(planes, _DEPTH, _share(planes, _DEPTH, world)):
         coarser[start:stop] = halved(np.asarray(finer[2 * start : 2 * stop], np.float32))
 
 
 def halved(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Average over 2×2×2 voxels; the last of an odd axis counts twice, with itself."""
+    values = np.pad(values, [(0, n % 2) for n in values.shape], mode="edge")
     for axis in range(3):
-        if values.shape[axis] % 2:
-            last = np.take(values, [-1], axis)
-            values = np.concatenate([values, last], axis)
         even, odd = (values[(*(slice(None),) * axis, slice(i, None, 2))] for i in (0, 1))
         values = 0.5 * (even + odd)
     return values

@@ -24,7 +24,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import pixels_towards
 from dustmap.sky._zarr import CheckedGroup
-from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
+from dustmap.sky.maps import DustMap, Planes, Slabs
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
@@ -34,7 +34,7 @@ from dustmap.sky.tiles._tile import AT_ONCE, Tile
 WEIGHT_ARRAYS = 4
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
-Offset: TypeAlias = tuple[int, int, int]
+Offset: TypeAlias = tuple[int, ...]
 #: What provenance says of a merged map.
 MERGE_STEPS = (
     "merged with weights u_t / sum of u, u_t = 1 in the cone of tile t and 0 at the end of its "
@@ -67,7 +67,7 @@ class Merged:
 
     def memory(self, available: int) -> int:
         """Return bytes that the slabs of a writer may take of `available`."""
-        held = self.slabs.request.values_per_place + 2
+        held = self.slabs.layout.request.values_per_place + 2
         return max(1, available * held // (held + WEIGHT_ARRAYS))
 
 
@@ -82,14 +82,13 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
     first = tiles[0].cubes.layout
     layout = Layout(grid, first.system, first.quantities, first.samples, first.positive)
     uncovered = _uncovered(tiles, grid, partial)
-    request = MapRequest(layout.quantities, layout.samples)
     placed = list(zip(tiles, offsets, strict=True))
 
     def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
         for start, stop in slabs(grid.shape[2], depth, part):
-            yield _slab(placed, layout, request, start, stop)
+            yield _slab(placed, layout, start, stop)
 
-    return Merged(Slabs(layout, request, walk), uncovered)
+    return Merged(Slabs(layout, walk), uncovered)
 
 
 def _check_alike(tiles: Sequence[TileMap]) -> None:
@@ -124,7 +123,7 @@ def _listed(layout: Layout) -> str:
 
 def _offset(tile: TileMap, grid: RegularGrid) -> Offset:
     """Index of the tile's first node along x, y, z; its nodes must be the part it needs."""
-    mine, part = tile.cubes.layout.grid, tile.tile.part_of(grid)
+    mine, part, offset = tile.cubes.layout.grid, tile.tile.part_of(grid), list[int]()
     for axis in range(3):
         step = grid.spacing[axis]
         place = (mine.lower[axis] - grid.lower[axis]) / step
@@ -139,10 +138,8 @@ def _offset(tile: TileMap, grid: RegularGrid) -> Offset:
                 f"{tile.name}: it has {mine.shape} nodes from {mine.lower} pc: expected those of "
                 f"tile {tile.tile.pixel}, {part.shape} from {part.lower} pc"
             )
-    x, y, z = (
-        round((a - b) / h) for a, b, h in zip(mine.lower, grid.lower, grid.spacing, strict=True)
-    )
-    return x, y, z
+        offset.append(round(place))
+    return tuple(offset)
 
 
 def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> int:
@@ -189,21 +186,12 @@ def _in_parts(
 
 
 def _slab(
-    placed: Sequence[tuple[TileMap, Offset]],
-    layout: Layout,
-    request: MapRequest,
-    start: int,
-    stop: int,
+    placed: Sequence[tuple[TileMap, Offset]], layout: Layout, start: int, stop: int
 ) -> Planes:
     """Divide the sum of u q by that of u; NaN where the tile of a voxel is missing."""
-    arrays = empty_arrays(layout.grid, request, stop - start)
+    arrays = empty_arrays(layout.grid, layout.request, stop - start)
     total = np.zeros((stop - start, *layout.shape[1:]), np.float32)
-    sums = {
-        cube: arrays["samples"][cube.sample]
-        if cube.quantity is Quantity.SAMPLES
-        else arrays[cube.quantity.value]
-        for cube in layout.cubes
-    }
+    sums = {cube: cube.of(arrays[cube.quantity.value]) for cube in layout.cubes}
     for array in arrays.values():
         array[...] = 0.0
     for tile, offset in placed:

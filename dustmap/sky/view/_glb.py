@@ -22,7 +22,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic, positions_of
 from dustmap.sky.maps import DustMap
-from dustmap.sky.view._surfaces import Surface, iso_surface
+from dustmap.sky.view._surfaces import EDGES, Surface, iso_surface
 from dustmap.tables import replacing
 
 Array: TypeAlias = NDArray[np.float64]
@@ -185,7 +185,7 @@ class _Document:
         colour = [np.interp(place, (0.0, 0.5, 1.0), channel) for channel in np.transpose(_SHADES)]
         opacity = float(np.interp(place, (0.0, 1.0), _OPACITY))
         name = f"{surface.level:.3g} mag/pc ({system})"
-        mesh = self._mesh(name, surface, self._material(name, colour, opacity))
+        mesh = self._surface(name, surface, self._material(name, colour, opacity))
         extras = {"density": surface.level, "unit": "mag/pc"}
         self.nodes.append({"name": name, "mesh": mesh, "extras": extras})
 
@@ -194,8 +194,7 @@ class _Document:
         corners = np.array(
             [[(grid.lower, grid.upper)[c >> k & 1][k] for k in range(3)] for c in range(8)]
         )
-        pairs = [(c, c | 1 << k) for k in range(3) for c in range(8) if not c >> k & 1]
-        self._add_lines("box", corners, np.array(pairs))
+        self._add_lines("box", corners, np.array(EDGES)[:, :2])
         if grid.upper[0] > 0.0:
             ahead = np.array([(0.0, 0.0, 0.0), (grid.upper[0], 0.0, 0.0)])
             self._add_lines("towards the Galactic centre", ahead, np.array([(0, 1)]))
@@ -211,7 +210,7 @@ class _Document:
         """Add balls at places (N, 3), which share one mesh."""
         if not len(places):
             return
-        mesh = self._mesh("mark", ball, self._material("mark", colour, 1.0))
+        mesh = self._surface("mark", ball, self._material("mark", colour, 1.0))
         for name, place in zip(names, places, strict=True):
             node: _Json = {"name": name, "mesh": mesh, "scale": 3 * [radius]}
             if np.any(place):
@@ -252,24 +251,27 @@ class _Document:
         return b"".join(parts)
 
     def _add_lines(self, name: str, vertices: Array, pairs: NDArray[np.int64]) -> None:
-        primitive = {
-            "attributes": {"POSITION": self._accessor(vertices, _VERTICES)},
-            "indices": self._accessor(pairs.ravel(), _INDICES),
-            "material": self._material(name, _LINE, 1.0),
-            "mode": _LINES,
-        }
-        self.meshes.append({"name": name, "primitives": [primitive]})
-        self.nodes.append({"name": name, "mesh": len(self.meshes) - 1})
+        material = self._material(name, _LINE, 1.0)
+        mesh = self._mesh(name, {"POSITION": vertices}, pairs, material, _LINES)
+        self.nodes.append({"name": name, "mesh": mesh})
 
-    def _mesh(self, name: str, surface: Surface, material: int) -> int:
+    def _surface(self, name: str, surface: Surface, material: int) -> int:
+        vertices = {"POSITION": surface.vertices, "NORMAL": surface.normals}
+        return self._mesh(name, vertices, surface.triangles, material, _TRIANGLES)
+
+    def _mesh(
+        self,
+        name: str,
+        vertices: Mapping[str, Array],
+        indices: NDArray[np.int64],
+        material: int,
+        mode: int,
+    ) -> int:
         primitive = {
-            "attributes": {
-                "POSITION": self._accessor(surface.vertices, _VERTICES),
-                "NORMAL": self._accessor(surface.normals, _VERTICES),
-            },
-            "indices": self._accessor(surface.triangles.ravel(), _INDICES),
+            "attributes": {k: self._accessor(v, _VERTICES) for k, v in vertices.items()},
+            "indices": self._accessor(indices.ravel(), _INDICES),
             "material": material,
-            "mode": _TRIANGLES,
+            "mode": mode,
         }
         self.meshes.append({"name": name, "primitives": [primitive]})
         return len(self.meshes) - 1

@@ -89,14 +89,11 @@ def check_page(path: str | Path) -> None:
 
 def coarsening(volumes: Sequence[Volume]) -> str:
     """Say which volumes have voxels of how many pc."""
-    coarser = {"mean": volumes[0].factor, "the others": volumes[-1].factor}
-    steps = {"mean": volumes[0].spacing, "the others": volumes[-1].spacing}
-    if len(volumes) == 1:
-        del coarser["the others"]
+    named = {"mean": volumes[0]} | ({"the others": volumes[-1]} if len(volumes) > 1 else {})
     said = [
-        f"{name}: blocks of {factor}³ voxels, {_lengths(steps[name])} pc"
-        for name, factor in coarser.items()
-        if factor > 1
+        f"{name}: blocks of {volume.factor}³ voxels, {_lengths(volume.spacing)} pc"
+        for name, volume in named.items()
+        if volume.factor > 1
     ]
     return "; ".join(said)
 
@@ -181,7 +178,7 @@ def page_of(
 
 def _about(density: DustMap, cubes: MapVolumes) -> dict[str, Any]:
     """Say what the page needs to know of the map."""
-    grid, shown = density.grid, cubes.shown()
+    grid = density.grid
     return {
         "version": __version__,
         "system": density.system.name.removeprefix("custom:"),
@@ -189,9 +186,7 @@ def _about(density: DustMap, cubes: MapVolumes) -> dict[str, Any]:
         "box": [face.tolist() for face in faces_of(grid)],
         "grid": {"shape": grid.shape, "spacing": grid.spacing, "samples": density.n_samples},
         "positive": cubes.positive,
-        "density": shown.density,
-        "spread": shown.spread,
-        "threshold": shown.threshold,
+        **cubes.shown(),
         "dominated": DATA_DOMINATED,
         "colours": {name: _hexadecimal(name) for name in COLOUR_MAPS},
     }

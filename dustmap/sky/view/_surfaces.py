@@ -24,8 +24,8 @@ Loop: TypeAlias = tuple[int, ...]
 
 #: Corners of a cell are numbered by bits x, y, z; edges go from the corner without to that with the
 #: bit of their axis.
-_EDGES = tuple((c, c | 1 << axis, axis) for axis in range(3) for c in range(8) if not c >> axis & 1)
-_EDGE_OF = {frozenset(edge[:2]): k for k, edge in enumerate(_EDGES)}
+EDGES = tuple((c, c | 1 << axis, axis) for axis in range(3) for c in range(8) if not c >> axis & 1)
+_EDGE_OF = {frozenset(edge[:2]): k for k, edge in enumerate(EDGES)}
 
 
 @final
@@ -110,10 +110,10 @@ def _crossed(above: NDArray[np.bool_]) -> Indices:
     table = _table()[code[tuple(cells.T)]]
     cell, which = np.nonzero(table[:, :, 0] >= 0)
     edges = table[cell, which]
-    start = np.array([c for c, _, _ in _EDGES])[edges]
+    start = np.array([c for c, _, _ in EDGES])[edges]
     z, y, x = cells[cell].T[:, :, None]
     node = ((z + (start >> 2)) * ny + y + (start >> 1 & 1)) * nx + x + (start & 1)
-    return np.asarray(3 * node + np.array([axis for _, _, axis in _EDGES])[edges])
+    return np.asarray(3 * node + np.array([axis for _, _, axis in EDGES])[edges])
 
 
 def _places(density: NDArray[np.float32], level: float, keys: Indices, grid: RegularGrid) -> Array:
@@ -189,5 +189,5 @@ def _fan(loop: Loop) -> list[tuple[int, int, int]]:
 
 
 def _share_face(one: int, other: int) -> bool:
-    corners = {*_EDGES[one][:2], *_EDGES[other][:2]}
+    corners = {*EDGES[one][:2], *EDGES[other][:2]}
     return any(corners <= set(face) for face in _faces())

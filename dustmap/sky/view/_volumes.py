@@ -60,9 +60,7 @@ class Scale:
         if logarithmic:
             known = known[known > 0]
         if known.size == 0:
-            return cls(
-                logarithmic, -MOST_DECADES if logarithmic else 0.0, 0.0 if logarithmic else 1.0
-            )
+            return cls(True, -MOST_DECADES, 0.0) if logarithmic else cls(False, 0.0, 1.0)
         low, high = float(known.min()), float(known.max())
         if logarithmic:
             high = float(np.log10(high))
@@ -135,16 +133,6 @@ class Volume:
 
 
 @final
-@dataclass(frozen=True)
-class Shown:
-    """Ends of colour scales, and the density above which dust is drawn."""
-
-    density: tuple[float, float]
-    spread: tuple[float, float]
-    threshold: float
-
-
-@final
 class MapVolumes:
     """The cubes of a map, averaged over blocks, and their packed volumes."""
 
@@ -212,8 +200,9 @@ class MapVolumes:
         """Side of the smallest blocks that browsers hold."""
         return next(self._factors())[0]
 
-    def shown(self) -> Shown:
-        """Choose scales from percentiles of the mean and the uncertainty."""
+    def shown(self) -> dict[str, object]:
+        """Choose ends of colour scales from percentiles of the mean and the uncertainty, and the
+        density above which dust is drawn."""
         mean = self.values("mean", self.finest)
         density = ends_of(mean, 99.9, self.positive)
         known = mean[np.isfinite(mean)]
@@ -221,7 +210,8 @@ class MapVolumes:
         spread = (0.01, 1.0)
         if "spread" in self.names:
             spread = ends_of(self.values("spread", self.finest), 99.5, self.positive)
-        return Shown(density, spread, min(max(threshold, density[0]), density[1]))
+        threshold = min(max(threshold, density[0]), density[1])
+        return {"density": density, "spread": spread, "threshold": threshold}
 
     def values(self, name: str, factor: int) -> NDArray[np.float32]:
         """Average a cube over blocks of `factor` voxels a side: (z, y, x), NaN where none is."""

@@ -121,7 +121,7 @@ def test_what_one_of_them_does_not_know_is_left_out() -> None:
     theirs = np.array([[1.0, np.nan], [2.0, 3.0]])
     mine = np.array([[1.0, 1.0], [np.nan, 4.0]])
     places = np.full((2, 2), 10.0), np.zeros((2, 2))
-    pairs = Pairs.known("a", "integrated", system_named("A_V"), (theirs, mine), places)
+    pairs = Pairs("a", "integrated", system_named("A_V"), theirs, mine, *places).known()
     assert pairs.theirs.tolist() == [1.0, 3.0]
     assert pairs.ours.tolist() == [1.0, 4.0]
 
