@@ -60,7 +60,7 @@ from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom
 from dustmap.linalg._covariance_cg import CovarianceSolve as CovarianceSolve
 from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
 from dustmap.linalg._hartley import HartleyOperator as HartleyOperator
-from dustmap.linalg._hartley import suits_matrices as suits_matrices
+from dustmap.linalg._hartley import circulant_block as circulant_block
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractSymmetric, apply_linear, check_vectors
+from dustmap.linalg._toeplitz import CirculantOperator
 
 #: Operations of products of matrices for one of fast transforms, at most, by what the processor
 #: multiplies at once. Measured with AVX-512: of 41 × 41 × 25 nodes four times as many take half of
@@ -37,12 +38,12 @@ class HartleyOperator(AbstractSymmetric):
     matrix on the way to the spectrum and D back, in the order of fewest operations: of 3-D boxes
     each is one product of large matrices. `CirculantOperator` does the same by fast transforms.
 
-    factors: leading rows of H_d (m_d, L_d); spectrum: λ (L_1, …, L_D), the whole of it; order: of
+    spectrum: λ (L_1, …, L_D), the whole of it; factors: leading rows of H_d (m_d, L_d); order: of
     the axes on the way there.
     """
 
-    factors: tuple[Tensor, ...]
     spectrum: Tensor
+    factors: tuple[Tensor, ...]
     order: tuple[int, ...]
 
     @staticmethod
@@ -73,15 +74,12 @@ class HartleyOperator(AbstractSymmetric):
             for m, length in zip(box, torus_shape, strict=True)
         )
         order = _order(tuple(box), tuple(torus_shape))
-        return HartleyOperator(factors, whole.to(dtype).contiguous(), order)
+        return HartleyOperator(whole.to(dtype).contiguous(), factors, order)
 
     @property
     def shape(self) -> tuple[int, int]:
         size = math.prod(len(factor) for factor in self.factors)
         return size, size
-
-    def _made_of(self) -> Tensor:
-        return self.spectrum
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -125,6 +123,16 @@ def suits_matrices(
     most = _MOST.get(torch.backends.cpu.get_cpu_capability(), _MOST_OF_OTHERS)
     operations = _operations(box, torus_shape, _order(box, torus_shape))
     return operations <= most * _of_fast_transforms(box, torus_shape)
+
+
+def circulant_block(
+    spectrum: Tensor, torus_shape: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype
+) -> HartleyOperator | CirculantOperator:
+    """Return crop · C · pad by products of matrices where they are faster, else by transforms; C as
+    of `HartleyOperator.of`."""
+    if suits_matrices(torus_shape, box, spectrum.device):
+        return HartleyOperator.of(spectrum, torus_shape, box, dtype)
+    return CirculantOperator(spectrum.to(dtype), torus_shape, rows=box, columns=box)
 
 
 def _along(block: Tensor, matrix: Tensor, axis: int, memory: Tensor) -> Tensor:

@@ -53,9 +53,6 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
     tail: float
     world: _world.AbstractWorld = field(default_factory=_world.Alone)
 
-    def _made_of(self) -> Tensor:
-        return self.vectors
-
     @property
     def rank(self) -> int:
         """r."""
@@ -64,7 +61,7 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
     @property
     def bytes(self) -> int:
         """Memory held."""
-        return self.vectors.numel() * self.dtype.itemsize
+        return self.vectors.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
         _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -123,9 +120,6 @@ class NystromStack(_operator.AbstractStack):
     scales: Tensor
     cores: Tensor
 
-    def _made_of(self) -> Tensor:
-        return self.base.vectors
-
     def matmul(self, x: Tensor) -> Tensor:
         world, n = self.base.world, self.shape[0]
         mine = world.share(n)
@@ -147,7 +141,6 @@ def nystrom(
     *,
     shift: float = 1.0,
     seed: int = 0,
-    power_steps: int = 0,
     world: _world.AbstractWorld | None = None,
     progress: Progress = unwatched,
 ) -> NystromPreconditioner:
@@ -159,8 +152,7 @@ def nystrom(
     left out: the result has the rank of G if that is smaller than `rank`. A that is not square or
     finite, or a negative eigenvalue of A − shift · I, is a UserError.
 
-    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products; world:
-    ranks that make and apply it together, all of which have A.
+    world: ranks that make and apply it together, all of which have A.
 
     Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
     their shift.
@@ -173,18 +165,14 @@ def nystrom(
     (1, tensor([8.], dtype=torch.float64))
     """
     _check(A, shift)
-    if rank < 0 or power_steps < 0:
-        raise UserError(
-            f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
-            f"power_steps={power_steps}"
-        )
+    if rank < 0:
+        raise UserError(f"nystrom: expected rank >= 0, got rank={rank}")
     world, n = world or _world.Alone(), A.shape[0]
-    omega = _random_rows(min(rank, n), A, seed)
+    generator = torch.Generator().manual_seed(seed)
+    omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
     with torch.no_grad():
-        for _ in range(power_steps):
-            product = _shifted_product(A, _orthonormal(omega, world), shift, world, progress)
-            omega = _whole(product, n, world)
-        return _approximation(A, _orthonormal(omega, world), shift, world, progress)
+        basis = _whole(_world.orthonormal_rows(omega[:, world.share(n)], world), n, world)
+        return _approximation(A, basis, shift, world, progress)
 
 
 def _approximation(
@@ -237,12 +225,6 @@ def _scaled_gram(U: Tensor, D: Tensor) -> Tensor:
     return total.tril() + total.tril(-1).mT
 
 
-def _random_rows(count: int, A: _operator.AbstractOperator, seed: int) -> Tensor:
-    """Return rows (count, n) of independent standard normal numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, A.shape[0], dtype=A.dtype, generator=generator).to(A.device)
-
-
 def _shifted_product(
     A: _operator.AbstractOperator,
     x: Tensor,
@@ -258,12 +240,6 @@ def _shifted_product(
         parts.append(A.matmul(x[rows])[:, mine].sub(x[rows, mine], alpha=shift))
     progress(PRODUCTS, len(x), len(x))
     return torch.cat(parts)
-
-
-def _orthonormal(x: Tensor, world: _world.AbstractWorld) -> Tensor:
-    """Return the orthonormal rows nearest to x (l, n), whole."""
-    n = x.shape[1]
-    return _whole(_world.orthonormal_rows(x[:, world.share(n)], world), n, world)
 
 
 def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:
@@ -342,9 +318,6 @@ class PreconditionedOperator(_operator.AbstractSymmetric):
                 f"preconditioner: expected shape {self.operator.shape} like the operator, got "
                 f"{self.preconditioner.inverse.shape}"
             )
-
-    def _made_of(self) -> _operator.AbstractOperator:
-        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         inverse = self.preconditioner.inverse

@@ -163,9 +163,8 @@ def measure_between(
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         for some in chunks(len(shifts), together):
                             few, weights = shifts[some], other.weights
-                            evaluate = partial(
-                                _double_sum, picked, few, weights, nodes, group, dtype
-                            )
+                            few_to_nodes = picked, few, nodes, group, dtype
+                            evaluate = partial(_sum_of_images, *few_to_nodes, weights=weights)
                             yield (rows, columns), evaluate
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
@@ -229,31 +228,21 @@ def _sum_of_images(
     group: slice,
     dtype: torch.dtype,
     terms: Terms,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """`_weighted_sum` of all images x + shift, shifts (S, D), at once: (n, *shape)."""
+    """`_weighted_sum` of all images x + shift, shifts (S, D), at once: (n, *shape); with weights
+    (n', Q) summed once more over the points of the other side: (n, n')."""
     if len(shifts) == 1:
-        return _weighted_sum(measure, shifts[0], nodes, group, dtype, terms)
-    count, rows = len(shifts), len(measure)
-    everywhere = measure[torch.arange(rows, device=shifts.device).repeat(count)]
-    moved = shifts.repeat_interleave(rows, dim=0)
-    images = PointMeasure(
-        everywhere.points + moved[:, None], everywhere.weights, everywhere.direction
-    )
-    single = _weighted_sum(images, torch.zeros_like(shifts[0]), nodes, group, dtype, terms)
-    return single.reshape(count, rows, *single.shape[1:]).sum(0)
-
-
-def _double_sum(
-    measure: PointMeasure,
-    shifts: Tensor,
-    weights: Tensor,
-    nodes: Nodes,
-    group: slice,
-    dtype: torch.dtype,
-    terms: Terms,
-) -> Tensor:
-    """`_sum_of_images` summed once more over the points of the other side, (n, n')."""
-    single = _sum_of_images(measure, shifts, nodes, group, dtype, terms)
+        single = _weighted_sum(measure, shifts[0], nodes, group, dtype, terms)
+    else:
+        count, rows = len(shifts), len(measure)
+        everywhere = measure[torch.arange(rows, device=shifts.device).repeat(count)]
+        moved = everywhere.points + shifts.repeat_interleave(rows, dim=0)[:, None]
+        images = PointMeasure(moved, everywhere.weights, everywhere.direction)
+        every = _weighted_sum(images, torch.zeros_like(shifts[0]), nodes, group, dtype, terms)
+        single = every.reshape(count, rows, *every.shape[1:]).sum(0)
+    if weights is None:
+        return single
     return (single.reshape(len(single), *weights.shape) * weights.to(dtype)).sum(-1)
 
 

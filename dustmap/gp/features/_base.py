@@ -5,7 +5,7 @@ Rows are made a group at a time.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -106,7 +106,11 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
     Nothing downstream knows which map it got. Its parameters are those of the kernel, and inducing
     points that are learned; all sizes are those of one kernel, and `with_parameters` keeps them.
+
+    memory: bytes that a chunk of rows may take.
     """
+
+    memory: int
 
     @property
     @abstractmethod
@@ -119,9 +123,9 @@ class AbstractFeatureMap(AbstractParametric, ABC):
         """Type of the rows and products."""
 
     @property
-    @abstractmethod
     def chunk(self) -> int:
         """Rows computed at once within the memory budget."""
+        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
 
     @property
     def prefers_products(self) -> bool:
@@ -264,11 +268,12 @@ def rows_together(width: int, dtype: torch.dtype, device: torch.device) -> int:
     return max(1, GROUP_BYTES // (width * dtype.itemsize))
 
 
-def gathered(groups: Iterator[Features], count: int) -> Features:
-    """Return the consecutive groups as one, of `count` rows.
+def gathered(evaluate: Callable[[slice], Features], count: int, size: int) -> Features:
+    """Return rows 0, .., count − 1, evaluated in groups of `size`.
 
     Without a graph every group is written to its place as it comes, so that no row is held twice.
     """
+    groups = (evaluate(part) for part in chunks(count, size))
     first = next(groups, None)
     if first is None:
         raise UserError("the functional is empty: rows need at least one datum")

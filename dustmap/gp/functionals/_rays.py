@@ -120,17 +120,13 @@ class LineIntegrals(_functional.AbstractRows):
         if bool((self.weights < 0).any()):
             row = int((self.weights < 0).any(-1).nonzero()[0])
             raise UserError(f"weights must be >= 0: row {row} is {self.weights[row].tolist()}.")
-        if self.keys.shape != self.origin.shape[:1] or self.keys.dtype != torch.int64:
-            raise UserError(
-                f"keys must be int64 ({len(self.origin)},), got {self.keys.dtype} "
-                f"{tuple(self.keys.shape)}."
-            )
-        groups = self.groups
-        if groups is not None and (groups.shape != self.keys.shape or groups.dtype != torch.int64):
-            raise UserError(
-                f"groups must be int64 ({len(self.origin)},), one per ray, got {groups.dtype} "
-                f"{tuple(groups.shape)}."
-            )
+        rows = self.origin.shape[:1]
+        for name, numbers in (("keys", self.keys), ("groups", self.groups)):
+            if numbers is not None and (numbers.shape != rows or numbers.dtype != torch.int64):
+                raise UserError(
+                    f"{name} must be int64 ({len(self.origin)},), one per ray, got "
+                    f"{numbers.dtype} {tuple(numbers.shape)}."
+                )
         responses = self.responses
         if responses is not None and responses.shape != self.keys.shape:
             raise UserError(
