@@ -38,7 +38,6 @@ from dustmap.gp._lattice_prior import (
     wrap_inflation,
 )
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
-from dustmap.gp.covariances import mirrored
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Of the largest wavenumber π/h of a grid, where its low pass begins to fall and where it ends.
@@ -239,7 +238,7 @@ def divided_spectra(
         if coarser >= 0:
             held = low_pass(omega, nested.grids[coarser].spacing)
             power = power - kernel.spectral_density(omega) * held
-        half = mirrored(power.clamp_min(0.0), torus[:-1]).contiguous()
+        half = linalg.mirrored(power.clamp_min(0.0), torus[:-1]).contiguous()
         found.append(half / math.prod(spacing))
     return tuple(found)
 

@@ -20,7 +20,7 @@ from dustmap.gp._lattice_prior import (
     torus_for,
     wrap_error,
 )
-from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
+from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
@@ -137,7 +137,7 @@ class GridPrior(AbstractLatticePrior):
         _check_arguments(kernel, grid, 1.0, nugget)
         shape = tuple(2 * m - 2 for m in grid.shape)
         _refuse_beyond(memory, shape, grid)
-        values = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
+        values = linalg.mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
         lags, spectrum, variance = _of_nodes(kernel, values, nugget, grid)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
@@ -236,9 +236,16 @@ class GridPrior(AbstractLatticePrior):
         return self.inverse.to(self.dtype)
 
     @cached_property
+    @torch.no_grad()
     def inverse(self) -> linalg.CirculantOperator:
-        """The upper-left block of C'⁻¹ in float64, made when it is first asked for."""
-        return _cheapest_inverse(self)
+        """The upper-left block of C'⁻¹ in float64, of a narrower torus where that is markedly
+        smaller, made when it is first asked for."""
+        narrow = padded_shape(self.kernel, self.grid, _PRECONDITIONER_PADDING)
+        if self.wrapping is None or math.prod(narrow) > 0.8 * self.n_white:
+            return _inverse(self.spectrum, self.torus_shape, self.grid)
+        values = wrapped_lags(self.kernel, self.grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
+        _, spectrum, _ = _of_nodes(self.kernel, values, self.nugget, self.grid)
+        return _inverse(spectrum, narrow, self.grid)
 
     def factor(self) -> Tensor:
         """Return the lower Cholesky factor of K_uu (M, M), float64.
@@ -348,17 +355,6 @@ def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
     floor = _ROUND_OFF * largest
     clamped = int((spectrum.detach() < floor).sum())
     return spectrum.clamp_min(floor), smallest / largest, clamped
-
-
-@torch.no_grad()
-def _cheapest_inverse(prior: GridPrior) -> linalg.CirculantOperator:
-    """Return crop C⁻¹ pad, on a narrower torus where that is markedly smaller."""
-    kernel, grid = prior.kernel, prior.grid
-    narrow = padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
-    if prior.wrapping is None or math.prod(narrow) > 0.8 * prior.n_white:
-        return _inverse(prior.spectrum, prior.torus_shape, grid)
-    values = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-    return _inverse(_of_nodes(kernel, values, prior.nugget, grid)[1], narrow, grid)
 
 
 def _inverse(

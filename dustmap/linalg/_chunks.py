@@ -294,7 +294,7 @@ class KeyedNormal:
                 "KeyedNormal.draw: expected sample, size and start >= 0, got "
                 f"sample={sample}, size={size}, start={start}"
             )
-        key = _mix(_mix(_mix(self.seed) + self.stream) + sample)
+        key = _mix(_mix(_mix(self.seed % _WORD) + self.stream) + sample)
         result = torch.empty(size, dtype=dtype)
         for first in range(start - start % _BLOCK, start + size, _BLOCK):
             low, high = max(start, first), min(start + size, first + _BLOCK)
@@ -383,7 +383,10 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def _mix(word: int) -> int:
     """Apply SplitMix64's mixer to one word, after one step of its counter."""
-    return int(_mixed(torch.tensor(_signed(word + _GOLDEN))))
+    word = (word + _GOLDEN) % _WORD
+    for shift, factor in _MIXER:
+        word = (word ^ (word >> shift)) * factor % _WORD
+    return word ^ (word >> _LAST_SHIFT)
 
 
 def _signed(word: int) -> int:

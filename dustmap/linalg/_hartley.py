@@ -128,8 +128,10 @@ def suits_matrices(
 def circulant_block(
     spectrum: Tensor, torus_shape: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype
 ) -> HartleyOperator | CirculantOperator:
-    """Return crop · C · pad by products of matrices where they are faster, else by transforms; C as
-    of `HartleyOperator.of`."""
+    """Return crop · C · pad (M, M) by products of matrices where faster, else by transforms.
+
+    Spectrum (L_1, …, L_D//2+1), torus and box: as of `HartleyOperator.of`.
+    """
     if suits_matrices(torus_shape, box, spectrum.device):
         return HartleyOperator.of(spectrum, torus_shape, box, dtype)
     return CirculantOperator(spectrum.to(dtype), torus_shape, rows=box, columns=box)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -59,8 +59,7 @@ class AbstractComposite(AbstractOperator):
 
     def _made_of(self) -> Tensor | AbstractOperator:
         """Return the tensor or the operator that decides them."""
-        first: Tensor | AbstractOperator
-        first = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        first: Tensor | AbstractOperator = next(iter(vars(self).values()))
         return first
 
     @property

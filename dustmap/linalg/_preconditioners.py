@@ -188,8 +188,14 @@ def _approximation(
     if len(omega) == 0:
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
         return NystromPreconditioner(omega, none, shift, 0.0, world)
-    Y = _shifted_product(A, omega, shift, world, progress)
-    core = world.total(_world.gram(omega[:, world.share(n)], Y))
+    mine, parts = world.share(n), list[Tensor]()
+    for rows in chunks(len(omega), _ROWS_TOGETHER):
+        progress(PRODUCTS, rows.start, len(omega))
+        parts.append(A.matmul(omega[rows])[:, mine].sub(omega[rows, mine], alpha=shift))
+    progress(PRODUCTS, len(omega), len(omega))
+    Y = torch.cat(parts)  # this rank's columns of ω G = ω A − shift ω
+    parts.clear()
+    core = world.total(_world.gram(omega[:, mine], Y))
     if not bool(core.isfinite().all()):
         raise UserError("nystrom: products with A are not finite; check its entries and scale")
     rounding = torch.finfo(Y.dtype).eps
@@ -223,23 +229,6 @@ def _scaled_gram(U: Tensor, D: Tensor) -> Tensor:
         for rows in chunks(r, max(1, -(-r // _BANDS))):
             total[rows, : rows.stop].addmm_(along[rows], along[: rows.stop].mT)
     return total.tril() + total.tril(-1).mT
-
-
-def _shifted_product(
-    A: _operator.AbstractOperator,
-    x: Tensor,
-    shift: float,
-    world: _world.AbstractWorld,
-    progress: Progress,
-) -> Tensor:
-    """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
-    mine = world.share(x.shape[1])
-    parts = [x[:0, mine]]
-    for rows in chunks(len(x), _ROWS_TOGETHER):
-        progress(PRODUCTS, rows.start, len(x))
-        parts.append(A.matmul(x[rows])[:, mine].sub(x[rows, mine], alpha=shift))
-    progress(PRODUCTS, len(x), len(x))
-    return torch.cat(parts)
 
 
 def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:

@@ -314,9 +314,9 @@ class ToeplitzOperator(AbstractComposite):
         box = tuple(lags.shape)
         torus_shape = embedding_shape(box)
         # the first column of the circulant mirrors lags, zero where no lag falls
-        column = lags.to(torch.float64)
-        for axis, length in enumerate(torus_shape):
-            column = _mirror(column, axis, length)
+        missing = [length // 2 + 1 - m for m, length in zip(box, torus_shape, strict=True)]
+        padding = [width for axis in reversed(missing) for width in (0, axis)]
+        column = mirrored(torch.nn.functional.pad(lags.to(torch.float64), padding), torus_shape)
         spectrum = torch.fft.rfftn(column).real
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
@@ -363,15 +363,12 @@ def embedding_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(fast_length(max(1, 2 * m - 2)) for m in shape)
 
 
-def _mirror(lags: Tensor, axis: int, length: int) -> Tensor:
-    """Extend lags 0..M−1 along an axis to a cycle: entry j is lag min(j, L−j)."""
-    m = lags.shape[axis]
-    position = torch.arange(length, device=lags.device)
-    lag = torch.minimum(position, length - position)
-    shape = [1] * lags.ndim
-    shape[axis] = length
-    known = (lag < m).view(shape)
-    return torch.where(known, lags.index_select(axis, lag.clamp(max=m - 1)), 0)
+def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
+    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
+    for axis, length in enumerate(torus_shape):
+        lag = torch.arange(length, device=table.device)
+        table = table.index_select(axis, torch.minimum(lag, length - lag))
+    return table
 
 
 def _fold(correlation: Tensor, axis: int, m: int, length: int) -> Tensor:

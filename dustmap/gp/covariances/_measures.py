@@ -17,7 +17,7 @@ from dustmap.errors import UserError
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
-from dustmap.linalg import AbstractWorld, chunks, numbers_together
+from dustmap.linalg import AbstractWorld, chunks, mirrored, numbers_together
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
@@ -284,14 +284,6 @@ def wrapped_lags(
         if not own.requires_grad:
             return mirrored(world.stacked(own, half[0]), torus_shape)
     return mirrored(_lag_table(kernel, spacing, half, wrapping), torus_shape)
-
-
-def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
-    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
-    for axis, length in enumerate(torus_shape):
-        lag = torch.arange(length, device=table.device)
-        table = table.index_select(axis, torch.minimum(lag, length - lag))
-    return table
 
 
 def wrapped_variance(

@@ -15,6 +15,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._lattice_prior import AbstractLatticePrior
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -150,16 +151,12 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class AbstractGridFeatures(AbstractFeatureMap):
-    """A map from the prior on a grid, with M_w the points of its torus.
-
-    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
-    """
+class AbstractPriorFeatures(AbstractFeatureMap):
+    """A map from the white variables of a prior at nodes."""
 
     parts = ("prior",)
 
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+    prior: AbstractLatticePrior
 
     @property
     def n_features(self) -> int:
@@ -168,6 +165,17 @@ class AbstractGridFeatures(AbstractFeatureMap):
     @property
     def dtype(self) -> torch.dtype:
         return self.prior.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractGridFeatures(AbstractPriorFeatures):
+    """A map from the prior on a grid, with M_w the points of its torus.
+
+    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
+    """
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
 
     def _covariance(self, functional: functionals.AbstractFunctional, grid: RegularGrid) -> Tensor:
         """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""

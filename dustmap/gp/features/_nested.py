@@ -19,6 +19,7 @@ from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import (
     AbstractFeatureMap,
     AbstractGridFeatures,
+    AbstractPriorFeatures,
     Features,
 )
 from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
@@ -191,7 +192,7 @@ class NodeFeatures(AbstractFeatureMap):
 
 @final
 @dataclass(frozen=True, eq=False)
-class NestedFeatures(AbstractFeatureMap):
+class NestedFeatures(AbstractPriorFeatures):
     """Φ = W R: the field at the nodes of nested grids, u = R ε, and kriging weights.
 
     What the grid of a place leaves, Var r, is the larger the coarser that is: it is all that a
@@ -211,7 +212,6 @@ class NestedFeatures(AbstractFeatureMap):
     tensor([0.0082, 0.0001], dtype=torch.float64)
     """
 
-    parts = ("prior",)
     prefers_products = True
 
     prior: NestedPrior
@@ -224,14 +224,6 @@ class NestedFeatures(AbstractFeatureMap):
         """W, for fields that are known at the nodes."""
         prior, rest = self.prior, (self.order, self.memory, self.per_cell)
         return NodeFeatures(prior.kernel, prior.grid, prior.dtype, *rest)
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         seen = self.at_nodes.rows(functional)

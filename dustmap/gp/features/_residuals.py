@@ -295,14 +295,10 @@ class ResidualVariance:
         negative = raw.detach() < 0
         clamped = int(negative.sum())
         if clamped > 0:
-            faint = float(raw.detach().min()) > -_ROUND_OFF * prior
-            log.log(
-                logging.DEBUG if faint else logging.WARNING,
-                "%d of %d residual variances were negative, down to %.2e, and set to 0",
-                clamped,
-                len(raw),
-                float(raw.detach().min()),
-            )
+            least = float(raw.detach().min())
+            level = logging.DEBUG if least > -_ROUND_OFF * prior else logging.WARNING
+            text = "%d of %d residual variances were negative, down to %.2e, and set to 0"
+            log.log(level, text, clamped, len(raw), least)
         return ResidualVariance(raw.clamp_min(0.0).to(dtype), clamped)
 
 
