@@ -5,7 +5,7 @@ Its log evidence, the gradient of that, and the errors of its factor.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -140,7 +140,7 @@ class ExactGP:
 
     kernel: AbstractKernel
     mean: AbstractMean
-    estimator: AbstractEstimator | None = None
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
     wrapping: Wrapping | None = None
 
     def log_evidence(
@@ -192,21 +192,17 @@ class ExactGP:
 
     def between(self, f: AbstractFunctional, g: AbstractFunctional) -> Tensor:
         """Return the prior covariances of the functionals, (N, N'), float64."""
-        return self._estimator.between(self.kernel, f, g, self.wrapping, dtype=torch.float64)
+        return self.estimator.between(self.kernel, f, g, self.wrapping, dtype=torch.float64)
 
     def variance(self, functional: AbstractFunctional) -> Tensor:
         """Return the prior variances k_ff (N,), float64."""
-        return self._estimator.variance(self.kernel, functional, self.wrapping, dtype=torch.float64)
+        return self.estimator.variance(self.kernel, functional, self.wrapping, dtype=torch.float64)
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Return the prior covariance K_ff (N, N), float64; refused beyond N = 10,000."""
         _refuse_dense(len(functional))
         return symmetric(list(self._upper_rows(functional)))
-
-    @property
-    def _estimator(self) -> AbstractEstimator:
-        return self.estimator or ClosedForm()
 
     def _factor(self, functional: AbstractFunctional, noise_variance: Tensor) -> Tensor:
         return covariance_factor(self.covariance(functional), noise_variance.double())

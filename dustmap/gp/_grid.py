@@ -183,11 +183,6 @@ class NestedGrids:
         return self.grids[0]
 
     @property
-    def finest(self) -> RegularGrid:
-        """The finest grid."""
-        return self.grids[-1]
-
-    @property
     def dim(self) -> int:
         """Number of axes D."""
         return self.outer.dim
@@ -200,7 +195,7 @@ class NestedGrids:
     @property
     def spacing(self) -> tuple[float, ...]:
         """Spacing of the finest grid."""
-        return self.finest.spacing
+        return self.grids[-1].spacing
 
     @property
     def lower(self) -> tuple[float, ...]:
@@ -215,9 +210,7 @@ class NestedGrids:
     @cached_property
     def places(self) -> tuple[slice, ...]:
         """The nodes of every grid among those of all."""
-        ends = [0]
-        for grid in self.grids:
-            ends.append(ends[-1] + grid.size)
+        ends = itertools.accumulate((grid.size for grid in self.grids), initial=0)
         return tuple(slice(a, b) for a, b in itertools.pairwise(ends))
 
     def points(self, device: "object | None" = None) -> "Tensor":
@@ -309,16 +302,9 @@ def interpolation_matrices(source: RegularGrid, target: RegularGrid) -> "tuple[T
     import torch
 
     found = []
-    for a, h, m, b, fine, count in zip(
-        source.lower,
-        source.spacing,
-        source.shape,
-        target.lower,
-        target.spacing,
-        target.shape,
-        strict=True,
-    ):
-        place = (b + fine * torch.arange(count, dtype=torch.float64) - a) / h
+    axes = zip(source.lower, source.spacing, source.shape, target.axes(), strict=True)
+    for a, h, m, nodes in axes:
+        place = (nodes - a) / h
         lag = place[:, None] - torch.arange(m, dtype=torch.float64)
         inside = 1.0 - (lag / _TAPS).square()
         window = torch.special.i0(_WINDOW * inside.clamp_min(0.0).sqrt()) * (inside > 0)

@@ -78,24 +78,20 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     parts = ("kernel",)
 
     kernel: AbstractKernel
+    grid: RegularGrid | NestedGrids
     dtype: torch.dtype
     world: linalg.AbstractWorld
     report: PriorReport
 
     @property
-    @abstractmethod
     def lattice(self) -> RegularGrid | NestedGrids:
         """The nodes."""
+        return self.grid
 
     @property
     @abstractmethod
     def box(self) -> RegularGrid:
         """The coarsest grid with all its nodes that are computed: what a torus is around."""
-
-    @property
-    @abstractmethod
-    def finest(self) -> RegularGrid:
-        """The finest grid."""
 
     @property
     def torus_shape(self) -> tuple[int, ...]:
@@ -118,9 +114,10 @@ class AbstractLatticePrior(AbstractParametric, ABC):
         """M_w, the number of whitened variables."""
         return self.white_on(self.torus_shape)
 
-    @abstractmethod
     def white_on(self, torus_shape: Sequence[int]) -> int:
         """M_w on another torus around `box`."""
+        others = [math.prod(torus) for _, torus in self.circulants[1:]]
+        return math.prod(torus_shape) + sum(others)
 
     @abstractmethod
     def root(self) -> linalg.AbstractOperator:
@@ -146,9 +143,9 @@ class AbstractLatticePrior(AbstractParametric, ABC):
         """(K' − K)/step for the K' of every kernel on the same torus; none carries a graph."""
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """Device of the spectrum."""
+        return self.circulants[0][0].device
 
 
 def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from dustmap.gp._model import GPModel, HyperparameterFit
 from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.linalg import AbstractOperator, AbstractSymmetric, SparseOperator, chunks
+from dustmap.linalg import AbstractSymmetric, SparseOperator, chunks
 
 #: Candidates looked at for every neighbour wanted.
 _CANDIDATES = 2.0
@@ -129,6 +129,7 @@ def _partition(
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class NeighbourPrecision(AbstractSymmetric):
     """P = Uᵀ U ≈ (K + Σ)⁻¹ (N, N): every datum is regressed on near ones that come before it.
 
@@ -140,8 +141,7 @@ class NeighbourPrecision(AbstractSymmetric):
     that hardly depends on N or on the noise.
     """
 
-    def __init__(self, U: SparseOperator) -> None:
-        self._U = U
+    U: SparseOperator
 
     @staticmethod
     @torch.no_grad()
@@ -174,11 +174,8 @@ class NeighbourPrecision(AbstractSymmetric):
             SparseOperator.from_coo(rows, order[cols], values.to(dtype), shape)
         )
 
-    def _made_of(self) -> AbstractOperator:
-        return self._U
-
     def matmul(self, x: Tensor) -> Tensor:
-        return self._U.rmatmul(self._U.matmul(x))
+        return self.U.rmatmul(self.U.matmul(x))
 
 
 @torch.no_grad()

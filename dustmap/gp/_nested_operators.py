@@ -177,14 +177,7 @@ class NestedCovariance(linalg.AbstractSymmetric):
     """K (M, M) = A diag(K_0, K_1, …) Aᵀ, a covariance of every field."""
 
     chain: Chain
-    blocks: tuple[linalg.AbstractOperator, ...]
-
-    @property
-    def circulants(self) -> tuple[linalg.CirculantOperator, ...]:
-        """The blocks, where all are circulants."""
-        found = tuple(each for each in self.blocks if isinstance(each, linalg.CirculantOperator))
-        assert len(found) == len(self.blocks)
-        return found
+    blocks: Sequence[linalg.AbstractOperator]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -206,18 +199,17 @@ class NestedCovariance(linalg.AbstractSymmetric):
 @final
 @dataclass(frozen=True, eq=False)
 class NestedSlopes(AbstractSlopes):
-    """∂K/∂θ_q = A diag(∂C_j/∂θ_q) Aᵀ, whose blocks are circulants."""
+    """∂K/∂θ_q = A diag(∂C_j/∂θ_q) Aᵀ; circulants: ∂C_j/∂θ_q of every q and field j."""
 
-    covariances: tuple[NestedCovariance, ...]
+    chain: Chain
+    circulants: tuple[tuple[linalg.CirculantOperator, ...], ...]
 
     def products(self, x: Tensor) -> Tensor:
-        return torch.stack([slope.matmul(x) for slope in self.covariances])
+        return torch.stack([NestedCovariance(self.chain, C).matmul(x) for C in self.circulants])
 
     def quadratic(self, x: Tensor) -> Tensor:
-        met = self.covariances[0].chain.adjoint(x)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
-        for number, seen in enumerate(met):
-            blocks = [covariance.circulants[number] for covariance in self.covariances]
+        for seen, *blocks in zip(self.chain.adjoint(x), *self.circulants, strict=True):
             total = total + linalg.quadratic_forms(blocks, seen)
         return total
 

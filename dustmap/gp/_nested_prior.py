@@ -69,6 +69,8 @@ class NestedPrior(AbstractLatticePrior):
     True
     """
 
+    grows = True
+
     kernel: AbstractKernel
     grid: NestedGrids
     chain: Chain
@@ -119,37 +121,18 @@ class NestedPrior(AbstractLatticePrior):
 
     def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> "NestedPrior":
         """The prior of another kernel on a torus of this shape around the coarsest grid."""
-        spectra = divided_spectra(kernel, self.grid, (tuple(torus_shape), *self.tori[1:]))
         tori = tuple(torus_shape), *self.tori[1:]
+        spectra = divided_spectra(kernel, self.grid, tori)
         report = _report(kernel, self.box, tori[0], spectra)
         return replace(self, kernel=kernel, spectra=spectra, tori=tori, report=report)
-
-    @property
-    def lattice(self) -> NestedGrids:
-        return self.grid
 
     @property
     def box(self) -> RegularGrid:
         return self.chain.wide[0]
 
     @property
-    def finest(self) -> RegularGrid:
-        return self.grid.finest
-
-    @property
     def circulants(self) -> tuple[tuple[Tensor, tuple[int, ...]], ...]:
         return tuple(zip(self.spectra, self.tori, strict=True))
-
-    @property
-    def grows(self) -> bool:
-        return True
-
-    @property
-    def device(self) -> torch.device:
-        return self.spectra[0].device
-
-    def white_on(self, torus_shape: Sequence[int]) -> int:
-        return sum(math.prod(torus) for torus in (torus_shape, *self.tori[1:]))
 
     @torch.no_grad()
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> "NestedSlopes":
@@ -158,7 +141,14 @@ class NestedPrior(AbstractLatticePrior):
             [(new - old) / step for new, old in zip(spectra, self.spectra, strict=True)]
             for spectra in changed
         )
-        return NestedSlopes(tuple(self._circulants(each) for each in differences))
+        circulants = tuple(
+            tuple(
+                linalg.CirculantOperator(change.to(self.dtype), torus, wide.shape, wide.shape)
+                for change, torus, wide in zip(each, self.tori, self.chain.boxes, strict=True)
+            )
+            for each in differences
+        )
+        return NestedSlopes(self.chain, circulants)
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w), differentiable in the kernel."""
@@ -171,29 +161,11 @@ class NestedPrior(AbstractLatticePrior):
 
     def covariance_products(self) -> linalg.AbstractOperator:
         """K (M, M), for many products in one precision."""
-        return linalg.divided(self._covariance(self.spectra), self.world)
-
-    def _circulants(self, spectra: Sequence[Tensor]) -> NestedCovariance:
-        """A diag(C_j) Aᵀ for spectra of the same tori."""
-        blocks = tuple(
-            linalg.CirculantOperator(
-                spectrum.to(self.dtype), torus, rows=wide.shape, columns=wide.shape
-            )
-            for spectrum, torus, wide in zip(spectra, self.tori, self.chain.boxes, strict=True)
-        )
-        return NestedCovariance(self.chain, blocks)
-
-    def _covariance(self, spectra: Sequence[Tensor]) -> NestedCovariance:
-        """By Hartley transforms where these are faster."""
-        blocks = list[linalg.AbstractOperator]()
-        for spectrum, torus, wide in zip(spectra, self.tori, self.chain.boxes, strict=True):
-            box, device = wide.shape, spectrum.device
-            if linalg.suits_matrices(torus, box, device):
-                blocks.append(linalg.HartleyOperator.of(spectrum, torus, box, self.dtype))
-            else:
-                of_box = {"rows": box, "columns": box}
-                blocks.append(linalg.CirculantOperator(spectrum.to(self.dtype), torus, **of_box))
-        return NestedCovariance(self.chain, tuple(blocks))
+        blocks = [
+            linalg.circulant_block(spectrum, torus, wide.shape, self.dtype)
+            for spectrum, torus, wide in zip(self.spectra, self.tori, self.chain.boxes, strict=True)
+        ]
+        return linalg.divided(NestedCovariance(self.chain, blocks), self.world)
 
 
 def _root(spectrum: Tensor) -> Tensor:
@@ -260,12 +232,14 @@ def divided_spectra(
         else:
             power = _aliased(kernel, omega, spacing)
             if isinstance(kernel, ProjectedKernel):
-                power = power * _octant(kernel.spectrum_factor(torus), torus)
+                factor = kernel.spectrum_factor(torus)
+                power = power * factor[tuple(slice(0, n // 2 + 1) for n in torus)]
         coarser = level if number >= count else level - 1
         if coarser >= 0:
             held = low_pass(omega, nested.grids[coarser].spacing)
             power = power - kernel.spectral_density(omega) * held
-        found.append(_half(power.clamp_min(0.0), torus) / math.prod(spacing))
+        half = linalg.mirrored(power.clamp_min(0.0), torus[:-1]).contiguous()
+        found.append(half / math.prod(spacing))
     return tuple(found)
 
 
@@ -299,16 +273,3 @@ def _frequencies(torus: Sequence[int], spacing: Sequence[float]) -> Tensor:
         for length, h in zip(torus, spacing, strict=True)
     ]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-
-
-def _half(octant: Tensor, torus: Sequence[int]) -> Tensor:
-    """The half spectrum (L_1, …, L_D//2+1) of one that is symmetric in every axis."""
-    for axis, length in enumerate(torus[:-1]):
-        place = torch.arange(length, device=octant.device)
-        octant = octant.index_select(axis, torch.minimum(place, length - place))
-    return octant.contiguous()
-
-
-def _octant(half: Tensor, torus: Sequence[int]) -> Tensor:
-    """The part of a half spectrum at frequencies ≥ 0."""
-    return half[tuple(slice(0, length // 2 + 1) for length in torus)]

@@ -20,7 +20,7 @@ from dustmap.gp._lattice_prior import (
     torus_for,
     wrap_error,
 )
-from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags
+from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
@@ -112,14 +112,13 @@ class GridPrior(AbstractLatticePrior):
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
         makers = makers or linalg.Alone()
         values = wrapped_lags(kernel, grid.spacing, shape, world=makers)
-        table, spectrum, variance = _of_nodes(kernel, values, nugget)
+        lags, spectrum, variance = _of_nodes(kernel, values, nugget, grid)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
         error = wrap_error(kernel, grid, shape)
         inflation = float(values.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
         nugget_variance = float(variance.detach())
         report = PriorReport(shape, error, inflation, smallest, clamped, nugget_variance)
-        lags = _lags(table, grid, variance)
         wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
             kernel, grid, wrapping, spectrum, lags, nugget, dtype, memory, report, world, makers
@@ -138,12 +137,11 @@ class GridPrior(AbstractLatticePrior):
         _check_arguments(kernel, grid, 1.0, nugget)
         shape = tuple(2 * m - 2 for m in grid.shape)
         _refuse_beyond(memory, shape, grid)
-        values = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
-        table, spectrum, variance = _of_nodes(kernel, values, nugget)
+        values = linalg.mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
+        lags, spectrum, variance = _of_nodes(kernel, values, nugget, grid)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
         report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
-        lags = _lags(table, grid, variance)
         return GridPrior(kernel, grid, None, spectrum, lags, nugget, dtype, memory, report)
 
     def with_kernel(self, kernel: AbstractKernel) -> "GridPrior":
@@ -168,10 +166,8 @@ class GridPrior(AbstractLatticePrior):
         )
 
     @property
-    def lattice(self) -> RegularGrid:
+    def box(self) -> RegularGrid:
         return self.grid
-
-    box = finest = lattice
 
     @property
     def circulants(self) -> tuple[tuple[Tensor, tuple[int, ...]], ...]:
@@ -180,13 +176,6 @@ class GridPrior(AbstractLatticePrior):
     @property
     def grows(self) -> bool:
         return self.wrapping is not None
-
-    def white_on(self, torus_shape: Sequence[int]) -> int:
-        return math.prod(torus_shape)
-
-    @property
-    def device(self) -> torch.device:
-        return self.spectrum.device
 
     @torch.no_grad()
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> CirculantSlopes:
@@ -221,11 +210,10 @@ class GridPrior(AbstractLatticePrior):
     def covariance_products(self) -> linalg.AbstractOperator:
         """Return K_uu (M, M) for many products in one precision, by Hartley transforms where they
         are faster; carries no graph."""
-        torus, box, spectrum = self.torus_shape, self.grid.shape, self.spectrum.detach()
-        if self._is_minimal_smaller or not linalg.suits_matrices(torus, box, spectrum.device):
+        if self._is_minimal_smaller:
             return self.covariance()
-        hartley = linalg.HartleyOperator.of(spectrum, torus, box, self.dtype)
-        return linalg.divided(hartley, self.world)
+        spectrum, torus, box = self.spectrum.detach(), self.torus_shape, self.grid.shape
+        return linalg.divided(linalg.circulant_block(spectrum, torus, box, self.dtype), self.world)
 
     @property
     def _is_minimal_smaller(self) -> bool:
@@ -248,9 +236,16 @@ class GridPrior(AbstractLatticePrior):
         return self.inverse.to(self.dtype)
 
     @cached_property
+    @torch.no_grad()
     def inverse(self) -> linalg.CirculantOperator:
-        """The upper-left block of C'⁻¹ in float64, made when it is first asked for."""
-        return _cheapest_inverse(self)
+        """The upper-left block of C'⁻¹ in float64, of a narrower torus where that is markedly
+        smaller, made when it is first asked for."""
+        narrow = padded_shape(self.kernel, self.grid, _PRECONDITIONER_PADDING)
+        if self.wrapping is None or math.prod(narrow) > 0.8 * self.n_white:
+            return _inverse(self.spectrum, self.torus_shape, self.grid)
+        values = wrapped_lags(self.kernel, self.grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
+        _, spectrum, _ = _of_nodes(self.kernel, values, self.nugget, self.grid)
+        return _inverse(spectrum, narrow, self.grid)
 
     def factor(self) -> Tensor:
         """Return the lower Cholesky factor of K_uu (M, M), float64.
@@ -332,29 +327,21 @@ def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> No
         )
 
 
-def _eigenvalues(table: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
-    """Return λ = FFT(c) with the nugget, real because c is symmetric in every axis, and that."""
-    spectrum = torch.fft.rfftn(table.to(torch.float64)).real
-    variance = nugget * spectrum.max()
-    return spectrum + variance, variance
-
-
-def _of_nodes(kernel: AbstractKernel, values: Tensor, nugget: float) -> tuple[Tensor, ...]:
-    """Return lags and spectrum of the nodes, the latter with the nugget, and the nugget, for the
-    lags of the field's values on a torus."""
+def _of_nodes(
+    kernel: AbstractKernel, values: Tensor, nugget: float, grid: RegularGrid
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the lags of a grid and the spectrum of its nodes, both with the nugget, and that, for
+    the lags of the field's values on a torus."""
     if isinstance(kernel, ProjectedKernel):
         shape = values.shape
         spectrum = torch.fft.rfftn(values.to(torch.float64)).real * kernel.spectrum_factor(shape)
         values = torch.fft.irfftn(spectrum, s=shape)
-    return values, *_eigenvalues(values, nugget)
-
-
-def _lags(table: Tensor, grid: RegularGrid, variance: Tensor) -> Tensor:
-    """Return the lags of the grid, of those of the torus, with the nugget at lag 0."""
-    lags = table[tuple(slice(0, m) for m in grid.shape)]
+    spectrum = torch.fft.rfftn(values.to(torch.float64)).real  # values are symmetric in every axis
+    variance = nugget * spectrum.max()
+    lags = values[tuple(slice(0, m) for m in grid.shape)]
     unit = torch.zeros_like(lags)
     unit.view(-1)[0] = 1.0
-    return lags + variance * unit
+    return lags + variance * unit, spectrum + variance, variance
 
 
 def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
@@ -368,17 +355,6 @@ def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
     floor = _ROUND_OFF * largest
     clamped = int((spectrum.detach() < floor).sum())
     return spectrum.clamp_min(floor), smallest / largest, clamped
-
-
-@torch.no_grad()
-def _cheapest_inverse(prior: GridPrior) -> linalg.CirculantOperator:
-    """Return crop C⁻¹ pad, on a narrower torus where that is markedly smaller."""
-    kernel, grid = prior.kernel, prior.grid
-    narrow = padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
-    if prior.wrapping is None or math.prod(narrow) > 0.8 * prior.n_white:
-        return _inverse(prior.spectrum, prior.torus_shape, grid)
-    values = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-    return _inverse(_of_nodes(kernel, values, prior.nugget)[1], narrow, grid)
 
 
 def _inverse(

@@ -60,7 +60,7 @@ from dustmap.linalg._covariance_cg import CovarianceNystrom as CovarianceNystrom
 from dustmap.linalg._covariance_cg import CovarianceSolve as CovarianceSolve
 from dustmap.linalg._covariance_cg import covariance_cg as covariance_cg
 from dustmap.linalg._hartley import HartleyOperator as HartleyOperator
-from dustmap.linalg._hartley import suits_matrices as suits_matrices
+from dustmap.linalg._hartley import circulant_block as circulant_block
 from dustmap.linalg._iteration import SolveResult as SolveResult
 from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
@@ -90,6 +90,7 @@ from dustmap.linalg._sparse import row_slice as row_slice
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length
+from dustmap.linalg._toeplitz import mirrored as mirrored
 from dustmap.linalg._toeplitz import quadratic_forms as quadratic_forms
 from dustmap.linalg._world import AbstractWorld as AbstractWorld
 from dustmap.linalg._world import Alone as Alone

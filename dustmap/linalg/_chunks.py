@@ -226,12 +226,9 @@ class TilePartition:
         batch = x.shape[:-1]
         excess = [c * t - n for c, t, n in zip(self._counts, self._tile, self.shape, strict=True)]
         padding = [width for axis in reversed(excess) for width in (0, axis)]
-        padded = torch.nn.functional.pad(x.reshape(-1, *self.shape), padding)
-        pairs = [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
-        # axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)
-        dim = len(self.shape)
-        order = [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
-        split = padded.reshape(-1, *pairs).permute(order)
+        split = torch.nn.functional.pad(x.reshape(-1, *self.shape), padding)
+        for axis, length in enumerate(self._tile, start=1):  # to (batch, n1, n2, …, t1, t2, …)
+            split = split.unfold(axis, length, length)
         return split.reshape(*batch, self.n_blocks, self.block_size)
 
     def from_blocks(self, blocks: Tensor) -> Tensor:
@@ -246,9 +243,7 @@ class TilePartition:
         order = [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]
         split = blocks.reshape(-1, *self._counts, *self._tile).permute(order)
         lengths = [c * t for c, t in zip(self._counts, self._tile, strict=True)]
-        grid = split.reshape(-1, *lengths)
-        for axis, length in enumerate(self.shape):
-            grid = grid.narrow(axis + 1, 0, length)
+        grid = split.reshape(-1, *lengths)[:, *(slice(n) for n in self.shape)]
         return grid.reshape(*batch, math.prod(self.shape))
 
     @property

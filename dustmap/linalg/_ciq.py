@@ -180,7 +180,6 @@ class _InverseRoot(torch.autograd.Function):
         ctx.build, ctx.method = build, method
         keeps = any(ctx.needs_input_grad[4:])
         y, x, result = _solve(build(*parameters), b, method, keeps)
-        _refuse_indefinite(result)
         report.append(result)
         ctx.save_for_backward(x, *parameters)
         return y
@@ -191,7 +190,6 @@ class _InverseRoot(torch.autograd.Function):
         x, *parameters = ctx.saved_tensors
         K = ctx.build(*parameters)
         grad_b, a, result = _solve(K, grads[0].contiguous(), ctx.method, x is not None)
-        _refuse_indefinite(result)
         if not result.converged:
             warnings.warn(f"gradient of a root: {result.message}", UnconvergedWarning, stacklevel=2)
         if x is None or a is None:
@@ -204,7 +202,10 @@ class _InverseRoot(torch.autograd.Function):
 def _solve(
     K: _operator.AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
 ) -> tuple[Tensor, Tensor | None, RootResult]:
-    """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
+    """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report.
+
+    Raise where a right-hand side met a negative eigenvalue.
+    """
     rule = method.quadrature
     mix = None if keeps else rule.weights[None]
     solve = shifted_minres(
@@ -217,6 +218,14 @@ def _solve(
         memory=method.memory,
     )
     result = RootResult.of(solve, rule)
+    broken = result.status == SolveStatus.NOT_POSITIVE_DEFINITE.value
+    if bool(broken.any()):
+        raise UserError(
+            f"the operator is not positive definite: {int(broken.sum())} of {broken.numel()} "
+            f"right-hand sides met a negative eigenvalue, bounds of the spectrum were "
+            f"[{result.bounds.lowest:.3g}, {result.bounds.highest:.3g}]; add a nugget, or take "
+            "float64"
+        )
     if not keeps:
         return solve.x[0], None, result
     return torch.tensordot(rule.weights.to(solve.x), solve.x, 1), solve.x, result
@@ -245,18 +254,6 @@ def _bilinear_gradient(
             torch.autograd.grad(product, differentiated, -weights * a, allow_unused=True)
         )
     return [next(gradients) if want else None for want in wanted]
-
-
-def _refuse_indefinite(result: RootResult) -> None:
-    """Raise where a right-hand side met a negative eigenvalue."""
-    broken = result.status == SolveStatus.NOT_POSITIVE_DEFINITE.value
-    if bool(broken.any()):
-        raise UserError(
-            f"the operator is not positive definite: {int(broken.sum())} of {broken.numel()} "
-            f"right-hand sides met a negative eigenvalue, bounds of the spectrum were "
-            f"[{result.bounds.lowest:.3g}, {result.bounds.highest:.3g}]; add a nugget, or take "
-            "float64"
-        )
 
 
 @final

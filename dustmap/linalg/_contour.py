@@ -16,6 +16,8 @@ from dustmap.linalg._operator import AbstractOperator
 _LOWEST_SAFETY = 10.0
 # The largest is found early.
 _HIGHEST_SAFETY = 1.05
+# Steps of the Lanczos method at most, for bounds and for the largest eigenvalue alone.
+_BOUNDS_STEPS, _LARGEST_STEPS = 100, 20
 # Extreme Ritz values are looked at every so many steps, and are final when they move by less.
 _LOOK = 10
 _STILL = 0.05
@@ -102,13 +104,11 @@ class RootQuadrature:
         return float((1.0 - points.sqrt() * values).abs().max())
 
 
-def spectrum_bounds(
-    A: AbstractOperator, *, floor: float = 0.0, max_steps: int = 100, seed: int = 0
-) -> SpectrumBounds:
+def spectrum_bounds(A: AbstractOperator, *, floor: float = 0.0) -> SpectrumBounds:
     """Bounds of the spectrum of a symmetric positive definite A (n, n) by the Lanczos method.
 
     From a random start with complete reorthogonalisation, until the extreme Ritz values θ stand
-    still or `max_steps`; then
+    still or 100 steps; then
 
         highest = 1.05 θ_max,    lowest = max(θ_min / 10, floor, 4 eps θ_max)
 
@@ -118,12 +118,10 @@ def spectrum_bounds(
     """
     if A.shape[0] != A.shape[1]:
         raise UserError(f"A: expected a square operator, got shape {A.shape}")
-    if not (floor >= 0 and max_steps >= 1):
-        raise UserError(
-            f"expected floor >= 0 and max_steps >= 1, got floor={floor}, max_steps={max_steps}"
-        )
+    if not floor >= 0:
+        raise UserError(f"expected floor >= 0, got floor={floor}")
     with torch.no_grad():
-        smallest, largest, steps = _extremes(A, floor, max_steps, seed)
+        smallest, largest, steps = _extremes(A, floor)
     rounding = _ROUNDING * torch.finfo(A.dtype).eps * largest
     if not (math.isfinite(smallest) and largest > 0 and smallest > -rounding):
         raise UserError(
@@ -169,15 +167,13 @@ def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
     return cn / (k * sn), dn / (k * sn**2)
 
 
-def _extremes(
-    A: AbstractOperator, floor: float, max_steps: int, seed: int
-) -> tuple[float, float, int]:
+def _extremes(A: AbstractOperator, floor: float) -> tuple[float, float, int]:
     """Return the smallest and largest Ritz value, and the steps taken.
 
     A smallest one near the floor is no matter any more: it can only fall.
     """
     smallest, largest = math.nan, math.nan
-    for space in _lanczos(A, max_steps, seed):
+    for space in _lanczos(A, _BOUNDS_STEPS):
         if space.ends or space.steps % _LOOK == 0:
             before = smallest, largest
             smallest, largest = space.ritz_ends()
@@ -188,22 +184,16 @@ def _extremes(
     raise AssertionError("the last step ends the loop")
 
 
-def largest_eigenvalue(A: AbstractOperator, *, max_steps: int = 20, seed: int = 0) -> float:
+def largest_eigenvalue(A: AbstractOperator) -> float:
     """λ_max of a symmetric positive semidefinite A (n, n), estimated by the Lanczos method.
 
-    After j steps from a random start, with T_j y = θ y for the largest Ritz value θ,
+    After j = 20 steps from a random start, with T_j y = θ y for the largest Ritz value θ,
 
         θ + β_j |y_j|
 
     within whose last term, the residual, an eigenvalue lies from θ. It is above λ_max unless the
-    largest eigenvalues are crowded: of 0, 1, .., 100 it is 99.6 after 20 steps. max_steps products
-    with A are made, fewer only where the space ends, so that rounding errors of A stay small in it.
-
-    Parameters
-    ----------
-    A : (n, n)
-    max_steps : products with A
-    seed : of the start
+    largest eigenvalues are crowded: of 0, 1, .., 100 it is 99.6. As many products with A are made,
+    fewer only where the space ends, so that rounding errors of A stay small in it.
 
     Reference: Zhou & Li (2011), "Bounding the spectrum of large Hermitian matrices".
 
@@ -218,7 +208,7 @@ def largest_eigenvalue(A: AbstractOperator, *, max_steps: int = 20, seed: int = 
     if A.shape[0] != A.shape[1]:
         raise UserError(f"A: expected a square operator, got shape {A.shape}")
     with torch.no_grad():
-        *_, space = _lanczos(A, max_steps, seed)
+        *_, space = _lanczos(A, _LARGEST_STEPS)
         return space.highest()
 
 
@@ -260,10 +250,10 @@ class _KrylovSpace:
         return torch.diag(main) + torch.diag(below, -1)
 
 
-def _lanczos(A: AbstractOperator, max_steps: int, seed: int) -> Iterator[_KrylovSpace]:
+def _lanczos(A: AbstractOperator, max_steps: int) -> Iterator[_KrylovSpace]:
     """Yield the Krylov space of a random start after each step, all vectors made orthogonal."""
     n = A.shape[0]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     v = torch.randn(n, dtype=torch.float64, generator=generator).to(A.device, A.dtype)
     basis = v.new_empty(min(max_steps, n), n)
     basis[0] = v / torch.linalg.vector_norm(v)

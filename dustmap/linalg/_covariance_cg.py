@@ -196,13 +196,10 @@ class _Columns:
             trouble=trouble,
         )
 
-    def errors(self) -> Tensor:
-        """The squared error (R,), from above as far as that is known."""
-        return torch.minimum(self.rz, self.gains.sum(1))
-
     def examined(self, outcome: CovarianceSolve, step: int, max_steps: int) -> "_Columns":
         """Write the columns that have ended to the outcome, and return the others."""
-        status, errors = self.trouble, self.errors()
+        # squared, from above as far as that is known
+        status, errors = self.trouble, torch.minimum(self.rz, self.gains.sum(1))
         claims = (errors <= self.squared) & (status == GO_ON)
         state = self
         if bool(claims.any()):
@@ -232,21 +229,16 @@ class _Columns:
         wrong = which[~right]
         if len(wrong) == 0:
             return self, believed
-        stuck = self.restarted[wrong]
-        anew = replace(few._taken((~right).nonzero().squeeze(1)), r=r[~right])
-        p, covaried_p, rz = _turned(anew.system, anew.r)
-        gains = torch.full_like(anew.gains, math.inf)
-        stagnated = torch.full_like(wrong, SolveStatus.STAGNATED.value)
+        system, r = few._taken((~right).nonzero().squeeze(1)).system, r[~right]
+        p, covaried_p, rz = _turned(system, r)
+        anew = {"r": r, "p": p, "covaried_p": covaried_p, "rz": rz}
+        changed = {name: vars(self)[name].index_copy(0, wrong, new) for name, new in anew.items()}
+        trouble = torch.where(self.restarted, SolveStatus.STAGNATED.value, GO_ON)
         return replace(
             self,
-            r=self.r.index_copy(0, wrong, anew.r),
-            p=self.p.index_copy(0, wrong, p),
-            covaried_p=self.covaried_p.index_copy(0, wrong, covaried_p),
-            rz=self.rz.index_copy(0, wrong, rz),
-            gains=self.gains.index_copy(0, wrong, gains),
-            trouble=self.trouble.index_copy(
-                0, wrong, torch.where(stuck, stagnated, torch.full_like(wrong, GO_ON))
-            ),
+            **changed,
+            gains=self.gains.index_fill(0, wrong, math.inf),
+            trouble=self.trouble.index_copy(0, wrong, trouble[wrong]),
             restarted=self.restarted.index_fill(0, wrong, True),
         ), believed
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractSymmetric, apply_linear, check_vectors
+from dustmap.linalg._toeplitz import CirculantOperator
 
 #: Operations of products of matrices for one of fast transforms, at most, by what the processor
 #: multiplies at once. Measured with AVX-512: of 41 × 41 × 25 nodes four times as many take half of
@@ -37,12 +38,12 @@ class HartleyOperator(AbstractSymmetric):
     the first axis and leaves it as the last, or the other way round, so that axes turn in a cycle.
     `CirculantOperator` does the same by fast transforms.
 
-    factors: leading rows of H_d (m_d, L_d); spectrum: λ (L_1, …, L_D), the whole of it; from_first:
+    spectrum: λ (L_1, …, L_D), the whole of it; factors: leading rows of H_d (m_d, L_d); from_first:
     whether the way there begins with the first axis, that of fewer operations.
     """
 
-    factors: tuple[Tensor, ...]
     spectrum: Tensor
+    factors: tuple[Tensor, ...]
     from_first: bool
 
     @staticmethod
@@ -73,15 +74,12 @@ class HartleyOperator(AbstractSymmetric):
             for m, length in zip(box, torus_shape, strict=True)
         )
         from_first = _begins_with_first(tuple(box), tuple(torus_shape))
-        return HartleyOperator(factors, whole.to(dtype).contiguous(), from_first)
+        return HartleyOperator(whole.to(dtype).contiguous(), factors, from_first)
 
     @property
     def shape(self) -> tuple[int, int]:
         size = math.prod(len(factor) for factor in self.factors)
         return size, size
-
-    def _made_of(self) -> Tensor:
-        return self.spectrum
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -126,6 +124,18 @@ def suits_matrices(
     axes = range(len(box))
     operations = min(_operations(box, torus_shape, order) for order in (axes, axes[::-1]))
     return operations <= most * _of_fast_transforms(box, torus_shape)
+
+
+def circulant_block(
+    spectrum: Tensor, torus_shape: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype
+) -> HartleyOperator | CirculantOperator:
+    """Return crop · C · pad (M, M) by products of matrices where faster, else by transforms.
+
+    Spectrum (L_1, …, L_D//2+1), torus and box: as of `HartleyOperator.of`.
+    """
+    if suits_matrices(torus_shape, box, spectrum.device):
+        return HartleyOperator.of(spectrum, torus_shape, box, dtype)
+    return CirculantOperator(spectrum.to(dtype), torus_shape, rows=box, columns=box)
 
 
 def _turned(block: Tensor, matrix: Tensor, is_first: bool, memory: Tensor) -> Tensor:

@@ -52,14 +52,15 @@ class AbstractOperator(ABC):
 
 
 class AbstractComposite(AbstractOperator):
-    """An operator of the precision, the device and the shape of what it is made of.
+    """An operator of the precision, device and shape of what it is made of: its first field.
 
-    Where that is of another shape `shape` says so.
+    Where that is something else `_made_of` says so, where it is of another shape `shape`.
     """
 
-    @abstractmethod
     def _made_of(self) -> Tensor | AbstractOperator:
         """Return the tensor or the operator that decides them."""
+        first: Tensor | AbstractOperator = next(iter(vars(self).values()))
+        return first
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -135,9 +136,6 @@ class TransposedOperator(AbstractComposite):
         m, n = self.operator.shape
         return n, m
 
-    def _made_of(self) -> AbstractOperator:
-        return self.operator
-
     def matmul(self, x: Tensor) -> Tensor:
         return self.operator.rmatmul(x)
 
@@ -157,9 +155,6 @@ class DenseOperator(AbstractComposite):
             raise UserError(
                 f"DenseOperator: matrix must be (m, n), got shape {tuple(self.matrix.shape)}"
             )
-
-    def _made_of(self) -> Tensor:
-        return self.matrix
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -182,9 +177,6 @@ class DiagonalOperator(AbstractSymmetric):
             raise UserError(
                 f"DiagonalOperator: diagonal must be (n,), got shape {tuple(self.diagonal.shape)}"
             )
-
-    def _made_of(self) -> Tensor:
-        return self.diagonal
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)

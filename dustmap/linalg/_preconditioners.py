@@ -53,9 +53,6 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
     tail: float
     world: _world.AbstractWorld = field(default_factory=_world.Alone)
 
-    def _made_of(self) -> Tensor:
-        return self.vectors
-
     @property
     def rank(self) -> int:
         """r."""
@@ -64,7 +61,7 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
     @property
     def bytes(self) -> int:
         """Memory held."""
-        return self.vectors.numel() * self.dtype.itemsize
+        return self.vectors.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
         _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -123,9 +120,6 @@ class NystromStack(_operator.AbstractStack):
     scales: Tensor
     cores: Tensor
 
-    def _made_of(self) -> Tensor:
-        return self.base.vectors
-
     def matmul(self, x: Tensor) -> Tensor:
         world, n = self.base.world, self.shape[0]
         mine = world.share(n)
@@ -147,7 +141,6 @@ def nystrom(
     *,
     shift: float = 1.0,
     seed: int = 0,
-    power_steps: int = 0,
     world: _world.AbstractWorld | None = None,
     progress: Progress = unwatched,
 ) -> NystromPreconditioner:
@@ -159,8 +152,7 @@ def nystrom(
     left out: the result has the rank of G if that is smaller than `rank`. A that is not square or
     finite, or a negative eigenvalue of A − shift · I, is a UserError.
 
-    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products; world:
-    ranks that make and apply it together, all of which have A.
+    world: ranks that make and apply it together, all of which have A.
 
     Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
     their shift.
@@ -173,18 +165,14 @@ def nystrom(
     (1, tensor([8.], dtype=torch.float64))
     """
     _check(A, shift)
-    if rank < 0 or power_steps < 0:
-        raise UserError(
-            f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
-            f"power_steps={power_steps}"
-        )
+    if rank < 0:
+        raise UserError(f"nystrom: expected rank >= 0, got rank={rank}")
     world, n = world or _world.Alone(), A.shape[0]
-    omega = _random_rows(min(rank, n), A, seed)
+    generator = torch.Generator().manual_seed(seed)
+    omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
     with torch.no_grad():
-        for _ in range(power_steps):
-            product = _shifted_product(A, _orthonormal(omega, world), shift, world, progress)
-            omega = _whole(product, n, world)
-        return _approximation(A, _orthonormal(omega, world), shift, world, progress)
+        basis = _whole(_world.orthonormal_rows(omega[:, world.share(n)], world), n, world)
+        return _approximation(A, basis, shift, world, progress)
 
 
 def _approximation(
@@ -200,8 +188,14 @@ def _approximation(
     if len(omega) == 0:
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
         return NystromPreconditioner(omega, none, shift, 0.0, world)
-    Y = _shifted_product(A, omega, shift, world, progress)
-    core = world.total(_world.gram(omega[:, world.share(n)], Y))
+    mine, parts = world.share(n), list[Tensor]()
+    for rows in chunks(len(omega), _ROWS_TOGETHER):
+        progress(PRODUCTS, rows.start, len(omega))
+        parts.append(A.matmul(omega[rows])[:, mine].sub(omega[rows, mine], alpha=shift))
+    progress(PRODUCTS, len(omega), len(omega))
+    Y = torch.cat(parts)  # this rank's columns of ω G = ω A − shift ω
+    parts.clear()
+    core = world.total(_world.gram(omega[:, mine], Y))
     if not bool(core.isfinite().all()):
         raise UserError("nystrom: products with A are not finite; check its entries and scale")
     rounding = torch.finfo(Y.dtype).eps
@@ -235,35 +229,6 @@ def _scaled_gram(U: Tensor, D: Tensor) -> Tensor:
         for rows in chunks(r, max(1, -(-r // _BANDS))):
             total[rows, : rows.stop].addmm_(along[rows], along[: rows.stop].mT)
     return total.tril() + total.tril(-1).mT
-
-
-def _random_rows(count: int, A: _operator.AbstractOperator, seed: int) -> Tensor:
-    """Return rows (count, n) of independent standard normal numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, A.shape[0], dtype=A.dtype, generator=generator).to(A.device)
-
-
-def _shifted_product(
-    A: _operator.AbstractOperator,
-    x: Tensor,
-    shift: float,
-    world: _world.AbstractWorld,
-    progress: Progress,
-) -> Tensor:
-    """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
-    mine = world.share(x.shape[1])
-    parts = [x[:0, mine]]
-    for rows in chunks(len(x), _ROWS_TOGETHER):
-        progress(PRODUCTS, rows.start, len(x))
-        parts.append(A.matmul(x[rows])[:, mine].sub(x[rows, mine], alpha=shift))
-    progress(PRODUCTS, len(x), len(x))
-    return torch.cat(parts)
-
-
-def _orthonormal(x: Tensor, world: _world.AbstractWorld) -> Tensor:
-    """Return the orthonormal rows nearest to x (l, n), whole."""
-    n = x.shape[1]
-    return _whole(_world.orthonormal_rows(x[:, world.share(n)], world), n, world)
 
 
 def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:
@@ -342,9 +307,6 @@ class PreconditionedOperator(_operator.AbstractSymmetric):
                 f"preconditioner: expected shape {self.operator.shape} like the operator, got "
                 f"{self.preconditioner.inverse.shape}"
             )
-
-    def _made_of(self) -> _operator.AbstractOperator:
-        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         inverse = self.preconditioner.inverse

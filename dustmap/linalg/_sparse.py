@@ -102,17 +102,10 @@ class SparseOperator(AbstractAdjointPair):
         counts = torch.bincount(place // shape[1], minlength=shape[0])
         return SparseOperator.from_csr(_starts(counts), place % shape[1], values, shape)
 
-    def _made_of(self) -> Tensor:
-        return self.matrix
-
     @property
     def bytes(self) -> int:
         """Memory held: entries and indices of the matrix and of its transpose."""
-        return sum(
-            part.numel() * part.element_size()
-            for csr in (self.matrix, self.transposed)
-            for part in (csr.crow_indices(), csr.col_indices(), csr.values())
-        )
+        return sum(p.nbytes for csr in (self.matrix, self.transposed) for p in csr_parts(csr))
 
     def _product(self, x: Tensor) -> Tensor:
         return sparse_product(self.matrix, x)
@@ -155,11 +148,7 @@ class SparseGram(AbstractSymmetric):
         a = len(columns)
         own_rows = list(chunks(a, _BAND)) or [slice(0, 0)]
         bands = [_band(rows, weights, place, a, own) for own in own_rows]
-        made = _stacked(bands, a)
-        return SparseGram(made)
-
-    def _made_of(self) -> Tensor:
-        return self.matrix
+        return SparseGram(_stacked(bands, a))
 
     @property
     def entries(self) -> int:
@@ -173,11 +162,7 @@ class SparseGram(AbstractSymmetric):
 
     def diagonal(self) -> Tensor:
         """Return the diagonal (a,)."""
-        starts, cols, values = (
-            self.matrix.crow_indices(),
-            self.matrix.col_indices(),
-            self.matrix.values(),
-        )
+        starts, cols, values = csr_parts(self.matrix)
         row = torch.arange(len(self.matrix), device=cols.device).repeat_interleave(starts.diff())
         on = cols == row
         return values.new_zeros(len(self.matrix)).index_copy_(0, row[on], values[on])
@@ -309,6 +294,11 @@ def _stacked(bands: list[Tensor], width: int) -> Tensor:
     return csr_from_parts(starts, every, joined, (height, width), check_invariants=False)
 
 
+def csr_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return starts, columns and values of a CSR tensor."""
+    return matrix.crow_indices(), matrix.col_indices(), matrix.values()
+
+
 def _starts(counts: Tensor) -> Tensor:
     """(m + 1,) where the entries of each row start, for counts (m,)."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -340,7 +330,7 @@ def csr_from_parts(
 def _with_narrow_indices(matrix: Tensor) -> Tensor:
     """Convert the indices of a CSR tensor where narrower ones suffice."""
     m, n = matrix.shape
-    starts, cols, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    starts, cols, values = csr_parts(matrix)
     if cols.dtype == _index_dtype((m, n), len(values)):
         return matrix
     return csr_from_parts(starts, cols, values, (m, n))

@@ -178,9 +178,6 @@ class CirculantOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return math.prod(self._row_box), math.prod(self._column_box)
 
-    def _made_of(self) -> Tensor:
-        return self.spectrum
-
     def to(self, dtype: torch.dtype) -> "CirculantOperator":
         """Round the spectrum to `dtype`."""
         return CirculantOperator(self.spectrum.to(dtype), self.torus_shape, self.rows, self.columns)
@@ -208,28 +205,11 @@ class CirculantOperator(AbstractComposite):
                 f"{name}: expected a real floating-point tensor no wider than the spectrum's "
                 f"{self.dtype}, got {x.dtype}; convert it, or build the operator in {x.dtype}"
             )
-        boxes = _Boxes(self.torus_shape, source, target)
         spectrum, blocks = self._rotated.to(x.dtype), x.reshape(-1, *source)
-        if torch.is_grad_enabled() and (spectrum.requires_grad or x.requires_grad):
-            blocks = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
-                spectrum, blocks, boxes
-            )
-        else:
-            blocks = _product(spectrum, blocks, boxes)
+        has_graph = torch.is_grad_enabled() and (spectrum.requires_grad or x.requires_grad)
+        product = _CirculantProduct.apply if has_graph else _product
+        blocks = product(spectrum, blocks, self.torus_shape, target)
         return blocks.reshape(*x.shape[:-1], math.prod(target))
-
-
-@final
-@dataclass(frozen=True)
-class _Boxes:
-    """A product reads from `source` and writes to `target`, leading boxes of the torus."""
-
-    torus_shape: tuple[int, ...]
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-
-    def swapped(self) -> "_Boxes":
-        return _Boxes(self.torus_shape, self.target, self.source)
 
 
 class _CirculantProduct(torch.autograd.Function):
@@ -241,26 +221,28 @@ class _CirculantProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
-        ctx.boxes = boxes
+    def forward(
+        ctx: Any, spectrum: Tensor, x: Tensor, torus_shape: tuple[int, ...], target: tuple[int, ...]
+    ) -> Tensor:
+        ctx.torus_shape, ctx.source = torus_shape, tuple(x.shape[1:])
         ctx.save_for_backward(spectrum, x if ctx.needs_input_grad[0] else None)
-        return _product(spectrum, x, boxes)
+        return _product(spectrum, x, torus_shape, target)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         spectrum, x = ctx.saved_tensors
         (grad,) = grads
         grad_x = grad_spectrum = None
+        torus_shape = ctx.torus_shape
         if ctx.needs_input_grad[0]:
-            torus_shape = ctx.boxes.torus_shape
             cross = cross_spectrum(grad, x, torus_shape).real
             weight = multiplicity(torus_shape).to(cross) / math.prod(torus_shape)
             grad_spectrum = (cross * weight).to(spectrum.dtype)
         if ctx.needs_input_grad[1]:
             grad_x = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
-                spectrum, grad, ctx.boxes.swapped()
+                spectrum, grad, torus_shape, ctx.source
             )
-        return grad_spectrum, grad_x, None
+        return grad_spectrum, grad_x, None, None
 
 
 def quadratic_forms(circulants: Sequence[CirculantOperator], x: Tensor) -> Tensor:
@@ -287,19 +269,21 @@ def quadratic_forms(circulants: Sequence[CirculantOperator], x: Tensor) -> Tenso
     return torch.cat(parts, 1)
 
 
-def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+def _product(
+    spectrum: Tensor, x: Tensor, torus_shape: tuple[int, ...], target: tuple[int, ...]
+) -> Tensor:
     """In place and in cache-sized batches; x (R, *source), the result (R, *target)."""
-    count, torus_shape = x.shape[0], boxes.torus_shape
+    count = x.shape[0]
     if count == 1 and x.device.type == "cpu" and len(torus_shape) == 1 and torus_shape[0] >= 8192:
-        x = x.expand(2, *boxes.source)  # MKL takes longer for one long transform than for two
+        x = x.expand(2, *x.shape[1:])  # MKL takes longer for one long transform than for two
     rows = rows_in_cache(torus_shape, x.dtype, x.device)
     if 0 < x.shape[0] <= rows:
         half = padded_rfftn(x, torus_shape).mul_(spectrum)
-        return cropped_irfftn(half, torus_shape, boxes.target)[:count]
-    out = x.new_empty(x.shape[0], *boxes.target)
+        return cropped_irfftn(half, torus_shape, target)[:count]
+    out = x.new_empty(x.shape[0], *target)
     for part in chunks(x.shape[0], rows):
         half = padded_rfftn(x[part], torus_shape).mul_(spectrum)
-        out[part] = cropped_irfftn(half, torus_shape, boxes.target)
+        out[part] = cropped_irfftn(half, torus_shape, target)
     return out[:count]
 
 
@@ -330,9 +314,9 @@ class ToeplitzOperator(AbstractComposite):
         box = tuple(lags.shape)
         torus_shape = embedding_shape(box)
         # the first column of the circulant mirrors lags, zero where no lag falls
-        column = lags.to(torch.float64)
-        for axis, length in enumerate(torus_shape):
-            column = _mirror(column, axis, length)
+        missing = [length // 2 + 1 - m for m, length in zip(box, torus_shape, strict=True)]
+        padding = [width for axis in reversed(missing) for width in (0, axis)]
+        column = mirrored(torch.nn.functional.pad(lags.to(torch.float64), padding), torus_shape)
         spectrum = torch.fft.rfftn(column).real
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
@@ -379,15 +363,12 @@ def embedding_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(fast_length(max(1, 2 * m - 2)) for m in shape)
 
 
-def _mirror(lags: Tensor, axis: int, length: int) -> Tensor:
-    """Extend lags 0..M−1 along an axis to a cycle: entry j is lag min(j, L−j)."""
-    m = lags.shape[axis]
-    position = torch.arange(length, device=lags.device)
-    lag = torch.minimum(position, length - position)
-    shape = [1] * lags.ndim
-    shape[axis] = length
-    known = (lag < m).view(shape)
-    return torch.where(known, lags.index_select(axis, lag.clamp(max=m - 1)), 0)
+def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
+    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
+    for axis, length in enumerate(torus_shape):
+        lag = torch.arange(length, device=table.device)
+        table = table.index_select(axis, torch.minimum(lag, length - lag))
+    return table
 
 
 def _fold(correlation: Tensor, axis: int, m: int, length: int) -> Tensor:

@@ -245,24 +245,15 @@ def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperato
     return operator if world.size == 1 else DividedColumns(operator, world)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _OwnRows:
-    """The rows of a sparse matrix (m, n) that this rank computes products with, and how many there
-    are of each rank: about as many entries of all."""
-
-    matrix: Tensor
-    counts: tuple[int, ...]
-
-    @staticmethod
-    def of(matrix: Tensor, world: AbstractWorld) -> "_OwnRows":
-        """Cut where every rank has its share of entries; a row costs as much as one more."""
-        work = matrix.crow_indices().long()
-        work = work + torch.arange(len(work), device=work.device)
-        goals = work[-1] * torch.arange(world.size + 1, device=work.device) // world.size
-        ends = torch.searchsorted(work, goals)
-        first, last = ends[world.rank : world.rank + 2].tolist()
-        return _OwnRows(row_slice(matrix, first, last), tuple(ends.diff().tolist()))
+def _own_rows(matrix: Tensor, world: AbstractWorld) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the rows of a sparse matrix (m, n) that this rank computes products with, and how many
+    there are of each rank: about as many entries of all, a row costing as much as one more."""
+    work = matrix.crow_indices().long()
+    work = work + torch.arange(len(work), device=work.device)
+    goals = work[-1] * torch.arange(world.size + 1, device=work.device) // world.size
+    ends = torch.searchsorted(work, goals)
+    first, last = ends[world.rank : world.rank + 2].tolist()
+    return row_slice(matrix, first, last), tuple(ends.diff().tolist())
 
 
 @final
@@ -277,17 +268,17 @@ class DividedRows(AbstractAdjointPair):
 
     def __init__(self, operator: SparseOperator, world: AbstractWorld) -> None:
         self._operator, self._world = operator, world
-        self._rows = _OwnRows.of(operator.matrix, world)
-        self._columns = _OwnRows.of(operator.transposed, world)
+        self._rows = _own_rows(operator.matrix, world)
+        self._columns = _own_rows(operator.transposed, world)
 
     def _made_of(self) -> AbstractOperator:
         return self._operator
 
     def _product(self, x: Tensor) -> Tensor:
-        return self._gathered(self._rows, x)
+        return self._gathered(x, *self._rows)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        return self._gathered(self._columns, y)
+        return self._gathered(y, *self._columns)
 
-    def _gathered(self, part: _OwnRows, x: Tensor) -> Tensor:
-        return self._world.gathered(sparse_product(part.matrix, x), part.counts)
+    def _gathered(self, x: Tensor, matrix: Tensor, counts: tuple[int, ...]) -> Tensor:
+        return self._world.gathered(sparse_product(matrix, x), counts)

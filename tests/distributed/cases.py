@@ -256,7 +256,6 @@ def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
         single=P.matmul(x[0]),
         adjoint=P.rmatmul(x.reshape(5, 1, COUNT)),
         gradient=gradient,
-        power=nystrom(first, 12, power_steps=1, world=world).matmul(x),
         narrow=nystrom(DenseOperator(torch.eye(2).double() * 3.0), 5, world=world).matmul(x[:, :2]),
         nothing=nystrom(first, 0, world=world).matmul(x),
         refreshed=refreshed.matmul(x),

@@ -36,7 +36,7 @@ def features_of(
 def places(nested: NestedGrids, count: int, seed: int = 0) -> Tensor:
     """Places in the box of all; of every second half those in the finest grid, faces of both."""
     generator = torch.Generator().manual_seed(seed)
-    far, near = nested.outer.upper[0], nested.finest.upper[0]
+    far, near = nested.outer.upper[0], nested.grids[-1].upper[0]
     x = 2.0 * torch.rand(count, nested.dim, generator=generator).to(DOUBLE) - 1.0
     x = x * torch.tensor([[far], [near]], dtype=DOUBLE).repeat(count // 2, 1)
     x[0], x[1], x[2], x[3] = far, -far, near, -near

@@ -173,7 +173,7 @@ def pair_position(table: ResidualTable, first: list[int], second: list[int]) -> 
 
 
 def test_pairs_of_an_axis_are_numbered_once() -> None:
-    lattice = PairLattice(1, 5)
+    lattice = PairLattice(5)
     entry = lattice.entry_of().reshape(5, 2 * lattice.reach + 1)
     offset, apart = lattice.representatives()
     assert lattice.reach == BAND * 5

@@ -13,7 +13,6 @@ from dustmap.gp.covariances._estimators import AbstractEstimator as AbstractEsti
 from dustmap.gp.covariances._estimators import ClosedForm as ClosedForm
 from dustmap.gp.covariances._estimators import MonteCarlo as MonteCarlo
 from dustmap.gp.covariances._estimators import Quadrature as Quadrature
-from dustmap.gp.covariances._measures import mirrored as mirrored
 from dustmap.gp.covariances._measures import plain_lags as plain_lags
 from dustmap.gp.covariances._measures import wrapped_lags as wrapped_lags
 from dustmap.gp.covariances._measures import wrapped_variance as wrapped_variance

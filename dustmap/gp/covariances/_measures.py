@@ -17,7 +17,7 @@ from dustmap.errors import UserError
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
-from dustmap.linalg import AbstractWorld, chunks, numbers_together
+from dustmap.linalg import AbstractWorld, chunks, mirrored, numbers_together
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
@@ -163,9 +163,8 @@ def measure_between(
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         for some in chunks(len(shifts), together):
                             few, weights = shifts[some], other.weights
-                            evaluate = partial(
-                                _double_sum, picked, few, weights, nodes, group, dtype
-                            )
+                            few_to_nodes = picked, few, nodes, group, dtype
+                            evaluate = partial(_sum_of_images, *few_to_nodes, weights=weights)
                             yield (rows, columns), evaluate
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
@@ -229,31 +228,21 @@ def _sum_of_images(
     group: slice,
     dtype: torch.dtype,
     terms: Terms,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """`_weighted_sum` of all images x + shift, shifts (S, D), at once: (n, *shape)."""
+    """`_weighted_sum` of all images x + shift, shifts (S, D), at once: (n, *shape); with weights
+    (n', Q) summed once more over the points of the other side: (n, n')."""
     if len(shifts) == 1:
-        return _weighted_sum(measure, shifts[0], nodes, group, dtype, terms)
-    count, rows = len(shifts), len(measure)
-    everywhere = measure[torch.arange(rows, device=shifts.device).repeat(count)]
-    moved = shifts.repeat_interleave(rows, dim=0)
-    images = PointMeasure(
-        everywhere.points + moved[:, None], everywhere.weights, everywhere.direction
-    )
-    single = _weighted_sum(images, torch.zeros_like(shifts[0]), nodes, group, dtype, terms)
-    return single.reshape(count, rows, *single.shape[1:]).sum(0)
-
-
-def _double_sum(
-    measure: PointMeasure,
-    shifts: Tensor,
-    weights: Tensor,
-    nodes: Nodes,
-    group: slice,
-    dtype: torch.dtype,
-    terms: Terms,
-) -> Tensor:
-    """`_sum_of_images` summed once more over the points of the other side, (n, n')."""
-    single = _sum_of_images(measure, shifts, nodes, group, dtype, terms)
+        single = _weighted_sum(measure, shifts[0], nodes, group, dtype, terms)
+    else:
+        count, rows = len(shifts), len(measure)
+        everywhere = measure[torch.arange(rows, device=shifts.device).repeat(count)]
+        moved = everywhere.points + shifts.repeat_interleave(rows, dim=0)[:, None]
+        images = PointMeasure(moved, everywhere.weights, everywhere.direction)
+        every = _weighted_sum(images, torch.zeros_like(shifts[0]), nodes, group, dtype, terms)
+        single = every.reshape(count, rows, *every.shape[1:]).sum(0)
+    if weights is None:
+        return single
     return (single.reshape(len(single), *weights.shape) * weights.to(dtype)).sum(-1)
 
 
@@ -295,14 +284,6 @@ def wrapped_lags(
         if not own.requires_grad:
             return mirrored(world.stacked(own, half[0]), torus_shape)
     return mirrored(_lag_table(kernel, spacing, half, wrapping), torus_shape)
-
-
-def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
-    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
-    for axis, length in enumerate(torus_shape):
-        lag = torch.arange(length, device=table.device)
-        table = table.index_select(axis, torch.minimum(lag, length - lag))
-    return table
 
 
 def wrapped_variance(

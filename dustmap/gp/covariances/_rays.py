@@ -138,11 +138,18 @@ def gradient_sum(
 
 
 def weighted_track_sum(
-    rays: LineIntegrals, shift: Tensor, nodes: Nodes, weights: Tensor, terms: Terms
+    rays: LineIntegrals,
+    shift: Tensor,
+    nodes: Nodes,
+    weights: Tensor,
+    terms: Terms,
+    transpose: bool = False,
 ) -> Tensor:
-    """`track_sum` summed over the points of each column with weights (n', Q): (n, n')."""
+    """`track_sum` summed over the points of each column with weights (n', Q): (n, n'), or its
+    transpose."""
     single = track_sum(rays, shift, nodes, terms)
-    return (single.reshape(len(rays), *weights.shape) * weights).sum(-1)
+    total = (single.reshape(len(rays), *weights.shape) * weights).sum(-1)
+    return total.T if transpose else total
 
 
 def _scaled_geometry(
@@ -303,20 +310,7 @@ def _tile_blocks(
         nodes = nodes_of(part)
         for shift, _ in kernel.images(ends(long.rays), nodes):
             sides = (long.rays, shift, nodes, factor * part.weights)
-            yield index, partial(_pair_sum, *sides, transpose)
-
-
-def _pair_sum(
-    rays: LineIntegrals,
-    shift: Tensor,
-    nodes: Nodes,
-    weights: Tensor,
-    transpose: bool,
-    terms: Terms,
-) -> Tensor:
-    """Integrate over both rays, with the sides in the order that is asked for."""
-    value = weighted_track_sum(rays, shift, nodes, weights, terms)
-    return value.T if transpose else value
+            yield index, partial(weighted_track_sum, *sides, transpose=transpose)
 
 
 def _line_between(

@@ -97,9 +97,9 @@ class AbstractGaussian(ABC):
     def apply_covariance(self, v: Tensor) -> Tensor:
         """Return S v for v (..., M_w)."""
 
-    @abstractmethod
     def precision(self) -> Tensor:
         """Return S⁻¹ in the structure of the family, float64."""
+        return plus_identity(self.statistics)
 
     @abstractmethod
     def quadratic(self, phi: Tensor) -> Tensor:

@@ -37,9 +37,6 @@ class FullRankGaussian(_family.AbstractRootedGaussian):
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return v @ self.root
 
-    def precision(self) -> Tensor:
-        return _family.plus_identity(self.statistics)
-
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         root = self.root.double()
         return root.square().sum(), 2.0 * root.diagonal().log().sum()
@@ -136,9 +133,6 @@ class KrylovFullRankGaussian(_family.AbstractGaussian):
             return self._solved(x).to(x.dtype)
 
         return linalg.apply_linear(v, product, product)
-
-    def precision(self) -> Tensor:
-        return _family.plus_identity(self.statistics)
 
     def quadratic(self, phi: Tensor) -> Tensor:
         result: Tensor = _Quadratic.apply(phi, self)  # type: ignore[no-untyped-call]
@@ -269,9 +263,6 @@ class _Precision(linalg.AbstractSymmetric):
     """Λ = I + statistics, never added up."""
 
     statistics: Tensor
-
-    def _made_of(self) -> Tensor:
-        return self.statistics
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[0], self.dtype, self.device)

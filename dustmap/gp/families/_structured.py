@@ -91,9 +91,6 @@ class BlockGaussian(_family.AbstractRootedGaussian):
     def apply_root_transpose(self, v: Tensor) -> Tensor:
         return self._blockwise(self.root.mT, v)
 
-    def precision(self) -> Tensor:
-        return _family.plus_identity(self.statistics)
-
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         padded = self.statistics.shape[0] * self.statistics.shape[1] - self.mean.numel()
         root = self.root.double()

@@ -5,7 +5,7 @@ Rows are made a group at a time.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._lattice_prior import AbstractLatticePrior
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -106,7 +107,11 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
     Nothing downstream knows which map it got. Its parameters are those of the kernel, and inducing
     points that are learned; all sizes are those of one kernel, and `with_parameters` keeps them.
+
+    memory: bytes that a chunk of rows may take.
     """
+
+    memory: int
 
     @property
     @abstractmethod
@@ -119,9 +124,9 @@ class AbstractFeatureMap(AbstractParametric, ABC):
         """Type of the rows and products."""
 
     @property
-    @abstractmethod
     def chunk(self) -> int:
         """Rows computed at once within the memory budget."""
+        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
 
     @property
     def prefers_products(self) -> bool:
@@ -146,16 +151,12 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class AbstractGridFeatures(AbstractFeatureMap):
-    """A map from the prior on a grid, with M_w the points of its torus.
-
-    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
-    """
+class AbstractPriorFeatures(AbstractFeatureMap):
+    """A map from the white variables of a prior at nodes."""
 
     parts = ("prior",)
 
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+    prior: AbstractLatticePrior
 
     @property
     def n_features(self) -> int:
@@ -164,6 +165,17 @@ class AbstractGridFeatures(AbstractFeatureMap):
     @property
     def dtype(self) -> torch.dtype:
         return self.prior.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractGridFeatures(AbstractPriorFeatures):
+    """A map from the prior on a grid, with M_w the points of its torus.
+
+    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
+    """
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
 
     def _covariance(self, functional: functionals.AbstractFunctional, grid: RegularGrid) -> Tensor:
         """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""
@@ -264,11 +276,12 @@ def rows_together(width: int, dtype: torch.dtype, device: torch.device) -> int:
     return max(1, GROUP_BYTES // (width * dtype.itemsize))
 
 
-def gathered(groups: Iterator[Features], count: int) -> Features:
-    """Return the consecutive groups as one, of `count` rows.
+def gathered(evaluate: Callable[[slice], Features], count: int, size: int) -> Features:
+    """Return rows 0, .., count − 1, evaluated in groups of `size`.
 
     Without a graph every group is written to its place as it comes, so that no row is held twice.
     """
+    groups = (evaluate(part) for part in chunks(count, size))
     first = next(groups, None)
     if first is None:
         raise UserError("the functional is empty: rows need at least one datum")

@@ -110,7 +110,8 @@ def _on_levels(features: NestedFeatures, functional: AbstractFunctional) -> Tens
     n = len(functional)
     covariance: Tensor = torch.empty(n, n, dtype=W.dtype, device=W.device)
     for part in chunks(n, max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
-        covariance[part] = W.matmul(K.matmul(_dense_rows(W.matrix, part)))
+        rows = row_slice(W.matrix, part.start, part.stop).to_dense()
+        covariance[part] = W.matmul(K.matmul(rows))
     return 0.5 * (covariance + covariance.mT)
 
 
@@ -125,7 +126,7 @@ def _transformed(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tenso
     """Rows (k, M) of W K, some at a time, by transforms."""
     K = ToeplitzOperator(lags)
     for part in chunks(W.shape[0], max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
-        yield part, K.matmul(_dense_rows(W.matrix, part))
+        yield part, K.matmul(row_slice(W.matrix, part.start, part.stop).to_dense())
 
 
 def _looked_up(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -163,16 +164,6 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
             columns[:, i] = picked.reshape(count, len(line), m)
         nodes = slice(part.start * m, part.stop * m)
         yield nodes, columns.reshape(count * m, len(line) * m)
-
-
-def _dense_rows(W: Tensor, part: slice) -> Tensor:
-    """Rows (k, M) of a matrix in compressed rows."""
-    starts = W.crow_indices()[part.start : part.stop + 1].long()
-    entries = slice(int(starts[0]), int(starts[-1]))
-    rows = W.values().new_zeros(len(starts) - 1, W.shape[1])
-    row = torch.arange(len(rows), device=rows.device).repeat_interleave(starts.diff())
-    rows[row, W.col_indices()[entries].long()] = W.values()[entries]
-    return rows
 
 
 def _on_box(W: object, torus: tuple[int, ...], box: tuple[int, ...], margin: int) -> SparseOperator:

@@ -198,10 +198,14 @@ class GroupedFeatures(AbstractFeatureMap):
         return self._with_unknown(functional, self.inner.residual_variance(functional))
 
     def _columns(self, functional: AbstractFunctional) -> AbstractOperator:
+        """Return (τ G, κ diag(f̄) G) (N, 2 G), or τ G (N, G) without scales."""
         like = torch.empty(0, dtype=self.dtype, device=functional.device)
         offsets = self.zero_points.columns(functional, like)
         scales = self.zero_points.scale_columns(functional, like)
-        return group_columns(offsets, scales, self._responses(functional).to(like))
+        if scales is None:
+            return offsets
+        response = DiagonalOperator(self._responses(functional).to(like))
+        return SideBySide(offsets, ProductOperator(response, scales))
 
     def _with_unknown(self, functional: AbstractFunctional, residual: Tensor) -> Tensor:
         square = self._responses(functional).square()
@@ -223,15 +227,6 @@ class GroupedFeatures(AbstractFeatureMap):
         return responses
 
 
-def group_columns(
-    offsets: ZeroPointColumns, scales: ZeroPointColumns | None, response: Tensor
-) -> AbstractOperator:
-    """Return (τ G, κ diag(f) G) (N, 2 G) at a response f (N,), or τ G (N, G) without scales."""
-    if scales is None:
-        return offsets
-    return SideBySide(offsets, ProductOperator(DiagonalOperator(response), scales))
-
-
 def field_features(features: AbstractFeatureMap) -> AbstractFeatureMap:
     """Return the features of the field, without columns of zero points and scales."""
     return features.inner if isinstance(features, GroupedFeatures) else features
@@ -248,9 +243,6 @@ class SideBySide(AbstractComposite):
     @property
     def shape(self) -> tuple[int, int]:
         return self.left.shape[0], self.left.shape[1] + self.right.shape[1]
-
-    def _made_of(self) -> AbstractOperator:
-        return self.left
 
     def matmul(self, x: Tensor) -> Tensor:
         first = self.left.shape[1]

@@ -8,6 +8,7 @@ held.
 
 import functools
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
@@ -269,7 +270,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
         """Inducing points (M, D), float64; those of a grid are where the kernel is."""
         if not isinstance(self.inducing, RegularGrid):
             return self.inducing
-        return self.inducing.points(device=self.kernel.variance().device)
+        return self.inducing.points(device=self.kernel.device)
 
     def parameters(self) -> tuple[Parameter, ...]:
         kernel = self.kernel.parameters()
@@ -285,6 +286,13 @@ class AbstractInducingFeatures(AbstractRowFeatures):
             return replace(self, kernel=kernel)
         (points,) = parameters[count:]
         return replace(self, kernel=kernel, inducing=points.value, learn_points=points.is_learned)
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        return gathered(lambda part: self._rows(functional[part]), len(functional), self.chunk)
+
+    @abstractmethod
+    def _rows(self, functional: AbstractFunctional) -> Features:
+        """Return the rows of a chunk."""
 
     def _points_seen(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor] | None:
         """Return the places x of the data and the points, where K_fu is differentiable in both."""
@@ -353,11 +361,11 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
             size = min(size, rows_together(self.n_features, self.dtype, functional.device))
         solve, root = self._solver(), self.prior.root()
         k_ff = self._variance(functional)
-        groups = (
-            self._rows(functional[part], k_ff[part], solve, root)
-            for part in chunks(len(functional), size)
-        )
-        return gathered(groups, len(functional))
+
+        def rows(part: slice) -> Features:
+            return self._rows(functional[part], k_ff[part], solve, root)
+
+        return gathered(rows, len(functional), size)
 
     @property
     def is_dense(self) -> bool:

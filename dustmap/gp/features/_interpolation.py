@@ -50,18 +50,8 @@ def interpolation(
     that points and maps see. The data must lie in the box. Where L and its transpose need more
     than `memory` bytes, the same rows are computed anew in every product.
     """
-    return functionals.operator_by_rows(
-        functional, lambda f: _interpolation(f, grid, memory, dtype)
-    )
-
-
-def _interpolation(
-    functional: functionals.AbstractFunctional,
-    grid: RegularGrid | NestedGrids,
-    memory: int,
-    dtype: torch.dtype,
-) -> AbstractOperator:
-    """Build the multilinear rows of data in the box, of one kind or stacked."""
+    if isinstance(functional, functionals.Sharded):
+        return functional.rows(interpolation(functional.local, grid, memory, dtype))
     for part in functional.parts if isinstance(functional, functionals.Stacked) else (functional,):
         measured = isinstance(part, functionals.PointMeasure) and part.direction is not None
         if measured or isinstance(part, functionals.Derivatives):
@@ -103,30 +93,21 @@ def interpolation_taps(
 ) -> _local_weights.Taps:
     """Rows of `interpolation` of few data, as they are made; the data are not checked."""
     if isinstance(grid, NestedGrids):
-        return _nested_taps(functional, grid, dtype)
+
+        def taps_of(part: LevelPart) -> _local_weights.Taps:
+            return interpolation_taps(part.functional, part.grid, dtype)
+
+        return nested_taps(functional, grid, taps_of, dtype)
     nodes = box_nodes(functional, grid)
     entry = torch.arange(len(nodes), device=nodes.cell.device)
     shifts = torch.arange(2, device=nodes.cell.device)
-    sites = _local_weights.sites_of(
-        nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape
-    )
+    sites = _local_weights.sites_of_nodes(nodes, entry, shifts, grid.shape)
     # Π_d (1 − δ_d or δ_d) on the 2^D corners of a cell in C order, for offsets δ: (Q, 2^D)
     corners = nodes.offset.new_ones(len(nodes), 1)
     for along in nodes.offset.unbind(-1):
         pair = torch.stack([1.0 - along, along], dim=-1)
         corners = (corners.unsqueeze(-1) * pair.unsqueeze(1)).flatten(1)
     return sites.taps(corners).to(dtype)
-
-
-def _nested_taps(
-    functional: functionals.AbstractFunctional, nested: NestedGrids, dtype: torch.dtype
-) -> _local_weights.Taps:
-    """Taps on the nodes of all grids."""
-
-    def taps_of(part: LevelPart) -> _local_weights.Taps:
-        return interpolation_taps(part.functional, part.grid, dtype)
-
-    return nested_taps(functional, nested, taps_of, dtype)
 
 
 def box_nodes(functional: functionals.AbstractFunctional, grid: RegularGrid) -> Nodes:
@@ -175,9 +156,7 @@ def _ones(
     nodes = cell_nodes(rays, grid)
     entry = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
     shifts = torch.arange(1 - order // 2, 1 + order // 2, device=rays.device)
-    sites = _local_weights.sites_of(
-        nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape
-    )
+    sites = _local_weights.sites_of_nodes(nodes, entry, shifts, grid.shape)
     return sites.taps(torch.ones(1, order**grid.dim, dtype=dtype, device=rays.device))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp.features import _local_weights
-from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
+from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside
 from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
@@ -62,10 +62,6 @@ class LocalFeatures(AbstractGridFeatures):
         Stencil.of(self.prior, self.order)
 
     @property
-    def chunk(self) -> int:
-        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
-
-    @property
     def stencil(self) -> Stencil:
         """The stencil at the kernel's present parameters."""
         return Stencil.of(self.prior, self.order)
@@ -98,10 +94,10 @@ class LocalFeatures(AbstractGridFeatures):
         return self._part_weights(functional, keep)
 
     @torch.no_grad()
-    def taps(self, rays: functionals.LineIntegrals) -> _local_weights.Taps:
-        """Return the rows of W of few rays, as they are made."""
-        observed = self.estimator.observed(rays, self.prior.kernel)
-        return self._source(observed)(slice(0, len(rays)))
+    def taps(self, functional: functionals.AbstractFunctional) -> _local_weights.Taps:
+        """Return the rows of W of few data of one kind, as they are made."""
+        observed = self.estimator.observed(functional, self.prior.kernel)
+        return self._source(observed)(slice(0, len(functional)))
 
     @torch.no_grad()
     def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
@@ -112,10 +108,8 @@ class LocalFeatures(AbstractGridFeatures):
         if isinstance(functional, functionals.Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
         sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
-        taps = self._source(self.estimator.observed(sample, self.prior.kernel))(
-            slice(0, len(sample))
-        )
-        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
+        shape = (len(functional), self.n_features)
+        return _local_weights.planned_bytes(self.taps(sample), shape)
 
     def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         self._check(functional)
@@ -149,11 +143,9 @@ class LocalFeatures(AbstractGridFeatures):
         if isinstance(observed, functionals.LineIntegrals):
             table = stencil.table() if torch.is_grad_enabled() else self._detached_table
             rays = observed
-
-            def sites(part: slice) -> _local_weights.Sites:
-                return self.ray_sites(rays[part], stencil)
-
-            yield _local_weights.Piece(table, sites, len(rays), size)
+            yield _local_weights.Piece(
+                table, lambda part: self.ray_sites(rays[part], stencil), len(rays), size
+            )
             return
         for part in chunks(max(1, len(observed)), size):
             own, table = self.measure_sites(observed[part], stencil)
@@ -176,10 +168,7 @@ class LocalFeatures(AbstractGridFeatures):
         table = stencil.weights(nodes.offset, direction)
         entry = torch.arange(len(nodes), device=measure.device)
         shifts, shape = stencil.axis_shifts(measure.device), self.prior.torus_shape
-        sites = _local_weights.sites_of(
-            nodes.row, nodes.cell, entry, nodes.weight, len(measure), shifts, shape
-        )
-        return sites, table
+        return _local_weights.sites_of_nodes(nodes, entry, shifts, shape), table
 
     def _rows_at_once(self, observed: functionals.Observed) -> int:
         """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
@@ -213,18 +202,12 @@ class LocalFeatures(AbstractGridFeatures):
     ) -> AbstractOperator:
         observed = self.estimator.observed(functional, self.prior.kernel)
         size, shape = self._rows_at_once(observed), (len(functional), self.n_features)
-        if not keep:
-            return _local_weights.RecomputedOperator(
-                self._source(observed), shape, size, self._like
-            )
-        if not isinstance(observed, functionals.LineIntegrals) or len(observed) < MANY_RAYS:
-            return _local_weights.stored_or_recomputed(
-                self._source(observed), shape, size, self._like
-            )
+        build = _local_weights.stored_or_recomputed if keep else _local_weights.RecomputedOperator
+        is_many = len(observed) >= MANY_RAYS
+        if not (keep and is_many and isinstance(observed, functionals.LineIntegrals)):
+            return build(self._source(observed), shape, size, self._like)
         order = neighbours_together(observed)
-        together = _local_weights.stored_or_recomputed(
-            self._source(observed[order]), shape, size, self._like
-        )
+        together = build(self._source(observed[order]), shape, size, self._like)
         return ArrangedOperator([together], order.argsort())
 
 
@@ -307,28 +290,15 @@ def stencil_order(
     left = [features[p].residual_variance(some).double() for p in ORDERS]
     ratio2 = float((left[0] / noise).nanmedian())
     lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
-    needed, memory, rays = (
-        features[4].plan_bytes(functional),
-        features[4].memory,
-        _has_rays(functional),
-    )
-    return StencilOrder(*_decision(rays, ratio2, lowered, needed, memory, gain))
-
-
-def _decision(
-    rays: bool, ratio2: float, lowered: float, bytes4: int, memory: int, gain: float
-) -> tuple[int, str]:
-    """Choose p by residual variances and bytes, and say why."""
-    if not rays:
-        return 4, "points and derivatives take 4 nodes per axis"
+    bytes4, memory = features[4].plan_bytes(functional), features[4].memory
+    if not _has_rays(functional):
+        return StencilOrder(4, "points and derivatives take 4 nodes per axis")
     if lowered < gain:
-        return 2, f"4 nodes per axis would lower Var r + σ² by {lowered:.1%} only"
+        return StencilOrder(2, f"4 nodes per axis would lower Var r + σ² by {lowered:.1%} only")
     if bytes4 > memory and ratio2 < 1.0:
-        return 2, (
-            f"W with 4 nodes per axis needs {bytes4:,} bytes, more than {memory:,}, and the "
-            f"median Var r / σ² is {ratio2:.2g} with 2"
-        )
-    return 4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}"
+        needs = f"W with 4 nodes per axis needs {bytes4:,} bytes, more than {memory:,}"
+        return StencilOrder(2, f"{needs}, and the median Var r / σ² is {ratio2:.2g} with 2")
+    return StencilOrder(4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}")
 
 
 def _has_rays(functional: functionals.AbstractFunctional) -> bool:

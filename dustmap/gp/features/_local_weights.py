@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from dustmap import linalg
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.features._nodes import PER_CELL, nodes_of, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
 from dustmap.linalg import chunks, counter_uniform
 
 log = logging.getLogger(__name__)
@@ -171,6 +171,13 @@ def sites_of(
     return Sites(row[taps], column, taps, entry, weight, count)
 
 
+def sites_of_nodes(
+    nodes: Nodes, entry: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]
+) -> Sites:
+    """`sites_of` nodes, with the entry (Q,) of each."""
+    return sites_of(nodes.row, nodes.cell, entry, nodes.weight, nodes.count, axis_shifts, shape)
+
+
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
     """Return x (M, k) at columns (C, P): (C, P, k)."""
     return x.index_select(0, column.flatten()).reshape(*column.shape, x.shape[1])
@@ -187,12 +194,8 @@ class RecomputedOperator(linalg.AbstractAdjointPair):
     def __init__(
         self, source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
     ) -> None:
-        self._source, self._shape = source, shape
-        self._rows_at_once, self._like = rows_at_once, like
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._shape
+        self._source, self._rows_at_once = source, rows_at_once
+        self._like = like.new_empty(()).expand(shape)
 
     def _made_of(self) -> Tensor:
         return self._like
@@ -269,14 +272,12 @@ def stored(
         columns.append(column)
         values.append(value)
         total += len(value)
-    index = torch.int32 if total < 2**31 else torch.int64
-    rows = torch.cat(starts).to(index)
     joined_columns = torch.cat(columns)
     columns.clear()  # what has been joined need not be held twice
     joined_values = torch.cat(values)
     values.clear()
     linalg.return_memory(joined_columns.nbytes + joined_values.nbytes)
-    return linalg.SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
+    return linalg.SparseOperator.from_csr(torch.cat(starts), joined_columns, joined_values, shape)
 
 
 @final
@@ -424,9 +425,7 @@ class CellResiduals:
         nodes = nodes_of(rays, self.grid, self.torus_shape, PER_CELL)
         same = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
         corner = torch.zeros(1, dtype=torch.int64, device=rays.device)
-        sites = sites_of(
-            nodes.row, nodes.cell, same, nodes.weight, nodes.count, corner, self.torus_shape
-        )
+        sites = sites_of_nodes(nodes, same, corner, self.torus_shape)
         taps = sites.taps(nodes.weight.new_ones(1, 1))
         square = nodes.weight.new_zeros(nodes.count)
         square.index_add_(0, taps.row, taps.value[:, 0].square())

@@ -19,13 +19,20 @@ from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import (
     AbstractFeatureMap,
     AbstractGridFeatures,
+    AbstractPriorFeatures,
     Features,
-    rows_within,
 )
 from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
 from dustmap.gp.features._levels_of_rays import LevelPart, level_parts, nested_taps
 from dustmap.gp.features._local import LocalFeatures
-from dustmap.gp.features._local_weights import CellResiduals, Piece, Sites, Taps, sites_of
+from dustmap.gp.features._local_weights import (
+    CellResiduals,
+    Piece,
+    Sites,
+    Taps,
+    sites_of,
+    sites_of_nodes,
+)
 from dustmap.gp.features._nodes import PER_CELL, ray_steps, step_counts
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.features._residuals import (
@@ -75,16 +82,12 @@ class NodeFeatures(AbstractFeatureMap):
     def dtype(self) -> torch.dtype:
         return self.rows_dtype
 
-    @property
-    def chunk(self) -> int:
-        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
-
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         refuse_beyond(functional, self.nested)
         W = torch.zeros(len(functional), self.n_features, dtype=self.dtype)
         W = W.to(functional.device)
-        for part, cells, tables in self._parts(functional):
-            own = cells.piece(part.functional, tables).dense(part.grid.size, self.dtype)
+        for part, cells in self._parts(functional):
+            own = cells.piece(part.functional).dense(part.grid.size, self.dtype)
             columns = torch.arange(part.first, part.first + part.grid.size, device=W.device)
             own = own.new_zeros(len(own), self.n_features).index_add(1, columns, own)
             W = W.index_add(0, part.rows, own)
@@ -124,8 +127,7 @@ class NodeFeatures(AbstractFeatureMap):
         """The rows of W of few data, as they are made."""
 
         def taps_of(part: LevelPart) -> Taps:
-            cells = self._cells(part)
-            piece = cells.piece(part.functional, _Tables(cells))
+            piece = self._kept_cells[self._key(part)].piece(part.functional)
             return piece.sites(slice(0, piece.count)).taps(piece.table.to(self.dtype))
 
         return nested_taps(functional, self.nested, taps_of, self.dtype, self.order)
@@ -133,9 +135,9 @@ class NodeFeatures(AbstractFeatureMap):
     def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         refuse_beyond(functional, self.nested)
         seen = eps.new_zeros(len(eps), len(functional))
-        for part, cells, tables in self._parts(functional):
+        for part, cells in self._parts(functional):
             own = eps[:, part.first : part.first + part.grid.size]
-            seen = seen.index_add(1, part.rows, cells.piece(part.functional, tables).product(own))
+            seen = seen.index_add(1, part.rows, cells.piece(part.functional).product(own))
         return seen
 
     def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
@@ -153,24 +155,30 @@ class NodeFeatures(AbstractFeatureMap):
         self, functional: functionals.AbstractFunctional
     ) -> Iterator[tuple[LevelPart, Tensor]]:
         """Every part of the data on one grid, and what this leaves of it, but for round-off."""
-        for part, cells, tables in self._parts(functional):
-            yield part, cells.residual(part.functional, tables)
+        for part, cells in self._parts(functional):
+            yield part, cells.residual(part.functional)
 
     def _parts(
         self, functional: functionals.AbstractFunctional
-    ) -> Iterator[tuple[LevelPart, "_CellWeights", "_Tables"]]:
-        """Parts of the data with their weights, whose tables are made once for all."""
-        made: dict[_CellWeights, _Tables] = {}
+    ) -> Iterator[tuple[LevelPart, "_CellWeights"]]:
+        """Parts of the data with their weights, whose tables are made once for all: for one product
+        where they have a graph of the kernel."""
+        cells = self._kept_cells
+        if any(each.stencil.has_graph for each in cells.values()):
+            cells = self._cells()
         for part in level_parts(functional, self.nested, self.order):
-            cells = self._cells(part)
-            yield part, cells, made.setdefault(cells, _Tables(cells))
+            yield part, cells[self._key(part)]
 
-    def _cells(self, part: LevelPart) -> "_CellWeights":
-        return self._weights_of[self.nested.grids.index(part.grid), part.order]
+    def _key(self, part: LevelPart) -> tuple[int, int]:
+        """The number of the grid and the order."""
+        return self.nested.grids.index(part.grid), part.order
 
     @cached_property
-    def _weights_of(self) -> Mapping[tuple[int, int], "_CellWeights"]:
-        """By the number of the grid and the order."""
+    def _kept_cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+        return self._cells()
+
+    def _cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+        """Weights by the number of the grid and the order."""
         smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
         nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
@@ -184,7 +192,7 @@ class NodeFeatures(AbstractFeatureMap):
 
 @final
 @dataclass(frozen=True, eq=False)
-class NestedFeatures(AbstractFeatureMap):
+class NestedFeatures(AbstractPriorFeatures):
     """Φ = W R: the field at the nodes of nested grids, u = R ε, and kriging weights.
 
     What the grid of a place leaves, Var r, is the larger the coarser that is: it is all that a
@@ -204,7 +212,6 @@ class NestedFeatures(AbstractFeatureMap):
     tensor([0.0082, 0.0001], dtype=torch.float64)
     """
 
-    parts = ("prior",)
     prefers_products = True
 
     prior: NestedPrior
@@ -217,18 +224,6 @@ class NestedFeatures(AbstractFeatureMap):
         """W, for fields that are known at the nodes."""
         prior, rest = self.prior, (self.order, self.memory, self.per_cell)
         return NodeFeatures(prior.kernel, prior.grid, prior.dtype, *rest)
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
-
-    @property
-    def chunk(self) -> int:
-        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         seen = self.at_nodes.rows(functional)
@@ -324,7 +319,7 @@ def padded_by_one(grid: RegularGrid) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, eq=False)
 class _CellWeights:
-    """Weights on the cells of one grid, and what they leave."""
+    """Weights on the cells of one grid, and what they leave; tables are made when asked for."""
 
     stencil: Stencil
     grid: RegularGrid
@@ -334,65 +329,40 @@ class _CellWeights:
     def torus_shape(self) -> tuple[int, ...]:
         return padded_by_one(self.grid)
 
-    def piece(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Piece:
+    def piece(self, functional: functionals.AbstractFunctional) -> Piece:
         """Rows of W, with the graph of the kernel."""
         if isinstance(functional, functionals.LineIntegrals):
             rays = functional
             steps = int(step_counts(rays, self.grid, self.per_cell).sum())
             per_row = max(1, steps // max(1, len(rays))) * self.stencil.size
             size = max(1, _local_weights.CHUNK_ENTRIES // per_row)
-            return Piece(tables.weights, lambda part: self._of_rays(rays[part]), len(rays), size)
+            return Piece(self._weights, lambda part: self._of_rays(rays[part]), len(rays), size)
         nodes = box_nodes(functional, self.grid)
         entry = torch.arange(len(nodes), device=nodes.cell.device)
-        sites = self._sites(nodes.row, nodes.cell, entry, nodes.weight, nodes.count)
+        shifts = self.stencil.axis_shifts(entry.device)
+        sites = sites_of_nodes(nodes, entry, shifts, self.grid.shape)
         table = self.stencil.weights(nodes.offset)
         return Piece.uncut(table, sites, max(1, nodes.count))
 
-    def residual(self, functional: functionals.AbstractFunctional, tables: "_Tables") -> Tensor:
+    def residual(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Var r (N,) but for round-off, differentiable in the kernel; float64."""
         if not isinstance(functional, functionals.LineIntegrals):
             return point_variance(self.stencil, box_nodes(functional, self.grid).offset)
         steps = steps_of_residuals(self.stencil.kernel, self.per_cell)
-        return banded_variance(tables.residuals, self, functional, steps)
+        return banded_variance(self._residuals, self, functional, steps)
 
     def _of_rays(self, rays: functionals.LineIntegrals) -> Sites:
         row, position, weight = ray_steps(rays, self.grid, self.per_cell)
         cell, entry = self.stencil.nearest(position)
-        return self._sites(row, cell, entry, weight, len(rays))
-
-    def _sites(self, row: Tensor, cell: Tensor, entry: Tensor, weight: Tensor, count: int) -> Sites:
-        """A cell beyond the last node of an axis has no weight but on that."""
-        shifts = self.stencil.axis_shifts(row.device)
-        return sites_of(row, cell, entry, weight, count, shifts, self.grid.shape)
+        # A cell beyond the last node of an axis has no weight but on that.
+        shifts, shape = self.stencil.axis_shifts(row.device), self.grid.shape
+        return sites_of(row, cell, entry, weight, len(rays), shifts, shape)
 
     @cached_property
-    def detached_weights(self) -> Tensor:
-        """Weights at the offsets of a table, without a graph."""
-        with torch.no_grad():
-            return self.stencil.table()
+    def _weights(self) -> Tensor:
+        """Weights at the offsets of a table."""
+        return self.stencil.table()
 
     @cached_property
-    def detached_residuals(self) -> ResidualTable:
-        """Residual covariances, without a graph."""
-        with torch.no_grad():
-            return ResidualTable.of(self.stencil)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Tables:
-    """Tables of some cells for one product, made where they are asked for."""
-
-    cells: _CellWeights
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """With the graph of the kernel where there is one."""
-        stencil = self.cells.stencil
-        return stencil.table() if stencil.has_graph else self.cells.detached_weights
-
-    @cached_property
-    def residuals(self) -> ResidualTable:
-        """With the graph of the kernel where there is one."""
-        stencil = self.cells.stencil
-        return ResidualTable.of(stencil) if stencil.has_graph else self.cells.detached_residuals
+    def _residuals(self) -> ResidualTable:
+        return ResidualTable.of(self.stencil)

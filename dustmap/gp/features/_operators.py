@@ -4,6 +4,7 @@ import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -110,29 +111,27 @@ class ArrangedOperator(linalg.AbstractComposite):
 
 
 @final
+@dataclass(eq=False)
 class InverseOperator(linalg.AbstractSymmetric):
     """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors.
 
     Warns the first time that a product misses the tolerance.
     """
 
-    def __init__(
-        self,
-        A: linalg.AbstractOperator,
-        preconditioner: linalg.AbstractOperator,
-        rtol: float,
-        max_steps: int,
-    ) -> None:
-        self._A, self._warned = A, False
-        self._solve = functools.partial(
-            linalg.pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
-        )
-
-    def _made_of(self) -> linalg.AbstractOperator:
-        return self._A
+    A: linalg.AbstractOperator
+    preconditioner: linalg.AbstractOperator
+    rtol: float
+    max_steps: int
+    _warned: bool = field(default=False, init=False)
 
     def matmul(self, x: Tensor) -> Tensor:
-        result = self._solve(x)
+        result = linalg.pcg(
+            self.A,
+            x,
+            preconditioner=self.preconditioner,
+            rtol=self.rtol,
+            max_steps=self.max_steps,
+        )
         if not self._warned:
             self._warned = not result.converged
             warn_unconverged(result, "product with the inverse of K_uu")
@@ -154,8 +153,8 @@ class CrossCovariance(linalg.AbstractComposite):
         like: Tensor,
         budget: int,
     ) -> None:
-        self._evaluate, self._functional = evaluate, functional
-        self._columns, self._like = columns, like
+        self._evaluate, self._functional, self._columns = evaluate, functional, columns
+        self._like = like.new_empty(()).expand(len(functional), columns)
         width = columns * like.element_size()
         self._chunk = _base.rows_within(budget, 8 * width)
         self._matrix: Tensor | None = None
@@ -164,10 +163,6 @@ class CrossCovariance(linalg.AbstractComposite):
             for part, block in self._blocks():
                 matrix[part] = block
             self._matrix = matrix
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self._functional), self._columns
 
     def _made_of(self) -> Tensor:
         return self._like

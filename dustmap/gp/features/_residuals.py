@@ -295,14 +295,10 @@ class ResidualVariance:
         negative = raw.detach() < 0
         clamped = int(negative.sum())
         if clamped > 0:
-            faint = float(raw.detach().min()) > -_ROUND_OFF * prior
-            log.log(
-                logging.DEBUG if faint else logging.WARNING,
-                "%d of %d residual variances were negative, down to %.2e, and set to 0",
-                clamped,
-                len(raw),
-                float(raw.detach().min()),
-            )
+            least = float(raw.detach().min())
+            level = logging.DEBUG if least > -_ROUND_OFF * prior else logging.WARNING
+            text = "%d of %d residual variances were negative, down to %.2e, and set to 0"
+            log.log(level, text, clamped, len(raw), least)
         return ResidualVariance(raw.clamp_min(0.0).to(dtype), clamped)
 
 
@@ -356,7 +352,7 @@ class LocalResiduals:
     def _points(
         self, points: functionals.PointValues | functionals.Derivatives, stencil: Stencil
     ) -> Tensor:
-        nodes = self._nodes(functionals.PointValues(points.x), PER_CELL)
+        nodes = self._nodes(points.x)
         if isinstance(points, functionals.PointValues):
             return point_variance(stencil, nodes.offset)
         k_ff = ClosedForm().variance(stencil.kernel, points, stencil.wrapping)
@@ -365,7 +361,7 @@ class LocalResiduals:
     def _measure(self, measure: functionals.PointMeasure, stencil: Stencil) -> Tensor:
         """k_ff − 2 aᵀk_fu + aᵀ K a with the weights a on the stencils of all points: (n,)."""
         n, q, D = measure.points.shape
-        nodes = self._nodes(functionals.PointValues(measure.points.flatten(0, 1)), PER_CELL)
+        nodes = self._nodes(measure.points.flatten(0, 1))
         direction = measure.direction
         turned = None if direction is None else direction.repeat_interleave(q, dim=0)
         w = stencil.weights(nodes.offset, turned).reshape(n, q, -1)
@@ -395,18 +391,16 @@ class LocalResiduals:
         self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
     ) -> Tensor:
         table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
-        return banded_variance(table, self.prior, observed, self._steps)
+        steps = steps_of_residuals(self.prior.kernel, self.per_cell)
+        return banded_variance(table, self.prior, observed, steps)
 
     @cached_property
     def _detached_table(self) -> ResidualTable:
         return ResidualTable.of(Stencil.of(self.prior, self.order))
 
-    @property
-    def _steps(self) -> float:
-        return steps_of_residuals(self.prior.kernel, self.per_cell)
-
-    def _nodes(self, functional: functionals.AbstractFunctional, per_cell: float) -> Nodes:
-        return nodes_of(functional, self.prior.grid, self.prior.torus_shape, per_cell)
+    def _nodes(self, points: Tensor) -> Nodes:
+        values = functionals.PointValues(points)
+        return nodes_of(values, self.prior.grid, self.prior.torus_shape)
 
 
 def _by_parts(functional: F, entries: int, evaluate: Callable[[F], Tensor]) -> Tensor:

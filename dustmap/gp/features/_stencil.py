@@ -220,13 +220,7 @@ class PairLattice:
     entry: of the T (2B + 1) pairs of an axis, `entries` remain.
     """
 
-    dim: int
     steps: int
-
-    @staticmethod
-    def of(dim: int) -> "PairLattice":
-        """Return the lattice for fields on R^dim."""
-        return PairLattice(dim, _LATTICE_STEPS.get(dim, _FEWEST_STEPS))
 
     @property
     def reach(self) -> int:
@@ -277,7 +271,7 @@ class ResidualTable:
         if stencil.wrapping is not None:
             # Images below 1e-7 of k(0) change c_r by 1e-6 of its largest value, at half the cost.
             stencil = replace(stencil, wrapping=Wrapping(stencil.wrapping.periods))
-        lattice = PairLattice.of(stencil.dim)
+        lattice = PairLattice(_LATTICE_STEPS.get(stencil.dim, _FEWEST_STEPS))
         fine = _FINER * lattice.steps
         single = _lattice_variance(stencil, fine)
         pairs = _pair_values(stencil, lattice.steps, *lattice.representatives())

@@ -125,12 +125,6 @@ class CholeskyFeatures(_inducing.AbstractInducingFeatures):
     def chunk(self) -> int:
         return rows_within(self.memory, 8 * self.n_features * self.dtype.itemsize)
 
-    def rows(self, functional: AbstractFunctional) -> Features:
-        parts = (
-            self._rows(functional[part]) for part in linalg.chunks(len(functional), self.chunk)
-        )
-        return gathered(parts, len(functional))
-
     def operator(self, functional: AbstractFunctional) -> linalg.AbstractOperator:
         with torch.no_grad():
             factor = self.factor.to(self.dtype)
@@ -155,22 +149,19 @@ class CholeskyFeatures(_inducing.AbstractInducingFeatures):
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class _InverseTriangle(linalg.AbstractComposite):
     """L⁻ᵀ (M, M) for a lower triangle L."""
 
-    def __init__(self, factor: Tensor) -> None:
-        self._factor = factor
-
-    def _made_of(self) -> Tensor:
-        return self._factor
+    factor: Tensor
 
     def matmul(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1]).mT
-        solved: Tensor = torch.linalg.solve_triangular(self._factor.mT, flat, upper=True)
+        solved: Tensor = torch.linalg.solve_triangular(self.factor.mT, flat, upper=True)
         return solved.mT.reshape(x.shape)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return _solved(self._factor, y.reshape(-1, y.shape[-1])).reshape(y.shape)
+        return _solved(self.factor, y.reshape(-1, y.shape[-1])).reshape(y.shape)
 
 
 @final
@@ -190,7 +181,7 @@ class InducingGram:
 
 
 @final
-class _KernelOperator(linalg.AbstractOperator):
+class _KernelOperator(linalg.AbstractSymmetric):
     """k(z_m − z_l) + ν k(0) δ_ml (M, M), a block of rows at a time and never stored.
 
     values: variance and length scales of every term. Differentiable in them and in the points z
@@ -207,21 +198,12 @@ class _KernelOperator(linalg.AbstractOperator):
         memory: int,
     ) -> None:
         self._profiles, self._z, self._values = tuple(profiles), z, tuple(values)
-        self._nugget, self._dtype = nugget, dtype
+        self._nugget, self._like = nugget, z.new_empty((), dtype=dtype).expand(len(z))
         # the block in float64 and in the working precision, and its gradient
         self._rows = rows_within(memory, 3 * 8 * len(z))
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self._z), len(self._z)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._z.device
+    def _made_of(self) -> Tensor:
+        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -235,9 +217,6 @@ class _KernelOperator(linalg.AbstractOperator):
             parts.append(part)
         ridge = self._nugget * torch.stack(self._values[::2]).sum()
         return torch.cat(parts, dim=-1) + ridge.to(x.dtype) * x
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
         """Return the entries `rows` of the product of K with vectors x (..., M)."""
@@ -293,10 +272,6 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         # a row, its covariances and, for derivatives, its solutions of all shifts there and back
         width = 8 + 2 * self.nodes
         return rows_within(self.memory, width * self.n_features * self.dtype.itemsize)
-
-    def rows(self, functional: AbstractFunctional) -> Features:
-        parts = linalg.chunks(len(functional), self.chunk)
-        return gathered((self._rows(functional[part]) for part in parts), len(functional))
 
     def operator(self, functional: AbstractFunctional) -> linalg.AbstractOperator:
         with torch.no_grad():
@@ -400,20 +375,14 @@ class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
                 "is no covariance of data outside the grid"
             )
 
-    @property
-    def chunk(self) -> int:
-        return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
-
     def rows(self, functional: AbstractFunctional) -> Features:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)
         size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
         root = self.prior.torus_root(-0.5)
         k_ff = self._variance(functional)
-        groups = (
-            self._rows(functional[part], k_ff[part], root)
-            for part in linalg.chunks(len(functional), size)
+        return gathered(
+            lambda part: self._rows(functional[part], k_ff[part], root), len(functional), size
         )
-        return gathered(groups, len(functional))
 
     def operator(self, functional: AbstractFunctional) -> linalg.AbstractOperator:
         with torch.no_grad():

@@ -35,9 +35,8 @@ def table(name: str, x: Tensor, rows: int) -> Tensor:
 def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
     """Return x as float64 directions (N, D) of length one."""
     direction = coordinates(name, x, like)
-    off = (direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE
-    if bool(off.any()):
-        row = int(off.nonzero()[0])
+    row = first_row((direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE)
+    if row is not None:
         raise UserError(
             f"{name} must hold unit vectors: row {row} has length "
             f"{direction[row].norm().item():.6g}; divide every row by its length."
@@ -62,6 +61,11 @@ def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -
             f"{name} must be finite: row {row} is {x[row].tolist()}; drop or repair such rows."
         )
     return x.to(torch.float64)
+
+
+def first_row(wrong: Tensor) -> int | None:
+    """Return the first row (N,) where something is wrong, None where all is well."""
+    return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
 
 
 class AbstractRule(ABC):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import _functional
+from dustmap.gp.functionals._functional import first_row
 from dustmap.gp.functionals._stacked import Sharded, gathered, local_of, mapped, own_rows
 
 FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has not left it
@@ -110,27 +111,22 @@ class LineIntegrals(_functional.AbstractRows):
                 f"edges must have one column more than weights, got {tuple(self.edges.shape)} "
                 f"and {tuple(self.weights.shape)}."
             )
-        wrong = (self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
+        row = first_row((self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0))
+        if row is not None:
             raise UserError(
                 f"edges must be >= 0 and must not decrease along the ray: row {row} is "
                 f"{self.edges[row].tolist()}."
             )
-        if bool((self.weights < 0).any()):
-            row = int((self.weights < 0).any(-1).nonzero()[0])
+        row = first_row((self.weights < 0).any(-1))
+        if row is not None:
             raise UserError(f"weights must be >= 0: row {row} is {self.weights[row].tolist()}.")
-        if self.keys.shape != self.origin.shape[:1] or self.keys.dtype != torch.int64:
-            raise UserError(
-                f"keys must be int64 ({len(self.origin)},), got {self.keys.dtype} "
-                f"{tuple(self.keys.shape)}."
-            )
-        groups = self.groups
-        if groups is not None and (groups.shape != self.keys.shape or groups.dtype != torch.int64):
-            raise UserError(
-                f"groups must be int64 ({len(self.origin)},), one per ray, got {groups.dtype} "
-                f"{tuple(groups.shape)}."
-            )
+        rows = self.origin.shape[:1]
+        for name, numbers in (("keys", self.keys), ("groups", self.groups)):
+            if numbers is not None and (numbers.shape != rows or numbers.dtype != torch.int64):
+                raise UserError(
+                    f"{name} must be int64 ({len(self.origin)},), one per ray, got "
+                    f"{numbers.dtype} {tuple(numbers.shape)}."
+                )
         responses = self.responses
         if responses is not None and responses.shape != self.keys.shape:
             raise UserError(
@@ -147,10 +143,8 @@ class LineIntegrals(_functional.AbstractRows):
     @classmethod
     def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
         """Return ∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
-        start, end = (
-            _functional.coordinates("start", start),
-            _functional.coordinates("end", end, start),
-        )
+        start = _functional.coordinates("start", start)
+        end = _functional.coordinates("end", end, start)
         length = (end - start).norm(dim=-1, keepdim=True)
         first_axis = torch.zeros_like(start)
         first_axis[:, 0] = 1
@@ -171,8 +165,8 @@ class LineIntegrals(_functional.AbstractRows):
         """(1/d) ∫ρ ds, the mean over the segment from start to end (N, D), of length d > 0."""
         plain = cls.segment(start, end)
         length = plain.edges[:, 1:]
-        if bool((length == 0).any()):
-            row = int((length == 0).squeeze(-1).nonzero()[0])
+        row = first_row(length.squeeze(-1) == 0)
+        if row is not None:
             raise UserError(
                 f"end must differ from start for a mean: row {row} has no length; use "
                 "PointValues for it."

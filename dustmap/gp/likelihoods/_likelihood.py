@@ -164,7 +164,7 @@ class BernoulliLikelihood(AbstractLikelihood):
 
     def __init__(self, link: BernoulliLink = BernoulliLink.LOGIT) -> None:
         self.link = link
-        self._curve: _AbstractCurve = _Logit() if link is BernoulliLink.LOGIT else _Probit()
+        self._curve: _Logit | _Probit = _Logit() if link is BernoulliLink.LOGIT else _Probit()
 
     def noise_variance(self, batch: Batch) -> Tensor:
         """Return zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
@@ -204,48 +204,34 @@ class BernoulliLikelihood(AbstractLikelihood):
         return p, p * self._curve.log_expected_prob(-mean, variance).exp()
 
 
-class _AbstractCurve(ABC):
-    """ln p(1 | f) as a function of f of any shape, and its derivatives."""
+@final
+class _Logit:
+    """ln p(1 | f) = ln σ(f) = −ln(1 + e^{−f}) of f of any shape, its derivatives, and its mean."""
 
-    @abstractmethod
     def log_prob(self, f: Tensor) -> Tensor:
         """Return ln p(1 | f)."""
-
-    @abstractmethod
-    def slope(self, f: Tensor) -> Tensor:
-        """Return ∂ ln p(1 | f)/∂f."""
-
-    @abstractmethod
-    def curvature(self, f: Tensor) -> Tensor:
-        """Return ∂² ln p(1 | f)/∂f²."""
-
-    @abstractmethod
-    def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return ln E p(1 | f) (N,) under f ~ N(mean, variance)."""
-
-
-@final
-class _Logit(_AbstractCurve):
-    """ln σ(f) = −ln(1 + e^{−f})."""
-
-    def log_prob(self, f: Tensor) -> Tensor:
         return logsigmoid(f)
 
     def slope(self, f: Tensor) -> Tensor:
+        """Return ∂ ln p(1 | f)/∂f."""
         return torch.sigmoid(-f)
 
     def curvature(self, f: Tensor) -> Tensor:
+        """Return ∂² ln p(1 | f)/∂f²."""
         return -torch.sigmoid(f) * torch.sigmoid(-f)
 
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """By quadrature. The slope of ln σ is at most 1, so it moves the bulk by at most v."""
+        """Return ln E p(1 | f) (N,) under f ~ N(mean, variance), by quadrature.
+
+        The slope of ln σ is at most 1, so it moves the bulk by at most v.
+        """
         rule = SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES, tilt=variance)
         return rule.log_expectation(self.log_prob, mean, variance)
 
 
 @final
-class _Probit(_AbstractCurve):
-    """ln Φ(f), with r(f) = N(f; 0, 1)/Φ(f) = √(2/π)/erfcx(−f/√2) for its derivatives."""
+class _Probit:
+    """The same of ln Φ(f); its derivatives by r(f) = N(f; 0, 1)/Φ(f) = √(2/π)/erfcx(−f/√2)."""
 
     def log_prob(self, f: Tensor) -> Tensor:
         log_prob: Tensor = torch.special.log_ndtr(f)

@@ -55,7 +55,7 @@ def learned_from(
     """
     prior = model.prior
     longest = longest_length(prior.box, padding)
-    bounds = {"length": math.log(longest)}, {"length": math.log(max(prior.finest.spacing))}
+    bounds = {"length": math.log(longest)}, {"length": math.log(max(prior.lattice.spacing))}
     learned = replace(model.learned(), prior_std=std).limited(*bounds)
     if origin is None:
         return learned

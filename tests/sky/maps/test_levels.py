@@ -123,7 +123,7 @@ def test_other_readers_open_the_levels(tmp_path: Path) -> None:
     with fits.open(tmp_path / "map.fits") as hdus:
         assert {"MEAN", "MEAN_L1", "STD_L2", "SAMPLE_06_L2"} <= {hdu.name for hdu in hdus}
         corner = WCS(hdus["MEAN_L2"].header).wcs_pix2world([[0, 0, 0]], 0)[0]
-        np.testing.assert_allclose(corner, NESTED.finest.lower)
+        np.testing.assert_allclose(corner, NESTED.grids[-1].lower)
         assert all(hdu.verify_checksum() == 1 for hdu in hdus[1:])
 
 
