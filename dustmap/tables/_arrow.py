@@ -88,8 +88,6 @@ class ParquetReader(_columns.AbstractReader):
             return table
 
     def _open(self) -> pq.ParquetFile:
-        if not self._path.is_file():
-            raise FileNotFoundError(self._path)
         return pq.ParquetFile(self._path, buffer_size=_BUFFER, pre_buffer=False)
 
     def _column(self, field: pa.Field) -> _columns.FileColumn:

@@ -255,17 +255,16 @@ class VotableReader(_columns.AbstractReader):
 
     def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         array = self._table.array
-        names = [column.name for column in self.columns]
-        indices = {ref: names.index(ref.name) for ref in wanted}
         with _columns.translating(self._path, "VOTable"):
             for first in range(0, len(array), rows):
                 part = array[first : first + rows]
-                yield {ref: self._values(part, indices[ref], ref, wanted[ref]) for ref in wanted}
+                yield {ref: self._values(part, ref, kind) for ref, kind in wanted.items()}
 
     def whole(self) -> Table:
         return self._table.to_table(use_names_over_ids=True)
 
-    def _values(self, part: Any, index: int, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+    def _values(self, part: Any, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+        index = [column.name for column in self.columns].index(ref.name)
         datatype = self._table.fields[index].datatype
         words = (ColumnType.TEXT, ColumnType.LABEL)
         if kind not in words and datatype not in _NUMBERS:

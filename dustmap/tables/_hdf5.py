@@ -43,8 +43,8 @@ _NO_BLOCK = 1  # ends a list of free blocks
 #: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
 _SMALLEST, _MOST = 4096, 2**16
 _META = ".__table_column_meta__"  # where astropy keeps units
-#: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
-_MOST, _SPARE = 2**16, 2**26
+#: Nothing is packed so many fold; and so many bytes of fill values more do no harm.
+_MOST_PACKED, _SPARE = 2**16, 2**26
 _UNIT_NAMES = ("unit", "units", "UNIT", "UNITS")
 #: What a table without a name of its own is called.
 _PATH = "table"
@@ -346,8 +346,7 @@ class Hdf5Reader(_columns.AbstractReader):
     def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
         if self._table:
             slab = file[self._table][part]
-            masks = [name + MASK for name in names if name + MASK in slab.dtype.names]
-            return {name: slab[name] for name in (*names, *masks)}
+            return {name: slab[name] for name in slab.dtype.names}
         return {name: file[name][part] for name in names}
 
 
@@ -372,7 +371,7 @@ def _check_storage(dataset: h5py.Dataset) -> None:
     if dataset.is_virtual or dataset.external:
         raise UserError(f"{dataset.name} has its values in other files; put a copy in its place")
     stored = dataset.id.get_storage_size()
-    if dataset.nbytes > _MOST * stored + _SPARE:
+    if dataset.nbytes > _MOST_PACKED * stored + _SPARE:
         raise UserError(
             f"{dataset.name}: {stored} bytes cannot hold an array of shape {dataset.shape}"
         )

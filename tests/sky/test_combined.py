@@ -101,7 +101,7 @@ def test_cells_are_no_wider_than_stated(width: float, kind: str) -> None:
     stars = replace(sky(kind=kind), source_id=np.arange(NUMBER))
     cells = combined(stars, SPACING, width)
     places = cartesian(stars.l, stars.b, stars.distances.rough)
-    error = stars.distances.depth_error / stars.distances.depth_per_pc
+    error = stars.distances.depths()[1] / stars.distances.depth_per_pc
     at = cartesian(cells.l, cells.b, cells.distances.rough)
     most = width * np.maximum(40.0, error.max())
     apart = np.linalg.norm(places[cells.source_id] - at, axis=1)
@@ -186,5 +186,5 @@ def test_distances_know_their_scale() -> None:
     for kind, distances in kinds(distance).items():
         np.testing.assert_allclose(distances.rough, distance, rtol=1e-12)
         farther = kinds(distance + 1e-3)[kind]
-        slope = (farther.depth - distances.depth) / 1e-3
+        slope = (farther.depths()[0] - distances.depths()[0]) / 1e-3
         np.testing.assert_allclose(distances.depth_per_pc, slope, rtol=1e-4)

@@ -189,10 +189,12 @@ def bind(
 ) -> Binding:
     """Choose the columns to read; UserError says what was looked for and what is there."""
     matcher = _Matcher(path, card, columns)
-    position = _first(matcher, card.positions, "directions")
-    distance = _first(matcher, card.distances, "distances")
-    extinction = _first(matcher, card.extinctions, "extinctions") if with_extinctions else None
-    ways = [way for way in (position, distance, extinction) if way is not None]
+    kinds = (
+        _first(matcher, card.positions, "directions"),
+        _first(matcher, card.distances, "distances"),
+        _first(matcher, card.extinctions, "extinctions") if with_extinctions else None,
+    )
+    ways = [way for way in kinds if way is not None]
     names = {name for way in ways for name in way.columns}
     if with_extinctions and with_identifiers and _reads_identifiers(matcher):
         names.add("source_id")
@@ -210,14 +212,7 @@ def bind(
     _check_named(card, ways, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
     group = _group(matcher, sources)
-    return Binding(
-        MappingProxyType(sources),
-        MappingProxyType(constants),
-        position,
-        distance,
-        extinction,
-        group,
-    )
+    return Binding(MappingProxyType(sources), MappingProxyType(constants), *kinds, group)
 
 
 def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
@@ -225,8 +220,8 @@ def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
     wanted = matcher.card.group
     if wanted is None:
         return None
-    source = matcher.source_of(wanted.column)
-    if source is None and wanted.required:
+    source = matcher.source_of(wanted)
+    if source is None and matcher.card.group_required:
         names = [column.name for column in matcher.columns[:_COMPARED]]
         hint = did_you_mean(wanted.name, names) or f"it has {', '.join(names[:_SHOWN])}"
         raise UserError(
@@ -422,10 +417,6 @@ def extinctions(kind: _rules.ExtinctionKind, values: Values) -> tuple[Array, Arr
         return values["extinction"], values["extinction_error"]
     low, middle, high = (values[name] for name in kind.columns)
     return middle, (high - low) / 2.0
-
-
-def milliarcseconds(angle: float | u.Quantity) -> float:
-    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
 
 
 def _length(values: Values) -> Array:

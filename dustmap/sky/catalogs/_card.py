@@ -56,21 +56,10 @@ class CardColumn:
     kind: ColumnType
     unit: u.UnitBase
 
-
-@final
-@dataclass(frozen=True)
-class GroupColumn:
-    """The column that names the group of a star; required: whether a file may not lack it."""
-
-    name: str
-    required: bool
-
-    @property
-    def column(self) -> CardColumn:
-        """The same as a column of a card."""
-        one = u.dimensionless_unscaled
-        aliases = (Alias(ColumnRef.parse(self.name), one),)
-        return CardColumn(self.name, aliases, ColumnType.LABEL, one)
+    @classmethod
+    def called(cls, name: str, written: str, kind: ColumnType, unit: u.UnitBase) -> Self:
+        """Make a column with one name in files, `written`."""
+        return cls(name, (Alias(ColumnRef.parse(written), unit),), kind, unit)
 
 
 @final
@@ -88,7 +77,8 @@ class SchemaCard:
     constants : in place of columns that no file has, in the unit of the role
     flags, presets : bits of flags by name, and sets of quality cuts
     named : columns that the user has named; the alternative with most of them is read
-    group : the column of groups of stars, which no card has of its own
+    group, group_required : the column of groups of stars, which no card has of its own, and whether
+        a file may not lack it
     with_magnitudes : whether the magnitudes of stars are read, too
     """
 
@@ -108,17 +98,16 @@ class SchemaCard:
     flags: Mapping[str, FlagBits]
     presets: Mapping[str, tuple[Cut, ...]]
     named: frozenset[str] = frozenset()
-    group: GroupColumn | None = None
+    group: CardColumn | None = None
+    group_required: bool = True
     with_magnitudes: bool = False
 
     def with_magnitude(self, column: str) -> Self:
         """Read the magnitudes of stars, from a column of the file or, of "", the card's own."""
         columns = dict(self.columns)
         if column:
-            aliases = (Alias(ColumnRef.parse(column), u.mag),)
-            columns[_rules.MAGNITUDE] = CardColumn(
-                _rules.MAGNITUDE, aliases, ColumnType.NUMBER, u.mag
-            )
+            magnitude = CardColumn.called(_rules.MAGNITUDE, column, ColumnType.NUMBER, u.mag)
+            columns[_rules.MAGNITUDE] = magnitude
         elif _rules.MAGNITUDE not in columns:
             raise UserError(
                 f"the card {self.name} has no column of magnitudes, which a magnitude limit needs: "
@@ -128,7 +117,9 @@ class SchemaCard:
 
     def with_group(self, column: str, *, required: bool = True) -> Self:
         """Read the groups of stars from a column of text or whole numbers; "" for none."""
-        return replace(self, group=GroupColumn(column, required) if column else None)
+        labels, one = ColumnType.LABEL, u.dimensionless_unscaled
+        group = CardColumn.called(column, column, labels, one) if column else None
+        return replace(self, group=group, group_required=required)
 
     def with_columns(self, names: Mapping[str, str]) -> Self:
         """Replace names of columns, by `GLON` or, with a unit where the file has none,
@@ -183,11 +174,9 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     named = table.table("columns")
     columns = {key: _column(named.table(key), key) for key in named.names()}
     constants, flagged = table.table("constants"), table.table("flags")
-    constants.only(key for key, role in _rules.ROLES.items() if role.kind is ColumnType.NUMBER)
+    constants.only(_rules.ROLES)
     bits = {key: flagged.table(key) for key in flagged.names()}
-    flags = {
-        key: FlagBits({name: each.bit(name) for name in each.names()}) for key, each in bits.items()
-    }
+    flags = {key: {name: each.bit(name) for name in each.names()} for key, each in bits.items()}
     card = SchemaCard(
         name=name,
         title=table.text("title"),
@@ -240,14 +229,13 @@ def _choices(kind: type[Kind]) -> str:
 
 def _column(table: CardTable, name: str) -> CardColumn:
     table.only(("names", "unit", "type"))
-    role = _rules.ROLES.get(name)
-    kind = _TYPES.get(table.text_or("type", "number"))
+    fixed, kind = _rules.TYPES.get(name), _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
-    if role is not None and "type" in table:
-        raise table.error(f"type: the columns of {name} are {role.kind.value} always")
+    if fixed is not None and "type" in table:
+        raise table.error(f"type: the columns of {name} are {fixed.value} always")
     declared = _unit(table, table.text_or("unit", ""))
-    unit = declared if role is None or role.unit is None else role.unit
+    unit = _rules.ROLES.get(name, declared)
     default = declared if "unit" in table else unit
     aliases = table.entries(
         "names",
@@ -257,7 +245,7 @@ def _column(table: CardTable, name: str) -> CardColumn:
     for alias in aliases:
         if not alias.unit.is_equivalent(unit):
             raise table.error(f"unit {alias.unit}: expected one like {unit}")
-    return CardColumn(name, aliases, kind if role is None else role.kind, unit)
+    return CardColumn(name, aliases, fixed or kind, unit)
 
 
 def _alias(table: CardTable, raw: object, unit: u.UnitBase) -> Alias | None:

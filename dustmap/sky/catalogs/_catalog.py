@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import IO, Any, final
 
 import numpy as np
 from astropy import units as u
@@ -27,8 +27,6 @@ from dustmap.tables import AbstractReader, check_output, open_table, scratch_for
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-#: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
-DEFAULT_PRIOR = ToLearn()
 #: Columns of a table of places: astropy takes a millisecond for each.
 MOST_COLUMNS = 5000
 Paths = str | Path | Sequence[str | Path]
@@ -43,23 +41,17 @@ def repeated(identifiers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @final
 class IdentifierLog:
-    """Identifiers of all stars in order, in an unnamed file that the system removes.
+    """Identifiers of all stars in order, in an open file.
 
     Gaia's files are sorted by identifier, so that usually nothing needs to be compared. Else the
     identifiers are compared in parts of equal hash, each part with one pass through the file.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # __exit__ closes it
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._count = 0
         self._last = np.iinfo(np.int64).min
         self._increasing = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def append(self, identifiers: NDArray[np.int64]) -> None:
         if len(identifiers) == 0:
@@ -158,7 +150,6 @@ def read_catalog(
     >>> len(catalog.stars), catalog.counts.kept, catalog.stars.system.name
     (2, 2, 'A_V')
     """
-    prior = prior or DEFAULT_PRIOR
     selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     parts = list(selection.tables())
     selection.check_some()
@@ -168,7 +159,7 @@ def read_catalog(
         _check_repeated(selection, twice, stars.source_id[twice[:1]])
         if len(twice):
             stars = stars[np.delete(np.arange(len(stars)), twice)]
-    return Catalog(stars, selection.counts, _description(selection))
+    return Catalog(stars, selection.counts, selection.provenance())
 
 
 def ingest(
@@ -217,7 +208,6 @@ def ingest(
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
     check_output(target, overwrite, [*_listed(paths), *cards])
-    prior = prior or DEFAULT_PRIOR
     selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
@@ -227,7 +217,7 @@ def ingest(
         with _store.star_store(target, overwrite) as store:
             for table in _whole_chunks(map(selection.with_prior, sorter.tables(twice))):
                 store.append(table)
-            store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
+            store.describe({"catalog": selection.provenance(), "order": dict(_store.SKY_ORDER)})
     return selection.counts
 
 
@@ -235,7 +225,8 @@ def _sort(
     sorter: _store.SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
 ) -> NDArray[np.int64]:
     """Add all stars to the sorter; return the numbers of those that repeat an earlier one."""
-    with IdentifierLog(scratch) as log:
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        log = IdentifierLog(file)
         for table in selection.tables():
             sorter.add(table)
             if selection.has_identifiers:
@@ -259,10 +250,6 @@ def _whole_chunks(tables: Iterator[StarTable]) -> Iterator[StarTable]:
             waiting = [joined[whole:]] if count > whole else []
     if waiting:
         yield concatenate(waiting)
-
-
-def _description(selection: Selection) -> dict[str, Any]:
-    return selection.provenance() | {"counts": selection.counts.as_dict()}
 
 
 def _check_repeated(
@@ -291,15 +278,6 @@ class Extinctions:
     value: NDArray[np.float64]
     error: NDArray[np.float64]
     system: ExtinctionSystem
-
-    @staticmethod
-    def of(
-        kind: _rules.ExtinctionKind, values: dict[str, NDArray[Any]], system: ExtinctionSystem
-    ) -> "Extinctions":
-        """Take those of the columns of a card."""
-        value, error = _binding.extinctions(kind, values)
-        bad = np.any(list(_binding.extinction_problems(kind, values).values()), axis=0)
-        return Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), system)
 
 
 @final
@@ -405,8 +383,8 @@ def read_places(
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
     values, rows = _values_of_places(path, reader, binding)
     l, b = _binding.directions(binding.position, values)
-    zero_point = _binding.milliarcseconds(parallax_zero_point)
-    before = prior or DEFAULT_PRIOR.stated
+    zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
+    before = prior or ToLearn().stated
     distances = _binding.distances(binding.distance, values, before, zero_point)
     table = reader.whole()
     if len(table) != len(rows):
@@ -415,7 +393,9 @@ def read_places(
     extinctions = None
     if binding.extinction is not None:
         known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
-        extinctions = Extinctions.of(binding.extinction, values, known)
+        bad = np.any([*_binding.extinction_problems(binding.extinction, values).values()], axis=0)
+        value, error = _binding.extinctions(binding.extinction, values)
+        extinctions = Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)
 

@@ -28,6 +28,8 @@ from dustmap.errors import UserError, did_you_mean
 from dustmap.tables import ColumnType
 
 T = TypeVar("T")
+#: Name -> bit, counted from 0, of one column of whole numbers.
+FlagBits = Mapping[str, int]
 _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "above": (">", operator.gt),
     "at_least": (">=", operator.ge),
@@ -36,15 +38,6 @@ _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 }
 _QUANTITIES = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
-
-
-@final
-@dataclass(frozen=True)
-class Role:
-    """A column that a star is made of: the unit and type that it is converted to."""
-
-    unit: u.UnitBase | None
-    kind: ColumnType = ColumnType.NUMBER
 
 
 _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
@@ -59,11 +52,10 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
 MAGNITUDE = "magnitude"
 #: The name of the column of groups among the values of a card's columns, which none has.
 GROUP = "data.groups"
-#: By name.
-ROLES = {
-    "source_id": Role(None, ColumnType.INTEGER),
-    **{name: Role(unit) for unit, names in _UNITS_OF_ROLES for name in names},
-}
+#: Columns of numbers that stars are made of, and the unit that each is converted to.
+ROLES = {name: unit for unit, names in _UNITS_OF_ROLES for name in names}
+#: The types of all columns that stars are made of.
+TYPES = {"source_id": ColumnType.INTEGER, **dict.fromkeys(ROLES, ColumnType.NUMBER)}
 
 
 class Alternative(enum.Enum):
@@ -208,26 +200,6 @@ def text_or_number(raw: object) -> str | float | None:
 
 @final
 @dataclass(frozen=True)
-class FlagBits:
-    """Name -> bit, counted from 0, of one column of whole numbers."""
-
-    bits: Mapping[str, int]
-
-    def bit(self, name: str) -> int:
-        if name not in self.bits:
-            raise UserError(f"{name!r} is no flag; there are {', '.join(self.bits)}")
-        return self.bits[name]
-
-    def decode(self, values: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
-        """Return whether each named bit is set, by name, in the shape of `values`."""
-        whole = np.asarray(values)
-        if whole.dtype.kind not in "iu":
-            raise UserError(f"flags are whole numbers, got {whole.dtype}")
-        return {name: (whole >> bit & 1).astype(bool) for name, bit in self.bits.items()}
-
-
-@final
-@dataclass(frozen=True)
 class Quantity:
     """A number or text per row: `of` the arrays of some columns, written as `text`."""
 
@@ -348,7 +320,9 @@ def _bit(entry: str | float, flags: FlagBits | None) -> int:
     if isinstance(entry, str):
         if flags is None:
             raise UserError(f"{entry!r}: the card names no flags of this column")
-        return flags.bit(entry)
+        if entry not in flags:
+            raise UserError(f"{entry!r} is no flag; there are {', '.join(flags)}")
+        return flags[entry]
     if entry != int(entry) or not 0 <= entry < 63:
         raise UserError(f"{entry}: expected a bit from 0 to 62")
     return int(entry)

@@ -111,7 +111,8 @@ class CatalogFile:
 class Selection:
     """The stars of some files. `tables` goes through them once and fills counts and sample.
 
-    system: of the extinctions that come out, None for what the first file or the card says.
+    system: of the extinctions that come out, None for what the first file or the card says;
+    prior: None for one that is learned from the parallaxes, up to 10 kpc.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Selection:
         card: SchemaCard | str | Path,
         cuts: str,
         system: ExtinctionSystem | None,
-        prior: AbstractDistancePrior | ToLearn,
+        prior: AbstractDistancePrior | ToLearn | None,
         invalid: str | None,
         zero_point: float | u.Quantity,
     ) -> None:
@@ -130,8 +131,9 @@ class Selection:
             raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
         if not paths:
             raise UserError("expected at least one catalog, got none")
-        self._preset, self._declared, self._prior = cuts, system, prior
-        self.invalid, self._zero_point = policy, _binding.milliarcseconds(zero_point)
+        self._preset, self._declared, self._prior = cuts, system, prior or ToLearn()
+        self._stated = self._prior.stated if isinstance(self._prior, ToLearn) else self._prior
+        self.invalid, self._zero_point = policy, float(u.Quantity(zero_point, u.mas).value)
         self.rows = self.duplicates = 0
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
@@ -180,14 +182,15 @@ class Selection:
         return self.files[0].binding.has_identifiers
 
     def provenance(self) -> dict[str, Any]:
-        """Return all that the stars depend on beside the rows themselves."""
-        card, binding, prior = self.card, self.files[0].binding, {}
+        """Return all that the stars depend on beside the rows themselves, and their counts."""
+        card, binding, prior, groups = self.card, self.files[0].binding, {}, {}
         assert binding.extinction is not None
         if self.learned is not None:
             prior = {"distance_prior": self.learned.as_dict()}
         elif binding.distance is _rules.DistanceKind.PARALLAX:
-            assert isinstance(self._prior, AbstractDistancePrior)
-            prior = {"distance_prior": self._prior.attributes()}
+            prior = {"distance_prior": self._stated.attributes()}
+        if card.group is not None and binding.group is not None:
+            groups = {"groups": {"column": card.group.name, "names": list(self._groups)}}
         return {
             "card": card.name,
             "title": card.title,
@@ -202,13 +205,9 @@ class Selection:
             "invalid_rows": self.invalid.value,
             "parallax_zero_point_mas": self._zero_point,
             **prior,
-            **self._provenance_of_groups(),
+            **groups,
+            "counts": self.counts.as_dict(),
         }
-
-    def _provenance_of_groups(self) -> dict[str, Any]:
-        if self.card.group is None or self.files[0].binding.group is None:
-            return {}
-        return {"groups": {"column": self.card.group.name, "names": list(self._groups)}}
 
     def check_some(self) -> None:
         """Refuse a selection without stars, with what became of the rows."""
@@ -244,7 +243,7 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first, prior = file.binding, self.rows, self._prior
+        binding, first = file.binding, self.rows
         kept = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
         for cut in self._cuts:
@@ -273,12 +272,7 @@ class Selection:
             source_id=np.ma.getdata(identifiers).astype(np.int64),
             l=l,
             b=b,
-            distances=_binding.distances(
-                binding.distance,
-                values,
-                prior.stated if isinstance(prior, ToLearn) else prior,
-                self._zero_point,
-            ),
+            distances=_binding.distances(binding.distance, values, self._stated, self._zero_point),
             extinction=extinction * factor,
             extinction_error=error * factor,
             system=self.system,

@@ -25,7 +25,7 @@ at most   r has any size: nothing is said of a column A = ∫_box ρ ds below y,
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._sight_lines import PriorDust, SightLines
 from dustmap.sky.stars import ExactDistances
-
-Array: TypeAlias = NDArray[np.float64]
+from dustmap.sky.stars._priors import Array
 
 #: Least standard deviation of a column, in mag; how uncertain the level of the dust behind the box
 #: is, as a part of it; the standard deviation of a datum that says nothing.
@@ -270,14 +269,10 @@ class FarColumn:
 def _joined(first: LineIntegrals, others: LineIntegrals) -> LineIntegrals:
     """Return rays of one segment and others of J, as rays of J segments."""
     count = others.weights.shape[1]
-    more = first.edges[:, -1:].expand(-1, count - first.weights.shape[1])
-    edges = torch.cat([first.edges, more], dim=1)
-    weights = torch.cat([first.weights, torch.zeros_like(more)], dim=1)
-    pairs = (
-        (first.origin, others.origin),
-        (first.direction, others.direction),
-        (edges, others.edges),
-        (weights, others.weights),
-        (first.keys, others.keys),
-    )
+    end = first.edges[:, -1:].expand(-1, count - first.weights.shape[1])
+    edges = torch.cat([first.edges, end], dim=1)
+    weights = torch.cat([first.weights, torch.zeros_like(end)], dim=1)
+    tensors = first.origin, first.direction, edges, weights, first.keys
+    more = others.origin, others.direction, others.edges, others.weights, others.keys
+    pairs = zip(tensors, more, strict=True)
     return LineIntegrals(*(torch.cat([a.to(b.device), b]) for a, b in pairs))

@@ -52,7 +52,7 @@ from dustmap.gp import AbstractPosterior, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.observations._segments import Array, draws_of, rays_at_once, segment_draws
+from dustmap.sky.observations._segments import draws_of, rays_at_once, segment_draws
 from dustmap.sky.observations._sight_lines import PriorDust
 from dustmap.sky.stars import (
     AbstractDistances,
@@ -61,6 +61,7 @@ from dustmap.sky.stars import (
     SeenPart,
     distance_modulus,
 )
+from dustmap.sky.stars._priors import Array
 
 #: ln p(y | mean and variance (n, J) of the extinction) (n, J), of n stars: of the measurement.
 LogDensity: TypeAlias = Callable[[Array, Array], Array]

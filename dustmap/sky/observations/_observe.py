@@ -39,9 +39,10 @@ from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
-from dustmap.sky.observations._segments import Array, DistanceSpread, Stops
+from dustmap.sky.observations._segments import DistanceSpread, Stops
 from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
 from dustmap.sky.stars import AbstractDistances, StarTable
+from dustmap.sky.stars._priors import Array
 
 #: Stars to read at once, and rays whose rows are made at once.
 STARS, RAYS = 2**16, 2**11
@@ -189,7 +190,9 @@ class Observations:
         rays = self.batch.functional
         own = own_rays(rays)
         outside = OutsidePolicy.TRUNCATE if self.beyond is None else OutsidePolicy.PRIOR
-        lines = _sight_lines.lines_if_any(l, b, distances, grid, outside, own.device)
+        lines = _sight_lines.sight_lines(
+            l, b, distances, grid, outside, own.device, may_be_none=True
+        )
         if len(lines) < len(own) or lines.spread is None:
             raise UserError(
                 f"{len(own) - len(lines)} of {len(own)} stars are outside the box at distances "
@@ -242,7 +245,7 @@ def observe(
     (tensor([100.], dtype=torch.float64), tensor([0.2000], dtype=torch.float64))
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
-    return _observed(lines, _grouped(lines, stars), stars, dtype, device)
+    return _observed(lines, _grouped(lines, stars), stars, dtype)
 
 
 def _grouped(lines: SightLines, stars: StarTable) -> LineIntegrals:
@@ -254,16 +257,12 @@ def _grouped(lines: SightLines, stars: StarTable) -> LineIntegrals:
 
 
 def _observed(
-    lines: SightLines,
-    rays: LineIntegrals | Sharded,
-    stars: StarTable,
-    dtype: torch.dtype,
-    device: torch.device | None,
+    lines: SightLines, rays: LineIntegrals | Sharded, stars: StarTable, dtype: torch.dtype
 ) -> Observations:
     """Make data of the stars along these sight lines; of all ranks where they share the rays."""
     columns = stars.extinction[lines.rows], np.square(stars.extinction_error[lines.rows])
     measured, noise = (
-        gathered(rays, torch.from_numpy(values).to(device, dtype)) for values in columns
+        gathered(rays, torch.from_numpy(values).to(lines.rays.device, dtype)) for values in columns
     )
     batch, spread = Batch(rays, measured, noise), lines.spread
     if spread is not None and stars.multiplicity is not None:
@@ -293,19 +292,18 @@ def observe_share(
     grid, outside, dtype, device : see `observe`
     world : the ranks
     """
-    lines = _sight_lines.lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
+    where = stars.l, stars.b, stars.distances
+    lines = _sight_lines.sight_lines(*where, grid, outside, device, may_be_none=True)
     rays = Sharded.of(_counted_from(first, _grouped(lines, stars)), world)
     _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
-    spread = None
-    if lines.spread is not None:
-        spread = replace(lines.spread, rays=_counted_from(first, lines.spread.rays))
     tally = torch.tensor([lines.counts.truncated, lines.counts.dropped, lines.cut])
     truncated, dropped, cut = world.total(tally).tolist()
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
     rows = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
-    data = _observed(lines, rays, stars, dtype, device)
-    if spread is not None and data.spread is not None:
-        spread = replace(spread, multiplicity=data.spread.multiplicity)
+    data = _observed(lines, rays, stars, dtype)
+    spread = data.spread
+    if spread is not None:
+        spread = replace(spread, rays=_counted_from(first, spread.rays))
     return replace(data, rows=rows, counts=counts, spread=spread, cut=cut)
 
 
@@ -360,12 +358,12 @@ def stream(
     for table in stars:
         done += len(table)
         where = (table.l, table.b, table.distances)
-        lines = _sight_lines.lines_if_any(*where, grid, outside, field.device)
+        lines = _sight_lines.sight_lines(*where, grid, outside, field.device, may_be_none=True)
         if progress is not None:
             progress(done)
         if not len(lines):
             continue
-        batch = _observed(lines, lines.rays, table, torch.float64, field.device).batch
+        batch = _observed(lines, lines.rays, table, torch.float64).batch
         assert batch.noise_variance is not None
         y = (batch.y if target is None else target(batch)).double()
         sigma = (batch.noise_variance if variance is None else variance(batch)).double()

@@ -20,8 +20,7 @@ from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
 from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.sky.stars import AbstractDistances
-
-Array = NDArray[np.float64]
+from dustmap.sky.stars._priors import Array
 
 #: Normal scores of the quantiles at which segments end, dense where sf falls; the first segment
 #: starts at the Sun.

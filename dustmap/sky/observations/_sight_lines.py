@@ -23,8 +23,9 @@ from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations import _segments
-from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
+from dustmap.sky.observations._segments import DistanceSpread, Segments
 from dustmap.sky.stars import AbstractDistances
+from dustmap.sky.stars._priors import Array
 
 #: Parts of the first segment behind the box, for a mean density that changes along it.
 PIECES = 6
@@ -275,6 +276,8 @@ def sight_lines(
     grid: RegularGrid,
     outside: OutsidePolicy,
     device: torch.device | None = None,
+    *,
+    may_be_none: bool = False,
 ) -> SightLines:
     """Make rays from the Sun to stars, in the box of the grid.
 
@@ -287,6 +290,7 @@ def sight_lines(
     distances : distributions of the N distances
     grid, outside : the box, and what becomes of rays that leave it
     device : of the rays
+    may_be_none : whether stars of which none is seen through the box are not refused
 
     Examples
     --------
@@ -298,29 +302,6 @@ def sight_lines(
     >>> lines.rays.moments()[:, 0].round(decimals=1)  # ∫ P(d > s) ds, the mean distance
     tensor([100.], dtype=torch.float64)
     """
-    lines = lines_if_any(l, b, distances, grid, outside, device)
-    refuse_nothing(len(lines), len(l), grid)
-    return lines
-
-
-def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
-    """Refuse stars of which none has a ray in the box."""
-    if rays == 0:
-        raise UserError(
-            f"none of the {stars} stars is seen through the box {grid.lower} to "
-            f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
-        )
-
-
-def lines_if_any(
-    l: Array,
-    b: Array,
-    distances: AbstractDistances,
-    grid: RegularGrid,
-    outside: OutsidePolicy,
-    device: torch.device | None = None,
-) -> SightLines:
-    """Make `sight_lines` of stars of which none need be seen."""
     if distances.exact:
         segments, negligible = None, 0.0
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
@@ -334,23 +315,30 @@ def lines_if_any(
         whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     rows = kept.cpu().numpy()
+    if not may_be_none:
+        refuse_nothing(len(rows), len(l), grid)
     if segments is None:
         quantiles = _segments.quantiles_of(distances[rows])
     elif len(rows) < len(quantiles):
         quantiles = quantiles[rows]
-    beyond = _beyond(rays, quantiles, grid, outside)
+    beyond = _beyond(rays, quantiles, grid) if outside is OutsidePolicy.PRIOR else None
     if segments is None:
         return SightLines(rays, rows, counts, None, beyond=beyond)
     spread = _within(rays, segments[rows], quantiles)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
 
 
-def _beyond(
-    rays: LineIntegrals, quantiles: Array, grid: RegularGrid, outside: OutsidePolicy
-) -> BeyondBox | None:
+def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
+    """Refuse stars of which none has a ray in the box."""
+    if rays == 0:
+        raise UserError(
+            f"none of the {stars} stars is seen through the box {grid.lower} to "
+            f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
+        )
+
+
+def _beyond(rays: LineIntegrals, quantiles: Array, grid: RegularGrid) -> BeyondBox:
     """Cut the rays of the stars before and behind the box."""
-    if outside is not OutsidePolicy.PRIOR:
-        return None
     enter, leave = (
         face.clamp_min(0.0).cpu().numpy()
         for face in functionals.chord(rays.origin, rays.direction, grid.lower, grid.upper)
@@ -363,7 +351,7 @@ def _beyond(
     behind = _segments.segments_of(own, leave[rows]).subdivided(PIECES)
     before = Segments.none(np.zeros(len(rows)))
     if (enter > 0.0).any():
-        before = _segments.segments_of(own, np.zeros(len(rows)), enter[rows])
+        before = _segments.segments_of(own, far=enter[rows])
     index = torch.from_numpy(rows).to(rays.device)
     spread = _spread(rays[index], before.apart_from(behind))
     return BeyondBox(index, spread, behind.mean.shape[1], len(rays))

@@ -188,30 +188,17 @@ class Bubbles:
         if self.local_radius > 0:
             radius = self.local_radius * rng.uniform(0.9, 1.1)
             shells.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
-        local = tuple(shells)
+        low, high, local = np.array(grid.lower), np.array(grid.upper), tuple(shells)
         for _ in range(self.others):
             radius = float(np.exp(rng.uniform(math.log(self.smallest), math.log(self.largest))))
-            centre = self._place(grid, sun_height, radius, local, rng)
+            for _ in range(PLACES):
+                centre = rng.uniform(low, high)
+                centre[2] = np.clip(rng.normal(-sun_height, self.height), low[2], high[2])
+                gaps = [np.linalg.norm(centre - other.centre) - other.radius for other in local]
+                if all(gap > radius for gap in gaps):
+                    break
             shells.append(self._shell(centre, radius, rng))
         return tuple(shells)
-
-    def _place(
-        self,
-        grid: RegularGrid,
-        sun_height: float,
-        radius: float,
-        local: tuple[Shell, ...],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
-        low, high = np.array(grid.lower), np.array(grid.upper)
-        centre = np.zeros(3)
-        for _ in range(PLACES):
-            centre = rng.uniform(low, high)
-            centre[2] = np.clip(rng.normal(-sun_height, self.height), low[2], high[2])
-            gaps = [np.linalg.norm(centre - other.centre) - other.radius for other in local]
-            if all(gap > radius for gap in gaps):
-                break
-        return centre
 
     def _shell(self, centre: NDArray[np.float64], radius: float, rng: np.random.Generator) -> Shell:
         a = rng.normal(0.0, self.distortion, (3, 3))
@@ -250,18 +237,14 @@ class Disc:
         check_positive(self, "height", "length")
         check_between(self, -1000.0, 1000.0, "sun_height")
 
-    def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factor (...) at heliocentric X, Y, Z in pc (..., 3)."""
-        return exponential_disc(points, self.height, self.length, self.sun_height, SUN_RADIUS)
+    def factor(self, points: NDArray[np.float64], inner: float = SUN_RADIUS) -> NDArray[np.float64]:
+        """Return the factor (...) at heliocentric X, Y, Z in pc (..., 3).
 
-
-def exponential_disc(
-    points: NDArray[np.float64], height: float, length: float, sun_height: float, inner: float
-) -> NDArray[np.float64]:
-    """Return a `Disc` (...) that is 1 in the plane at `inner` pc from the Galactic axis."""
-    x, y, z = np.moveaxis(points, -1, 0)
-    radius = np.hypot(SUN_RADIUS - x, y)
-    return np.asarray(np.exp(-(np.abs(z + sun_height) / height + (radius - inner) / length)))
+        inner: distance in pc from the Galactic axis at which it is 1 in the plane.
+        """
+        x, y, z = np.moveaxis(points, -1, 0)
+        above, out = np.abs(z + self.sun_height), np.hypot(SUN_RADIUS - x, y) - inner
+        return np.asarray(np.exp(-(above / self.height + out / self.length)))
 
 
 @final
@@ -304,6 +287,26 @@ class StructuredDust(AbstractDust):
 
 @final
 @dataclass(frozen=True, eq=False)
+class GaussianDust(AbstractDust):
+    """ρ = m + R ε at the nodes: a draw from the prior of a Gaussian map, negative in places.
+
+    kernel and mean are those of ρ.
+    """
+
+    kernel: AbstractKernel
+    mean: AbstractMean
+
+    @torch.no_grad()
+    def density(self, grid: RegularGrid, seed: int) -> NDArray[np.float64]:
+        prior = GridPrior.padded(self.kernel, grid)
+        white = Stream.FIELD.generator(seed).standard_normal(prior.n_white)
+        m = self.mean.values(PointValues(grid.points()))
+        rho = prior.root().matmul(torch.from_numpy(white)) + m
+        return np.asarray(rho.numpy().reshape(grid.shape), np.float64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class LogNormalDust(AbstractDust):
     """ρ = exp(m + R ε) at the nodes: a draw from the prior of a log-normal map.
 
@@ -323,29 +326,4 @@ class LogNormalDust(AbstractDust):
     mean: AbstractMean
 
     def density(self, grid: RegularGrid, seed: int) -> NDArray[np.float64]:
-        return np.exp(_prior_draw(self.kernel, self.mean, grid, seed))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GaussianDust(AbstractDust):
-    """ρ = m + R ε at the nodes: a draw from the prior of a Gaussian map, negative in places.
-
-    kernel and mean are those of ρ.
-    """
-
-    kernel: AbstractKernel
-    mean: AbstractMean
-
-    def density(self, grid: RegularGrid, seed: int) -> NDArray[np.float64]:
-        return _prior_draw(self.kernel, self.mean, grid, seed)
-
-
-@torch.no_grad()
-def _prior_draw(
-    kernel: AbstractKernel, mean: AbstractMean, grid: RegularGrid, seed: int
-) -> NDArray[np.float64]:
-    prior = GridPrior.padded(kernel, grid)
-    white = Stream.FIELD.generator(seed).standard_normal(prior.n_white)
-    g = prior.root().matmul(torch.from_numpy(white)) + mean.values(PointValues(grid.points()))
-    return np.asarray(g.numpy().reshape(grid.shape), np.float64)
+        return np.exp(GaussianDust(self.kernel, self.mean).density(grid, seed))

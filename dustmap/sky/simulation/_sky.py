@@ -83,8 +83,8 @@ class Population:
         seen = self._below(reach) / self._below(np.array(self.faintest))
         # Relative to the largest possible number density in the box.
         inner = max(0.0, SUN_RADIUS - grid.upper[0])
-        scales = self.height, self.length, self.sun_height
-        kept = keep < _dust.exponential_disc(positions, *scales, inner) * seen
+        disc = _dust.Disc(self.height, self.length, self.sun_height)
+        kept = keep < disc.factor(positions, inner) * seen
         # The inverse of the distribution of M, cut at what is seen.
         low = 10 ** (self.slope * self.brightest)
         absolute = np.log10(low + shine * self._below(reach)) / self.slope
@@ -93,18 +93,6 @@ class Population:
     def _below(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """Count stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
         return np.asarray(10 ** (self.slope * magnitude) - 10 ** (self.slope * self.brightest))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """parallax and its error (N,) in mas, extinction and its error (N,) in mag, outlier (N,)."""
-
-    parallax: NDArray[np.float64]
-    parallax_error: NDArray[np.float64]
-    extinction: NDArray[np.float64]
-    extinction_error: NDArray[np.float64]
-    outlier: NDArray[np.bool_]
 
 
 @final
@@ -151,20 +139,23 @@ class Measurements:
         extinction: NDArray[np.float64],
         magnitude: NDArray[np.float64],
         rng: np.random.Generator,
-    ) -> Measured:
-        """Measure stars at `distance` in pc behind `extinction` in mag, of apparent magnitudes."""
+    ) -> Columns:
+        """Measure stars at `distance` in pc behind `extinction` in mag, of apparent magnitudes.
+
+        parallax and its error (N,) in mas, extinction and its error (N,) in mag, outlier (N,).
+        """
         normal = rng.standard_normal((4, len(distance)))
         outlier = rng.uniform(size=len(distance)) < self.outliers
         parallax_error = self.parallax_error(magnitude)
         error = self.extinction_error(magnitude) * np.exp(self.scatter * normal[2])
         off = normal[1] + np.where(outlier, self.outlier_size * normal[3], 0.0)
-        return Measured(
-            parallax=1000.0 / distance + parallax_error * normal[0],
-            parallax_error=parallax_error,
-            extinction=extinction + error * off,
-            extinction_error=error,
-            outlier=outlier,
-        )
+        return {
+            "parallax": 1000.0 / distance + parallax_error * normal[0],
+            "parallax_error": parallax_error,
+            "extinction": extinction + error * off,
+            "extinction_error": error,
+            "outlier": outlier,
+        }
 
 
 #: Places that are tried at once for a star. Part of what a seed means.
@@ -344,12 +335,9 @@ def _blocks(
         extinction = column_density(grid, density, candidates.positions)
         magnitude = candidates.magnitude + model.dimming() * extinction
         # All candidates are measured, so that the selection of one does not move another's noise.
-        measured = model.measurements.measure(
-            np.linalg.norm(candidates.positions, axis=-1),
-            extinction,
-            magnitude,
-            Stream.NOISE.generator(seed, index),
-        )
+        distance = np.linalg.norm(candidates.positions, axis=-1)
+        noise = Stream.NOISE.generator(seed, index)
+        measured = model.measurements.measure(distance, extinction, magnitude, noise)
         seen = magnitude <= model.population.limit
         barren = 0 if seen.any() else barren + 1
         if barren == PATIENCE:
@@ -361,7 +349,7 @@ def _blocks(
             "positions": candidates.positions,
             "true_extinction": extinction,
             "magnitude": magnitude,
-            **vars(measured),
+            **measured,
         }
         yield {name: values[seen] for name, values in columns.items()}
         index += 1

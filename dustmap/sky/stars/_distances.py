@@ -63,24 +63,19 @@ class AbstractDistances(ABC):
         """Median distance (N,), computed once."""
         return self.quantile(np.array([0.5]))[:, 0]
 
-    @property
     @abstractmethod
-    def depth(self) -> Array:
-        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
-
-    @property
-    @abstractmethod
-    def depth_error(self) -> Array:
-        """Standard deviations (N,) of `depth`."""
+    def depths(self) -> tuple[Array, Array]:
+        """Return depths (N,), numbers that grow with the measured distance, to sort by at no cost,
+        and their standard deviations (N,)."""
 
     @property
     def rough(self) -> Array:
         """Distances (N,) in pc as they are measured, without a prior, at no cost."""
-        return self.depth
+        return self.depths()[0]
 
     @property
     def depth_per_pc(self) -> Array:
-        """By how much `depth` grows with distance (N,)."""
+        """By how much depths grow with distance (N,)."""
         return np.ones(len(self))
 
     @abstractmethod
@@ -116,13 +111,8 @@ class ExactDistances(AbstractDistances):
     def quantile(self, p: Array) -> Array:
         return np.repeat(self.distance[:, None], len(p), axis=1)
 
-    @property
-    def depth(self) -> Array:
-        return self.distance
-
-    @property
-    def depth_error(self) -> Array:
-        return np.zeros(len(self))
+    def depths(self) -> tuple[Array, Array]:
+        return self.distance, np.zeros(len(self))
 
 
 @final
@@ -156,13 +146,8 @@ class GaussianDistances(AbstractDistances):
         d = self.distance[:, None] + self.error[:, None] * z
         return np.asarray(np.maximum(d, 0.0), np.float64)
 
-    @property
-    def depth(self) -> Array:
-        return self.distance
-
-    @property
-    def depth_error(self) -> Array:
-        return self.error
+    def depths(self) -> tuple[Array, Array]:
+        return self.distance, self.error
 
     def _kept(self) -> Array:
         """Return Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
@@ -212,13 +197,8 @@ class PercentileDistances(AbstractDistances):
         with np.errstate(over="ignore"):
             return np.asarray(self.p50[:, None] * np.exp(z * np.where(z < 0.0, below, above)))
 
-    @property
-    def depth(self) -> Array:
-        return self.p50
-
-    @property
-    def depth_error(self) -> Array:
-        return 0.5 * (self.p84 - self.p16)
+    def depths(self) -> tuple[Array, Array]:
+        return self.p50, 0.5 * (self.p84 - self.p16)
 
     def _widths(self) -> tuple[Array, Array]:
         """Return d ln d / dz below and above the median, (N, 1) each."""
@@ -255,13 +235,8 @@ class ParallaxDistances(AbstractDistances):
     def quantile(self, p: Array) -> Array:
         return self.prior.quantile(self.parallax[:, None], self.error[:, None], p)
 
-    @property
-    def depth(self) -> Array:
-        return -self.parallax
-
-    @property
-    def depth_error(self) -> Array:
-        return self.error
+    def depths(self) -> tuple[Array, Array]:
+        return -self.parallax, self.error
 
     @property
     def rough(self) -> Array:

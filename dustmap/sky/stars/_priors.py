@@ -4,7 +4,7 @@ A `SurveyRatio` is what the selection of a survey makes of the density of its di
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -79,15 +79,9 @@ class SurveyRatio:
         cell = np.minimum(place.astype(np.int64), len(self.values[0]) - 2)
         u = place - cell
         each = cell * len(self.values) + rows
-        c3, c2, c1, c0 = (part.ravel().take(each) for part in splines.c)
-        value = c0 + u * (c1 + u * (c2 + u * c3))
-        slope = (c1 + u * (2.0 * c2 + u * 3.0 * c3)) / self.step
-        return value, np.where((place > 0.0) & (place < len(self.values[0]) - 1.0), slope, 0.0)
-
-    @property
-    def span(self) -> float:
-        """The most that ln r changes."""
-        return float(np.ptp(self.values, axis=1).max())
+        value, slope = cubic([part.ravel().take(each) for part in splines.c[::-1]], u)
+        inside = (place > 0.0) & (place < len(self.values[0]) - 1.0)
+        return value, np.where(inside, slope / self.step, 0.0)
 
     def attributes(self) -> dict[str, Any]:
         return {
@@ -249,7 +243,8 @@ class ExponentialDensity(AbstractDistancePrior):
 
     def _range(self, parallax: Array, error: Array) -> tuple[Array, Array]:
         """Find both ends of t (n, 1) where g for r = 1 is DEPTH below its mode, more for r."""
-        depth = DEPTH if self.ratio is None else DEPTH + self.ratio.span
+        span = 0.0 if self.ratio is None else float(np.ptp(self.ratio.values, axis=1).max())
+        depth = DEPTH + span
         last = np.log(self.distance_max)
         modes = np.minimum(self._stationary(parallax, error), last)
         heights = self._volume(parallax, error, modes)[0]
@@ -311,58 +306,46 @@ class _Table:
         """Return P(ln D > t) at t (n, P)."""
         place = np.clip((t - self.left) / self.step, 0.0, NODES - 1)
         cell = np.minimum(place.astype(np.int64), NODES - 2)
-        value, _ = _Cubics.of(self, cell).at(place - cell)
+        value, _ = cubic(self._cubics(cell), place - cell)
         return np.clip(1.0 - value, 0.0, 1.0)
 
     def quantile(self, p: Array) -> Array:
         """Return t (n, P) with P(ln D ≤ t) = p (P,)."""
-        cell = self._cell(p)
-        cubics = _Cubics.of(self, cell)
-        first, within = cubics.first, cubics.rise
+        cell = np.clip(last_below(self.below, p), 0, NODES - 2)
+        cubics = self._cubics(cell)
+        first = cubics[0]
+        within = np.take_along_axis(self.below, cell + 1, 1) - first
         low, high = np.zeros_like(first), np.ones_like(first)
         u = np.clip((p - first) / np.where(within > 0.0, within, 1.0), 0.0, 1.0)
         for _ in range(12):  # Newton's steps, and halving where they leave the bracket
-            value, slope = cubics.at(u)
+            value, slope = cubic(cubics, u)
             low, high = np.where(value <= p, u, low), np.where(value > p, u, high)
             newton = u - (value - p) / np.where(slope > 0.0, slope, 1.0)
             u = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
         return self.left + self.step * (cell + u)
 
-    def _cell(self, p: Array) -> NDArray[np.int64]:
-        """Find the cell of every p: one search in all tables, set apart by 2 per star."""
-        n, count = self.below.shape
-        shift = 2.0 * np.arange(n)[:, None]
-        place = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
-        cell = place.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
-        return np.asarray(np.clip(cell, 0, count - 2), np.int64)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Cubics:
-    """Cubics on cells by values and slopes at their ends, (n, P) each: value p₀ and slope m₀ at the
-    first, rise p₁ − p₀, and the coefficients of u² and u³ for u in [0, 1]."""
-
-    first: Array
-    slope: Array
-    rise: Array
-    square: Array
-    cube: Array
-
-    @staticmethod
-    def of(table: _Table, cell: NDArray[np.int64]) -> "_Cubics":
-        """Gather those of the cells (n, P) of a table."""
-        place = cell + table.below.shape[1] * np.arange(len(cell))[:, None]
-        p0, p1 = (table.below.ravel().take(place + k) for k in (0, 1))
-        m0, m1 = (table.slope.ravel().take(place + k) for k in (0, 1))
+    def _cubics(self, cell: NDArray[np.int64]) -> tuple[Array, Array, Array, Array]:
+        """Return coefficients (n, P) of the cells (n, P), from values and slopes at their ends."""
+        place = cell + NODES * np.arange(len(cell))[:, None]
+        values, slopes = self.below.ravel(), self.slope.ravel()
+        p0, p1, m0, m1 = (end.take(place + k) for end in (values, slopes) for k in (0, 1))
         rise = p1 - p0
-        return _Cubics(p0, m0, rise, 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise)
+        return p0, m0, 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise
 
-    def at(self, u: Array) -> tuple[Array, Array]:
-        """Return values and slopes at u (n, P)."""
-        c2, c3 = self.square, self.cube
-        value = self.first + u * (self.slope + u * (c2 + u * c3))
-        return value, self.slope + u * (2.0 * c2 + u * 3.0 * c3)
+
+def cubic(coefficients: Sequence[Array], u: Array) -> tuple[Array, Array]:
+    """Return values and slopes at u of cubics with these coefficients of 1, u, u² and u³."""
+    c0, c1, c2, c3 = coefficients
+    return c0 + u * (c1 + u * (c2 + u * c3)), c1 + u * (2.0 * c2 + u * 3.0 * c3)
+
+
+def last_below(tables: Array, p: Array) -> NDArray[np.int64]:
+    """Return the last entries (n, P) of ascending rows (n, K) in [0, 1] that are at most p (P,), −1
+    for none: one search in all rows, set apart by 2 each."""
+    n, count = tables.shape
+    row = np.arange(n)[:, None]
+    place = np.searchsorted((tables + 2.0 * row).ravel(), (p + 2.0 * row).ravel(), side="right")
+    return np.asarray(place.reshape(n, len(p)) - count * row - 1, np.int64)
 
 
 @final

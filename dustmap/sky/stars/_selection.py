@@ -34,7 +34,7 @@ from scipy.special import ndtr, ndtri
 
 from dustmap.errors import UserError
 from dustmap.sky.stars._distances import AbstractDistances
-from dustmap.sky.stars._priors import Array
+from dustmap.sky.stars._priors import Array, cubic, last_below
 
 #: Stars without which nothing is learned, and magnitudes at which F is tabulated, at most.
 LEAST, _NODES = 20, 40
@@ -255,13 +255,8 @@ class WeightedDistances(AbstractDistances):
     def columns(self) -> dict[str, Array]:
         return self.base.columns()
 
-    @property
-    def depth(self) -> Array:
-        return self.base.depth
-
-    @property
-    def depth_error(self) -> Array:
-        return self.base.depth_error
+    def depths(self) -> tuple[Array, Array]:
+        return self.base.depths()
 
     @property
     def rough(self) -> Array:
@@ -329,10 +324,7 @@ class _Table:
 
     def score(self, p: Array) -> Array:
         """Return the scores z (n, P) with P(score ≤ z) = p at probabilities p (P,)."""
-        n, count = self.first.shape
-        shift = 2.0 * np.arange(n)[:, None]
-        found = np.searchsorted((self.first + shift).ravel(), (p + shift).ravel(), side="right")
-        cell = np.clip(found.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1, 0, count - 1)
+        cell = np.clip(last_below(self.first, p), 0, self.first.shape[1] - 1)
         first, mass, c = self._at(cell)
         share = np.clip((p - first) / np.where(mass > 0.0, mass, 1.0), 0.0, 1.0)
         # ln(1 + share (eᶜ − 1)) / c; of the larger end, so that nothing overflows.
@@ -347,9 +339,8 @@ class _Table:
 
     def _at(self, cell: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """Gather what cells (n, P) have."""
-        some = (np.take_along_axis(v, cell, 1) for v in (self.first, self.mass, self.steepness))
-        first, mass, steepness = some
-        return first, mass, steepness
+        first, mass = (np.take_along_axis(values, cell, 1) for values in (self.first, self.mass))
+        return first, mass, np.take_along_axis(self.steepness, cell, 1)
 
 
 def _mean_growth(c: Array) -> Array:
@@ -365,5 +356,4 @@ def _at_scores(values: Array, z: Array) -> Array:
     cell = np.clip(place.astype(np.int64), 0, values.shape[1] - 2)
     u = place - cell
     cubics = PchipInterpolator(np.arange(values.shape[1]), values, axis=1).c  # (4, K − 1, n)
-    c3, c2, c1, c0 = (np.take_along_axis(part.T, cell, 1) for part in cubics)
-    return np.asarray(c0 + u * (c1 + u * (c2 + u * c3)), np.float64)
+    return cubic([np.take_along_axis(part.T, cell, 1) for part in cubics[::-1]], u)[0]

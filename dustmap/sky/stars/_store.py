@@ -89,13 +89,24 @@ class StarStoreWriter:
         attributes, columns = table.attributes(), table.columns()
         if not self._attributes:
             self._attributes = attributes
-            units = MEASURED | table.distances.units
-            self._create(columns, {**units, _table.MAGNITUDE: "mag"})
+            units = {**MEASURED, **table.distances.units, _table.MAGNITUDE: "mag"}
+            self._arrays = {
+                name: create_array(
+                    self._group,
+                    name,
+                    (0,),
+                    ("star",),
+                    values.dtype,
+                    chunks=(CHUNK,),
+                    fill=0,
+                    attributes={"units": units[name]} if name in units else {},
+                )
+                for name, values in columns.items()
+            }
         check_same(self._attributes, attributes)
-        for name, values in columns.items():
-            array = self._arrays[name]
+        for name, array in self._arrays.items():
             array.resize((self._rows + len(table),))
-            array[self._rows :] = values
+            array[self._rows :] = columns[name]
         self._rows += len(table)
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
@@ -112,20 +123,6 @@ class StarStoreWriter:
             raise UserError("the store would have no stars: expected at least one")
         own = {"format": FORMAT, **self._attributes, "stars": self._rows}
         self._group.attrs.update(self._described | own)
-
-    def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
-        for name, values in columns.items():
-            unit = {"units": units[name]} if name in units else {}
-            self._arrays[name] = create_array(
-                self._group,
-                name,
-                (0,),
-                ("star",),
-                values.dtype,
-                chunks=(CHUNK,),
-                fill=0,
-                attributes=unit,
-            )
 
 
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
@@ -230,7 +227,7 @@ def sky_keys(stars: StarTable) -> NDArray[np.int64]:
 
     pixel = healpy.ang2pix(NSIDE, stars.l, stars.b, nest=True, lonlat=True).astype(np.int64)
     with np.errstate(over="ignore"):
-        depth = stars.distances.depth.astype(np.float32)
+        depth = stars.distances.depths()[0].astype(np.float32)
     bits = depth.view(np.int32).astype(np.int64)
     # Floats of one sign have the order of their bits, negative ones the reverse.
     growing = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits) + 2**31

@@ -40,16 +40,14 @@ MEASURED = MappingProxyType(
     {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 )
 
-#: Columns that some tables have, and the attributes that say so.
-GROUP, GROUPED = "group", "grouped"
+#: The column of magnitudes, which some tables have, and the attribute that says so.
 MAGNITUDE, HAS_MAGNITUDES = "magnitude_mag", "magnitudes"
-MULTIPLICITY, COMBINED = "multiplicity", "combined"
-#: Fields of a table by attribute, and the column of each.
+#: Columns that some tables have, by the attribute that says so: the name in files, and the field.
 OPTIONAL = MappingProxyType(
     {
-        GROUPED: (GROUP, "groups"),
+        "grouped": ("group", "groups"),
         HAS_MAGNITUDES: (MAGNITUDE, "magnitude"),
-        COMBINED: (MULTIPLICITY, "multiplicity"),
+        "combined": ("multiplicity", "multiplicity"),
     }
 )
 #: Number (N,) of the group of each row.
@@ -120,14 +118,8 @@ class StarTable:
 
     def __getitem__(self, index: NDArray[Any] | slice) -> "StarTable":
         """The stars at an index array, under a mask, or in a slice."""
-        measured = {name: getattr(self, name)[index] for name in MEASURED}
-        return StarTable(
-            self.source_id[index],
-            distances=self.distances[index],
-            system=self.system,
-            **{field: values[index] for field, values in self._optional().items()},
-            **measured,
-        )
+        fields = ("source_id", *MEASURED, "distances", *self._optional())
+        return replace(self, **{field: getattr(self, field)[index] for field in fields})
 
     @classmethod
     def from_columns(
@@ -275,15 +267,14 @@ def combined(stars: StarTable, spacing: Array, width: float = 1.0) -> StarTable:
     fields = {field: mean(getattr(distances, field)) for field in distances.fields.values()}
     own = stars.multiplicity
     many = np.ones(len(stars)) if own is None else own
-    return StarTable(
-        stars.source_id[first],
+    return replace(
+        stars[first],
         l=l,
         b=b,
         distances=replace(distances[first], **fields),
         extinction=mean(stars.extinction),
         extinction_error=1.0 / np.sqrt(total),
-        system=stars.system,
-        groups=None if stars.groups is None else stars.groups[first],
+        magnitude=None,
         multiplicity=total**2 / np.bincount(cell, weight**2 / many),
     )
 
@@ -291,9 +282,9 @@ def combined(stars: StarTable, spacing: Array, width: float = 1.0) -> StarTable:
 def _cells(stars: StarTable, spacing: Array, width: float) -> tuple[Labels, Labels]:
     """Return the cell (N,) of each star, counted by their first stars, and these (C,)."""
     distances = stars.distances
-    step, error = spacing * distances.depth_per_pc, distances.depth_error
+    step, (depth, error) = spacing * distances.depth_per_pc, distances.depths()
     octave = np.floor(np.log2(np.maximum(step, error)))
-    shell = np.floor(distances.depth / (width * 2.0**octave))
+    shell = np.floor(depth / (width * 2.0**octave))
     known = error < _EXACT * step
     size = np.floor(_PER_OCTAVE * np.log2(np.where(known, 1.0, error)))
     labels: list[NDArray[Any]] = [octave, shell, known, size]

@@ -108,7 +108,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
     assert str(card.columns["distance"].aliases[0].unit) == "kpc"
     assert str(card.columns["distance"].unit) == "pc"
     assert card.constants["distance_error"] == 5.0
-    assert card.flags["flag"].bit("bad") == 2
+    assert card.flags["flag"]["bad"] == 2
 
 
 def test_a_card_that_inherits_says_what_differs(tmp_path: Path) -> None:

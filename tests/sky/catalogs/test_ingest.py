@@ -128,7 +128,8 @@ def test_repeated_identifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         if identifier in seen:
             expected.append(row)
         seen.add(identifier)
-    with IdentifierLog(tmp_path) as log:
+    with (tmp_path / "log").open("w+b") as file:
+        log = IdentifierLog(file)
         for piece in np.array_split(identifiers, 7):
             log.append(piece)
         np.testing.assert_array_equal(log.repeated(), expected)
@@ -137,7 +138,8 @@ def test_repeated_identifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 
 def test_sorted_identifiers_have_no_duplicates(tmp_path: Path) -> None:
-    with IdentifierLog(tmp_path) as log:
+    with (tmp_path / "log").open("w+b") as file:
+        log = IdentifierLog(file)
         log.append(np.arange(5))
         log.append(np.arange(5, 9))
         assert log.repeated().size == 0

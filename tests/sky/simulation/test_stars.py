@@ -70,14 +70,14 @@ def test_errors_describe_the_noise() -> None:
     measurements = Measurements(outliers=0.0)
     found = measurements.measure(distance, extinction, magnitude, np.random.default_rng(1))
     for off in (
-        (found.extinction - 0.4) / found.extinction_error,
-        (found.parallax - 5.0) / found.parallax_error,
+        (found["extinction"] - 0.4) / found["extinction_error"],
+        (found["parallax"] - 5.0) / found["parallax_error"],
     ):
         assert off.mean() == pytest.approx(0.0, abs=5 / math.sqrt(n))
         assert off.std() == pytest.approx(1.0, abs=5 / math.sqrt(2 * n))
-    spread = np.log(found.extinction_error / measurements.extinction_error(magnitude))
+    spread = np.log(found["extinction_error"] / measurements.extinction_error(magnitude))
     assert spread.std() == pytest.approx(0.3, rel=0.03)
-    assert not found.outlier.any()
+    assert not found["outlier"].any()
 
 
 def test_outliers_are_as_many_and_as_far_off_as_stated() -> None:
@@ -85,10 +85,10 @@ def test_outliers_are_as_many_and_as_far_off_as_stated() -> None:
     ones = np.ones(n)
     measurements = Measurements(outliers=0.05, outlier_size=10.0)
     found = measurements.measure(100 * ones, ones, 15 * ones, np.random.default_rng(1))
-    assert found.outlier.mean() == pytest.approx(0.05, abs=5 * math.sqrt(0.05 / n))
-    off = (found.extinction - 1.0) / found.extinction_error
-    assert off[found.outlier].std() == pytest.approx(math.sqrt(101), rel=0.1)
-    assert off[~found.outlier].std() == pytest.approx(1.0, rel=0.03)
+    assert found["outlier"].mean() == pytest.approx(0.05, abs=5 * math.sqrt(0.05 / n))
+    off = (found["extinction"] - 1.0) / found["extinction_error"]
+    assert off[found["outlier"]].std() == pytest.approx(math.sqrt(101), rel=0.1)
+    assert off[~found["outlier"]].std() == pytest.approx(1.0, rel=0.03)
 
 
 def test_impossible_stars_are_refused() -> None:
