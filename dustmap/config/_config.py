@@ -154,10 +154,10 @@ def echo(config: Config) -> str:
     blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
     for name in _sections():
         section = getattr(config, name)
-        plain = [key for key, known in _keys(name).items() if not known.table]
+        plain = [key for key, known in _keys(name).items() if not known.parse.table]
         keys = [f"{key} = {_toml(getattr(section, key))}" for key in plain]
         blocks.append("\n".join([f"[{name}]", *keys]))
-        for key in [key for key, known in _keys(name).items() if known.table]:
+        for key in [key for key, known in _keys(name).items() if known.parse.table]:
             pairs = [f"{_toml(entry)} = {_toml(held)}" for entry, held in getattr(section, key)]
             blocks.append("\n".join([f"[{name}.{key}]", *pairs]))
     return "\n\n".join(blocks) + "\n"
@@ -172,8 +172,8 @@ def example() -> str:
         for field in dataclasses.fields(section):
             value = ["stars.fits"] if field.name == "catalog" else field.default
             key = _keys(name)[field.name]
-            if key.table:
-                shown_lines = [f"# {line}" for line in key.table.splitlines()]
+            if key.parse.table:
+                shown_lines = [f"# {line}" for line in key.parse.table.splitlines()]
                 tables += [[*_comment(key), f"[{name}.{field.name}]", *shown_lines]]
             else:
                 lines += [*_comment(key), f"{field.name} = {_toml(value)}"]
@@ -203,7 +203,7 @@ def _sections() -> dict[str, Any]:
 
 def _keys(section: str) -> dict[str, Key]:
     hints = get_type_hints(_sections()[section], include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+    return {name: Key(*hint.__metadata__) for name, hint in hints.items()}
 
 
 def _section(name: str, values: Mapping[str, object]) -> Any:
@@ -289,7 +289,7 @@ def _value(written: str) -> object:
 def _anchored(tables: _Tables, directory: Path) -> _Tables:
     for section, values in tables.items():
         for key, raw in values.items():
-            values[key] = _absolute(raw, directory, _keys(section)[key].path)
+            values[key] = _absolute(raw, directory, _keys(section)[key].parse.is_path)
     return tables
 
 
