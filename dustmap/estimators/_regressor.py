@@ -1,6 +1,6 @@
 """The scikit-learn estimator."""
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -30,6 +30,7 @@ Prediction = Array | tuple[Array, Array]
 
 
 @final
+@dataclass(eq=False, repr=False)
 class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process regression, for hundreds to millions of rows.
 
@@ -145,54 +146,29 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     (True, 'exact')
     """
 
-    def __init__(
-        self,
-        kernel: Any = "auto",
-        *,
-        grid: Any = "auto",
-        engine: str = "auto",
-        family: str = "auto",
-        block: tuple[int, ...] | None = None,
-        rank: int = 50,
-        whitening: str = "auto",
-        mean: str = "constant",
-        noise: Any = "auto",
-        learn: Any = True,
-        n_learn: int = 2000,
-        max_steps: int = 100,
-        samples: int = 64,
-        inducing: Any = "auto",
-        batch_size: int = 256,
-        epochs: Any = "auto",
-        learning_rate: float = 0.02,
-        patience: int | None = None,
-        padding: float = 4.0,
-        dtype: str = "float64",
-        max_memory: int = 4 * 2**30,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.grid = grid
-        self.engine = engine
-        self.family = family
-        self.block = block
-        self.rank = rank
-        self.whitening = whitening
-        self.mean = mean
-        self.noise = noise
-        self.learn = learn
-        self.n_learn = n_learn
-        self.max_steps = max_steps
-        self.samples = samples
-        self.inducing = inducing
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.patience = patience
-        self.padding = padding
-        self.dtype = dtype
-        self.max_memory = max_memory
-        self.random_state = random_state
+    kernel: Any = "auto"
+    _: KW_ONLY
+    grid: Any = "auto"
+    engine: str = "auto"
+    family: str = "auto"
+    block: tuple[int, ...] | None = None
+    rank: int = 50
+    whitening: str = "auto"
+    mean: str = "constant"
+    noise: Any = "auto"
+    learn: Any = True
+    n_learn: int = 2000
+    max_steps: int = 100
+    samples: int = 64
+    inducing: Any = "auto"
+    batch_size: int = 256
+    epochs: Any = "auto"
+    learning_rate: float = 0.02
+    patience: int | None = None
+    padding: float = 4.0
+    dtype: str = "float64"
+    max_memory: int = 4 * 2**30
+    random_state: Any = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
