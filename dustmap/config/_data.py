@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap.config._values import (
-    always,
     boolean,
-    card_file,
     choice,
     names,
     number,
@@ -31,12 +29,12 @@ class DataConfig:
     kind: Annotated[str, choice("stars", "regression"), "a map of dust, or any data"] = "stars"
     catalog: Annotated[
         tuple[str, ...],
-        texts(path=always),
+        texts(paths="*"),
         "the file, or a list of files, with the data; has no default",
     ] = ()
     schema: Annotated[
         str,
-        text(path=card_file),
+        text(paths="*.toml"),
         "stars: which columns the catalog has: the name of a survey's card, or the path of "
         "your own card.toml",
     ] = "generic"
@@ -122,7 +120,7 @@ class DataConfig:
     ] = True
     far_column: Annotated[
         str,
-        text(empty=True, path=always),
+        text(empty=True, paths="*"),
         "stars: HEALPix map (FITS) of the extinction all through the Galaxy's dust, which the "
         "map of the run is held to; empty for none",
     ] = ""
@@ -153,7 +151,7 @@ class DataConfig:
     ] = 32
     truth: Annotated[
         str,
-        text(empty=True, path=always),
+        text(empty=True, paths="*"),
         "stars: true density (zarr) drawn beside the map; may be empty",
     ] = ""
     tile: Annotated[

@@ -24,23 +24,7 @@ BYTES |= {f"{prefix}B": 10.0 ** (3 * i) for i, prefix in enumerate("kMGT", 1)}
 
 @final
 class Rejected(Exception):
-    """Raised by a parser; `expected` says what it accepts."""
-
-    def __init__(self, expected: str) -> None:
-        super().__init__(expected)
-        self.expected = expected
-
-
-def _never(text: str) -> bool:
-    return False
-
-
-def always(text: str) -> bool:
-    return bool(text)
-
-
-def card_file(text: str) -> bool:
-    return text.endswith(".toml")
+    """Raised by a parser; its text says what is accepted."""
 
 
 @final
@@ -51,8 +35,8 @@ class Parser:
     # The result goes into a field of a section, whose annotation says its type.
     convert: Callable[[object], Any]
     options: tuple[str, ...] = ()
-    # Which of the texts are paths: relative ones are relative to the file they stand in.
-    is_path: Callable[[str], bool] = _never
+    # A pattern of the texts that are paths: relative ones are relative to the file they stand in.
+    paths: str = ""
     # Of a table of its own, [section.key]: a line that says what may stand there.
     table: str = ""
 
@@ -73,7 +57,7 @@ def _accepting(
     accepts: Callable[[Any], bool],
     expected: str,
     options: tuple[str, ...] = (),
-    is_path: Callable[[str], bool] = _never,
+    paths: str = "",
 ) -> Parser:
     """A value that is taken as it is, where it is accepted."""
 
@@ -82,7 +66,7 @@ def _accepting(
             raise Rejected(expected)
         return raw
 
-    return Parser(parse, options, is_path)
+    return Parser(parse, options, paths)
 
 
 def _number(raw: object, expected: str) -> float:
@@ -176,7 +160,7 @@ def automatic(one: Parser, stored: float | str = AUTO) -> Parser:
         try:
             return one(raw)
         except Rejected as error:
-            raise Rejected(f'{error.expected}; or "{AUTO}"') from None
+            raise Rejected(f'{error}; or "{AUTO}"') from None
 
     return Parser(parse)
 
@@ -193,9 +177,9 @@ def several(one: Parser, counts: tuple[int, ...], of: str) -> Parser:
     return Parser(parse)
 
 
-def text(*, empty: bool = False, path: Callable[[str], bool] = _never) -> Parser:
+def text(*, empty: bool = False, paths: str = "") -> Parser:
     expected = "a text" if empty else "a text that is not empty"
-    return _accepting(lambda raw: isinstance(raw, str) and bool(raw or empty), expected, (), path)
+    return _accepting(lambda raw: isinstance(raw, str) and bool(raw or empty), expected, (), paths)
 
 
 def sky_tile(nsides: tuple[int, ...]) -> Parser:
@@ -217,7 +201,7 @@ def sky_tile(nsides: tuple[int, ...]) -> Parser:
     return Parser(parse)
 
 
-def texts(path: Callable[[str], bool] = _never) -> Parser:
+def texts(paths: str = "") -> Parser:
     """One text or a list of texts; a tuple afterwards."""
     one = text()
 
@@ -225,7 +209,7 @@ def texts(path: Callable[[str], bool] = _never) -> Parser:
         entries = raw if isinstance(raw, list | tuple) else [raw]
         return tuple(one(entry) for entry in entries)
 
-    return Parser(parse, is_path=path)
+    return Parser(parse, paths=paths)
 
 
 def nested_boxes() -> Parser:
@@ -244,7 +228,7 @@ def nested_boxes() -> Parser:
         try:
             return size(raw[0]), side(raw[1])
         except Rejected as error:
-            raise Rejected(f"{expected}, with {error.expected}") from None
+            raise Rejected(f"{expected}, with {error}") from None
 
     def parse(raw: object) -> tuple[tuple[tuple[float, ...], float], ...] | str:
         if raw == AUTO:

@@ -104,7 +104,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
         model = GPModel(
-            _arguments.make_kernel(self.kernel, dim, learned, (_arguments.AUTO,)),
+            _arguments.make_kernel(self.kernel, dim, learned),
             _arguments.make_mean(self.mean, dim, learned),
             BernoulliLikelihood(link),
         )
