@@ -15,8 +15,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import final
 
 from dustmap import __version__
 from dustmap.cli import _analysis, _catalogs, _export, _options, _plot, _query, _run
@@ -45,33 +43,25 @@ Example:
   dustmap query run1 --l 30 --b 5 --distance 150pc"""
 
 
-@final
-@dataclass(frozen=True)
-class Command:
-    """One command. add: its parser; execute: its exit code for the options that were read."""
-
-    add: Callable[[Commands], None]
-    execute: Callable[[argparse.Namespace], int]
-
-
-#: In the order of the help, which is that of a project.
-COMMANDS: dict[str, Command] = {
-    "run": Command(_run.add_run, _run.execute_run),
-    "status": Command(_run.add_status, _run.execute_status),
-    "config": Command(_run.add_config, _run.execute_config),
-    "catalogs": Command(_catalogs.add_catalogs, _catalogs.execute_catalogs),
-    "simulate": Command(_catalogs.add_simulate, _catalogs.execute_simulate),
-    "ingest": Command(_catalogs.add_ingest, _catalogs.execute_ingest),
-    "evaluate": Command(_query.add_evaluate, _query.execute_evaluate),
-    "predict": Command(_query.add_predict, _query.execute_predict),
-    "export": Command(_export.add_export, _export.execute_export),
-    "merge": Command(_export.add_merge, _export.execute_merge),
-    "query": Command(_query.add_query, _query.execute_query),
-    "plot": Command(_plot.add_plot, _plot.execute_plot),
-    "view": Command(_plot.add_view, _plot.execute_view),
-    "clouds": Command(_analysis.add_clouds, _analysis.execute_clouds),
-    "compare": Command(_analysis.add_compare, _analysis.execute_compare),
-    "completion": Command(_options.add_completion, _options.execute_completion),
+#: Of each command, what adds its parser, and what runs it on the options that were read and returns
+#: its exit code; in the order of the help, which is that of a project.
+COMMANDS: dict[str, tuple[Callable[[Commands], None], Callable[[argparse.Namespace], int]]] = {
+    "run": (_run.add_run, _run.execute_run),
+    "status": (_run.add_status, _run.execute_status),
+    "config": (_run.add_config, _run.execute_config),
+    "catalogs": (_catalogs.add_catalogs, _catalogs.execute_catalogs),
+    "simulate": (_catalogs.add_simulate, _catalogs.execute_simulate),
+    "ingest": (_catalogs.add_ingest, _catalogs.execute_ingest),
+    "evaluate": (_query.add_evaluate, _query.execute_evaluate),
+    "predict": (_query.add_predict, _query.execute_predict),
+    "export": (_export.add_export, _export.execute_export),
+    "merge": (_export.add_merge, _export.execute_merge),
+    "query": (_query.add_query, _query.execute_query),
+    "plot": (_plot.add_plot, _plot.execute_plot),
+    "view": (_plot.add_view, _plot.execute_view),
+    "clouds": (_analysis.add_clouds, _analysis.execute_clouds),
+    "compare": (_analysis.add_compare, _analysis.execute_compare),
+    "completion": (_options.add_completion, _options.execute_completion),
 }
 
 log = logging.getLogger(__name__)
@@ -96,12 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("dustmap").setLevel(level)
     try:
         with terminating():
-            return COMMANDS[options.command].execute(options)
+            _, execute = COMMANDS[options.command]
+            return execute(options)
     except (UserError, OSError, MemoryError) as error:
         lost = isinstance(error, OSError) and error.filename == STDOUT
-        return _fail(_noted(_said(error), error), FAILED if lost else BAD_INPUT)
+        return _fail(_said(error), FAILED if lost else BAD_INPUT, error)
     except KeyboardInterrupt as error:
-        return _fail(_noted("interrupted", error), FAILED)
+        return _fail("interrupted", FAILED, error)
     except Terminated:
         return _fail("terminated (SIGTERM)", FAILED)
     except Preempted:
@@ -110,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if _of_memory(error):
             log.debug("the error in full:", exc_info=True)
-            return _fail(_noted(_said(error), error), FAILED)
+            return _fail(_said(error), FAILED, error)
         traceback.print_exc()
         words = f"a fault of dustmap, please report it with the lines above: {error!r}"
-        return _fail(_noted(words, error), FAILED)
+        return _fail(words, FAILED, error)
 
 
 def _missing() -> str:
@@ -149,14 +140,9 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True, prog="dustmap"
     )
-    for command in COMMANDS.values():
-        command.add(commands)
+    for add, _ in COMMANDS.values():
+        add(commands)
     return root
-
-
-def _noted(text: str, error: BaseException | None) -> str:
-    """Append the notes that were added to the error, such as how to go on."""
-    return "; ".join((text, *getattr(error, "__notes__", ())))
 
 
 def _said(error: Exception) -> str:
@@ -174,7 +160,9 @@ def _of_memory(error: Exception) -> bool:
     return type(error).__name__.startswith("OutOfMemory") or "can't allocate memory" in str(error)
 
 
-def _fail(error: object, code: int) -> int:
-    # An error is one line, whatever the library that raised it had to say.
-    sys.stderr.write(f"dustmap: error: {' '.join(str(error).split())}\n")
+def _fail(what: object, code: int, error: BaseException | None = None) -> int:
+    # An error is one line, whatever the library that raised it had to say, with the notes that were
+    # added to it, such as how to go on.
+    text = "; ".join((str(what), *getattr(error, "__notes__", ())))
+    sys.stderr.write(f"dustmap: error: {' '.join(text.split())}\n")
     return code

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap.cli import _options
-from dustmap.cli._console import DONE, print_result
+from dustmap.cli._console import print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -65,15 +65,11 @@ def add_clouds(commands: _options.Commands) -> None:
 
 
 def execute_clouds(options: argparse.Namespace) -> int:
-    from dustmap.sky import check_output
     from dustmap.sky.clouds import Criteria, NamedPlaces, find_clouds
     from dustmap.sky.clouds._clouds import default_threshold
     from dustmap.tables import table_format, write_table
 
-    output = Path(options.output)
-    check_output(
-        output, options.overwrite, _options.inputs_of(options.names, map_or_run=options.map)
-    )
+    output = _options.output_of(options, options.names, map_or_run=options.map)
     if table_format(output).bare:
         raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
     known = NamedPlaces.read(Path(options.names) if options.names else None)
@@ -83,8 +79,7 @@ def execute_clouds(options: argparse.Namespace) -> int:
     table = clouds.table()
     table.meta["HISTORY"] = [_options.command_line(options)]
     write_table(output, table, options.overwrite)
-    print_result({"output": str(output), **_summary(clouds)}, options.json)
-    return DONE
+    return print_result({"output": str(output), **_summary(clouds)}, options.json)
 
 
 def _summary(clouds: "Clouds") -> dict[str, Any]:
@@ -141,11 +136,8 @@ def add_compare(commands: _options.Commands) -> None:
     command.add_argument("others", metavar="OTHER", nargs="*", help="what it is compared with")
     command.add_argument("--catalog", metavar="FILE", help="measured extinctions of stars, too")
     _options.add_schema(command, "columns of it [generic]")
-    command.add_argument(
-        "--system",
-        default="",
-        metavar="NAME",
-        help="of extinctions of MODULE.CLASS, and of a catalog that does not say",
+    _options.add_system(
+        command, "of extinctions of MODULE.CLASS, and of a catalog that does not say"
     )
     command.add_argument(
         "--nside", type=int, default=NSIDE, metavar="N", help=f"rays: HEALPix pixels [{NSIDE}]"
@@ -187,8 +179,7 @@ def execute_compare(options: argparse.Namespace) -> int:
     if options.figure:
         history = (_options.command_line(options),)
         save_figure(agreement_figure(compared), options.figure, options.overwrite, history)
-    print_result(_printed(compared, options), options.json)
-    return DONE
+    return print_result(_printed(compared, options), options.json)
 
 
 def _printed(compared: "list[Pairs]", options: argparse.Namespace) -> Mapping[str, Any]:

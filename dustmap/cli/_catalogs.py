@@ -19,7 +19,6 @@ from dustmap.errors import UserError
 if TYPE_CHECKING:
     from dustmap.sky.catalogs import SchemaCard
     from dustmap.sky.simulation import SkyModel
-    from dustmap.sky.stars import AbstractDistancePrior, ToLearn
 
 #: Between two lines of a log that say how far the reading is.
 LINE_SECONDS = 30.0
@@ -55,8 +54,7 @@ def execute_catalogs(options: argparse.Namespace) -> int:
         return DONE
     cards = [card_named(name) for name in known_cards()]
     if options.json:
-        print_result({card.name: _described(card) for card in cards}, True)
-        return DONE
+        return print_result({card.name: _described(card) for card in cards}, True)
     width = max(len(card.name) for card in cards)
     for card in cards:
         about = _described(card)
@@ -164,25 +162,25 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
 
 def execute_ingest(options: argparse.Namespace) -> int:
     from dustmap.runs import store_checks
-    from dustmap.sky import check_output
     from dustmap.sky.catalogs import ingest
+    from dustmap.sky.stars import prior_named
     from dustmap.sky.systems import system_named
 
     output = Path(options.output)
     if output.suffix != ".zarr":
         raise UserError(f"--output {output}: expected a name that ends in .zarr")
     with _counter() as progress:
-        inputs = _options.inputs_of(*options.catalogs, schema=options.schema)
-        check_output(output, options.overwrite, inputs)
+        _options.output_of(options, *options.catalogs, schema=options.schema)
         _options.use_threads(_options.compute_alone(options).threads)
         card = _options.card_of(options).with_group(options.groups)
+        scale, furthest = parsecs(options.distance_scale), parsecs(options.distance_max)
         counts = ingest(
             options.catalogs,
             card if options.magnitude is None else card.with_magnitude(options.magnitude),
             output,
             cuts=options.cuts,
             system=None if options.system is None else system_named(options.system),
-            prior=_distance_prior(options),
+            prior=prior_named(options.distance_prior, scale, furthest),
             invalid=options.invalid,
             parallax_zero_point=options.parallax_zero_point,
             overwrite=options.overwrite,
@@ -235,14 +233,6 @@ def _counter() -> Iterator[Callable[[int], None]]:
     yield log_rows
 
 
-def _distance_prior(options: argparse.Namespace) -> "AbstractDistancePrior | ToLearn":
-    from dustmap.config import parsecs
-    from dustmap.sky.stars import prior_named
-
-    scale, furthest = parsecs(options.distance_scale), parsecs(options.distance_max)
-    return prior_named(options.distance_prior, scale, furthest)
-
-
 def add_simulate(commands: _options.Commands) -> None:
     command = _options.new(
         commands,
@@ -291,8 +281,8 @@ def execute_simulate(options: argparse.Namespace) -> int:
     from dustmap.sky.simulation import simulate, write_sky
     from dustmap.tables import table_format
 
-    output, truth = Path(options.output), options.truth and Path(options.truth)
-    check_output(output, options.overwrite, _options.inputs_of(options.from_prior))
+    output = _options.output_of(options, options.from_prior)
+    truth = options.truth and Path(options.truth)
     if truth:
         check_output(truth, options.overwrite, _options.inputs_of(options.from_prior, output))
     table_format(output)
@@ -303,15 +293,16 @@ def execute_simulate(options: argparse.Namespace) -> int:
     plan = sky_plan(model, options.stars, compute)
     plan.check()
     if options.dry_run:
-        print_plan(plan, None, options.json)
-        return DONE
+        return print_plan(plan, None, options.json)
     sky = simulate(model, options.stars, options.seed)
     steps = _options.command_line(options), f"dust on nodes {model.spacing:g} pc apart"
-    made = Provenance(_sha256(options), steps, seed=options.seed)
+    # As a run of this sky would have it.
+    sha256 = configuration.sha256(_drawn_prior(options)) if options.from_prior is not None else ""
+    made = Provenance(sha256, steps, seed=options.seed)
     write_sky(output, sky, options.exact_distances, options.overwrite, made)
     if truth:
         write_map(truth, sky.truth, made, options.overwrite)
-    print_result(
+    return print_result(
         {
             "stars": len(sky),
             "outliers": int(sky.outlier.sum()),
@@ -321,12 +312,6 @@ def execute_simulate(options: argparse.Namespace) -> int:
         },
         options.json,
     )
-    return DONE
-
-
-def _sha256(options: argparse.Namespace) -> str:
-    """Hash the configuration whose prior was drawn from, as a run of this sky would have it."""
-    return configuration.sha256(_drawn_prior(options)) if options.from_prior is not None else ""
 
 
 def _drawn_prior(options: argparse.Namespace) -> configuration.Config:

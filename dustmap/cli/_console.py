@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -58,15 +58,10 @@ def preempting() -> Iterator["Notice"]:
 
 @final
 class Notice:
-    """State of the requests that a run end."""
+    """State of the requests that a run end; pending: whether one waits for a state to be saved."""
 
     def __init__(self) -> None:
-        self._pending, self._patient = False, False
-
-    @property
-    def pending(self) -> bool:
-        """Return whether a request waits for a state to be saved."""
-        return self._pending
+        self.pending, self._patient = False, False
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
@@ -76,7 +71,7 @@ class Notice:
             yield
         finally:
             self._patient = False
-        if self._pending:
+        if self.pending:
             self.end()
 
     def end(self) -> NoReturn:
@@ -86,11 +81,11 @@ class Notice:
     def arrives(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, or the end of the patience with an earlier one."""
         del number, frame
-        if self._patient and not self._pending:
-            self._pending = True
+        if self._patient and not self.pending:
+            self.pending = True
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             return
-        self._pending = True
+        self.pending = True
         for each in _PREEMPTING:
             # A third one must not interrupt the clearing up.
             signal.signal(each, signal.SIG_IGN)
@@ -149,25 +144,24 @@ def write(text: str) -> None:
             raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
-def print_result(values: Mapping[str, Any], as_json: bool) -> None:
-    """On stdout: one JSON object, or one `name: value` a line."""
-    if as_json:
-        write(json.dumps(dict(values)) + "\n")
-        return
-    write("".join(f"{name}: {_shown(value)}\n" for name, value in values.items()))
+def print_result(values: Mapping[str, Any], as_json: bool) -> int:
+    """On stdout: one JSON object, or one `name: value` a line; return the exit code of success."""
+    lines = (f"{name}: {_shown(value)}\n" for name, value in values.items())
+    write(json.dumps(dict(values)) + "\n" if as_json else "".join(lines))
+    return DONE
 
 
-def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
-    """Print a plan: one JSON object, or a table of what takes memory.
+def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> int:
+    """Print a plan: one JSON object, or a table of what takes memory; return as `print_result`.
 
     seconds: None where they are too few to plan.
     """
     if as_json:
         known = {} if seconds is None else {"seconds_about": seconds}
-        print_result(plan.as_dict() | known, True)
-        return
+        return print_result(plan.as_dict() | known, True)
     about = [] if seconds is None else [f"seconds_about: {seconds:g}"]
     write("\n".join([*plan.lines(), *about]) + "\n")
+    return DONE
 
 
 def _shown(value: object) -> str:
@@ -192,7 +186,7 @@ def progress() -> Iterator["Progress"]:
         with _beating(lines.beat):
             yield lines
         return
-    with logging_redirect_tqdm(), _Bars() as bars, _beating(bars.beat):
+    with logging_redirect_tqdm(), closing(_Bars()) as bars, _beating(bars.beat):
         yield bars
 
 
@@ -222,10 +216,8 @@ class _Bars:
         self._bars: dict[str, tqdm[NoReturn]] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Remove all bars."""
         with self._lock:
             for bar in self._bars.values():
                 bar.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap.cli import _options
-from dustmap.cli._console import DONE, print_plan, print_result, progress
+from dustmap.cli._console import print_plan, print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -89,11 +89,9 @@ def add_export(commands: _options.Commands) -> None:
 
 def execute_export(options: argparse.Namespace) -> int:
     from dustmap.runs import open_star_map, regression_at
-    from dustmap.sky import check_output
 
-    output, run = Path(options.output), Path(options.run)
-    inputs = _options.inputs_of(options.clouds, map_or_run=options.run)
-    check_output(output, options.overwrite, inputs)
+    run = Path(options.run)
+    output = _options.output_of(options, options.clouds, map_or_run=run)
     _refuse_idle_options(options)
     if options.format == SCENE:
         from dustmap.sky.view import check_scene
@@ -107,11 +105,9 @@ def execute_export(options: argparse.Namespace) -> int:
         return _export_regression(regression, options)
     finished = open_star_map(run, compute)
     if options.dry_run:
-        print_plan(_plan(finished, options), None, options.json)
-        return DONE
+        return print_plan(_plan(finished, options), None, options.json)
     result = _write(finished, output, options)
-    print_result({"output": str(output), "format": options.format, **result}, options.json)
-    return DONE
+    return print_result({"output": str(output), "format": options.format, **result}, options.json)
 
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:
@@ -199,12 +195,17 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
 def _export_map(options: argparse.Namespace) -> int:
     """Write the scene of a map in a file."""
     path = Path(options.run)
-    given = [f"--{name}" for name in ("box", "step", "dry_run") if getattr(options, name)]
-    if given:
-        raise UserError(f"{', '.join(given).replace('_', '-')}: for runs, and {path} is a map")
+    idle = _given(options, ("box", "step", "dry_run"))
+    if idle:
+        raise UserError(f"{idle}: for runs, and {path} is a map")
     result = _write_scene(_options.map_at(options, path), options, ())
-    print_result({"output": options.output, "format": SCENE, **result}, options.json)
-    return DONE
+    return print_result({"output": options.output, "format": SCENE, **result}, options.json)
+
+
+def _given(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """List those of the named options that are given, as they are written."""
+    given = (name for name in names if getattr(options, name) not in (None, False))
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def _write_scene(
@@ -267,29 +268,25 @@ def _layout(
 ) -> "LayoutRequest":
     from dustmap.sky.layouts import LayoutRequest, RadialBins, Shells
 
+    bins, shells = None, None
     if options.shells is not None:
         shells = Shells(tuple(map(parsecs, options.shells)))
-        return LayoutRequest(request, grid, options.nside, shells=shells)
-    if options.distances is None:
-        return LayoutRequest(request, grid, options.nside)
-    nearest, farthest, count = options.distances
-    if not count.isdecimal():
-        raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
-    bins = RadialBins(parsecs(nearest), parsecs(farthest), int(count))
-    return LayoutRequest(request, grid, options.nside, bins)
+    if options.distances is not None:
+        nearest, farthest, count = options.distances
+        if not count.isdecimal():
+            raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
+        bins = RadialBins(parsecs(nearest), parsecs(farthest), int(count))
+    return LayoutRequest(request, grid, options.nside, bins, shells)
 
 
 def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
     if options.format not in CUBES:
         raise UserError(f"--format {options.format} is for maps of the dust; take zarr or fits")
-    idle = ("box", "step", "quantity", "samples", "dry_run")
-    given = [name for name in idle if getattr(options, name) not in (None, False)]
-    given = [f"--{name.replace('_', '-')}" for name in given]
-    if given:
-        raise UserError(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
+    idle = _given(options, ("box", "step", "quantity", "samples", "dry_run"))
+    if idle:
+        raise UserError(f"{idle}: for maps of the dust; [grid] says where this one is")
     result = finished.export(options.format, Path(options.output), options.overwrite)
-    print_result(result, options.json)
-    return DONE
+    return print_result(result, options.json)
 
 
 def add_merge(commands: _options.Commands) -> None:
@@ -316,17 +313,14 @@ def add_merge(commands: _options.Commands) -> None:
 
 def execute_merge(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_of_tiles
-    from dustmap.sky import check_output
 
-    output = Path(options.output)
-    form = _format(output, options.format)
+    form = _format(Path(options.output), options.format)
     memory = _options.compute_alone(options).memory_bytes
-    check_output(output, options.overwrite, _options.inputs_of(*options.tiles))
+    output = _options.output_of(options, *options.tiles)
     sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)
-    print_result({"output": str(output), "format": form, **sky.counts()}, options.json)
-    return DONE
+    return print_result({"output": str(output), "format": form, **sky.counts()}, options.json)
 
 
 def _format(output: Path, asked: str | None) -> str:

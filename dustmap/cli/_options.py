@@ -141,6 +141,25 @@ def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "F
     command.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
+def output_of(
+    options: argparse.Namespace,
+    *paths: str | Path | None,
+    map_or_run: str | Path | None = None,
+    schema: str = "",
+) -> Path:
+    """Return --output; refuse one that would replace what it must not, or what is read."""
+    from dustmap.sky import check_output
+
+    output = Path(options.output)
+    inputs = inputs_of(*paths, map_or_run=map_or_run, schema=schema)
+    check_output(output, options.overwrite, inputs)
+    return output
+
+
+def add_system(command: argparse.ArgumentParser, meaning: str) -> None:
+    command.add_argument("--system", default="", metavar="NAME", help=meaning)
+
+
 def is_run(path: Path) -> bool:
     """Return whether a path is a run's directory, not a map."""
     return (path / "config.toml").is_file()
@@ -176,21 +195,16 @@ def computing(options: argparse.Namespace, path: Path) -> list[str]:
     return overrides
 
 
-def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.ComputeConfig:
-    """The same for a map in a file, which has float32 numbers on no device."""
+def map_at(options: argparse.Namespace, path: Path) -> "DustMap":
+    """Open a map in a file, which has float32 numbers on no device, in half of the memory."""
+    from dustmap.sky.maps import DustMap
+
     for name in ("device", "dtype"):
         if getattr(options, name, None) is not None:
             raise UserError(f"--{name} is for runs, and {path} is a map: leave it out")
     compute = compute_alone(options)
     use_threads(compute.threads)
-    return compute
-
-
-def map_at(options: argparse.Namespace, path: Path) -> "DustMap":
-    """Open a map in a file, in half of the memory of the options."""
-    from dustmap.sky.maps import DustMap
-
-    return DustMap.open(path, memory=computing_on_map(options, path).memory_bytes // 2)
+    return DustMap.open(path, memory=compute.memory_bytes // 2)
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
@@ -238,27 +252,12 @@ def inputs_of(
 
 @final
 @dataclass(frozen=True)
-class _Option:
-    """An option of a command: its names, what it means, and what its value may be.
-
-    takes: whether it has a value; choices: all there are, if they are few; files: whether it is one
-    """
-
-    names: tuple[str, ...]
-    meaning: str
-    takes: bool
-    choices: tuple[str, ...]
-    files: bool
-
-
-@final
-@dataclass(frozen=True)
 class _Command:
     """A command: its options, and the choices of what stands without a name, () for files."""
 
     name: str
     meaning: str
-    options: tuple[_Option, ...]
+    options: tuple[argparse.Action, ...]
     choices: tuple[str, ...]
 
 
@@ -285,17 +284,18 @@ def _commands(root: argparse.ArgumentParser) -> Iterator[_Command]:
     (below,) = (a for a in root._actions if isinstance(a, argparse._SubParsersAction))
     for entry in below._choices_actions:
         own = below.choices[entry.dest]._actions
-        named = tuple(_option(action) for action in own if action.option_strings)
+        named = tuple(action for action in own if action.option_strings)
         bare = [str(c) for a in own if not a.option_strings for c in a.choices or ()]
         yield _Command(entry.dest, _words(entry.help), named, tuple(bare))
 
 
-def _option(action: argparse.Action) -> _Option:
-    choices = tuple(map(str, action.choices or ()))
-    metavar = action.metavar if isinstance(action.metavar, str) else ""
-    files = not choices and any(part in metavar for part in _FILES)
-    meaning = _words(action.help)
-    return _Option(tuple(action.option_strings), meaning, action.nargs != 0, choices, files)
+def _choices(option: argparse.Action) -> str:
+    return " ".join(map(str, option.choices or ()))
+
+
+def _is_file(option: argparse.Action) -> bool:
+    metavar = option.metavar if isinstance(option.metavar, str) else ""
+    return not option.choices and any(part in metavar for part in _FILES)
 
 
 def _words(text: str | None) -> str:
@@ -318,12 +318,12 @@ def _bash(commands: tuple[_Command, ...]) -> Iterator[str]:
     )
     for command in commands:
         for option in command.options:
-            if option.takes and (option.choices or option.files):
-                at = "|".join(f'"{command.name} {name}"' for name in option.names)
-                yield f'            {at}) words="{" ".join(option.choices)}" ;;'
+            if option.nargs != 0 and (option.choices or _is_file(option)):
+                at = "|".join(f'"{command.name} {name}"' for name in option.option_strings)
+                yield f'            {at}) words="{_choices(option)}" ;;'
     yield '            *) case "$command" in'
     for command in commands:
-        words = " ".join(name for option in command.options for name in option.names)
+        words = " ".join(name for option in command.options for name in option.option_strings)
         yield f'                {command.name}) [[ $current == -* ]] && words="{words}"'
         if command.choices:
             yield f'                    [[ $current != -* ]] && words="{" ".join(command.choices)}"'
@@ -353,11 +353,11 @@ def _zsh(commands: tuple[_Command, ...]) -> Iterator[str]:
     for command in commands:
         yield f"        {command.name}) _arguments \\"
         for option in command.options:
-            values = f":({' '.join(option.choices)})" if option.choices else ":"
-            values = ":_files" if option.files else values
-            after = f": {values}" if option.takes else ""
-            for name in option.names:
-                yield f"            '{name}[{_zsh_word(option.meaning)}]{after}' \\"
+            values = f":({_choices(option)})" if option.choices else ":"
+            values = ":_files" if _is_file(option) else values
+            after = f": {values}" if option.nargs != 0 else ""
+            for name in option.option_strings:
+                yield f"            '{name}[{_zsh_word(_words(option.help))}]{after}' \\"
         bare = f"({' '.join(command.choices)})" if command.choices else "_files"
         yield f"            '*: :{bare}' ;;"
     yield from ("    esac", "}", "compdef _dustmap dustmap")
@@ -381,12 +381,12 @@ def _fish(commands: tuple[_Command, ...]) -> Iterator[str]:
         for option in command.options:
             names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
-                for name in option.names
+                for name in option.option_strings
             )
-            values = "-x" if option.takes else ""
-            values = f"-x -a '{' '.join(option.choices)}'" if option.choices else values
-            values = "-r -F" if option.files else values
-            yield f"{here} {names} {values} -d '{option.meaning}'"
+            values = "-x" if option.nargs != 0 else ""
+            values = f"-x -a '{_choices(option)}'" if option.choices else values
+            values = "-r -F" if _is_file(option) else values
+            yield f"{here} {names} {values} -d '{_words(option.help)}'"
 
 
 _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

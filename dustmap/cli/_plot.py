@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
 from dustmap.cli import _options
-from dustmap.cli._console import DONE, print_result
+from dustmap.cli._console import print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -106,24 +106,21 @@ _OF_RUNS = {
 
 
 def execute_plot(options: argparse.Namespace) -> int:
-    from dustmap.sky import check_output
     from dustmap.sky.figures import check_picture, save_figure
 
     check_picture(options.output)
-    inputs = _options.inputs_of(options.truth, options.clouds, map_or_run=options.map)
-    check_output(Path(options.output), options.overwrite, inputs)
+    given = options.truth, options.clouds
+    output = _options.output_of(options, *given, map_or_run=options.map)
     chosen = _check(options)
-    regression = _regression(options)
+    regression, history = _regression(options), _options.history(options)
     if regression is not None:
         if chosen != "slice":
             raise UserError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
-        output, history = Path(options.output), _options.history(options)
         regression.plot(options.slice or "", output, options.overwrite, history)
     else:
         figure = _DRAWN_FOR[chosen](options)
-        save_figure(figure, options.output, options.overwrite, _options.history(options))
-    print_result({"output": options.output}, options.json)
-    return DONE
+        save_figure(figure, output, options.overwrite, history)
+    return print_result({"output": options.output}, options.json)
 
 
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":
@@ -312,14 +309,12 @@ def add_view(commands: _options.Commands) -> None:
 
 
 def execute_view(options: argparse.Namespace) -> int:
-    from dustmap.sky import check_output
     from dustmap.sky.maps import DustMap
     from dustmap.sky.view._page import check_page, faces_of, page_of
 
     check_page(options.output)
-    path, output = Path(options.map), Path(options.output)
-    inputs = _options.inputs_of(options.points, map_or_run=path, schema=options.schema)
-    check_output(output, options.overwrite, inputs)
+    path = Path(options.map)
+    output = _options.output_of(options, options.points, map_or_run=path, schema=options.schema)
     if not options.max_size > 0:
         raise UserError(f"--max-size {options.max_size:g}: expected more than 0 MB")
     density = DustMap.open(path)
@@ -340,8 +335,7 @@ def execute_view(options: argparse.Namespace) -> int:
         "points_outside_the_box": outside,
         "coarsened": page.coarsened or "no",
     }
-    print_result(made, options.json)
-    return DONE
+    return print_result(made, options.json)
 
 
 def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64]]":

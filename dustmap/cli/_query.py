@@ -122,11 +122,9 @@ def _one(options: argparse.Namespace) -> int:
     asked = {} if options.name is None else {"l": l, "b": b, "distance_pc": distance}
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
-        print_result(asked | first | labels(source.system), True)
-        return DONE
+        return print_result(asked | first | labels(source.system), True)
     lines = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in answers.items()}
-    print_result(asked | lines | {"extinction_system": source.system.name}, False)
-    return DONE
+    return print_result(asked | lines | {"extinction_system": source.system.name}, False)
 
 
 def _many(options: argparse.Namespace) -> int:
@@ -148,8 +146,7 @@ def _many(options: argparse.Namespace) -> int:
         "rows_without_a_place": places.missing,
     }
     filled = places.filled(answers)
-    _print_table(places.table, filled, source.system, counts if options.json else None)
-    return DONE
+    return _print_table(places.table, filled, source.system, counts if options.json else None)
 
 
 def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
@@ -194,8 +191,8 @@ def _profile(options: argparse.Namespace) -> int:
     levels = sorted({*PROFILE_LEVELS, *(options.percentiles or ())})
     answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
-    _print_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
-    return DONE
+    counts = {"rows": len(table)} if options.json else None
+    return _print_table(table, answers, source.system, counts)
 
 
 def _distances(
@@ -254,17 +251,17 @@ def _print_table(
     answers: "Columns",
     system: "ExtinctionSystem",
     counts: Mapping[str, int] | None,
-) -> None:
-    """The rows with their answers: CSV, or JSON with these counts."""
+) -> int:
+    """The rows with their answers: CSV, or JSON with these counts; return as `print_result`."""
     from dustmap.sky import add_answers, labels
     from dustmap.tables import csv_text
 
     if counts is not None:
         own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
-        print_result({**_json(own), **counts, **_json(answers), **labels(system)}, True)
-        return
+        return print_result({**_json(own), **counts, **_json(answers), **labels(system)}, True)
     add_answers(table, answers, system, labelled=True)
     write(csv_text(table))
+    return DONE
 
 
 def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -365,11 +362,8 @@ def add_predict(commands: _options.Commands) -> None:
         help="add the distances, in pc, that the measured extinctions leave possible: "
         "distance_mean, distance_std, distance_percentile16, 50 and 84",
     )
-    command.add_argument(
-        "--system",
-        default="",
-        metavar="NAME",
-        help="with --distances: of the measured extinctions [what its header or card says]",
+    _options.add_system(
+        command, "with --distances: of the measured extinctions [what its header or card says]"
     )
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
@@ -377,12 +371,9 @@ def add_predict(commands: _options.Commands) -> None:
 
 def execute_predict(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run, open_star_map
-    from dustmap.sky import check_output
 
-    output = Path(options.output)
-    inputs = _options.inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
-    check_output(output, options.overwrite, inputs)
     run = Path(options.run)
+    output = _options.output_of(options, options.catalog, map_or_run=run, schema=options.schema)
     computing = _options.computing(options, run)
     card = _options.card_of(options)
     wanted = Path(options.catalog), card, output, options.overwrite
@@ -395,8 +386,7 @@ def execute_predict(options: argparse.Namespace) -> int:
         predict = partial(open_run(run, computing).predict)
     with progress() as shown:
         result = predict(*wanted, shown)
-    print_result(result, options.json)
-    return DONE
+    return print_result(result, options.json)
 
 
 def add_evaluate(commands: _options.Commands) -> None:
@@ -415,12 +405,7 @@ def add_evaluate(commands: _options.Commands) -> None:
         metavar="NAME",
         help="noise-free extinctions, to be scored without the noise",
     )
-    command.add_argument(
-        "--system",
-        default="",
-        metavar="NAME",
-        help="of its extinctions [what its header or card says]",
-    )
+    _options.add_system(command, "of its extinctions [what its header or card says]")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
 
@@ -434,5 +419,4 @@ def execute_evaluate(options: argparse.Namespace) -> int:
     arguments = Path(options.catalog), card, options.truth_column, options.system
     with progress() as shown:
         result = finished.evaluate(*arguments, shown)
-    print_result(result, options.json)
-    return DONE
+    return print_result(result, options.json)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -90,20 +90,13 @@ def execute_run(options: argparse.Namespace) -> int:
         _options.use_threads(config.compute.threads)
         if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
-        return _execute(options, config, notice)
+        from dustmap.runs import keep_freed_memory, ranks_of
 
-
-def _execute(
-    options: argparse.Namespace, config: configuration.Config, notice: _console.Notice
-) -> int:
-    from dustmap.runs import keep_freed_memory, ranks_of
-
-    keep_freed_memory()
-    with ExitStack() as left:
-        world = left.enter_context(ranks_of(config))
-        if world.rank > 0:
-            logging.getLogger("dustmap").setLevel(logging.WARNING)
-        return _on_ranks(options, config, notice, world)
+        keep_freed_memory()
+        with ranks_of(config) as world:
+            if world.rank > 0:
+                logging.getLogger("dustmap").setLevel(logging.WARNING)
+            return _on_ranks(options, config, notice, world)
 
 
 def _on_ranks(
@@ -114,19 +107,27 @@ def _on_ranks(
 ) -> int:
     """All ranks do the same; what is written and result is the first's."""
     from dustmap.linalg import in_one_part, unwatched
-    from dustmap.runs import Stage, choose_threads, execute_run, prepare
+    from dustmap.runs import Stage, choose_threads, execute_run, prepare, report_of
 
     output, until = Path(options.output), Stage(options.until)
     if _is_finished(options, config, world):
-        return _print_finished(output, options) if world.rank == 0 else _console.DONE
+        if world.rank > 0:
+            return _console.DONE
+        log.info("%s is finished: there is nothing to go on with", output)
+        return _print_report(report_of(output), output, options.json)
     with progress() as shown:
         with in_one_part(shown if world.rank == 0 else unwatched, "reading the data"):
             earlier = output if options.resume else None
             prepared = prepare(config, earlier, world)
-            prepared.check_until(until)
+            if config.data.kind == "regression" and until is not Stage.EXPORT:
+                raise UserError(
+                    f'--until {until.value}: a run with data.kind = "regression" has no such '
+                    "stage; leave it out"
+                )
         threads = choose_threads(config, prepared.products, earlier, world.size)
         if options.dry_run:
-            plan = prepared.plan().with_counts({"threads": str(threads)})
+            plan = prepared.plan()
+            plan = replace(plan, counts={**plan.counts, "threads": str(threads)})
             if world.rank == 0:
                 print_plan(plan, prepared.seconds(), options.json)
             return _console.DONE if plan.passed else _console.CHECK_FAILED
@@ -144,10 +145,7 @@ def _on_ranks(
         )
     if world.rank > 0:
         return _console.DONE
-    print_result(
-        report.as_dict() if options.json else _summary(report.as_dict(), output), options.json
-    )
-    return _console.DONE if report.passed else _console.CHECK_FAILED
+    return _print_report(report.as_dict(), output, options.json)
 
 
 def _is_finished(
@@ -177,21 +175,14 @@ def _inputs(options: argparse.Namespace, config: configuration.Config) -> Iterat
     yield from _options.inputs_of(*data.catalog, data.truth, schema=data.schema)
 
 
-def _print_finished(output: Path, options: argparse.Namespace) -> int:
-    """The report that is there."""
-    from dustmap.runs import report_of
-
-    report = report_of(output)
-    log.info("%s is finished: there is nothing to go on with", output)
-    print_result(report if options.json else _summary(report, output), options.json)
-    return _console.DONE if report["status"] == "done" else _console.CHECK_FAILED
-
-
-def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
+def _print_report(report: Mapping[str, Any], output: Path, as_json: bool) -> int:
+    """Print a report, or where it is; return the exit code that it stands for."""
     failed = [check["name"] for check in report["checks"] if not check["passed"]]
     page = output / "report.html"  # runs of earlier versions have none
     shown = page if page.exists() else output / "report.md"
-    return {"status": report["status"], "failed": failed, "report": str(shown)}
+    summary = {"status": report["status"], "failed": failed, "report": str(shown)}
+    print_result(report if as_json else summary, as_json)
+    return _console.DONE if report["status"] == "done" else _console.CHECK_FAILED
 
 
 def _starts_ranks(ranks: int | None) -> bool:

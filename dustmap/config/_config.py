@@ -7,8 +7,9 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, final, get_type_hints
 
@@ -94,25 +95,19 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = Path(path)
     try:
-        read = _bytes(path)
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: expected a file, got a directory, a pipe or a device")
+        with path.open("rb") as file:
+            read = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(read) > _MOST_BYTES:
+        raise UserError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
     try:
         content = _toml_of(read.decode("utf-8").replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file ({error})") from None
     return from_mapping(content, overrides, directory=path.parent)
-
-
-def _bytes(path: Path) -> bytes:
-    """Read a regular file."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: expected a file, got a directory, a pipe or a device")
-    with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise UserError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
-    return content
 
 
 def _toml_of(text: str) -> dict[str, Any]:
@@ -154,10 +149,10 @@ def echo(config: Config) -> str:
     blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
     for name in _sections():
         section = getattr(config, name)
-        plain = [key for key, known in _keys(name).items() if not known.table]
+        plain = [key for key, known in _keys(name).items() if not known.parse.table]
         keys = [f"{key} = {_toml(getattr(section, key))}" for key in plain]
         blocks.append("\n".join([f"[{name}]", *keys]))
-        for key in [key for key, known in _keys(name).items() if known.table]:
+        for key in [key for key, known in _keys(name).items() if known.parse.table]:
             pairs = [f"{_toml(entry)} = {_toml(held)}" for entry, held in getattr(section, key)]
             blocks.append("\n".join([f"[{name}.{key}]", *pairs]))
     return "\n\n".join(blocks) + "\n"
@@ -172,8 +167,8 @@ def example() -> str:
         for field in dataclasses.fields(section):
             value = ["stars.fits"] if field.name == "catalog" else field.default
             key = _keys(name)[field.name]
-            if key.table:
-                shown_lines = [f"# {line}" for line in key.table.splitlines()]
+            if key.parse.table:
+                shown_lines = [f"# {line}" for line in key.parse.table.splitlines()]
                 tables += [[*_comment(key), f"[{name}.{field.name}]", *shown_lines]]
             else:
                 lines += [*_comment(key), f"{field.name} = {_toml(value)}"]
@@ -203,7 +198,7 @@ def _sections() -> dict[str, Any]:
 
 def _keys(section: str) -> dict[str, Key]:
     hints = get_type_hints(_sections()[section], include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+    return {name: Key(*hint.__metadata__) for name, hint in hints.items()}
 
 
 def _section(name: str, values: Mapping[str, object]) -> Any:
@@ -218,7 +213,7 @@ def _parsed(name: str, key: Key, raw: object) -> Any:
         return key.parse(raw)
     except Rejected as rejected:
         unit = f" (unit: {key.unit})" if key.unit else ""
-        raise UserError(f"{name} = {shown(raw)}: expected {rejected.expected}{unit}") from None
+        raise UserError(f"{name} = {shown(raw)}: expected {rejected}{unit}") from None
 
 
 def _tables(content: Mapping[str, object]) -> _Tables:
@@ -289,21 +284,19 @@ def _value(written: str) -> object:
 def _anchored(tables: _Tables, directory: Path) -> _Tables:
     for section, values in tables.items():
         for key, raw in values.items():
-            values[key] = _absolute(raw, directory, _keys(section)[key].path)
+            values[key] = _absolute(raw, directory, _keys(section)[key].parse.paths)
     return tables
 
 
-def _absolute(raw: object, directory: Path, is_path: Callable[[str], bool]) -> object:
+def _absolute(raw: object, directory: Path, paths: str) -> object:
     if isinstance(raw, list | tuple):
-        return [_absolute(entry, directory, is_path) for entry in raw]
-    if not isinstance(raw, str) or not is_path(raw):
+        return [_absolute(entry, directory, paths) for entry in raw]
+    if not isinstance(raw, str) or not raw or not fnmatchcase(raw, paths):
         return raw
     return str((directory / Path(raw).expanduser()).resolve())
 
 
 def _toml(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(entry) for entry in value)}]"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -319,4 +312,4 @@ def parsecs(written: str) -> float:
     try:
         return float(_values.parsecs()(value))
     except Rejected as rejected:
-        raise UserError(f"{written}: expected {rejected.expected}") from None
+        raise UserError(f"{written}: expected {rejected}") from None

@@ -1,6 +1,6 @@
 """The sections of a run configuration but [data]: every key, its type, default, unit and meaning.
 
-A field is declared once, as `name: Annotated[type, Key(parser, meaning, unit)] = default`. Reading,
+A field is declared once, as `name: Annotated[type, parser, meaning, unit] = default`. Reading,
 checking, echoing and the commented example all follow from the declaration.
 """
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap.config._values import (
-    Key,
     automatic,
     boolean,
     bytes_of,
@@ -41,45 +40,39 @@ class GridConfig:
 
     center: Annotated[
         tuple[float, ...],
-        Key(several(parsecs(), (1, 2, 3), "lengths"), "stars: heliocentric Galactic X, Y, Z", "pc"),
+        several(parsecs(), (1, 2, 3), "lengths"),
+        "stars: heliocentric Galactic X, Y, Z",
+        "pc",
     ] = (0.0, 0.0, 0.0)
     size: Annotated[
         tuple[float, ...],
-        Key(
-            several(parsecs(positive=True), (1, 2, 3), "positive lengths"),
-            "edge to edge; regression: in the units of the inputs, and around the data where "
-            "center, size and spacing are all left out",
-            "pc",
-        ),
+        several(parsecs(positive=True), (1, 2, 3), "positive lengths"),
+        "edge to edge; regression: in the units of the inputs, and around the data where "
+        "center, size and spacing are all left out",
+        "pc",
     ] = (1000.0, 1000.0, 400.0)
     spacing: Annotated[
         float,
-        Key(
-            automatic(parsecs(positive=True), stored=0.0),
-            "between neighbouring nodes; stars: auto (0) is the coarsest that leaves out less than "
-            "the median star's error, at model.length and model.std, within the memory",
-            "pc",
-        ),
+        automatic(parsecs(positive=True), stored=0.0),
+        "between neighbouring nodes; stars: auto (0) is the coarsest that leaves out less than "
+        "the median star's error, at model.length and model.std, within the memory",
+        "pc",
     ] = 20.0
     levels: Annotated[
         tuple[tuple[tuple[float, ...], float], ...] | str,
-        Key(
-            nested_boxes(),
-            "stars, global engine: several grids around center, each {size, spacing}, finer ones "
-            "in coarser ones, whose spacings are multiples; the coarsest is the box, in place of "
-            "size and spacing; auto divides size, finest at spacing, by the density of stars with "
-            "distance; empty for one grid",
-            "pc",
-        ),
+        nested_boxes(),
+        "stars, global engine: several grids around center, each {size, spacing}, finer ones "
+        "in coarser ones, whose spacings are multiples; the coarsest is the box, in place of "
+        "size and spacing; auto divides size, finest at spacing, by the density of stars with "
+        "distance; empty for one grid",
+        "pc",
     ] = ()
     outside: Annotated[
         str,
-        Key(
-            choice("prior", "truncate", "drop", "error"),
-            "rays that leave the box go on through the prior's dust, or none (truncate: only where "
-            "there is none), or the star is left out, or the run stops; regression drops rows "
-            "outside it, or stops",
-        ),
+        choice("prior", "truncate", "drop", "error"),
+        "rays that leave the box go on through the prior's dust, or none (truncate: only where "
+        "there is none), or the star is left out, or the run stops; regression drops rows "
+        "outside it, or stops",
     ] = "prior"
 
     @property
@@ -101,120 +94,93 @@ class ModelConfig:
 
     density: Annotated[
         str,
-        Key(
-            choice("auto", "lognormal", "gaussian"),
-            "distribution of the density; lognormal is positive everywhere and takes stars, the "
-            "global engine; auto is lognormal there, else gaussian",
-        ),
+        choice("auto", "lognormal", "gaussian"),
+        "distribution of the density; lognormal is positive everywhere and takes stars, the "
+        "global engine; auto is lognormal there, else gaussian",
     ] = "auto"
     kernel: Annotated[
         str,
-        Key(
-            choice_or_sum("auto", *_MATERN, "squared-exponential", alone=("auto", "matern")),
-            "covariance of the density between two places, from rough to smooth; matern has the "
-            "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
-            "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 for a "
-            "regression, or a rougher one within a standard error of it; matern32 where length or "
-            "std is not learned, and on tiles, which share one kernel; matern32+matern12 and other "
-            "sums have two scales, which start at length and a quarter of it with half of the "
-            "variance each",
-        ),
+        choice_or_sum("auto", *_MATERN, "squared-exponential", alone=("auto", "matern")),
+        "covariance of the density between two places, from rough to smooth; matern has the "
+        "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
+        "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 for a "
+        "regression, or a rougher one within a standard error of it; matern32 where length or "
+        "std is not learned, and on tiles, which share one kernel; matern32+matern12 and other "
+        "sums have two scales, which start at length and a quarter of it with half of the "
+        "variance each",
     ] = "auto"
     nu: Annotated[
         float,
-        Key(
-            number(above=0.0, high=10.0),
-            "smoothness, of kernel = matern alone; its power spectrum falls with the power "
-            "-(2 nu + 3)",
-        ),
+        number(above=0.0, high=10.0),
+        "smoothness, of kernel = matern alone; its power spectrum falls with the power -(2 nu + 3)",
     ] = 1.5
-    length: Annotated[float, Key(parsecs(positive=True), "correlation length", "pc")] = 60.0
+    length: Annotated[float, parsecs(positive=True), "correlation length", "pc"] = 60.0
     std: Annotated[
         float,
-        Key(
-            number(low=0.0),
-            "standard deviation of the density in mag/pc, of its logarithm if lognormal; 0 leaves "
-            "it open: mean_density, or 1 if lognormal",
-        ),
+        number(low=0.0),
+        "standard deviation of the density in mag/pc, of its logarithm if lognormal; 0 leaves "
+        "it open: mean_density, or 1 if lognormal",
     ] = 0.0
     mean: Annotated[
         str,
-        Key(
-            choice("constant", "disc"),
-            "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
-            "|Z| and with the distance from the Galactic centre",
-        ),
+        choice("constant", "disc"),
+        "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
+        "|Z| and with the distance from the Galactic centre",
     ] = "constant"
     disc_height: Annotated[
-        float, Key(parsecs(positive=True), "scale height of the disc, where learning starts", "pc")
+        float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"
     ] = 100.0
     disc_length: Annotated[
-        float, Key(parsecs(positive=True), "scale length of the disc, where learning starts", "pc")
+        float, parsecs(positive=True), "scale length of the disc, where learning starts", "pc"
     ] = 3000.0
     mean_density: Annotated[
         float,
-        Key(
-            number(),
-            "the constant, the median if lognormal; where it is learned, a start value (if "
-            "lognormal the data give their own)",
-            "mag/pc",
-        ),
+        number(),
+        "the constant, the median if lognormal; where it is learned, a start value (if "
+        "lognormal the data give their own)",
+        "mag/pc",
     ] = 0.001
     noise: Annotated[
         str,
-        Key(
-            choice("auto", "gaussian", "student-t"),
-            "distribution of the errors; student-t forgives outliers (stars, engine global); auto "
-            "is student-t there, else gaussian",
-        ),
+        choice("auto", "gaussian", "student-t"),
+        "distribution of the errors; student-t forgives outliers (stars, engine global); auto "
+        "is student-t there, else gaussian",
     ] = "auto"
     scatter: Annotated[
         float,
-        Key(
-            number(low=0.0),
-            "intrinsic scatter of the extinctions, added in squares to their errors; where it is "
-            "learned, a start value",
-            "mag",
-        ),
+        number(low=0.0),
+        "intrinsic scatter of the extinctions, added in squares to their errors; where it is "
+        "learned, a start value",
+        "mag",
     ] = 0.0
     relative_scatter: Annotated[
         float,
-        Key(
-            number(low=0.0),
-            "the same as a part of the extinction that the map expects, so that it grows with it "
-            "(a log-normal density only)",
-            "fraction",
-        ),
+        number(low=0.0),
+        "the same as a part of the extinction that the map expects, so that it grows with it "
+        "(a log-normal density only)",
+        "fraction",
     ] = 0.0
     group_std: Annotated[
         float,
-        Key(
-            number(above=0.0),
-            "standard deviation of the zero points of data.groups before the data are seen",
-            "mag",
-        ),
+        number(above=0.0),
+        "standard deviation of the zero points of data.groups before the data are seen",
+        "mag",
     ] = 0.05
     group_scale: Annotated[
         float,
-        Key(
-            number(low=0.0, high=0.5),
-            "the same of scales: the extinctions of a group are 1 + s times what the map has, s of "
-            "this standard deviation; 0 for no scales",
-        ),
+        number(low=0.0, high=0.5),
+        "the same of scales: the extinctions of a group are 1 + s times what the map has, s of "
+        "this standard deviation; 0 for no scales",
     ] = 0.0
     learn: Annotated[
         tuple[str, ...],
-        Key(
-            choices("length", "std", "mean", "noise", "scatter", "relative_scatter"),
-            "learned from the data (noise is a factor on all errors)",
-        ),
+        choices("length", "std", "mean", "noise", "scatter", "relative_scatter"),
+        "learned from the data (noise is a factor on all errors)",
     ] = ("length", "std", "mean", "noise")
     line_integral: Annotated[
         str,
-        Key(
-            choice("table", "quadrature", "monte-carlo"),
-            "how covariances of rays are computed (a log-normal density has none)",
-        ),
+        choice("table", "quadrature", "monte-carlo"),
+        "how covariances of rays are computed (a log-normal density has none)",
     ] = "table"
 
     @property
@@ -230,81 +196,64 @@ class FitConfig:
 
     engine: Annotated[
         str,
-        Key(
-            choice("auto", "global", "hip", "exact"),
-            "global solves once for all rows and draws samples, hip puts inducing points on the "
-            "grid and fits a structured posterior, exact is dense and takes 10,000 rows "
-            "(rays of more than 300 stars end at their mean distances); auto is global for stars, "
-            "and for a regression what predicts best: see engine_choice in its report",
-        ),
+        choice("auto", "global", "hip", "exact"),
+        "global solves once for all rows and draws samples, hip puts inducing points on the "
+        "grid and fits a structured posterior, exact is dense and takes 10,000 rows "
+        "(rays of more than 300 stars end at their mean distances); auto is global for stars, "
+        "and for a regression what predicts best: see engine_choice in its report",
     ] = "auto"
     samples: Annotated[
-        int, Key(integer(2), "global: draws from the posterior, which its std is made of")
+        int, integer(2), "global: draws from the posterior, which its std is made of"
     ] = 32
-    max_steps: Annotated[int, Key(integer(1), "most steps of learning or solving")] = 500
+    max_steps: Annotated[int, integer(1), "most steps of learning or solving"] = 500
     tolerance: Annotated[
         float,
-        Key(
-            number(above=0.0, below=1.0),
-            "relative change or residual at which steps end (a log-normal density has its own)",
-        ),
+        number(above=0.0, below=1.0),
+        "relative change or residual at which steps end (a log-normal density has its own)",
     ] = 1e-3
     beams: Annotated[
         int,
-        Key(
-            power_of_two(1024),
-            "lognormal: HEALPix nside of beams from the Sun that all rays of the fit are "
-            "interpolated between (predictions and maps are not), 0: every ray has its own cells; "
-            "pays from some 300,000 stars on if pixels are about a cell wide at the faces of the "
-            "box: 64 for 40 cells from the Sun to them",
-        ),
+        power_of_two(1024),
+        "lognormal: HEALPix nside of beams from the Sun that all rays of the fit are "
+        "interpolated between (predictions and maps are not), 0: every ray has its own cells; "
+        "pays from some 300,000 stars on if pixels are about a cell wide at the faces of the "
+        "box: 64 for 40 cells from the Sun to them",
     ] = 0
     distance_rounds: Annotated[
         int,
-        Key(
-            integer(0, 3),
-            "stars with uncertain distances: most times the density found is used to refresh what "
-            "they add to the noise; ends when the noise changes by less than 5 %; with "
-            "data.magnitude_limit up to 3 unless it is 0",
-        ),
+        integer(0, 3),
+        "stars with uncertain distances: most times the density found is used to refresh what "
+        "they add to the noise; ends when the noise changes by less than 5 %; with "
+        "data.magnitude_limit up to 3 unless it is 0",
     ] = 1
     learn_rows: Annotated[
-        int, Key(integer(2), "hip, exact: most rows that take part in learning, drawn at random")
+        int, integer(2), "hip, exact: most rows that take part in learning, drawn at random"
     ] = 500
-    seed: Annotated[int, Key(integer(0), "of everything random: the same seed, the same run")] = 0
+    seed: Annotated[int, integer(0), "of everything random: the same seed, the same run"] = 0
     family: Annotated[
         str,
-        Key(
-            choice("auto", "mean-field", "low-rank", "block", "full"),
-            "hip: structure of the posterior; auto is full for up to 3,000 inducing points, block "
-            "beyond",
-        ),
+        choice("auto", "mean-field", "low-rank", "block", "full"),
+        "hip: structure of the posterior; auto is full for up to 3,000 inducing points, block "
+        "beyond",
     ] = "auto"
     block: Annotated[
         tuple[int, ...],
-        Key(
-            several(integer(1), (0, 1, 2, 3), "whole numbers"),
-            "hip: nodes a block along each axis; empty for some 256 in all",
-        ),
+        several(integer(1), (0, 1, 2, 3), "whole numbers"),
+        "hip: nodes a block along each axis; empty for some 256 in all",
     ] = ()
     rank: Annotated[
-        int, Key(integer(0), "hip: directions whose correlations the low-rank family keeps")
+        int, integer(0), "hip: directions whose correlations the low-rank family keeps"
     ] = 50
-    batch: Annotated[int, Key(integer(1), "hip, stars: rows of data a step of epochs")] = 1000
+    batch: Annotated[int, integer(1), "hip, stars: rows of data a step of epochs"] = 1000
     epochs: Annotated[
-        int,
-        Key(integer(0), "hip, stars: natural-gradient passes over the data; 0: in closed form"),
+        int, integer(0), "hip, stars: natural-gradient passes over the data; 0: in closed form"
     ] = 0
-    pcg_steps: Annotated[
-        int, Key(integer(1), "hip, stars: most steps of the solve behind a row")
-    ] = 200
+    pcg_steps: Annotated[int, integer(1), "hip, stars: most steps of the solve behind a row"] = 200
     whitening: Annotated[
         str,
-        Key(
-            choice("auto", "hip", "torus", "cholesky", "ciq"),
-            "hip: root of the prior; auto is cholesky for the full family, else hip for stars and "
-            "torus for tables; ciq is slower than the others",
-        ),
+        choice("auto", "hip", "torus", "cholesky", "ciq"),
+        "hip: root of the prior; auto is cholesky for the full family, else hip for stars and "
+        "torus for tables; ciq is slower than the others",
     ] = "auto"
 
 
@@ -313,44 +262,36 @@ class FitConfig:
 class ComputeConfig:
     """Where and how it is computed."""
 
-    device: Annotated[
-        str, Key(choice("auto", "cpu", "cuda"), "auto is cuda where there is one")
-    ] = "auto"
+    device: Annotated[str, choice("auto", "cpu", "cuda"), "auto is cuda where there is one"] = (
+        "auto"
+    )
     dtype: Annotated[
         str,
-        Key(
-            choice("float32", "float64"),
-            "of fields, draws, rows and products; stars, spectra, sums and the exact engine take "
-            "float64, maps float32",
-        ),
+        choice("float32", "float64"),
+        "of fields, draws, rows and products; stars, spectra, sums and the exact engine take "
+        "float64, maps float32",
     ] = "float32"
     threads: Annotated[
         int | str,
-        Key(
-            automatic(integer(0)),
-            "processor threads; 0: as many as torch takes; auto: of a run, as many as its products "
-            "are fastest with, which it keeps when it goes on (OMP_NUM_THREADS and ranks have a "
-            "number already)",
-        ),
+        automatic(integer(0)),
+        "processor threads; 0: as many as torch takes; auto: of a run, as many as its products "
+        "are fastest with, which it keeps when it goes on (OMP_NUM_THREADS and ranks have a "
+        "number already)",
     ] = "auto"
-    memory: Annotated[
-        str, Key(memory_size(), "a plan that needs more is refused before it starts")
-    ] = "8GiB"
+    memory: Annotated[str, memory_size(), "a plan that needs more is refused before it starts"] = (
+        "8GiB"
+    )
     checkpoint: Annotated[
         str,
-        Key(
-            duration(),
-            "a run keeps its state when the last one kept is older, for dustmap run --resume; "
-            '"0 s" keeps every one, which may cost more than it saves',
-        ),
+        duration(),
+        "a run keeps its state when the last one kept is older, for dustmap run --resume; "
+        '"0 s" keeps every one, which may cost more than it saves',
     ] = "5 min"
 
     timeout: Annotated[
         str,
-        Key(
-            duration(),
-            "of several ranks: for so long one may keep the others waiting before the run ends",
-        ),
+        duration(),
+        "of several ranks: for so long one may keep the others waiting before the run ends",
     ] = "30 min"
 
     @property
@@ -374,27 +315,21 @@ class ComputeConfig:
 class ExportConfig:
     """Files that the run writes beside its report."""
 
-    formats: Annotated[tuple[str, ...], Key(choices("zarr", "fits"), "the files map.*")] = (
+    formats: Annotated[tuple[str, ...], choices("zarr", "fits"), "the files map.*"] = (
         "zarr",
         "fits",
     )
     quantities: Annotated[
         tuple[str, ...],
-        Key(
-            choices("mean", "std", "median", "p16", "p84", "coverage"),
-            "of the density, in these files; coverage is the share of the prior variance that "
-            "the data removed",
-        ),
+        choices("mean", "std", "median", "p16", "p84", "coverage"),
+        "of the density, in these files; coverage is the share of the prior variance that "
+        "the data removed",
     ] = ("mean", "std", "median", "p16", "p84", "coverage")
-    samples: Annotated[
-        int, Key(integer(0), "draws from the posterior in these files; 0 for none")
-    ] = 32
+    samples: Annotated[int, integer(0), "draws from the posterior in these files; 0 for none"] = 32
     figures: Annotated[
         tuple[str, ...],
-        Key(
-            choices(*STAR_FIGURES),
-            "stars: pictures in plots/; with any of them view.html, the map to turn and to cut in "
-            "a browser",
-        ),
+        choices(*STAR_FIGURES),
+        "stars: pictures in plots/; with any of them view.html, the map to turn and to cut in "
+        "a browser",
     ] = STAR_FIGURES
-    pdf: Annotated[bool, Key(boolean(), "these pictures as PDF files for print, too")] = False
+    pdf: Annotated[bool, boolean(), "these pictures as PDF files for print, too"] = False

@@ -5,6 +5,7 @@ what it would have accepted. Parsers are idempotent, so that a resolved configur
 itself.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -23,11 +24,7 @@ BYTES |= {f"{prefix}B": 10.0 ** (3 * i) for i, prefix in enumerate("kMGT", 1)}
 
 @final
 class Rejected(Exception):
-    """Raised by a parser; `expected` says what it accepts."""
-
-    def __init__(self, expected: str) -> None:
-        super().__init__(expected)
-        self.expected = expected
+    """Raised by a parser; its text says what is accepted."""
 
 
 @final
@@ -38,6 +35,10 @@ class Parser:
     # The result goes into a field of a section, whose annotation says its type.
     convert: Callable[[object], Any]
     options: tuple[str, ...] = ()
+    # A pattern of the texts that are paths: relative ones are relative to the file they stand in.
+    paths: str = ""
+    # Of a table of its own, [section.key]: a line that says what may stand there.
+    table: str = ""
 
     def __call__(self, raw: object) -> Any:
         return self.convert(raw)
@@ -50,6 +51,22 @@ def shown(raw: object) -> str:
     except ValueError:  # Python does not write whole numbers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _accepting(
+    accepts: Callable[[Any], bool],
+    expected: str,
+    options: tuple[str, ...] = (),
+    paths: str = "",
+) -> Parser:
+    """A value that is taken as it is, where it is accepted."""
+
+    def parse(raw: object) -> object:
+        if not accepts(raw):
+            raise Rejected(expected)
+        return raw
+
+    return Parser(parse, options, paths)
 
 
 def _number(raw: object, expected: str) -> float:
@@ -102,13 +119,7 @@ def power_of_two(high: int) -> Parser:
 
 def _whole(accepts: Callable[[int], bool], expected: str) -> Parser:
     """A whole number that is accepted."""
-
-    def parse(raw: object) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int) or not accepts(raw):
-            raise Rejected(expected)
-        return raw
-
-    return Parser(parse)
+    return _accepting(lambda raw: type(raw) is int and accepts(raw), expected)
 
 
 def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
@@ -149,7 +160,7 @@ def automatic(one: Parser, stored: float | str = AUTO) -> Parser:
         try:
             return one(raw)
         except Rejected as error:
-            raise Rejected(f'{error.expected}; or "{AUTO}"') from None
+            raise Rejected(f'{error}; or "{AUTO}"') from None
 
     return Parser(parse)
 
@@ -166,13 +177,9 @@ def several(one: Parser, counts: tuple[int, ...], of: str) -> Parser:
     return Parser(parse)
 
 
-def text(*, empty: bool = False) -> Parser:
-    def parse(raw: object) -> str:
-        if not isinstance(raw, str) or not (raw or empty):
-            raise Rejected("a text" if empty else "a text that is not empty")
-        return raw
-
-    return Parser(parse)
+def text(*, empty: bool = False, paths: str = "") -> Parser:
+    expected = "a text" if empty else "a text that is not empty"
+    return _accepting(lambda raw: isinstance(raw, str) and bool(raw or empty), expected, (), paths)
 
 
 def sky_tile(nsides: tuple[int, ...]) -> Parser:
@@ -194,7 +201,7 @@ def sky_tile(nsides: tuple[int, ...]) -> Parser:
     return Parser(parse)
 
 
-def texts() -> Parser:
+def texts(paths: str = "") -> Parser:
     """One text or a list of texts; a tuple afterwards."""
     one = text()
 
@@ -202,7 +209,7 @@ def texts() -> Parser:
         entries = raw if isinstance(raw, list | tuple) else [raw]
         return tuple(one(entry) for entry in entries)
 
-    return Parser(parse)
+    return Parser(parse, paths=paths)
 
 
 def nested_boxes() -> Parser:
@@ -221,7 +228,7 @@ def nested_boxes() -> Parser:
         try:
             return size(raw[0]), side(raw[1])
         except Rejected as error:
-            raise Rejected(f"{expected}, with {error.expected}") from None
+            raise Rejected(f"{expected}, with {error}") from None
 
     def parse(raw: object) -> tuple[tuple[tuple[float, ...], float], ...] | str:
         if raw == AUTO:
@@ -233,7 +240,7 @@ def nested_boxes() -> Parser:
     return Parser(parse)
 
 
-def names() -> Parser:
+def names(example: str) -> Parser:
     """A table of texts; afterwards (key, text) pairs, in the order of the keys."""
     one = text()
 
@@ -246,7 +253,7 @@ def names() -> Parser:
             raise Rejected('a table such as {l = "GLON"}')
         return tuple((key, one(name)) for key, name in pairs)
 
-    return Parser(parse)
+    return Parser(parse, table=example)
 
 
 def _is_named(pair: object) -> bool:
@@ -258,23 +265,14 @@ def _quoted(values: tuple[str, ...]) -> str:
 
 
 def boolean() -> Parser:
-    def parse(raw: object) -> bool:
-        if not isinstance(raw, bool):
-            raise Rejected("true or false")
-        return raw
-
-    return Parser(parse, ("true", "false"))
+    return _accepting(lambda raw: isinstance(raw, bool), "true or false", ("true", "false"))
 
 
 def choice(*allowed: str) -> Parser:
     """One of `allowed`."""
-
-    def parse(raw: object) -> str:
-        if not isinstance(raw, str) or raw not in allowed:
-            raise Rejected(_quoted(allowed))
-        return raw
-
-    return Parser(parse, allowed)
+    return _accepting(
+        lambda raw: isinstance(raw, str) and raw in allowed, _quoted(allowed), allowed
+    )
 
 
 def choices(*allowed: str) -> Parser:
@@ -296,29 +294,19 @@ def choices(*allowed: str) -> Parser:
 def choice_or_sum(*allowed: str, alone: tuple[str, ...]) -> Parser:
     """One of `allowed`, or two of them with a plus between but those that stand alone."""
     addends = tuple(name for name in allowed if name not in alone)
-
-    def parse(raw: object) -> str:
-        names = raw.split("+") if isinstance(raw, str) else []
-        is_sum = len(names) == 2 and all(name in addends for name in names)
-        if not isinstance(raw, str) or not (raw in allowed or is_sum):
-            raise Rejected(f'{_quoted(allowed)}, or the sum of two, "{addends[0]}+{addends[1]}"')
-        return raw
-
-    return Parser(parse, allowed)
+    sums = {"+".join(pair) for pair in itertools.product(addends, repeat=2)}
+    expected = f'{_quoted(allowed)}, or the sum of two, "{addends[0]}+{addends[1]}"'
+    return _accepting(
+        lambda raw: isinstance(raw, str) and (raw in allowed or raw in sums), expected, allowed
+    )
 
 
 def memory_size() -> Parser:
     """An amount of memory such as `8GiB`; kept as the text it came as."""
-
-    def parse(raw: object) -> str:
-        expected = f'an amount of memory such as "8GiB" or "500MB", in {", ".join(BYTES)}'
-        if not isinstance(raw, str):
-            raise Rejected(expected)
-        if _with_unit(raw, BYTES, expected) < 1.0:
-            raise Rejected(expected)
-        return raw
-
-    return Parser(parse)
+    expected = f'an amount of memory such as "8GiB" or "500MB", in {", ".join(BYTES)}'
+    return _accepting(
+        lambda raw: isinstance(raw, str) and _with_unit(raw, BYTES, expected) >= 1.0, expected
+    )
 
 
 def bytes_of(amount: str) -> int:
@@ -344,18 +332,6 @@ def seconds_of(time: str) -> float:
     return _with_unit(time, SECONDS, "time")
 
 
-def _never(text: str) -> bool:
-    return False
-
-
-def always(text: str) -> bool:
-    return bool(text)
-
-
-def card_file(text: str) -> bool:
-    return text.endswith(".toml")
-
-
 @final
 @dataclass(frozen=True)
 class Key:
@@ -364,7 +340,3 @@ class Key:
     parse: Parser
     meaning: str
     unit: str = ""
-    # Which of the key's texts are paths: relative ones are relative to the file they stand in.
-    path: Callable[[str], bool] = _never
-    # Of a table of its own, [section.key]: a line that says what may stand there.
-    table: str = ""

@@ -76,14 +76,6 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
     )
 
 
-def evidence_settings(
-    asked: Mapping[str, Any], seed: int, search_start: bool
-) -> engines.EvidenceSettings:
-    """How hyperparameters are learned by the exact evidence."""
-    rows, steps = at_least(2, "n_learn", asked), at_least(1, "max_steps", asked)
-    return engines.EvidenceSettings(rows, steps, seed=seed, search_start=search_start)
-
-
 def inducing_settings(
     asked: Mapping[str, Any],
     learning: engines.EvidenceSettings,
@@ -187,13 +179,9 @@ def learned_names(learn: object) -> frozenset[str]:
     return frozenset(one_of("learn", name, LEARNABLE) for name in learn)
 
 
-def make_kernel(
-    kernel: object, dim: int, learned: frozenset[str], automatic: Sequence[str] = ()
-) -> AbstractKernel:
-    """The user's kernel, or the named one with a length scale per axis.
-
-    automatic: further names, which stand for a kernel that the data will choose.
-    """
+def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
+    """The user's kernel, or the named one with a length scale per axis; "auto" stands for one that
+    the data will choose."""
     if isinstance(kernel, AbstractKernel):
         if kernel.dim != dim:
             raise UserError(
@@ -204,8 +192,8 @@ def make_kernel(
     else:
         name = engines.FALLBACK if kernel is None else kernel
         if not (isinstance(name, str) and (name.startswith("matern-") or "+" in name)):
-            name = one_of("kernel", name, (*automatic, *KERNELS))
-        if name in automatic:
+            name = one_of("kernel", name, (AUTO, *KERNELS))
+        if name == AUTO:
             name = engines.FALLBACK
         made = kernel_named(name, [1.0] * dim)
     kinds = ["length" if p.is_one_of(("length",)) else "variance" for p in made.parameters()]
@@ -281,11 +269,8 @@ class Standardisation:
     @staticmethod
     def of_plain(content: Mapping[str, Any]) -> "Standardisation":
         """Build from values of JSON, whose tuples are lists."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in content.items()
-        }
-        return Standardisation(**values)
+        x = {name: tuple(content[name]) for name in ("x_center", "x_scale")}
+        return Standardisation(**{**content, **x})
 
     @classmethod
     def of(cls, X: Array, y: Array, *, unit_scales: bool) -> Self:
@@ -302,14 +287,10 @@ class Standardisation:
         """The functionals f_n = ρ(x_n') of inputs X (N, D)."""
         return PointValues(_own((X - np.array(self.x_center)) / np.array(self.x_scale)))
 
-    def targets(self, y: Array) -> Tensor:
-        """y' (N,), float64."""
-        return _own((y - self.y_center) / self.y_scale)
-
     def batch(self, X: Array, y: Array, noise_std: Array | None) -> Batch:
         """The data as the engines take them."""
         noise = None if noise_std is None else _own((noise_std / self.y_scale) ** 2)
-        return Batch(self.points(X), self.targets(y), noise)
+        return Batch(self.points(X), _own((y - self.y_center) / self.y_scale), noise)
 
     def grid(self, grid: RegularGrid) -> RegularGrid:
         """A grid of the user, in standardised units."""
@@ -385,7 +366,10 @@ def core_of(dof: float | None) -> float:
 def noise_numbers(
     model: GPModel, dof: float | None, scaling: Standardisation
 ) -> dict[str, float | None]:
-    """Numbers of the noise in user units, see `FittedRegression.noise`."""
+    """Return noise_std of all data and the factor noise_scale on that of each, in user units.
+
+    Of Student-t noise the half width that holds as much as ±1σ, and noise_dof.
+    """
     jitter, scale = value_of(model.noise.log_jitter), value_of(model.noise.log_scale)
     core = core_of(dof)
     return {

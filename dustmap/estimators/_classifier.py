@@ -1,6 +1,6 @@
 """Gaussian process classification as a scikit-learn estimator."""
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -24,6 +24,7 @@ _NO_CHOICE = KernelChoice(FALLBACK, remark="no choice: labels say too little of 
 
 
 @final
+@dataclass(eq=False, repr=False)
 class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification in any dimension, for hundreds to millions of rows.
 
@@ -71,34 +72,19 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ['below', 'above']
     """
 
-    def __init__(
-        self,
-        kernel: Any = "matern32",
-        *,
-        inducing: Any = "auto",
-        mean: str = "constant",
-        link: str = "logit",
-        learn: Any = True,
-        batch_size: int = 256,
-        epochs: Any = "auto",
-        learning_rate: float = 0.02,
-        patience: int | None = None,
-        dtype: str = "float64",
-        max_memory: int = 4 * 2**30,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.inducing = inducing
-        self.mean = mean
-        self.link = link
-        self.learn = learn
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.patience = patience
-        self.dtype = dtype
-        self.max_memory = max_memory
-        self.random_state = random_state
+    kernel: Any = "matern32"
+    _: KW_ONLY
+    inducing: Any = "auto"
+    mean: str = "constant"
+    link: str = "logit"
+    learn: Any = True
+    batch_size: int = 256
+    epochs: Any = "auto"
+    learning_rate: float = 0.02
+    patience: int | None = None
+    dtype: str = "float64"
+    max_memory: int = 4 * 2**30
+    random_state: Any = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn latent functions from X (N, D) and labels y (N,) of any type."""
@@ -118,7 +104,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
         model = GPModel(
-            _arguments.make_kernel(self.kernel, dim, learned, (_arguments.AUTO,)),
+            _arguments.make_kernel(self.kernel, dim, learned),
             _arguments.make_mean(self.mean, dim, learned),
             BernoulliLikelihood(link),
         )

@@ -24,11 +24,10 @@ from dustmap.estimators._arguments import (
     Standardisation,
     core_of,
     hyperparameter_errors,
-    noise_numbers,
     noise_std_of,
     one_of,
 )
-from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
+from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
@@ -65,14 +64,9 @@ class EngineArguments:
     student_t: bool = False
     chooses_kernel: bool = False
 
-    @property
-    def learning(self) -> engines.EvidenceSettings:
-        """Settings of learning by the exact evidence."""
-        return self.inducing.learning
-
 
 def _exact(a: EngineArguments) -> engines.ExactEngine:
-    return engines.ExactEngine(engines.ExactSettings(a.learning, a.inducing.max_memory))
+    return engines.ExactEngine(engines.ExactSettings(a.inducing.learning, a.inducing.max_memory))
 
 
 def _inducing(a: EngineArguments) -> engines.InducingEngine:
@@ -80,12 +74,12 @@ def _inducing(a: EngineArguments) -> engines.InducingEngine:
 
 
 def _pathwise(a: EngineArguments) -> engines.PathwiseEngine:
-    return engines.PathwiseEngine(engines.PathwiseSettings(a.points, a.learning))
+    return engines.PathwiseEngine(engines.PathwiseSettings(a.points, a.inducing.learning))
 
 
 def _free(a: EngineArguments, collapsed: bool) -> engines.FreePointsEngine:
-    rows = min(a.learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
-    return engines.FreePointsEngine(a.free, collapsed, replace(a.learning, rows=rows))
+    rows = min(a.inducing.learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
+    return engines.FreePointsEngine(a.free, collapsed, replace(a.inducing.learning, rows=rows))
 
 
 #: Engines by their names in `HIPGPRegressor`.
@@ -113,7 +107,7 @@ def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     """The engine of these arguments."""
     if a.student_t:
         inner = _pathwise(a) if a.engine == "global" else _exact(a)
-        return engines.StudentTEngine(inner, a.learning)
+        return engines.StudentTEngine(inner, a.inducing.learning)
     return REGRESSION_ENGINES[a.engine](a)
 
 
@@ -174,10 +168,6 @@ class FittedRegression:
     report: dict[str, Any]
 
     @property
-    def posterior(self) -> AbstractPosterior:
-        return self.fit.posterior
-
-    @property
     def model(self) -> GPModel:
         return self.fit.model
 
@@ -210,10 +200,17 @@ class FittedRegression:
     def sample(self, points: PointValues, count: int, seed: int) -> Tensor:
         """Joint draws (count, N) of f, at random among its own for the global engine."""
         generator = torch.Generator().manual_seed(seed)
-        posterior = self.posterior
+        posterior = self.fit.posterior
         if isinstance(posterior, PathwisePosterior):
             posterior = engines.some_draws(posterior, count, generator)
         return posterior.sample(points, count, generator)
+
+    def noise_std_like_fit(self, noise_std: ArrayLike | None, n: int, these: str) -> Array | None:
+        """Check the noise_std (n,) of further data, which they have where those of fit had one."""
+        if (noise_std is None) == self.noise_is_given:
+            have = "a noise_std" if self.noise_is_given else "no noise_std"
+            raise UserError(f"noise_std: the data of fit had {have}, and so must {these}")
+        return noise_std_of(noise_std, n)
 
     def noise_variance(self, X: Array, noise_std: ArrayLike | None) -> Array:
         """σ² (N,) of measurements at X (N, D), in user units; noise_std where fit had one.
@@ -221,24 +218,12 @@ class FittedRegression:
         Of Student-t noise the square of the half width that holds as much as ±1σ: its variance is
         that of outliers, and is infinite for ν ≤ 2.
         """
-        if (noise_std is None) == self.noise_is_given:
-            have = "a noise_std" if self.noise_is_given else "no noise_std"
-            raise UserError(
-                f"noise_std: the data of fit had {have}, and so must the new measurements; or "
-                f"leave include_noise=False"
-            )
-        std = None if noise_std is None else noise_std_of(noise_std, len(X))
+        these = "the new measurements; or leave include_noise=False"
+        std = self.noise_std_like_fit(noise_std, len(X), these)
         with torch.no_grad():
             batch = self.scaling.batch(X, np.zeros(len(X)), std)
             variance = self.model.likelihood.noise_variance(batch).numpy()
         return np.asarray(variance * (core_of(self.dof) * self.scaling.y_scale) ** 2, np.float64)
-
-    def noise(self) -> dict[str, float | None]:
-        """noise_std of all data and the factor noise_scale on that of each, in user units.
-
-        Of Student-t noise the half width that holds as much as ±1σ, and noise_dof.
-        """
-        return noise_numbers(self.model, self.dof, self.scaling)
 
 
 def fit_regression(
@@ -313,7 +298,7 @@ def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.
     if arguments.student_t:
         plain = engines.plain_rows(data.y.numpy())
         data = data[torch.from_numpy(plain).nonzero().squeeze(-1)]
-    learning = arguments.learning
+    learning = arguments.inducing.learning
     return engines.choose_kernel(
         model, data, search_start=learning.search_start, seed=learning.seed
     )

@@ -1,6 +1,6 @@
 """The scikit-learn estimator."""
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -11,10 +11,16 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import most_exact, plain_rows
+from dustmap.engines import EvidenceSettings, most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
-from dustmap.estimators._arguments import Array, Standardisation, kernel_numbers, spread
+from dustmap.estimators._arguments import (
+    Array,
+    Standardisation,
+    kernel_numbers,
+    noise_numbers,
+    spread,
+)
 from dustmap.estimators._engines import (
     EngineArguments,
     FittedRegression,
@@ -30,6 +36,7 @@ Prediction = Array | tuple[Array, Array]
 
 
 @final
+@dataclass(eq=False, repr=False)
 class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process regression, for hundreds to millions of rows.
 
@@ -145,54 +152,29 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     (True, 'exact')
     """
 
-    def __init__(
-        self,
-        kernel: Any = "auto",
-        *,
-        grid: Any = "auto",
-        engine: str = "auto",
-        family: str = "auto",
-        block: tuple[int, ...] | None = None,
-        rank: int = 50,
-        whitening: str = "auto",
-        mean: str = "constant",
-        noise: Any = "auto",
-        learn: Any = True,
-        n_learn: int = 2000,
-        max_steps: int = 100,
-        samples: int = 64,
-        inducing: Any = "auto",
-        batch_size: int = 256,
-        epochs: Any = "auto",
-        learning_rate: float = 0.02,
-        patience: int | None = None,
-        padding: float = 4.0,
-        dtype: str = "float64",
-        max_memory: int = 4 * 2**30,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.grid = grid
-        self.engine = engine
-        self.family = family
-        self.block = block
-        self.rank = rank
-        self.whitening = whitening
-        self.mean = mean
-        self.noise = noise
-        self.learn = learn
-        self.n_learn = n_learn
-        self.max_steps = max_steps
-        self.samples = samples
-        self.inducing = inducing
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.patience = patience
-        self.padding = padding
-        self.dtype = dtype
-        self.max_memory = max_memory
-        self.random_state = random_state
+    kernel: Any = "auto"
+    _: KW_ONLY
+    grid: Any = "auto"
+    engine: str = "auto"
+    family: str = "auto"
+    block: tuple[int, ...] | None = None
+    rank: int = 50
+    whitening: str = "auto"
+    mean: str = "constant"
+    noise: Any = "auto"
+    learn: Any = True
+    n_learn: int = 2000
+    max_steps: int = 100
+    samples: int = 64
+    inducing: Any = "auto"
+    batch_size: int = 256
+    epochs: Any = "auto"
+    learning_rate: float = 0.02
+    patience: int | None = None
+    padding: float = 4.0
+    dtype: str = "float64"
+    max_memory: int = 4 * 2**30
+    random_state: Any = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
@@ -204,7 +186,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         named = not isinstance(self.kernel, AbstractKernel)
         plain = plain_rows(targets) if self._is_student_t else slice(None)
         scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
-        arguments = self._engine_arguments(inputs, scaling, named)
+        arguments = self._engine_arguments(inputs, scaling)
         model = self._model(targets[plain], std is not None, scaling)
         data = scaling.batch(inputs, targets, std)
         self._keep(fit_regression(model, data, scaling, arguments))
@@ -223,16 +205,13 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
         if not np.isfinite(targets).all():
             raise UserError("y: expected finite numbers; drop NaN and infinity first")
-        if (noise_std is None) == fitted.noise_is_given:
-            have = "a noise_std" if fitted.noise_is_given else "no noise_std"
-            raise UserError(f"noise_std: the data of fit had {have}, and so must these")
-        std = _arguments.noise_std_of(noise_std, len(targets))
+        std = fitted.noise_std_like_fit(noise_std, len(targets), "these")
         data, model = fitted.scaling.batch(inputs, targets, std), fitted.model
         held = replace(model, kernel=model.kernel.fixed(), likelihood=model.likelihood.fixed())
-        named, engine = not isinstance(self.kernel, AbstractKernel), fitted.engine
+        engine = fitted.engine
         if self.engine == "auto" and len(inputs) > most_exact(self.max_memory):
             engine = "auto" if engine == "exact" else engine  # these may be more than it takes
-        arguments = self._engine_arguments(inputs, fitted.scaling, named, engine)
+        arguments = self._engine_arguments(inputs, fitted.scaling, engine)
         other = type(self)(**self.get_params(deep=False))
         _saving.name_columns(other, _saving.columns_of(self))
         other._keep(condition_regression(held, data, fitted.scaling, arguments))
@@ -257,10 +236,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         fitted, inputs = self._query(X)
         points, scale = fitted.scaling.points(inputs), fitted.scaling.y_scale
         noise = fitted.noise_variance(inputs, noise_std) if include_noise else np.zeros(len(inputs))
-        prediction = fitted.posterior.predict(points)
+        prediction = fitted.fit.posterior.predict(points)
         mean = self._mean(prediction.mean)
         if return_cov:
-            covariance = fitted.posterior.covariance(points).double().numpy() * scale**2
+            covariance = fitted.fit.posterior.covariance(points).double().numpy() * scale**2
             return mean, covariance + np.diag(noise)
         if not return_std:
             return mean
@@ -288,7 +267,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _engine_arguments(
-        self, inputs: Array, scaling: Standardisation, named: bool, engine: str | None = None
+        self, inputs: Array, scaling: Standardisation, engine: str | None = None
     ) -> EngineArguments:
         """Check the arguments; engine: the one that is known, where it is."""
         asked, (n, dim) = self.get_params(deep=False), inputs.shape
@@ -296,7 +275,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(grid, RegularGrid):
             grid = scaling.grid(grid)
         seed = _arguments.seed_of(self.random_state)
-        learning = _arguments.evidence_settings(asked, seed, named)
+        rows = _arguments.at_least(2, "n_learn", asked)
+        steps = _arguments.at_least(1, "max_steps", asked)
+        named = not isinstance(self.kernel, AbstractKernel)
+        learning = EvidenceSettings(rows, steps, seed=seed, search_start=named)
         inducing = _arguments.inducing_settings(asked, learning, grid)
         name_of = student_t_engine_name if self._is_student_t else engine_name
         return EngineArguments(
@@ -306,12 +288,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             _arguments.point_settings(asked, inducing),
             _arguments.free_point_settings(asked, seed, learning.max_steps),
             self._is_student_t,
-            self._chooses_kernel,
+            isinstance(self.kernel, str) and self.kernel == _arguments.AUTO,
         )
-
-    @property
-    def _chooses_kernel(self) -> bool:
-        return isinstance(self.kernel, str) and self.kernel == _arguments.AUTO
 
     @property
     def _is_student_t(self) -> bool:
@@ -321,7 +299,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         learned, dim = _arguments.learned_names(self.learn), len(scaling.x_scale)
         width = float(spread(targets)) / scaling.y_scale
         return GPModel(
-            _arguments.make_kernel(self.kernel, dim, learned, (_arguments.AUTO,)),
+            _arguments.make_kernel(self.kernel, dim, learned),
             _arguments.make_mean(self.mean, dim, learned),
             _arguments.make_likelihood(self.noise, given, scaling.y_scale, width, learned),
         )
@@ -336,10 +314,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.grid_ = fitted.grid
         coefficients = fitted.model.mean.coefficients().detach().numpy()
         self.mean_ = scaling.user_mean(coefficients)
-        self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
+        noise = noise_numbers(fitted.model, fitted.dof, scaling)
+        self.noise_std_ = None if fitted.noise_is_given else noise["noise_std"]
         self.noise_dof_ = fitted.dof
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
-        self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
+        learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
+        self.report_ = fitted.report | {"hyperparameters": learned}
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
         if fitted.inducing_points is not None:
@@ -347,11 +327,6 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if fitted.evidence is not None:
             name = "log_evidence_" if fitted.engine == "exact" else "elbo_"
             setattr(self, name, fitted.evidence)
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        terms = kernel_numbers(self.kernel_)
-        noise = self._regression.noise()
-        return {"kernel": terms, **noise, "mean": self.mean_.tolist()}
 
     def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)

@@ -11,7 +11,6 @@ arrays.npz        exact: the data; hip: mean and statistics of q(ε); global: me
 
 import json
 import zipfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,9 @@ def name_columns(estimator: BaseEstimator, columns: _Json) -> None:
 
 def _plain_estimator(estimator: BaseEstimator) -> _Json:
     """Write arguments, and names of columns, of which arrays have none."""
-    plain: _Json = {"parameters": plain_arguments(estimator.get_params(deep=False))}
+    plain: _Json = {
+        "parameters": {n: _plain(v) for n, v in estimator.get_params(deep=False).items()}
+    }
     named = columns_of(estimator).get("feature_names_in_")
     return plain if named is None else plain | {"feature_names": [str(name) for name in named]}
 
@@ -198,13 +199,8 @@ def _loaded(engine: str, model: GPModel, plan: _Json | None, arrays: Arrays) -> 
     return free.load(problem, arrays, engines.FreePointPlan.of_plain(plan))
 
 
-def plain_arguments(parameters: Mapping[str, Any]) -> _Json:
-    """Arguments of an estimator as JSON; `arguments` reads them back."""
-    return {name: _plain(value) for name, value in parameters.items()}
-
-
 def arguments(plain: _Json) -> _Json:
-    """The arguments of `plain_arguments`."""
+    """The arguments of an estimator, of their values in JSON."""
     return {name: _argument(value) for name, value in plain.items()}
 
 

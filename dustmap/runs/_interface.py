@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -63,10 +63,6 @@ class Plan:
             f"{shown(largest.bytes)} ({largest.what}); {remedy}"
         )
 
-    def with_counts(self, counts: Mapping[str, Any]) -> "Plan":
-        """Return the plan with more counts and settings."""
-        return replace(self, counts={**self.counts, **counts})
-
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return {
@@ -117,10 +113,6 @@ class AbstractRun(ABC):
     @abstractmethod
     def plan(self) -> Plan:
         """Plan what `execute` would do."""
-
-    @abstractmethod
-    def check_until(self, until: Stage) -> None:
-        """Refuse a stage that a run of this kind cannot end with."""
 
     @abstractmethod
     def seconds(self) -> float:

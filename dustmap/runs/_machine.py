@@ -7,7 +7,6 @@ order round otherwise, so that a run keeps the number that it began with.
 import ctypes
 import functools
 import itertools
-import math
 import os
 import resource
 import time
@@ -26,7 +25,7 @@ from dustmap.distributed import check_agreement, world_from_environment
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.functionals import AbstractFunctional, Sharded
-from dustmap.linalg import AbstractWorld, Alone, Progress, unwatched
+from dustmap.linalg import AbstractWorld, Alone, Progress, chunks, unwatched
 from dustmap.runs import checkpoints
 
 #: Products of a run, and how many of each a step takes.
@@ -83,6 +82,14 @@ def keep_freed_memory() -> bool:
     return all(mallopt(*setting) == 1 for setting in _ALLOCATOR.values())
 
 
+def watched_chunks(n: int, size: int, what: str, progress: Progress) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` rows covering range(n), and tell the progress."""
+    for part in chunks(n, size):
+        progress(what, part.start, n)
+        yield part
+    progress(what, n, n)
+
+
 def predicted(
     posterior: AbstractPosterior, functional: AbstractFunctional, progress: Progress = unwatched
 ) -> Prediction:
@@ -102,13 +109,8 @@ def _in_turn(
     if n == 0:
         none = torch.zeros(0, dtype=torch.float64, device=functional.device)
         return Prediction(none, none)
-    parts = []
-    for first in range(0, n, TOGETHER):
-        progress("predictions", first, n)
-        parts.append(posterior.predict(functional[slice(first, first + TOGETHER)]))
-    progress("predictions", n, n)
-    if len(parts) == 1:
-        return parts[0]
+    rows = watched_chunks(n, TOGETHER, "predictions", progress)
+    parts = [posterior.predict(functional[some]) for some in rows]
     mean, variance = (torch.cat([getattr(p, v) for p in parts]) for v in ("mean", "variance"))
     return Prediction(mean, variance, sum(p.clamped for p in parts))
 
@@ -163,10 +165,7 @@ def measured_seconds(work: Callable[[], object], device: torch.device) -> float:
 
 def rounded(seconds: float) -> float:
     """Round to one figure, which is what an estimate is worth."""
-    if seconds <= 0:
-        return 0.0
-    unit = 10.0 ** math.floor(math.log10(seconds))
-    return round(seconds / unit) * unit
+    return float(f"{seconds:.0e}")
 
 
 @final

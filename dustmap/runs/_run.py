@@ -6,9 +6,8 @@ import dataclasses
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
@@ -36,18 +35,6 @@ _PADDING = 4.0
 _COMPRESSED = 10
 
 
-#: How a run of one data.kind is prepared, and how it is opened again.
-Kind: TypeAlias = tuple[
-    Callable[[Config, Path | None, AbstractWorld], AbstractRun],
-    Callable[[RunDirectory, Config], AbstractFinishedRun],
-]
-#: The kinds by data.kind; what one kind takes is imported where it is asked for.
-_KINDS: dict[str, Callable[[], Kind]] = {
-    "stars": lambda: (stars.prepare_stars, stars.reopen_star_map),
-    "regression": lambda: (regression.prepare_regression, regression.open_regression),
-}
-
-
 def prepare(
     config: Config, earlier: Path | None = None, world: AbstractWorld = ALONE
 ) -> AbstractRun:
@@ -55,17 +42,11 @@ def prepare(
 
     earlier: the directory of the same run, which is to be resumed; world: the ranks of the run.
     """
-    start, _ = _kind(config)
+    of_stars = config.data.kind == "stars"
+    start = stars.prepare_stars if of_stars else regression.prepare_regression
     run = start(config, earlier, world)
     run.plan().check()
     return run
-
-
-def _kind(config: Config) -> Kind:
-    if config.data.kind not in _KINDS:
-        known = ", ".join(f'"{kind}"' for kind in _KINDS)
-        raise UserError(f'data.kind = "{config.data.kind}" does not run yet; expected {known}')
-    return _KINDS[config.data.kind]()
 
 
 def open_run(path: str | Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
@@ -98,7 +79,8 @@ def regression_at(path: Path, compute: Sequence[str] = ()) -> "regression.Regres
 
 def _reopened(directory: RunDirectory, compute: Sequence[str]) -> AbstractFinishedRun:
     config = directory.reopened_config(compute)
-    _, reopen = _kind(config)
+    of_stars = config.data.kind == "stars"
+    reopen = stars.reopen_star_map if of_stars else regression.open_regression
     with checkpoints.translating_damage(directory.path):
         return reopen(directory, config)
 

@@ -210,8 +210,10 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
 
 def threads_of(path: Path) -> int | None:
     """Return the number of threads that the run at `path` has begun with; None where there is no
-    run."""
-    return Identity.read(path / CHECKPOINT).threads if (path / CONFIG).is_file() else None
+    run, or its identity names none."""
+    setup = Identity.read(path / CHECKPOINT).setup if (path / CONFIG).is_file() else {}
+    number = setup.get("threads")
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def ended_with(path: Path) -> Stage | None:

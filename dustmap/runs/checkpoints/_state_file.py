@@ -66,6 +66,7 @@ _FAULTS = (TypeError, AttributeError, AssertionError)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SUFFIX = ".npz"
 _SAVED, _END = "saved", "end"
+_FOREIGN = "is no state that dustmap has kept: "
 
 
 @final
@@ -109,16 +110,11 @@ def read_state(path: Path, folder: Path | None = None) -> StateFile:
         try:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise _Foreign
+                raise _Unusable(_FOREIGN)
             with archive:
                 return _read(archive)
-        except _Newer as error:
-            raise UserError(
-                f"{path} has schema {error} of a newer dustmap, and this reads {SCHEMA}: "
-                f"go on with that version, or {remedy}"
-            ) from None
-        except _Foreign:
-            raise UserError(f"{path} is no state that dustmap has kept: {remedy}") from None
+        except _Unusable as error:
+            raise UserError(f"{path} {error}{remedy}") from None
         except (*_DAMAGE, OSError) as error:  # OSError: of a seek to where nothing is
             _refuse_fault(error)
             raise UserError(f"{path} is damaged ({one_line(error)}): {remedy}") from None
@@ -178,13 +174,8 @@ def sync_directory(path: Path) -> None:
 
 
 @final
-class _Foreign(Exception):
-    """An archive of something else."""
-
-
-@final
-class _Newer(Exception):
-    """A schema that is not known yet, its argument."""
+class _Unusable(Exception):
+    """A sound archive that is of no use here: why, up to the remedy."""
 
 
 def _packed(scope: str, place: Place, state: State) -> tuple[bytes, list[NDArray[np.generic]]]:
@@ -207,7 +198,7 @@ def _packed(scope: str, place: Place, state: State) -> tuple[bytes, list[NDArray
 
 def _read(archive: "np.lib.npyio.NpzFile") -> StateFile:
     if not {"header", "header_sha256"} <= set(archive.files):
-        raise _Foreign
+        raise _Unusable(_FOREIGN)
     # What is no array for want of its first bytes, numpy hands out as it is.
     written, digest = (np.asarray(archive[n]).tobytes() for n in ("header", "header_sha256"))
     token = hashlib.sha256(written).hexdigest()
@@ -215,7 +206,10 @@ def _read(archive: "np.lib.npyio.NpzFile") -> StateFile:
         raise UserError("its header does not match its checksum")
     header = json.loads(written)
     if header["schema"] != SCHEMA:
-        raise _Newer(header["schema"])
+        raise _Unusable(
+            f"has schema {header['schema']} of a newer dustmap, and this reads {SCHEMA}: go on "
+            "with that version, or "
+        )
     arrays = {
         row["name"]: _tensor(np.asarray(archive[f"array_{i}"]), row)
         for i, row in enumerate(header["arrays"])
@@ -256,9 +250,8 @@ def _sha256(array: NDArray[np.generic]) -> str:
 class Notice(Protocol):
     """Whether somebody has asked the run to end, and how it ends then."""
 
-    @property
-    def pending(self) -> bool:
-        """Whether a request waits for a state to be saved."""
+    #: Whether a request waits for a state to be saved.
+    pending: bool
 
     def patiently(self) -> AbstractContextManager[None]:
         """Make a request wait for the state that the block saves before long."""
@@ -306,10 +299,6 @@ class DiskCheckpoints:
 
     def __post_init__(self) -> None:
         self.last = self.clock()
-
-    @property
-    def due(self) -> bool:
-        return self.clock() - self.last >= self.interval
 
     def checkpointer(self, scope: str) -> "DiskCheckpointer":
         return DiskCheckpointer(self, scope)
@@ -400,7 +389,7 @@ class DiskCheckpointer(AbstractCheckpointer):
     def save_if_due(self, make: Callable[[], State]) -> None:
         shared = self.checkpoints
         with shared.ending() as ending:
-            if self._leads and (ending or shared.due):
+            if self._leads and (ending or shared.clock() - shared.last >= shared.interval):
                 shared.write(self.scope, make())
             elif self._leads:
                 shared.pass_by(self.scope, make)

@@ -342,12 +342,6 @@ class Identity:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} cannot be used ({error}): {remedy}") from None
 
-    @property
-    def threads(self) -> int | None:
-        """The number of threads; None in an identity that names none."""
-        number = self.setup.get("threads")
-        return number if isinstance(number, int) and number > 0 else None
-
     def text(self) -> str:
         """Return the content of identity.json."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"

@@ -96,10 +96,8 @@ def inputs_of(table: Table, data: DataConfig) -> Array:
 
 def target_of(table: Table, target: str) -> Array:
     """Return a column (N,), or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
-    if target in table.colnames:
-        return number_column(table, target)
     match = re.fullmatch(r"(log|log10)\((.+)\)", target)
-    if match is None:
+    if match is None or target in table.colnames:
         return number_column(table, target)
     values = number_column(table, match[2])
     check_rows(values > 0, match[2], f"> 0, as {match[1]} needs")
@@ -278,9 +276,9 @@ def _flat(hyperparameters: dict[str, Any]) -> dict[str, Any]:
 
 def refit_section(model: HIPGPRegressor) -> dict[str, Any]:
     """Return what the fit to all rows says of itself."""
+    learned = model.report_["hyperparameters"]
     names = ("noise_std", "noise_scale", "mean")
-    own = {name: model.report_["hyperparameters"].get(name) for name in names}
-    own = {name: value for name, value in own.items() if value is not None}
+    own = {name: learned[name] for name in names if learned.get(name) is not None}
     return {"rows": model.report_["n"], "engine": model.engine_, **own, **evidence_of(model)}
 
 

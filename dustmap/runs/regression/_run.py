@@ -83,13 +83,6 @@ class RegressionRun(AbstractRun):
             "rows_dropped_outside_the_box": self.dropped,
         }
 
-    def check_until(self, until: Stage) -> None:
-        if until is not Stage.EXPORT:
-            raise UserError(
-                f'--until {until.value}: a run with data.kind = "regression" has no such stage; '
-                "leave it out"
-            )
-
     def seconds(self) -> float:
         """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
         n = len(self.train)

@@ -11,15 +11,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from dustmap.runs.reports._progress import duration_text
 from dustmap.runs.reports._report import (
     Check,
     Picture,
     Report,
-    duration_text,
     is_number,
     is_rows,
     number_text,
-    share_text,
     versions,
     with_error,
     words_of,
@@ -30,6 +29,7 @@ _LONG = 60
 
 #: The page that turns and cuts a map of a run, in the run's directory.
 VIEW = "view.html"
+_LINK = f'<p><a href="{VIEW}">The map in three dimensions</a>: turn it, cut it, ask it.</p>'
 
 _Section: TypeAlias = Mapping[str, Any]
 #: Units that names of numbers end in.
@@ -48,8 +48,8 @@ class Term:
     """
 
     label: str
-    unit: str = ""
     meaning: str = ""
+    unit: str = ""
 
 
 @final
@@ -111,7 +111,7 @@ def page(report: Report, folder: Path) -> str:
         f"<h1>{'Map of dust' if 'grid' in report.sections else 'Regression'}</h1>",
         *_verdict(report),
         *_tiles(report.sections),
-        *_link(folder),
+        *((_LINK,) if (folder / VIEW).is_file() else ()),
         *_gallery(report.pictures, folder),
         *(line for chapter in (*_CHAPTERS, others) for line in _chapter(chapter, report)),
         *_all_checks(report.checks),
@@ -170,20 +170,17 @@ def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
         )
     if "rmse" in scores:
         tiles.append(("RMSE, held out", _value(scores["rmse"]), f"{_value(scores['n'])} values"))
-        tiles.append(("Within 1σ, held out", share_text(scores["coverage68"]), "68 % is right"))
+        tiles.append(
+            ("Within 1σ, held out", f"{100 * scores['coverage68']:.0f} %", "68 % is right")
+        )
     if stages:
         seconds = sum(stage["seconds"] for stage in stages)
         peak = max(stage.get("peak_gib", 0.0) for stage in stages)
-        tiles.append(("Time", duration_text(seconds), f"at most {number_text(peak)} GiB"))
+        tiles.append(("Time", duration_text(seconds, 120), f"at most {number_text(peak)} GiB"))
     yield '<dl class="tiles">'
     for title, value, remark in tiles:
         yield f"<div><dt>{escape(title)}</dt><dd>{value}</dd><dd class='remark'>{remark}</dd></div>"
     yield "</dl>"
-
-
-def _link(folder: Path) -> Iterator[str]:
-    if (folder / VIEW).is_file():
-        yield f'<p><a href="{VIEW}">The map in three dimensions</a>: turn it, cut it, ask it.</p>'
 
 
 def _gallery(pictures: Sequence[Picture], folder: Path) -> Iterator[str]:
@@ -226,12 +223,16 @@ def _hyperparameters(sections: Mapping[str, _Section]) -> Iterator[str]:
         term = term_of(name)
         shown = _learned(value, errors.get(name))
         remark = " ".join(filter(None, (term.meaning, _held(name, errors))))
-        yield (
-            f"<tr><th>{escape(term.label)}</th><td class='number'>{shown}</td>"
-            f"<td>{escape(str(units.get(name) or term.unit))}</td>"
-            f"<td class='meaning'>{escape(remark)}</td></tr>"
-        )
+        yield _row(term.label, shown, str(units.get(name) or term.unit), remark)
     yield "</table>"
+
+
+def _row(label: str, value: str, unit: str, meaning: str) -> str:
+    """Return a number's row of a table; value: HTML."""
+    return (
+        f"<tr><th>{escape(label)}</th><td class='number'>{value}</td>"
+        f"<td>{escape(unit)}</td><td class='meaning'>{escape(meaning)}</td></tr>"
+    )
 
 
 def _held(name: str, errors: _Section) -> str:
@@ -246,10 +247,7 @@ def _section(section: _Section) -> Iterator[str]:
         yield "<table>"
         for name, value in _flat(plain):
             term = term_of(name)
-            yield (
-                f"<tr><th>{escape(term.label)}</th><td class='number'>{_value(value)}</td>"
-                f"<td>{escape(term.unit)}</td><td class='meaning'>{escape(term.meaning)}</td></tr>"
-            )
+            yield _row(term.label, _value(value), term.unit, term.meaning)
         yield "</table>"
     for name, value in section.items():
         if is_rows(value):
@@ -334,98 +332,86 @@ def term_of(name: str) -> Term:
         return TERMS[name]
     for suffix, unit in _UNIT_ENDINGS.items():
         if name.endswith(suffix):
-            return Term(words_of(name.removesuffix(suffix)), unit)
+            return Term(words_of(name.removesuffix(suffix)), unit=unit)
     return Term(words_of(name))
 
 
-_SCORES = {
-    "y": Term("Scored against", "", "measured values, with their noise, or noise-free ones"),
+TERMS: Mapping[str, Term] = {
+    # Scores.
+    "y": Term("Scored against", "measured values, with their noise, or noise-free ones"),
     "n": Term("Number"),
-    "rmse": Term("RMSE", "", "root mean square of measured − predicted; outliers dominate it"),
-    "mae": Term("MAE", "", "mean of |measured − predicted|"),
-    "mse": Term("MSE", "", "mean square of measured − predicted"),
-    "robust_scatter": Term("Robust scatter", "", "1.48 × the median of |residual|"),
+    "rmse": Term("RMSE", "root mean square of measured − predicted; outliers dominate it"),
+    "mae": Term("MAE", "mean of |measured − predicted|"),
+    "mse": Term("MSE", "mean square of measured − predicted"),
+    "robust_scatter": Term("Robust scatter", "1.48 × the median of |residual|"),
     "loglike": Term(
-        "Log-likelihood", "nats each", "log predictive density of a value; higher is better"
+        "Log-likelihood", "log predictive density of a value; higher is better", "nats each"
     ),
     "chi2": Term(
         "χ²",
-        "",
         "mean of (residual / predicted std)²: 1 if the errors are right, above it if they are too "
         "small; a few outliers take it far up",
     ),
     "coverage68": Term(
-        "Within 1σ", "", "share of values within their 68 % interval: 0.68 if the errors are right"
+        "Within 1σ", "share of values within their 68 % interval: 0.68 if the errors are right"
     ),
-    "coverage95": Term("Within 2σ", "", "share of values within their 95 % interval"),
-    "crps": Term("CRPS", "", "continuous ranked probability score; lower is better"),
+    "coverage95": Term("Within 2σ", "share of values within their 95 % interval"),
+    "crps": Term("CRPS", "continuous ranked probability score; lower is better"),
     "pit_histogram": Term(
         "PIT histogram",
-        "",
         "values by the quantile of the prediction at which they lie: flat if the errors are right, "
         "a hill if they are too wide, a valley if too narrow",
     ),
-    "correlation": Term("Correlation", "", "of predicted and true log density"),
-    "mean_residual": Term("Mean residual", "mag", "measured − predicted: 0 without bias"),
-}
-
-_HYPERPARAMETERS = {
-    "length": Term("Length", "", "distance over which the field forgets itself"),
-    "std": Term("Std", "", "of the field about its mean"),
-    "mean": Term("Mean", "", "of the field where nothing is measured"),
-    "noise": Term("Noise factor", "", "errors of the catalog are multiplied by it; 1 keeps them"),
-    "nu": Term("ν of Student's t", "", "few: many outliers; above 100: normal noise"),
-    "scatter": Term("Scatter", "", "error beside those of the catalog"),
-    "relative_scatter": Term("Relative scatter", "", "the same, in proportion to the extinction"),
-    "disc_height": Term("Scale height of the disc", "pc", "of the mean density"),
-    "disc_length": Term("Scale length of the disc", "pc", "of the mean density"),
-    "beyond": Term("Dust beyond the box", "", "factor on what the prior expects there"),
+    "correlation": Term("Correlation", "of predicted and true log density"),
+    "mean_residual": Term("Mean residual", "measured − predicted: 0 without bias", "mag"),
+    # What was learned.
+    "length": Term("Length", "distance over which the field forgets itself"),
+    "std": Term("Std", "of the field about its mean"),
+    "mean": Term("Mean", "of the field where nothing is measured"),
+    "noise": Term("Noise factor", "errors of the catalog are multiplied by it; 1 keeps them"),
+    "nu": Term("ν of Student's t", "few: many outliers; above 100: normal noise"),
+    "scatter": Term("Scatter", "error beside those of the catalog"),
+    "relative_scatter": Term("Relative scatter", "the same, in proportion to the extinction"),
+    "disc_height": Term("Scale height of the disc", "of the mean density", "pc"),
+    "disc_length": Term("Scale length of the disc", "of the mean density", "pc"),
+    "beyond": Term("Dust beyond the box", "factor on what the prior expects there"),
     "beyond_std": Term("Error of that factor"),
     "unresolved": Term(
-        "Dust between the nodes", "", "factor on the variance that the grid cannot resolve"
+        "Dust between the nodes", "factor on the variance that the grid cannot resolve"
     ),
-    "projection": Term("Projection", "", "share of the field's variance that the grid takes on"),
-}
-
-_FIT = {
-    "outliers": Term("Outliers", "", "data that the noise model weighs below a tenth"),
-    "torus": Term("Padded box", "nodes"),
+    "projection": Term("Projection", "share of the field's variance that the grid takes on"),
+    # The fit.
+    "outliers": Term("Outliers", "data that the noise model weighs below a tenth"),
+    "torus": Term("Padded box", unit="nodes"),
     "wrap_error": Term(
-        "Error of wrapping", "", "of the prior's covariance, by the padded box; below 0.15 is fine"
+        "Error of wrapping", "of the prior's covariance, by the padded box; below 0.15 is fine"
     ),
-    "wrap_inflation": Term("Inflation by wrapping", "", "of the prior's variance"),
+    "wrap_inflation": Term("Inflation by wrapping", "of the prior's variance"),
     "samples": Term("Posterior samples"),
-    "monte_carlo_error_of_std": Term("Monte Carlo error of std", "", "relative, by so few samples"),
+    "monte_carlo_error_of_std": Term("Monte Carlo error of std", "relative, by so few samples"),
     "misfit_over_noise": Term(
-        "Residuals / errors", "rms", "about 1; far below: the map fits noise; far above: it misses"
+        "Residuals / errors", "about 1; far below: the map fits noise; far above: it misses", "rms"
     ),
     "cg_steps": Term("Solver steps"),
     "learning_evaluations": Term("Steps of learning"),
-}
-
-_DATA = {
-    "stars": Term("Stars"),
-    "stars_fitted": Term("Stars fitted", "", "behind the scores"),
-    "stars_held_out": Term("Stars held out", "", "to score the map"),
-    "stars_in_the_map": Term("Stars in the map", "", "after the scores all of them take part"),
+    # Data and computation.
+    "stars_fitted": Term("Stars fitted", "behind the scores"),
+    "stars_held_out": Term("Stars held out", "to score the map"),
+    "stars_in_the_map": Term("Stars in the map", "after the scores all of them take part"),
     "rays_that_leave_the_box": Term("Sight lines that leave the box"),
     "rays_truncated_at_the_box": Term(
-        "Sight lines cut at the box", "", "whose dust beyond it is neglected"
+        "Sight lines cut at the box", "whose dust beyond it is neglected"
     ),
     "stars_dropped_outside_the_box": Term("Stars dropped, beyond the box"),
     "stars_with_distances_cut": Term("Distances cut at the box"),
     "system": Term("Extinction in"),
     "card": Term("Catalog's card"),
-    "parallax_zero_point_mas": Term("Zero point of parallaxes", "mas"),
+    "parallax_zero_point_mas": Term("Zero point of parallaxes", unit="mas"),
     "median_parallax_error_over_parallax": Term(
-        "Parallax error / parallax", "", "median; above 0.3 distances blur the map"
+        "Parallax error / parallax", "median; above 0.3 distances blur the map"
     ),
-    "gib": Term("Memory", "GiB"),
+    "gib": Term("Memory", unit="GiB"),
     "sha256": Term("SHA-256"),
-    "bytes": Term("Bytes"),
-    "seconds": Term("Seconds"),
-    "peak_gib": Term("Peak memory", "GiB"),
+    "peak_gib": Term("Peak memory", unit="GiB"),
     "until": Term("Last stage"),
 }
-
-TERMS: Mapping[str, Term] = {**_SCORES, **_HYPERPARAMETERS, **_FIT, **_DATA}

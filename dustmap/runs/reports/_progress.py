@@ -69,13 +69,18 @@ class Stopwatch:
         log.info("%s", name)
         start = time.perf_counter()
         self.on_stage(stage=name, event="begins")
-        retries, chunks = _Retries(), logging.getLogger(HALVED)
-        chunks.addHandler(retries)
+        halved, chunks = list[logging.LogRecord](), logging.getLogger(HALVED)
+
+        def counted(record: logging.LogRecord) -> bool:
+            halved.append(record)
+            return True
+
+        chunks.addFilter(counted)
         try:
             yield
         finally:
-            chunks.removeHandler(retries)
-            self.add(name, time.perf_counter() - start, retries.count)
+            chunks.removeFilter(counted)
+            self.add(name, time.perf_counter() - start, len(halved))
         peak = self._device_bytes()
         on_device = {} if peak is None else {"peak_device_bytes": peak}
         self.on_stage(stage=name, event="ends", seconds=self.rows[name]["seconds"], **on_device)
@@ -98,18 +103,6 @@ class Stopwatch:
         if self.device is None or self.device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(self.device)
-
-
-@final
-class _Retries(logging.Handler):
-    """Count the warnings of chunks that were halved."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.count += 1
 
 
 def peak_memory() -> int:
@@ -183,15 +176,18 @@ class _Course:
         """Say how long the rest takes at the pace so far; until there is one, how long it takes."""
         made, passed = self.done - self.first, now - self.start
         if made == 0:
-            return f": for {_in_words(passed)} so far"
+            return f": for {duration_text(passed, 100)} so far"
         seconds = passed / made * (self.total - self.done)
-        return f": {'at most' if self.may_end_before else 'about'} {_in_words(seconds)} to go"
+        return (
+            f": {'at most' if self.may_end_before else 'about'} {duration_text(seconds, 100)} to go"
+        )
 
 
-def _in_words(seconds: float) -> str:
-    if seconds < 100:
+def duration_text(seconds: float, most: float) -> str:
+    """Return seconds, minutes or hours, at most so many of the first two."""
+    if seconds < most:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 60 * most else f"{seconds / 3600:.1f} h"
 
 
 @final

@@ -132,7 +132,9 @@ class Report:
         status = "All checks passed." if self.passed else "**A check failed.**"
         blocks = ["# Report of a run", status]
         if self.checks:
-            blocks.append("\n".join(_check_line(check) for check in self.checks))
+            blocks.append(
+                "\n".join(f"- {c}".replace(": failed:", ": **failed**:", 1) for c in self.checks)
+            )
         blocks += [f"![{p.caption}]({p.path})\n\n*{p.caption}*" for p in self.pictures]
         units = self.sections.get("units", {})
         for name, section in self.sections.items():
@@ -158,10 +160,6 @@ def _rows_of(
             row["error"] = "held" if name in errors.get("held", ()) else errors.get(name, "")
         rows.append(row | {"unit": units[name]})
     return rows
-
-
-def _check_line(check: Check) -> str:
-    return f"- {check}" if check.passed else f"- {str(check).replace('failed:', '**failed**:', 1)}"
 
 
 def _tables(section: Mapping[str, Any]) -> list[str]:
@@ -235,18 +233,6 @@ def with_error(value: float, error: float | None) -> str:
         return number_text(value)
     decimals = max(0, _ERROR_DIGITS - 1 - math.floor(math.log10(error)))
     return f"{value:.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
-
-
-def share_text(value: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * value:.0f} %"
-
-
-def duration_text(seconds: float) -> str:
-    """Return seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def is_number(value: Any) -> bool:

@@ -325,21 +325,16 @@ def _near_start(name: str, ratio: float, reach: float) -> Check:
 def checks_of_held_out(
     held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
 ) -> tuple[Check, ...]:
-    """Check the residuals of the data `holdout` that the fit to the data `train` has not seen."""
+    """Check the residuals of the data `holdout` that the fit to the data `train` has not seen.
+
+    Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
+    clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
+    """
     advice = "the errors of the catalog or the prior do not describe the data; see chi2"
     coverage = coverage_check("held-out stars", held_out.scores(), advice)
-    return (coverage, *_checks_of_outliers(held_out, fit, observed, train, holdout))
-
-
-def _checks_of_outliers(
-    held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
-) -> tuple[Check, ...]:
-    """Check that stars far above the map are errors, which Student-t noise takes them for, and not
-    behind clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
-    """
     above = _far_above(held_out)
     if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
-        return ()
+        return (coverage,)
     rays = observed.batch.functional
     towards, depth = gathered(rays, own_rays(rays).direction).cpu(), rays.moments()[:, 0].cpu()
     seeds, fitted = holdout.cpu()[above], train.cpu()
@@ -348,7 +343,7 @@ def _checks_of_outliers(
     behind = depth[fitted[near]] > depth[seeds, None]
     found = behind.any(1)
     if found.sum() < _FEWEST:
-        return ()
+        return (coverage,)
     nearest = torch.from_numpy(near)[found, behind[found].int().argmax(1)]
     share = float(_far_above(fit.predictions(observed, train[nearest])).float().mean())
     advice = (
@@ -357,7 +352,7 @@ def _checks_of_outliers(
         'take a smaller grid.spacing, grid.levels around them, or model.noise = "gaussian"'
     )
     name = "share of outliers with another behind"
-    return (Check(name, share, 0.0, _COHERENT, advice),)
+    return (coverage, Check(name, share, 0.0, _COHERENT, advice))
 
 
 def _far_above(predictions: Predictions) -> Tensor:

@@ -223,7 +223,10 @@ class _Rounds:
         noisy = _far_column.first(self.config, observed.with_added(added), dust)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         data, rounds = _Data(observed, noisy, added), list[Mapping[str, Any]]()
-        while len(rounds) < self._most:
+        most = self.config.fit.distance_rounds
+        if self.limit is not None and most > 0:
+            most = WEIGHTED_ROUNDS  # more, for the dust moves with weighted distances
+        while len(rounds) < most:
             line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
@@ -234,12 +237,6 @@ class _Rounds:
             level = line["beyond"], line["beyond_std"]
             fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, level, start)
         return DistanceFit(fit, data.noisy, data.added, tuple(rounds), data.weights)
-
-    @property
-    def _most(self) -> int:
-        """The most rounds: more where distances are weighted, for the dust moves with them."""
-        asked = self.config.fit.distance_rounds
-        return asked if self.limit is None or asked == 0 else WEIGHTED_ROUNDS
 
     def _fit(
         self,
@@ -275,8 +272,12 @@ class _Rounds:
             return stored.rounds[0], _Data(observed, noisy, added, stored.weights)
         at = with_level(self.config, fit, data.observed, data.added, self.train)
         dust = _model.prior_dust(self.config, at)
-        observed, weights = self._weighted(fit, dust)
-        added = observed.added(fit.for_many_rays(), dust, self.watch.progress)
+        observed, weights = self.observed, None
+        posterior, progress = fit.for_many_rays(), self.watch.progress
+        if self.limit is not None:
+            weights = self.limit.weights(observed, posterior, dust, progress)
+            observed = self.limit.applied(observed, weights)
+        added = observed.added(posterior, dust, progress)
         changes = self._changes(fit, at, data, _Data(observed, observed, added))
         line: dict[str, Any] = {
             "round": number,
@@ -300,17 +301,6 @@ class _Rounds:
         stored = _AddedState(added, (line,), column, weights)
         part.finish(state_of(_NOISE, stored, finished=True))
         return line, _Data(observed, noisy, added, weights)
-
-    def _weighted(
-        self, fit: StarFit, dust: PriorDust
-    ) -> tuple[Observations, DistanceWeights | None]:
-        """Return the observations of the catalog, with distances as its limit and the map of a fit
-        leave them, and their weights."""
-        if self.limit is None:
-            return self.observed, None
-        posterior, progress = fit.for_many_rays(), self.watch.progress
-        weights = self.limit.weights(self.observed, posterior, dust, progress)
-        return self.limit.applied(self.observed, weights), weights
 
     def _changes(
         self, fit: StarFit, at: Hyperparameters, old: "_Data", new: "_Data"

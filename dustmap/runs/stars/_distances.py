@@ -29,8 +29,8 @@ from dustmap.inference import (
     LogNormalPosterior,
     scores_of_mixture,
 )
-from dustmap.linalg import Progress, chunks, unwatched
-from dustmap.runs._machine import TOGETHER
+from dustmap.linalg import Progress, unwatched
+from dustmap.runs._machine import TOGETHER, watched_chunks
 from dustmap.runs.reports import Predictions
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._parts import StarShare
@@ -126,8 +126,8 @@ class DistanceFinder:
         found = {name: np.full(len(l), np.nan) for name in COLUMNS}
         rows = np.flatnonzero(np.isfinite(measured.value))
         factor = conversion(measured.system, self.system)
-        for part in chunks(len(rows), max(1, TOGETHER // len(observations.SCORES))):
-            progress("distances", part.start, len(rows))
+        most = max(1, TOGETHER // len(observations.SCORES))
+        for part in watched_chunks(len(rows), most, "distances", progress):
             at = rows[part]
             y, error = factor * measured.value[at], factor * measured.error[at]
             own = None if groups is None else groups[at]
@@ -137,7 +137,6 @@ class DistanceFinder:
             levels = posterior.quantile(np.array(list(_PERCENTILES.values())))
             for name, values in zip(_PERCENTILES, levels.T, strict=True):
                 found[name][at] = values
-        progress("distances", len(rows), len(rows))
         return found
 
     def posterior(
@@ -247,14 +246,12 @@ class MagnitudeLimit:
         rays, stars = observed.batch.functional, self.stars
         keys = own_rays(rays).keys.cpu().numpy()
         parts = [np.empty((0, len(WEIGHT_SCORES)), np.float32)]
-        for rows in chunks(len(stars), _STARS):
-            progress("distances behind the map", rows.start, len(stars))
+        for rows in watched_chunks(len(stars), _STARS, "distances behind the map", progress):
             some = stars[rows]
             nodes, kind = weight_nodes(some.distances), classes_of(some.distances)[0]
             draws = along.draws(some.l, some.b, nodes, keys[rows])
             log_weight = selection.log_weights(nodes, draws, kind)
             parts.append(np.maximum(log_weight, _DEEPEST).astype(np.float32))
-        progress("distances behind the map", len(stars), len(stars))
         own = torch.from_numpy(np.concatenate(parts))
         return DistanceWeights(gathered(rays, own), used)
 
@@ -337,9 +334,8 @@ def are_placed(fit: StarFit, observed: Observations, index: Tensor) -> Tensor:
     that is the prior's, the same for many stars. Zero points go with the average over distances.
     """
     posterior = fit.posterior
-    if not isinstance(posterior, LogNormalPosterior) or posterior.groups is not None:
-        return torch.zeros_like(index, dtype=torch.bool)
-    if observed.spread is None:
+    has_places = isinstance(posterior, LogNormalPosterior) and posterior.groups is None
+    if not has_places or observed.spread is None:
         return torch.zeros_like(index, dtype=torch.bool)
     little = _LITTLE * observed.error_variance[index]
     inside = observed.expected_beyond[index].square() < little
@@ -354,8 +350,7 @@ def predictions(
     found = fit.predictions(observed, index, progress)
     rows = are_placed(fit, observed, index).nonzero().squeeze(-1)
     data, mean = found.data, found.mean
-    for part in chunks(len(rows), _STARS):
-        progress("scores by distance", part.start, len(rows))
+    for part in watched_chunks(len(rows), _STARS, "scores by distance", progress):
         scored = _scored(fit, observed, index[rows[part]])
         own = rows[part].to(mean.device)
         data = data.with_rows(own, scored)

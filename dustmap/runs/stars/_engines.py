@@ -254,8 +254,6 @@ def learned_in_words(fit: StarFit, units: Mapping[str, str]) -> str:
 def errors_section(fit: StarFit) -> dict[str, Any]:
     """Errors of learned hyperparameters, for the report: `held` names those that have none because
     they are at a bound."""
-    if not fit.errors:
-        return {}
     known = {name: error for name, error in fit.errors.items() if error is not None}
     held = [name for name, error in fit.errors.items() if error is None]
     return known | ({"held": held} if held else {})

@@ -50,23 +50,10 @@ _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
 
 def field_of(
-    config: Config,
-    fit: StarFit,
-    grid: RegularGrid,
-    system: ExtinctionSystem,
-    device: torch.device,
-    reach: maps.SurveyReach | None = None,
-) -> AbstractDensityField:
-    """The density of a fit; grid: the run's own, whose nodes span the box; reach: of a catalog with
-    a magnitude limit, which hides some of it."""
-    density = _field_of(config, fit, grid, system, device)
-    return density if reach is None else maps.LimitedField.of(density, grid, reach)
-
-
-def _field_of(
     config: Config, fit: StarFit, grid: RegularGrid, system: ExtinctionSystem, device: torch.device
 ) -> AbstractDensityField:
-    """The density of a fit, by what its posterior is."""
+    """The density of a fit, by what its posterior is; grid: the run's own, whose nodes span the
+    box."""
     posterior, prior_std = fit.posterior, fit.hyperparameters.std
     if isinstance(posterior, LogNormalPosterior):
         nodes, seed = nodes_of(config.grid), config.fit.seed

@@ -17,7 +17,6 @@ from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
@@ -83,11 +82,10 @@ def _behind(
 ) -> FarColumn:
     """Follow pixels through the box and behind it, as the configuration says."""
     data = config.data
-    truncates = config.grid.outside == OutsidePolicy.TRUNCATE.value
     return FarColumn.of(
         pixels,
         grid,
-        OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR,
+        _model.policy_beyond(config),
         scatter=data.far_column_scatter,
         bound=data.far_column_kind == "at most",
         layer=_LAYERS[config.model.mean] * config.model.disc_height,

@@ -212,11 +212,8 @@ def _distance_prior(data: DataConfig) -> star_tables.AbstractDistancePrior | sta
 
 def prior_of(stars: StarTable) -> star_tables.AbstractDistancePrior | None:
     """The prior under which the distances of a run's stars are; None where they have none."""
-    return (
-        stars.distances.prior
-        if isinstance(stars.distances, star_tables.ParallaxDistances)
-        else None
-    )
+    distances = stars.distances
+    return distances.prior if isinstance(distances, star_tables.ParallaxDistances) else None
 
 
 def in_system(stars: StarTable, system: ExtinctionSystem | None) -> StarTable:

@@ -20,7 +20,7 @@ from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, wi
 from dustmap.inference import LogNormalPosterior, scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._interface import AbstractFinishedRun
-from dustmap.runs._machine import TOGETHER
+from dustmap.runs._machine import TOGETHER, watched_chunks
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (
@@ -172,12 +172,6 @@ class StarMap(AbstractFinishedRun):
     def _dust(self) -> observations.PriorDust:
         return _model.prior_dust(self.run.config, self.fit.hyperparameters)
 
-    @property
-    def _policy(self) -> OutsidePolicy:
-        """Whether the rest of a ray that leaves the box has dust: the prior's, or none."""
-        truncates = self.run.config.grid.outside == OutsidePolicy.TRUNCATE.value
-        return OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR
-
     def predict(
         self,
         catalog: Path,
@@ -235,8 +229,9 @@ class StarMap(AbstractFinishedRun):
 
     def distance_finder(self) -> _distances.DistanceFinder:
         """Return what finds distances of stars by their extinctions."""
+        run, outside = self.run, _model.policy_beyond(self.run.config)
         return _distances.DistanceFinder(
-            self.fit, self.run.grid, self._dust, self._policy, self.system, self.device
+            self.fit, run.grid, self._dust, outside, self.system, self.device
         )
 
     def _counts_of_distances(self, places: Places) -> dict[str, int]:
@@ -286,12 +281,9 @@ class StarMap(AbstractFinishedRun):
         too, the extinctions with their zero points, without noise.
         """
         parts = []
-        for first in range(0, max(1, len(l)), TOGETHER):
-            progress("predictions", first, len(l))
-            some = slice(first, first + TOGETHER)
+        for some in watched_chunks(max(1, len(l)), TOGETHER, "predictions", progress):
             own = None if groups is None else groups[some]
             parts.append(self._at_some(l[some], b[some], distances[some], own))
-        progress("predictions", len(l), len(l))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _at_some(
@@ -307,9 +299,8 @@ class StarMap(AbstractFinishedRun):
         at = np.flatnonzero(inside.cpu().numpy())
         if len(at) == 0:
             return columns
-        lines = observations.sight_lines(
-            l[at], b[at], distances[at], self.run.grid, self._policy, self.device
-        )
+        grid, outside = self.run.grid, _model.policy_beyond(self.run.config)
+        lines = observations.sight_lines(l[at], b[at], distances[at], grid, outside, self.device)
         posterior = self.fit.posterior
         density = self._densities(PointValues(places[inside]))
         extinction = observations.predict_extinction(posterior, lines, self._dust)

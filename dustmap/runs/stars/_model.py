@@ -19,6 +19,7 @@ from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
 from dustmap.engines import FALLBACK
 from dustmap.errors import UserError
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.gp.kernels import (
     AbstractKernel,
     ProjectedKernel,
@@ -265,6 +266,12 @@ def kernel_of(model: ModelConfig, at: Hyperparameters) -> AbstractKernel:
 def start_kernel(config: Config) -> AbstractKernel:
     """The kernel where learning starts."""
     return kernel_of(config.model, start_of(config))
+
+
+def policy_beyond(config: Config) -> OutsidePolicy:
+    """Whether the rest of a ray that leaves the box has dust: the prior's, or none."""
+    truncates = config.grid.outside == OutsidePolicy.TRUNCATE.value
+    return OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR
 
 
 def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:

@@ -325,11 +325,6 @@ class StarShare:
         sample = in_system(store.sample(SAMPLE), system)
         return StarShare(catalog, world, mine.start, len(store), sample)
 
-    def without_groups(self) -> "StarShare":
-        """Return the same without groups of its stars."""
-        own = replace(self.own, stars=replace(self.own.stars, groups=None))
-        return replace(self, own=own)
-
     def observed(
         self, grid: RegularGrid, outside: OutsidePolicy, device: torch.device
     ) -> Observations:

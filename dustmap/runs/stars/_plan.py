@@ -225,9 +225,7 @@ def may_fit(config: Config) -> bool:
 
 
 def _field_bytes(config: Config) -> int:
-    boxes = config.grid.boxes
-    nodes = sum(math.prod(round(side / step) + 1 for side in size) for size, step in boxes)
-    return nodes * dtype_of(config.compute).itemsize
+    return nodes_of(config.grid).size * dtype_of(config.compute).itemsize
 
 
 def star_components(
@@ -241,9 +239,7 @@ def star_components(
     weighted = weighted and observed.spread is not None
     for spread in (observed.spread, outside):
         if spread is not None:
-            held += _bytes(spread.rays) + spread.variance.nbytes
-            if weighted:
-                held += _bytes(spread.rays) + spread.variance.nbytes
+            held += (1 + weighted) * (_bytes(spread.rays) + spread.variance.nbytes)
     if weighted:
         held += 2 * 4 * len(WEIGHT_SCORES) * len(observed)
     what = f"catalog of {len(stars):,} rows, rays and errors of {len(observed):,} stars"

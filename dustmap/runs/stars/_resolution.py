@@ -197,7 +197,12 @@ def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
         "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
         "nodes": " × ".join(map(str, grid.shape)),
     }
-    return section | _levels_in_words(config)
+    if config.grid.levels:
+        sizes = (" × ".join(f"{side:g}" for side in size) for size, _ in config.grid.boxes)
+        steps = (spacing for _, spacing in config.grid.boxes)
+        words = (f"{step:g} pc in {size} pc" for size, step in zip(sizes, steps, strict=True))
+        section["levels"] = "; ".join(words)
+    return section
 
 
 def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
@@ -206,16 +211,6 @@ def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
     for level, finer in enumerate(nodes_of(config.grid).grids[1:], start=1):
         counts[f"nodes_of_level_{level}"] = list(finer.shape)
     return counts
-
-
-def _levels_in_words(config: Config) -> dict[str, str]:
-    """Spacing and box of every level; nothing of one grid."""
-    if not config.grid.levels:
-        return {}
-    sizes = (" × ".join(f"{side:g}" for side in size) for size, _ in config.grid.boxes)
-    steps = (spacing for _, spacing in config.grid.boxes)
-    words = (f"{step:g} pc in {size} pc" for size, step in zip(sizes, steps, strict=True))
-    return {"levels": "; ".join(words)}
 
 
 def _reaches(distances: NDArray[np.float64], finest: float) -> list[float]:

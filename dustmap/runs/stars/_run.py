@@ -38,7 +38,7 @@ from dustmap.runs.stars import (
 )
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances, refit_all
 from dustmap.sky import DustMap, Observations, Provenance, StarTable
-from dustmap.sky.maps import AbstractDensityField, SurveyReach
+from dustmap.sky.maps import AbstractDensityField, LimitedField, SurveyReach
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,6 @@ class StarRun(AbstractRun):
         }
         plan = _plan.plan_stars(self.config, counts, self.stars, self.observed, self.mapped)
         return replace(plan, checks=self.checks)
-
-    def check_until(self, until: Stage) -> None:
-        """Accept any stage."""
 
     @cached_property
     def reach(self) -> SurveyReach | None:
@@ -349,8 +346,8 @@ class StarRun(AbstractRun):
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps, without coverage where a magnitude limit hides it."""
-        system = self.stars.system
-        return _export.field_of(self.config, fit, self.grid, system, self.device, self.reach)
+        density = _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
+        return density if self.reach is None else LimitedField.of(density, self.grid, self.reach)
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
         """Describe where the maps of a fit to so many stars come from."""
@@ -441,7 +438,8 @@ def assemble(
         config, catalog = _resolution.with_cells(config, catalog)
         share = _parts.StarShare.of_all(catalog, world)
     if not config.data.groups:
-        share = share.without_groups()
+        own = replace(share.own, stars=replace(share.own.stars, groups=None))
+        share = replace(share, own=own)
     config = _resolution.resolved(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
