@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.kernels._radial import (
-    CURVATURE_FLOOR,
-    END,
-    SLOPE_FLOOR,
-    cutoff,
-    fourier_transform,
-    second_antiderivative,
-    slope_over_r,
-    track_table,
-)
+from dustmap.gp.kernels import _radial
 
 SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
 
@@ -63,26 +54,26 @@ class AbstractProfile(ABC):
 
     def slope(self, r: Tensor) -> Tensor:
         """k'(r) / r; near 0 that at r = 1e-6."""
-        return slope_over_r(self.value, r, SLOPE_FLOOR)
+        return _radial.slope_over_r(self.value, r, _radial.SLOPE_FLOOR)
 
     def curvature(self, r: Tensor) -> Tensor:
         """(k'(r) / r)' / r; finite at r = 0, where it is only ever multiplied by x_i x_j = 0."""
-        return slope_over_r(self.slope, r, CURVATURE_FLOOR)
+        return _radial.slope_over_r(self.slope, r, _radial.CURVATURE_FLOOR)
 
     def spectral_density(self, s: Tensor, dim: int) -> Tensor:
         """∫ k(|x|) exp(-i s·x) dx over R^dim, as a function of |s|; see `fourier_transform`."""
-        return fourier_transform(self.value, s, dim, self.cutoff(END))
+        return _radial.fourier_transform(self.value, s, dim, self.cutoff(_radial.END))
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         """G(t) = ∫_0^|t| (|t| - u) k(u) du, with full relative accuracy down to t = 0."""
-        return second_antiderivative(self.value, t, self.cutoff(END))
+        return _radial.second_antiderivative(self.value, t, self.cutoff(_radial.END))
 
     def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """F(b, t) = ∫_0^t k(√(b² + τ²)) dτ: along a track that passes at distance b; odd in t.
 
         b_squared (≥ 0) and t have one shape, float64; differentiable in both.
         """
-        return track_table(self, t.device)(b_squared, t)
+        return _radial.track_table(self, t.device)(b_squared, t)
 
     def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """∫_0^t k'(r)/r dτ with r = √(b² + τ²), as in `track_integral`."""
@@ -90,7 +81,7 @@ class AbstractProfile(ABC):
             raise UserError(
                 f"{self.name} ({type(self).__name__}) has no derivative, so no slope to integrate."
             )
-        return -track_table(_Descent(self), t.device)(b_squared, t)
+        return -_radial.track_table(_Descent(self), t.device)(b_squared, t)
 
     def cutoff(self, tolerance: float) -> float:
         """Smallest r beyond which k(r) <= tolerance."""
@@ -109,7 +100,7 @@ class AbstractProfile(ABC):
 @functools.lru_cache(maxsize=256)
 def _cutoff(profile: AbstractProfile, tolerance: float) -> float:
     """Bisect once for equal profiles: every covariance of every kernel asks for the same few."""
-    return cutoff(profile.value, tolerance, profile.name)
+    return _radial.cutoff(profile.value, tolerance, profile.name)
 
 
 @final

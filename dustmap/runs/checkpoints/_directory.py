@@ -24,29 +24,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError, one_line
 from dustmap.inference import AbstractCheckpointer, NoCheckpoints
 from dustmap.linalg import AbstractWorld
-from dustmap.runs.checkpoints import _status
-from dustmap.runs.checkpoints._state_file import (
-    DiskCheckpoints,
-    Notice,
-    durable,
-    has_states,
-    sync_directory,
-    translating_damage,
-)
-from dustmap.runs.checkpoints._status import (
-    CHECKPOINT,
-    CONFIG,
-    IDENTITY,
-    LOG,
-    METRICS,
-    REPORT,
-    STATES,
-    Identity,
-    append,
-    differences,
-    proves_run,
-    read_json,
-)
+from dustmap.runs.checkpoints import _state_file, _status
 from dustmap.runs.reports import Stage, peak_memory
 from dustmap.sky import check_enclosed
 from dustmap.tables import _outputs, words_of_damage
@@ -66,7 +44,7 @@ class RunDirectory:
     """
 
     path: Path
-    checkpoints: DiskCheckpoints | None = None
+    checkpoints: _state_file.DiskCheckpoints | None = None
 
     @property
     def rank(self) -> int:
@@ -75,14 +53,14 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Return the resolved configuration that the run had."""
-        return configuration.load(self.path / CONFIG)
+        return configuration.load(self.path / _status.CONFIG)
 
     def reopened_config(self, overrides: Sequence[str]) -> Config:
         """Return that configuration with device, threads and memory as the overrides say.
 
         The dtype stays: the posterior on disk is of that precision, and has no more digits.
         """
-        own, config = self.config(), configuration.load(self.path / CONFIG, overrides)
+        own, config = self.config(), configuration.load(self.path / _status.CONFIG, overrides)
         if config.compute.dtype != own.compute.dtype:
             raise UserError(
                 f"--dtype {config.compute.dtype}: {self.path} was fitted in {own.compute.dtype}, "
@@ -102,12 +80,12 @@ class RunDirectory:
         """Append one line to metrics.jsonl, with time, rank and peak memory."""
         if self.rank == 0:
             line = {"time": round(time.time(), 3), "rank": 0, **values}
-            append(self.path / METRICS, line | {"peak_bytes": peak_memory()})
+            _status.append(self.path / _status.METRICS, line | {"peak_bytes": peak_memory()})
 
     def write_text(self, name: str, content: str) -> None:
         """Write a file whole or not at all."""
         if self.rank == 0:
-            with durable(self.path / name) as file:
+            with _state_file.durable(self.path / name) as file:
                 file.write(content.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -116,12 +94,12 @@ class RunDirectory:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read what `write_json` wrote under this name."""
-        return read_json(self.path / name)
+        return _status.read_json(self.path / name)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Write an npz file whole or not at all; none where there are no arrays."""
         if arrays and self.rank == 0:
-            with durable(self.path / name) as file:
+            with _state_file.durable(self.path / name) as file:
                 np.savez(file, allow_pickle=False, **arrays)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
@@ -144,7 +122,7 @@ class LogFile(logging.Handler):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path = path / LOG
+        self._path = path / _status.LOG
 
     def emit(self, record: logging.LogRecord) -> None:
         line = {
@@ -155,7 +133,7 @@ class LogFile(logging.Handler):
         }
         # A log that cannot be written ends no run: what matters is in the other files, too.
         with suppress(OSError):
-            append(self._path, line)
+            _status.append(self._path, line)
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -164,10 +142,10 @@ def check_free(path: Path, overwrite: bool) -> None:
         return
     if not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose another --output")
-    if not proves_run(path / CHECKPOINT):
+    if not _status.proves_run(path / _status.CHECKPOINT):
         raise FileExistsError(
-            f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
-            f"run; choose another --output"
+            f"{path} is no run directory and not empty: it has no "
+            f"{_status.CHECKPOINT}/{_status.IDENTITY} of a run; choose another --output"
         )
     _status.refuse_held(path)
     if overwrite:
@@ -196,39 +174,43 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     """
     if not _is_taken(path):
         return None
-    if not (path / CONFIG).is_file():
+    if not (path / _status.CONFIG).is_file():
         check_free(path, overwrite=False)
     check_enclosed(path)
     _status.refuse_held(path)
-    _identity_of(path, Identity.of(config, ranks))
+    _identity_of(path, _status.Identity.of(config, ranks))
     ended = ended_with(path)
     if ended is Stage.EXPORT:
         # Its process may have been killed after its report.
-        shutil.rmtree(path / STATES, ignore_errors=True)
+        shutil.rmtree(path / _status.STATES, ignore_errors=True)
     return ended
 
 
 def threads_of(path: Path) -> int | None:
     """Return the number of threads that the run at `path` has begun with; None where there is no
     run, or its identity names none."""
-    setup = Identity.read(path / CHECKPOINT).setup if (path / CONFIG).is_file() else {}
+    setup = (
+        _status.Identity.read(path / _status.CHECKPOINT).setup
+        if (path / _status.CONFIG).is_file()
+        else {}
+    )
     number = setup.get("threads")
     return number if isinstance(number, int) and number > 0 else None
 
 
 def ended_with(path: Path) -> Stage | None:
     """Return the last stage of a finished run, None of one that is not finished."""
-    if not (path / REPORT).is_file():
+    if not (path / _status.REPORT).is_file():
         return None
     stages = _status.report_of(path).get("stages", {})
-    with translating_damage(path):
+    with _state_file.translating_damage(path):
         return Stage(stages.get("until", Stage.EXPORT.value))
 
 
 def finished_run(path: Path) -> RunDirectory:
     """Open the directory of a finished run; refuse any other."""
     _status.check_run(path)
-    if not (path / REPORT).is_file():
+    if not (path / _status.REPORT).is_file():
         raise FileNotFoundError(
             f"{path}: this run is not finished; see `dustmap status {path}`, and go on with "
             f"dustmap run --resume"
@@ -238,7 +220,7 @@ def finished_run(path: Path) -> RunDirectory:
 
 @contextmanager
 def new_run(
-    path: Path, config: Config, overwrite: bool, notice: Notice, world: AbstractWorld
+    path: Path, config: Config, overwrite: bool, notice: _state_file.Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
     """Make the directory with the echo of the configuration; what was there goes.
 
@@ -250,18 +232,18 @@ def new_run(
     partial = _outputs.named_beside(path, "partial")
     placed = False
     try:
-        (partial / CHECKPOINT).mkdir(parents=True)
-        _write_identity(partial, config, Identity.of(config, world.size))
+        (partial / _status.CHECKPOINT).mkdir(parents=True)
+        _write_identity(partial, config, _status.Identity.of(config, world.size))
         with _status.holding(partial):
             with undisturbed():
                 _outputs.take_place(partial, path)
                 placed = True
-            sync_directory(path.parent)
+            _state_file.sync_directory(path.parent)
             with _at_work(path, config, notice, world) as directory:
                 yield directory
     except BaseException as error:
         with undisturbed():
-            if placed and (notice.pending or has_states(path / STATES)):
+            if placed and (notice.pending or _state_file.has_states(path / _status.STATES)):
                 error.add_note(_GO_ON)
             elif placed and partial.exists():
                 _outputs.take_place(partial, path)
@@ -275,16 +257,16 @@ def new_run(
 
 @contextmanager
 def resumed_run(
-    path: Path, config: Config, notice: Notice, world: AbstractWorld
+    path: Path, config: Config, notice: _state_file.Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
     """Open the directory of a run that is not finished, or not as far as is now asked."""
     with _status.holding(path):
-        here = Identity.of(config, world.size)
+        here = _status.Identity.of(config, world.size)
         there = _identity_of(path, here)
         try:
             with _at_work(path, config, notice, world) as directory:
                 _clean(path)
-                for change in differences(there.setup, here.setup):
+                for change in _status.differences(there.setup, here.setup):
                     log.warning("%s: the result is the same within rounding alone", change)
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
@@ -296,17 +278,21 @@ def resumed_run(
             raise
 
 
-def joined_run(path: Path, config: Config, notice: Notice, world: AbstractWorld) -> RunDirectory:
+def joined_run(
+    path: Path, config: Config, notice: _state_file.Notice, world: AbstractWorld
+) -> RunDirectory:
     """Open the directory of a run at work as this rank, which writes if it is the first."""
     seconds = config.compute.checkpoint_seconds
-    return RunDirectory(path, DiskCheckpoints(path / STATES, seconds, notice, world))
+    return RunDirectory(
+        path, _state_file.DiskCheckpoints(path / _status.STATES, seconds, notice, world)
+    )
 
 
 def finish(directory: RunDirectory, until: Stage) -> None:
     """Record the end, and remove what only an unfinished run needs."""
     directory.record(stage="run", event="finished", until=until.value)
     if until is Stage.EXPORT:
-        shutil.rmtree(directory.path / STATES, ignore_errors=True)
+        shutil.rmtree(directory.path / _status.STATES, ignore_errors=True)
 
 
 def _is_taken(path: Path) -> bool:
@@ -320,22 +306,22 @@ def _is_taken(path: Path) -> bool:
     return not place.is_dir() or any(place.iterdir())
 
 
-def _identity_of(path: Path, here: Identity) -> Identity:
+def _identity_of(path: Path, here: _status.Identity) -> _status.Identity:
     """Read the identity of the run at `path`; refuse another than `here`."""
-    there = Identity.read(path / CHECKPOINT)
+    there = _status.Identity.read(path / _status.CHECKPOINT)
     there.refuse_other(path, here, read=(path / "stars.zarr").exists())
     return there
 
 
-def _write_identity(path: Path, config: Config, identity: Identity) -> None:
+def _write_identity(path: Path, config: Config, identity: _status.Identity) -> None:
     directory = RunDirectory(path)
-    directory.write_text(CONFIG, configuration.echo(config))
-    directory.write_text(f"{CHECKPOINT}/{IDENTITY}", identity.text())
+    directory.write_text(_status.CONFIG, configuration.echo(config))
+    directory.write_text(f"{_status.CHECKPOINT}/{_status.IDENTITY}", identity.text())
 
 
 @contextmanager
 def _at_work(
-    path: Path, config: Config, notice: Notice, world: AbstractWorld
+    path: Path, config: Config, notice: _state_file.Notice, world: AbstractWorld
 ) -> Iterator[RunDirectory]:
     """Give the directory checkpoints and a log; record what ends the work early."""
     directory = joined_run(path, config, notice, world)
@@ -360,7 +346,7 @@ def _at_work(
 
 def _clean(path: Path) -> None:
     """Remove what a process that was killed has left half written."""
-    places = (path, path / CHECKPOINT, path / STATES, path / "plots")
+    places = (path, path / _status.CHECKPOINT, path / _status.STATES, path / "plots")
     left = [p for place in places for p in (*place.glob(".partial-*"), *place.glob(".replaced-*"))]
     for partial in left:
         _outputs.remove(partial)

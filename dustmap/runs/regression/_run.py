@@ -16,16 +16,8 @@ from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.inference import State
 from dustmap.linalg import AbstractWorld, unwatched
-from dustmap.runs import reports
+from dustmap.runs import _machine, reports
 from dustmap.runs._interface import AbstractFinishedRun, AbstractRun, Plan, split_rows
-from dustmap.runs._machine import (
-    ALONE,
-    Products,
-    dense_seconds,
-    dense_trial,
-    rounded,
-    seconds_per_operation,
-)
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
@@ -87,13 +79,13 @@ class RegressionRun(AbstractRun):
         """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
         n = len(self.train)
         exact = _model.may_be_dense(self.config, n)
-        seconds = dense_seconds(n if exact else min(n, self.config.fit.learn_rows))
+        seconds = _machine.dense_seconds(n if exact else min(n, self.config.fit.learn_rows))
         if self.refits and exact:
-            seconds += len(self.rows) ** 3 * seconds_per_operation()
-        return rounded(seconds)
+            seconds += len(self.rows) ** 3 * _machine.seconds_per_operation()
+        return _machine.rounded(seconds)
 
-    def products(self) -> Products:
-        return ((dense_trial(min(len(self.train), _TRIAL_ROWS)), 1.0),)
+    def products(self) -> _machine.Products:
+        return ((_machine.dense_trial(min(len(self.train), _TRIAL_ROWS)), 1.0),)
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         del until, progress  # it has one stage, of seconds
@@ -263,7 +255,7 @@ class RegressionResult(AbstractFinishedRun):
 
 
 def prepare_regression(
-    config: Config, earlier: Path | None = None, world: AbstractWorld = ALONE
+    config: Config, earlier: Path | None = None, world: AbstractWorld = _machine.ALONE
 ) -> RegressionRun:
     """Read and check all that the run needs; write nothing.
 

@@ -11,18 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from dustmap.runs.reports import _report
 from dustmap.runs.reports._progress import duration_text
-from dustmap.runs.reports._report import (
-    Check,
-    Picture,
-    Report,
-    is_number,
-    is_rows,
-    number_text,
-    versions,
-    with_error,
-    words_of,
-)
 
 #: Characters of a text that stays on one line.
 _LONG = 60
@@ -102,7 +92,7 @@ _ABOUT: Mapping[str, str] = {
 _SAID: Mapping[str, tuple[str, ...]] = {"calibration": ("y", "n", "coverage68", "coverage95")}
 
 
-def page(report: Report, folder: Path) -> str:
+def page(report: _report.Report, folder: Path) -> str:
     """Return the report as HTML; its pictures, below `folder`, become part of the page."""
     known = {name for chapter in _CHAPTERS for name in chapter.sections} | set(_COLUMN_SECTIONS)
     rest = tuple(name for name in report.sections if name not in known)
@@ -126,7 +116,7 @@ def page(report: Report, folder: Path) -> str:
     return "\n".join((head, *parts, "</main></body></html>")) + "\n"
 
 
-def _verdict(report: Report) -> Iterator[str]:
+def _verdict(report: _report.Report) -> Iterator[str]:
     """Checks that failed, with what to do, or that none did."""
     failed = [check for check in report.checks if not check.passed]
     if not failed and report.checks:
@@ -137,17 +127,17 @@ def _verdict(report: Report) -> Iterator[str]:
     yield f"<p>{len(failed)} of {len(report.checks)} checks failed.</p><ul>"
     for check in failed:
         expected = f"expected {_interval(check)}"
-        yield f"<li><b>{escape(check.name)}</b> is {number_text(check.value)}, {expected}: "
+        yield f"<li><b>{escape(check.name)}</b> is {_report.number_text(check.value)}, {expected}: "
         yield f"{escape(check.advice)}</li>"
     yield "</ul></div>"
 
 
-def _interval(check: Check) -> str:
+def _interval(check: _report.Check) -> str:
     if check.low == check.high:
-        return number_text(check.low)
+        return _report.number_text(check.low)
     if check.high >= 1e8:
-        return f"at least {number_text(check.low)}"
-    return f"{number_text(check.low)} to {number_text(check.high)}"
+        return f"at least {_report.number_text(check.low)}"
+    return f"{_report.number_text(check.low)} to {_report.number_text(check.high)}"
 
 
 def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
@@ -176,14 +166,16 @@ def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
     if stages:
         seconds = sum(stage["seconds"] for stage in stages)
         peak = max(stage.get("peak_gib", 0.0) for stage in stages)
-        tiles.append(("Time", duration_text(seconds, 120), f"at most {number_text(peak)} GiB"))
+        tiles.append(
+            ("Time", duration_text(seconds, 120), f"at most {_report.number_text(peak)} GiB")
+        )
     yield '<dl class="tiles">'
     for title, value, remark in tiles:
         yield f"<div><dt>{escape(title)}</dt><dd>{value}</dd><dd class='remark'>{remark}</dd></div>"
     yield "</dl>"
 
 
-def _gallery(pictures: Sequence[Picture], folder: Path) -> Iterator[str]:
+def _gallery(pictures: Sequence[_report.Picture], folder: Path) -> Iterator[str]:
     if not pictures:
         return
     yield '<section class="gallery">'
@@ -196,7 +188,7 @@ def _gallery(pictures: Sequence[Picture], folder: Path) -> Iterator[str]:
     yield "</section>"
 
 
-def _chapter(chapter: _Chapter, report: Report) -> Iterator[str]:
+def _chapter(chapter: _Chapter, report: _report.Report) -> Iterator[str]:
     shown = [name for name in chapter.sections if report.sections.get(name)]
     if not shown:
         return
@@ -205,7 +197,7 @@ def _chapter(chapter: _Chapter, report: Report) -> Iterator[str]:
     yield f"<p>{chapter.introduction}</p>"
     for name in shown:
         if len(shown) > 1 or chapter.folded:
-            yield f"<h3>{escape(words_of(name))}</h3>"
+            yield f"<h3>{escape(_report.words_of(name))}</h3>"
         yield f"<p>{_ABOUT[name]}</p>" if name in _ABOUT else ""
         if name == "hyperparameters":
             yield from _hyperparameters(report.sections)
@@ -241,7 +233,7 @@ def _held(name: str, errors: _Section) -> str:
 
 def _section(section: _Section) -> Iterator[str]:
     """Plain values as one table, each list of rows as another."""
-    plain = {name: value for name, value in section.items() if not is_rows(value)}
+    plain = {name: value for name, value in section.items() if not _report.is_rows(value)}
     plain = {name: value for name, value in plain.items() if value not in ("", [], {}, None)}
     if plain:
         yield "<table>"
@@ -250,8 +242,8 @@ def _section(section: _Section) -> Iterator[str]:
             yield _row(term.label, _value(value), term.unit, term.meaning)
         yield "</table>"
     for name, value in section.items():
-        if is_rows(value):
-            yield f"<h4>{escape(words_of(name))}</h4>" if plain else ""
+        if _report.is_rows(value):
+            yield f"<h4>{escape(_report.words_of(name))}</h4>" if plain else ""
             yield from _rows(value)
 
 
@@ -284,22 +276,23 @@ def _cell(value: Any) -> str:
     return "" if value is None else _value(value)
 
 
-def _all_checks(checks: Sequence[Check]) -> Iterator[str]:
+def _all_checks(checks: Sequence[_report.Check]) -> Iterator[str]:
     if not checks:
         return
     yield "<details><summary><h2>All checks</h2></summary>"
     yield "<table><tr><th>check</th><th>value</th><th>expected</th><th></th></tr>"
     for check in checks:
         verdict = "passed" if check.passed else f"failed: {check.advice}"
+        value = _report.number_text(check.value)
         yield (
-            f"<tr><th>{escape(check.name)}</th><td class='number'>{number_text(check.value)}</td>"
+            f"<tr><th>{escape(check.name)}</th><td class='number'>{value}</td>"
             f"<td>{_interval(check)}</td><td>{escape(verdict)}</td></tr>"
         )
     yield "</table></details>"
 
 
-def _footer(report: Report) -> Iterator[str]:
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+def _footer(report: _report.Report) -> Iterator[str]:
+    packages = ", ".join(f"{name} {version}" for name, version in _report.versions().items())
     yield (
         f"<footer><p>{escape(packages)}.</p><p>Configuration: config.toml, SHA-256 "
         f"<code>{escape(report.config_sha256)}</code>. Every number with all its digits: "
@@ -311,8 +304,8 @@ def _value(value: Any) -> str:
     """Return HTML of a value: numbers rounded, long texts broken anywhere."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if is_number(value):
-        return number_text(value)
+    if _report.is_number(value):
+        return _report.number_text(value)
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value))
     text = escape(str(value))
@@ -323,7 +316,7 @@ def _learned(value: Any, error: Any) -> str:
     """Return a hyperparameter, or one for each dimension, with what is known of its error."""
     if isinstance(value, list) and isinstance(error, list):
         return ", ".join(_learned(*pair) for pair in zip(value, error, strict=True))
-    return with_error(value, error) if is_number(value) else _value(value)
+    return _report.with_error(value, error) if _report.is_number(value) else _value(value)
 
 
 def term_of(name: str) -> Term:
@@ -332,8 +325,8 @@ def term_of(name: str) -> Term:
         return TERMS[name]
     for suffix, unit in _UNIT_ENDINGS.items():
         if name.endswith(suffix):
-            return Term(words_of(name.removesuffix(suffix)), unit=unit)
-    return Term(words_of(name))
+            return Term(_report.words_of(name.removesuffix(suffix)), unit=unit)
+    return Term(_report.words_of(name))
 
 
 TERMS: Mapping[str, Term] = {

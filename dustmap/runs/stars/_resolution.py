@@ -16,15 +16,8 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
+from dustmap.runs.stars import _model
 from dustmap.runs.stars._input import StarInput
-from dustmap.runs.stars._model import (
-    grid_of,
-    is_lognormal,
-    nodes_of,
-    spacing_at,
-    start_kernel,
-    start_of,
-)
 from dustmap.runs.stars._parts import SAMPLE
 from dustmap.runs.stars._plan import may_fit
 from dustmap.sky import StarTable
@@ -61,11 +54,11 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
     """
     if config.grid.spacing > 0.0:
         return config
-    at, kernel = start_of(config), start_kernel(config)
+    at, kernel = _model.start_of(config), _model.start_kernel(config)
     distance = float(np.median(stars.distances.median))
     error = float(np.median(stars.extinction_error))
     weight = distance
-    if is_lognormal(config):
+    if _model.is_lognormal(config):
         extinction = max(float(np.median(stars.extinction)), error)
         weight = math.exp(at.std**2) * extinction**2 / distance
     taken: Config | None = None
@@ -74,7 +67,7 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
         if not may_fit(trial):
             break
         taken = trial
-        lacking = Unresolved.of(kernel, grid_of(trial.grid)).length * weight
+        lacking = Unresolved.of(kernel, _model.grid_of(trial.grid)).length * weight
         if lacking < error**2:
             log.info(
                 "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
@@ -164,7 +157,7 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
         stars = replace(stars, groups=None)
     rest, held = split_rows(config, len(stars))
     fitted = stars[rest]
-    means = combined(fitted, spacing_at(config.grid, fitted), width)
+    means = combined(fitted, _model.spacing_at(config.grid, fitted), width)
     log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
     made = {"stars": len(fitted), "cells": len(means), "levels": config.grid.boxes}
     provenance = {**catalog.provenance, "combined": made}
@@ -208,7 +201,7 @@ def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
 def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
     """Nodes of the box by axis, and of every finer level."""
     counts = {"nodes": list(grid.shape)}
-    for level, finer in enumerate(nodes_of(config.grid).grids[1:], start=1):
+    for level, finer in enumerate(_model.nodes_of(config.grid).grids[1:], start=1):
         counts[f"nodes_of_level_{level}"] = list(finer.shape)
     return counts
 

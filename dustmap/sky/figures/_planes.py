@@ -9,14 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import (
-    AbstractImage,
-    CloudMarks,
-    Panel,
-    panels_figure,
-    sequence_figure,
-)
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
@@ -54,7 +48,7 @@ class Axis(enum.Enum):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Plane(AbstractImage):
+class Plane(_panels.AbstractImage):
     """An image seen along `axis`: densities on the plane `at` = (level, level), or integrals.
 
     at: between which levels, in pc; extent: outer faces of the pixels, left, right, bottom, top.
@@ -76,7 +70,7 @@ class Plane(AbstractImage):
         _mark_centre(axis, self)
 
     def draw(
-        self, figure: Figure, axis: Axes, panel: Panel, height: float | None
+        self, figure: Figure, axis: Axes, panel: _panels.Panel, height: float | None
     ) -> tuple[Array, Array]:
         image = axis.imshow(
             panel.values,
@@ -226,7 +220,7 @@ def slice_figure(
     axis: Axis = Axis.Z,
     level: float = 0.0,
     truth: DustMap | None = None,
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw mean and uncertainty on the plane of voxels nearest to `level` in pc, and the truth.
 
@@ -243,21 +237,23 @@ def slice_figure(
     """
     plane = slice_of(density, axis, level, truth)
     where = f"{axis.name} = {style.signed(plane.at[0])} pc"
-    return panels_figure(density.system, plane, f"Dust density at {where}", marks=clouds, **_PANELS)
+    return _panels.panels_figure(
+        density.system, plane, f"Dust density at {where}", marks=clouds, **_PANELS
+    )
 
 
 def slices_figure(
     density: DustMap,
     axis: Axis,
     levels: Sequence[float],
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the mean on several planes of voxels, with one scale: those nearest to levels in pc."""
     planes = [slice_of(density, axis, level) for level in levels]
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
     named = {**_PANELS, "grey": "outside the map"}
-    return sequence_figure(density.system, planes, labels, title, marks=clouds, **named)
+    return _panels.sequence_figure(density.system, planes, labels, title, marks=clouds, **named)
 
 
 @style.styled()
@@ -265,14 +261,14 @@ def projection_figure(
     density: DustMap,
     axis: Axis = Axis.Z,
     truth: DustMap | None = None,
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the extinction through the whole map along an axis: along Z, seen from above."""
     plane = projection_of(density, axis, truth)
     low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"
     title = f"Extinction integrated over {where}"
-    return panels_figure(density.system, plane, title, marks=clouds, **_PANELS)
+    return _panels.panels_figure(density.system, plane, title, marks=clouds, **_PANELS)
 
 
 def _mark_sun(axis: Axes, plane: Plane, named: bool) -> None:

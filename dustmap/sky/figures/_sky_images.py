@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import galactic, positions_of
+from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import (
-    AbstractImage,
-    CloudMarks,
-    Panel,
-    panels_figure,
-    sequence_figure,
-)
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
@@ -141,7 +135,7 @@ class Pixels:
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkyImage(AbstractImage):
+class SkyImage(_panels.AbstractImage):
     """An image of the sky: densities at `distance` from the Sun in pc, or integrals up to it."""
 
     pixels: Pixels
@@ -160,7 +154,7 @@ class SkyImage(AbstractImage):
             graticule(axis)
 
     def draw(
-        self, figure: Figure, axis: Axes, panel: Panel, height: float | None
+        self, figure: Figure, axis: Axes, panel: _panels.Panel, height: float | None
     ) -> tuple[Array, Array]:
         pixels, label = self.pixels, panel.label_for(np.inf)
         if pixels.whole:
@@ -201,12 +195,12 @@ class SkyImage(AbstractImage):
             across, up = -np.radians(np.clip(across, -180.0, 180.0)), np.radians(up)
         return np.stack([across, up], axis=-1)
 
-    def figure(self, system: ExtinctionSystem, clouds: CloudMarks | None = None) -> Figure:
+    def figure(self, system: ExtinctionSystem, clouds: _panels.CloudMarks | None = None) -> Figure:
         """Draw the panels."""
         what = "Extinction up to" if self.integrated else "Dust density at"
         title = f"{what} {style.plain(self.distance)} pc"
         grey = "outside the map"
-        return panels_figure(system, self, title, grey, clouds, **self.pixels.projection)
+        return _panels.panels_figure(system, self, title, grey, clouds, **self.pixels.projection)
 
 
 def sky_image(
@@ -283,7 +277,7 @@ def shell_figure(
     truth: DustMap | None = None,
     field: "AbstractDensityField | None" = None,
     device: "torch.device | None" = None,
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky.
 
@@ -311,7 +305,7 @@ def extinction_sky_figure(
     distance: float,
     pixels: Pixels | None = None,
     truth: DustMap | None = None,
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the extinction up to a distance in pc, on these pixels or the whole sky, with clouds
     that are nearer."""
@@ -326,7 +320,7 @@ def skies_figure(
     distances: Sequence[float],
     pixels: Pixels | None = None,
     integrated: bool = False,
-    clouds: CloudMarks | None = None,
+    clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the mean at several distances from the Sun in pc, or integrated up to them, with one
     scale, on these pixels or the whole sky."""
@@ -335,10 +329,12 @@ def skies_figure(
     labels = [f"{style.plain(distance)} pc" for distance in distances]
     title = "Extinction up to distances" if integrated else "Dust density at distances"
     title, grey = f"{title} from the Sun", "outside the map"
-    return sequence_figure(density.system, images, labels, title, grey, clouds, **pixels.projection)
+    return _panels.sequence_figure(
+        density.system, images, labels, title, grey, clouds, **pixels.projection
+    )
 
 
-def whole_sky(axis: Axes, pixels: Pixels, panel: Panel, named: bool = True) -> QuadMesh:
+def whole_sky(axis: Axes, pixels: Pixels, panel: _panels.Panel, named: bool = True) -> QuadMesh:
     """Draw all pixels in Mollweide's projection; l = 0 in the centre, growing leftwards."""
     mesh = panel.mesh(axis, -np.radians(pixels.l_edges), np.radians(pixels.b_edges))
     graticule(axis, named)
