@@ -222,10 +222,6 @@ class Parameters(Generic[M]):
         theta = self.theta + torch.where(self.is_log, LOG_RANGE * squashed, self.scale * z)
         return theta, torch.where(self.is_log, 1.0 - squashed.square(), self.scale)
 
-    def ends_at_bound(self, z: Tensor) -> bool:
-        """Whether a logarithm has used up 95 % of its range at bounded coordinates z."""
-        return bool((self.is_log & (z.abs() > 1.8 * LOG_RANGE)).any())
-
     def at_bound(self, theta: Tensor) -> Tensor:
         """Which logarithms (P,) have used up 94 % of their range at θ (P,)."""
         return self.is_log & ((theta - self.theta).abs() > 0.94 * LOG_RANGE)
@@ -356,13 +352,13 @@ def maximise(
     value, gradient = search.evaluate(end)
     largest = float(gradient.abs().max())
     finished = lowest.steps < max_steps and lowest.evaluations < 4 * max_steps
-    if parameters.ends_at_bound(end):
+    theta, _ = parameters.at_bounded(end)
+    if bool(parameters.at_bound(theta).any()):
         status = FitStatus.AT_BOUND
     elif largest <= tolerance:
         status = FitStatus.CONVERGED
     else:
         status = FitStatus.STAGNATED if finished else FitStatus.MAX_STEPS
-    theta, _ = parameters.at_bounded(end)
     return Maximum(theta, (*history, value), status, largest, search.refused)
 
 

@@ -127,6 +127,8 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     UserError in place of any error that follows from a loop in the file.
     """
     with GuardedFile(path) as guarded:
+        guarded.find_superblock()
+        guarded.check()
         try:
             with h5py.File(guarded, "r") as file:
                 yield file
@@ -155,6 +157,21 @@ class GuardedFile(FileIO):
                 f"{self.name}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
+    def find_superblock(self) -> None:
+        """Look for it where the library does, at byte 0, 512, 1024, 2048 and so on, if anywhere.
+
+        The library is never asked to open a file whose superblock is refused: it would fail, and
+        crash the process at its end.
+        """
+        try:
+            size, start = os.fstat(self.fileno()).st_size, 0
+            while start < size and os.pread(self.fileno(), 8, start) != _SUPERBLOCK:
+                start = max(512, 2 * start)
+            if start < size:
+                self._structures = _Structures.of(self.fileno(), start)
+        except (UserError, OSError) as error:
+            self._failed = error
+
     def readinto(self, buffer: Any, /) -> int:
         """Zeros behind the end: HDF5 crashes on missing bytes."""
         view, count = memoryview(buffer).cast("B"), 0
@@ -162,17 +179,12 @@ class GuardedFile(FileIO):
             start = self.tell()
             while got := super().readinto(view[count:]):
                 count += got
-            self._look(start, bytes(view[:8]))
+            if self._structures is not None:
+                self._structures.check(start, bytes(view[:8]))
         except (UserError, OSError) as error:
             self._failed, count = self._failed or error, 0
         view[count:] = bytes(len(view) - count)
         return len(view)
-
-    def _look(self, start: int, signature: bytes) -> None:
-        if signature == _SUPERBLOCK:
-            self._structures = self._structures or _Structures.of(self.fileno(), start)
-        elif self._structures is not None:
-            self._structures.check(start, signature)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         try:

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,6 +202,20 @@ def test_files_of_short_lengths(width: int, tmp_path: Path) -> None:
 def test_sizes_that_no_file_has(size: int, sky: Path) -> None:
     with pytest.raises(UserError, match=f"lengths {size}, expected 8 and 8"):
         read(edited(sky, (14, bytes([size]))))
+
+
+def test_a_process_that_refused_a_file_ends_well(sky: Path) -> None:
+    path = edited(sky, (14, bytes([16])))
+    code = f"""
+from pathlib import Path
+from dustmap.tables import open_table
+try:
+    open_table(Path({str(path)!r}))
+except ValueError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
 @pytest.mark.parametrize("place", [48, 120, 152, 168])

@@ -117,8 +117,9 @@ def test_bounded_coordinates_start_at_zero_and_stay_within_a_factor_of_1000() ->
     logs = parameters.is_log
     assert bool((far[logs] <= parameters.upper[logs]).all())
     assert parameters.upper[0] - parameters.theta[0] == pytest.approx(math.log(1000))
-    assert parameters.ends_at_bound(zero + 100.0)
-    assert not parameters.ends_at_bound(zero + 1.0)
+    far, near = (parameters.at_bounded(zero + z)[0] for z in (100.0, 1.0))
+    assert bool(parameters.at_bound(far).any())
+    assert not bool(parameters.at_bound(near).any())
 
 
 def test_the_prior_is_normal_in_the_logarithms() -> None:

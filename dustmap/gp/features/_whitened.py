@@ -289,8 +289,8 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         K = self.gram.detached()
         if not isinstance(K, linalg.ToeplitzOperator):
             raise UserError(
-                "a circulant preconditioner needs inducing points on a grid; give free points a "
-                "RootPreconditioner.low_rank, or none"
+                "a circulant preconditioner needs inducing points on a grid; leave free points "
+                "without one"
             )
         circulant = linalg.RootPreconditioner.circulant(K.lags.detach(), self.dtype)
         return replace(self, preconditioner=circulant)
