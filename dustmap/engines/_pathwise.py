@@ -14,19 +14,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from dustmap import inference
-from dustmap.engines import _learning, _memory, _pathwise_points
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-    with_errors,
-    zero_point_arrays,
-)
+from dustmap.engines import _engine, _learning, _memory, _pathwise_points
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import FitStatus, NestedGrids
+from dustmap.gp import NestedGrids
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import (
     AbstractFeatureMap,
@@ -174,16 +165,13 @@ class PathwiseEngine(AbstractEngine):
             learning=_grid_learning(fit, len(problem.data), names),
             noise=None if fit.robust is None else fit.robust.noise,
         )
-        return with_errors(made, problem.data, settings.robust)
+        return _engine.with_errors(made, problem.data, settings.robust)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
-        settings, data = self.settings.learning, problem.data
-        with watch.learning():
-            learned = _learning.refine(learned, data, settings)
-            learned = _learning.refine_noise(learned, data, settings)
+        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
         fit = self.condition(replace(problem, model=learned.model), watch)
-        return with_errors(replace(fit, learning=learned.learning), problem.data)
+        return _engine.with_errors(replace(fit, learning=learned.learning), problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on point values at the present hyperparameters."""
@@ -303,26 +291,22 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **_pathwise_points.pathwise_arrays(posterior),
-        **zero_point_arrays(posterior),
+        **_engine.zero_point_arrays(posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
         "residual_seed": np.array(seed),
     }
 
 
-def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning | None:
+def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> _engine.Learning | None:
     """How the evidence of the gridded model was maximised."""
     learned = fit.learned
     if learned is None:
         return None
-    return Learning(
-        status=learned.status.value,
-        converged=learned.status is FitStatus.CONVERGED,
-        remedy=learned.message(),
-        n_data=min(n, LEARN_ROWS),
-        trace=tuple(_numbers(step, names) for step in learned.history),
-        summary={"median_residual_variance_over_noise": learned.grid_error},
-        errors=learned.errors,
-    )
+    trace = (_numbers(step, names) for step in learned.history)
+    summary = {"median_residual_variance_over_noise": learned.grid_error}
+    count = min(n, LEARN_ROWS)
+    ended = _engine.Learning.of(learned.status, count, trace, summary, learned.errors)
+    return replace(ended, remedy=learned.message())
 
 
 def _numbers(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:

@@ -25,15 +25,11 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
+from dustmap.inference.solve import _solution
 from dustmap.inference.solve._data_space import solve_gridded
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import (
-    SOLVE,
-    GlobalSolution,
-    restored_solution,
-    solution_state,
-)
+from dustmap.inference.solve._solution import GlobalSolution
 from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
@@ -397,10 +393,10 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         return self.settings.by_matrix and by_matrix
 
     def snapshot(self, solution: GlobalSolution) -> State:
-        return solution_state(solution)
+        return _solution.solution_state(solution)
 
     def restored(self, model: GridModel, state: State) -> GlobalSolution:
-        return restored_solution(model, self.data, StateReader.of(state, SOLVE))
+        return _solution.restored_solution(model, self.data, StateReader.of(state, _solution.SOLVE))
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

@@ -25,8 +25,8 @@ from dustmap.inference._state import State, StateReader, state_of
 from dustmap.inference.evidence import _newton
 from dustmap.inference.evidence._newton_point import AbstractMaker
 from dustmap.inference.evidence._student_t_noise import RobustSettings
-from dustmap.inference.solve._global_solve import SolveSettings
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._solution import SolveSettings
 from dustmap.linalg import AbstractWorld, fast_length
 
 #: A torus is kept while its padding is at least this part of what was asked for,

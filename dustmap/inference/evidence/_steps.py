@@ -13,15 +13,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractParametric, Batch, Parameters
-from dustmap.gp.features import (
-    AbstractFeatureMap,
-    DenseCovariance,
-    KrigingFeatures,
-    dense_covariance,
-    field_features,
-    in_float64,
-)
+from dustmap.gp import AbstractParametric, Batch, Parameters, features
 from dustmap.inference import _state
 from dustmap.inference.solve._grid_model import GridModel
 
@@ -102,13 +94,15 @@ def moved_models(
         yield MovedModel(moved, noise_variance(moved, data, weights) + residual, rate, factor)
 
 
-def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None:
+def _factor(here: features.AbstractFeatureMap, there: features.AbstractFeatureMap) -> float | None:
     """The number by which one covariance of the field is the other, where kriging weights say
     so."""
     if here is there:
         return 1.0
-    first, second = field_features(here), field_features(there)
-    if not (isinstance(first, KrigingFeatures) and isinstance(second, KrigingFeatures)):
+    first, second = features.field_features(here), features.field_features(there)
+    if not (
+        isinstance(first, features.KrigingFeatures) and isinstance(second, features.KrigingFeatures)
+    ):
         return None
     before, after = ([each for each, _ in f.prior.circulants] for f in (first, second))
     factor = float(sum(each.sum() for each in after) / sum(each.sum() for each in before))
@@ -140,7 +134,7 @@ class DenseDerivatives:
     of_log_sigma: Tensor
     of_log_residual: Tensor
     leverage: Tensor
-    covariance: DenseCovariance
+    covariance: features.DenseCovariance
 
     def average_information(self) -> Tensor:
         """½ (∂_iA α)ᵀ A⁻¹ (∂_jA α) (P, P), see `Derivatives.average_information`."""
@@ -157,7 +151,7 @@ class DenseDerivatives:
 def differentiate_dense(
     model: GridModel,
     data: Batch,
-    covariance: DenseCovariance,
+    covariance: features.DenseCovariance,
     sigma: Tensor,
     moved: Iterable[MovedModel],
 ) -> DenseDerivatives:
@@ -204,7 +198,11 @@ class _FieldProducts:
 
     @staticmethod
     def of(
-        covariance: DenseCovariance, sigma: Tensor, residual: Tensor, alpha: Tensor, G: Tensor
+        covariance: features.DenseCovariance,
+        sigma: Tensor,
+        residual: Tensor,
+        alpha: Tensor,
+        G: Tensor,
     ) -> "_FieldProducts":
         """By K = A − Σ − C Cᵀ, C the columns of groups, and A α = residual (N,)."""
         C = covariance.groups
@@ -217,7 +215,7 @@ class _FieldProducts:
         if there.factor is not None:
             rate = math.log(there.factor) / DENSE_SHIFT
             return _FieldProducts(rate * self.seen, rate * self.trace)
-        K = dense_covariance(in_float64(there.model.features), data.functional)
+        K = features.dense_covariance(features.in_float64(there.model.features), data.functional)
         seen = (K @ alpha - self.seen) / DENSE_SHIFT
         trace = float(torch.dot(K.view(-1), G.view(-1)))
         return _FieldProducts(seen, (trace - self.trace) / DENSE_SHIFT)

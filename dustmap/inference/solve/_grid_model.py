@@ -279,14 +279,13 @@ class Draws:
             b[row] += self._noise(s, GRID_STREAM)
         return b
 
-    def prior(self, some: slice) -> Tensor:
-        """ε₀ (k, M_w) of draws."""
-        return torch.stack([self._noise(s, GRID_STREAM) for s in range(some.start, some.stop)])
+    def white(self, stream: int, some: slice) -> Tensor:
+        """ε₀ (k, M_w) of draws from the stream of the grid, ξ (k, N) from that of the data."""
+        return torch.stack([self._noise(s, stream) for s in range(some.start, some.stop)])
 
     def weighted_errors(self, some: slice) -> Tensor:
         """Σ^{-1/2}ξ (k, N), or Σ⁻¹(e − r_s), of draws."""
-        own = [self._noise(s, DATA_STREAM) for s in range(some.start, some.stop)]
-        noise = torch.stack(own)
+        noise = self.white(DATA_STREAM, some)
         if self.residuals is None:
             return noise * self.sigma.rsqrt().to(self.phi.dtype)
         return self.residuals.errors(noise, self.sigma, some)
