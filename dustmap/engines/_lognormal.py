@@ -13,7 +13,7 @@ import torch
 
 from dustmap import gp, inference, linalg
 from dustmap.engines import _engine, _memory
-from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan, RankDivision
 from dustmap.gp import features
 from dustmap.gp.functionals import (
@@ -244,9 +244,7 @@ class LogNormalEngine(AbstractEngine):
         made = replace(
             self.load(replace(problem, model=learned), arrays),
             report=_report(solution),
-            learning=_engine.Learning.of(
-                solution.status, len(data), trace, errors=_errors_of(solution)
-            ),
+            learning=Learning.of(solution.status, len(data), trace, errors=_errors_of(solution)),
             noise=None if solution.weights is None else solution.weights.noise,
             start=_start_arrays(solution.start.in_order(order.argsort())),
         )

@@ -12,8 +12,6 @@ from dustmap import gp
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import (
     ORDERS,
-    AbstractFeatureMap,
-    GroupedFeatures,
     KrigingFeatures,
     LocalFeatures,
     NestedFeatures,
@@ -138,11 +136,7 @@ class ModelMaker(AbstractMaker):
 
     def on_torus(self, model: gp.GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
-        features: AbstractFeatureMap
-        features = field = self._features(model.kernel, torus, order)
-        if model.zero_points is not None:
-            features = GroupedFeatures(field, model.zero_points)
-        return GridModel(features, model.mean, model.noise)
+        return GridModel.of(model, self._features(model.kernel, torus, order))
 
     def _features(
         self, kernel: AbstractKernel, torus: tuple[int, ...], order: int

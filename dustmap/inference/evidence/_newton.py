@@ -289,10 +289,12 @@ class _Newton(Generic[T]):
 
     def snapshot(self, state: _State[T]) -> _state.State:
         """All of a state."""
-        assert state.best is not None
-        assert state.latest is not None
-        stored = self.evaluator.evaluated_state(state.latest, state.best.solved)
-        return _state.state_of(_NEWTON, state, state.best, stored)
+        best, latest, taken = state.best, state.latest, self.evaluator.snapshot
+        assert best is not None
+        assert latest is not None
+        other = None if best.solved is latest else taken(best.solved)
+        stored = _newton_point.EvaluatedState(taken(latest), other, latest.rates)
+        return _state.state_of(_NEWTON, state, best, stored)
 
     def restored(self, reader: _state.StateReader) -> _State[T]:
         """The state of a snapshot."""

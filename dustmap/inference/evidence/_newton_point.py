@@ -329,11 +329,6 @@ class Evaluator(Generic[T]):
         """The lengths of axes of stored tensors."""
         return {"P": len(self.parameters.theta), "N": len(self.data)}
 
-    def evaluated_state(self, latest: Solved[T], best: Solved[T]) -> EvaluatedState:
-        """The state between two points; best: the solution of the best point so far."""
-        other = None if best is latest else self.snapshot(best)
-        return EvaluatedState(self.snapshot(latest), other, latest.rates)
-
     def snapshot(self, solved: Solved[T]) -> SolvedState:
         """A solution without its model."""
         return SolvedState(solved.theta, solved.maker, self.solve.snapshot(solved.solution))

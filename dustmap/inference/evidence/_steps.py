@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import AbstractParametric, Batch, Parameters, features
+from dustmap.gp.features import AbstractFeatureMap, DenseCovariance, KrigingFeatures
 from dustmap.inference import _state
 from dustmap.inference.solve._grid_model import GridModel
 
@@ -94,15 +95,13 @@ def moved_models(
         yield MovedModel(moved, noise_variance(moved, data, weights) + residual, rate, factor)
 
 
-def _factor(here: features.AbstractFeatureMap, there: features.AbstractFeatureMap) -> float | None:
+def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None:
     """The number by which one covariance of the field is the other, where kriging weights say
     so."""
     if here is there:
         return 1.0
     first, second = features.field_features(here), features.field_features(there)
-    if not (
-        isinstance(first, features.KrigingFeatures) and isinstance(second, features.KrigingFeatures)
-    ):
+    if not (isinstance(first, KrigingFeatures) and isinstance(second, KrigingFeatures)):
         return None
     before, after = ([each for each, _ in f.prior.circulants] for f in (first, second))
     factor = float(sum(each.sum() for each in after) / sum(each.sum() for each in before))
@@ -134,7 +133,7 @@ class DenseDerivatives:
     of_log_sigma: Tensor
     of_log_residual: Tensor
     leverage: Tensor
-    covariance: features.DenseCovariance
+    covariance: DenseCovariance
 
     def average_information(self) -> Tensor:
         """½ (∂_iA α)ᵀ A⁻¹ (∂_jA α) (P, P), see `Derivatives.average_information`."""
@@ -151,7 +150,7 @@ class DenseDerivatives:
 def differentiate_dense(
     model: GridModel,
     data: Batch,
-    covariance: features.DenseCovariance,
+    covariance: DenseCovariance,
     sigma: Tensor,
     moved: Iterable[MovedModel],
 ) -> DenseDerivatives:
@@ -198,11 +197,7 @@ class _FieldProducts:
 
     @staticmethod
     def of(
-        covariance: features.DenseCovariance,
-        sigma: Tensor,
-        residual: Tensor,
-        alpha: Tensor,
-        G: Tensor,
+        covariance: DenseCovariance, sigma: Tensor, residual: Tensor, alpha: Tensor, G: Tensor
     ) -> "_FieldProducts":
         """By K = A − Σ − C Cᵀ, C the columns of groups, and A α = residual (N,)."""
         C = covariance.groups

@@ -20,10 +20,12 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
-from dustmap.inference.solve import _global_solve, _grid_model, _solution
+from dustmap.inference.solve import _grid_model, _solution
+from dustmap.inference.solve._global_solve import checked, residual_cells, solve_global
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import AbstractSolution, SolveSettings
+from dustmap.linalg import AbstractOperator
 
 #: Vectors of the torus in float64 that a draw takes while it is made, and draws made together.
 DRAW_VECTORS, DRAWS_TOGETHER = 6, 8
@@ -37,7 +39,7 @@ class DataCovariance(Protocol):
     """A = ΦΦᵀ + Σ (N, N) with a factor of it, and phi (N, M_w): Φ; float64."""
 
     @property
-    def phi(self) -> linalg.AbstractOperator: ...
+    def phi(self) -> AbstractOperator: ...
 
     def solve(self, v: Tensor) -> Tensor:
         """A⁻¹ v for rows v (k, N)."""
@@ -71,10 +73,7 @@ def solve_dense(
     sigma : (N,), Σ, if not the model's own
     progress : is called with draws
     """
-    sigma, cells = (
-        _global_solve.checked(model, data, sigma),
-        _global_solve.residual_cells(model, settings),
-    )
+    sigma, cells = checked(model, data, sigma), residual_cells(model, settings)
     phi = covariance.phi
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     mean = _Mean.of(profile, covariance, settings, model.features.dtype)
@@ -187,7 +186,7 @@ def solve_gridded(
     features, functional = model.features, data.functional
     by_matrix = settings.by_matrix and takes_matrix(features, functional, settings.memory)
     if by_matrix and load_reader(checkpointer, _solution.SOLVE) is None:
-        sigma = _global_solve.checked(model, data, sigma)
+        sigma = checked(model, data, sigma)
         covariance = _known(start, features, sigma) or DenseCovariance.of(
             features, functional, sigma
         )
@@ -197,7 +196,7 @@ def solve_gridded(
             )
             checkpointer.finish(_solution.solution_state(solution))
             return solution
-    return _global_solve.solve_global(
+    return solve_global(
         model,
         data,
         settings,
@@ -245,7 +244,7 @@ class DataSpaceSolution(AbstractSolution):
     quadratic_form: float
 
     @property
-    def preconditioner(self) -> linalg.AbstractOperator | None:
+    def preconditioner(self) -> AbstractOperator | None:
         """None: A is preconditioned here, not Λ."""
         return None
 
@@ -337,9 +336,9 @@ def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) ->
 class _System:
     """Φ, Σ (N,), and A = W C Wᵀ + Σ."""
 
-    phi: linalg.AbstractOperator
+    phi: AbstractOperator
     sigma: Tensor
-    covariance: linalg.AbstractOperator
+    covariance: AbstractOperator
 
     @staticmethod
     def of(model: GridModel, data: Batch, sigma: Tensor | None) -> "_System":
@@ -350,7 +349,7 @@ class _System:
                 f"{type(data.functional).__name__} and {type(features).__name__}: use solve_global"
             )
         W = features.weights(data.functional)
-        sigma = _global_solve.checked(model, data, sigma)
+        sigma = checked(model, data, sigma)
         C = features.prior.torus_root(1.0)
         phi = ProductOperator(W, features.prior.torus_root(0.5))
         return _System(phi, sigma, _DataCovariance(W, C, sigma))
@@ -360,9 +359,7 @@ class _System:
 class _DataCovariance(linalg.AbstractSymmetric):
     """A = W C Wᵀ + diag(Σ) (N, N)."""
 
-    def __init__(
-        self, W: linalg.AbstractOperator, C: linalg.AbstractOperator, sigma: Tensor
-    ) -> None:
+    def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
         self._W, self._C, self._sigma = W, C, sigma.to(W.dtype)
 
     def _made_of(self) -> Tensor:

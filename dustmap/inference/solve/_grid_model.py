@@ -17,11 +17,13 @@ from dustmap.gp import (
     AbstractMean,
     AbstractParametric,
     Batch,
+    GPModel,
     orthogonal_directions,
 )
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CellResiduals,
+    GroupedFeatures,
     LevelResiduals,
     field_features,
     has_cells,
@@ -53,6 +55,13 @@ class GridModel(AbstractParametric):
     features: AbstractFeatureMap
     mean: AbstractMean
     likelihood: GaussianLikelihood
+
+    @staticmethod
+    def of(model: GPModel, features: AbstractFeatureMap) -> "GridModel":
+        """Mean, noise and zero points of a model, whose field these features see."""
+        if model.zero_points is not None:
+            features = GroupedFeatures(features, model.zero_points)
+        return GridModel(features, model.mean, model.noise)
 
     def with_fitted_mean(self, coefficients: Tensor) -> "GridModel":
         """Return the model at coefficients β (P,) of the mean, where these are learned."""

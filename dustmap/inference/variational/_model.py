@@ -202,22 +202,16 @@ class VariationalPosterior(gp.AbstractPosterior):
             eps = self.state.sample(count, generator)
             directions = 0 if self.spread is None else len(self.spread.fields)
             z = linalg.standard_normal((count, directions), generator, eps)
-            parts = [
-                self._draw(self.model.features.rows(functional[part]), functional[part], eps, z)
-                for part in chunks(len(functional), self.model.features.chunk)
-            ]
-            field = torch.cat([drawn for drawn, _ in parts], dim=-1)
-            spread = torch.cat([std for _, std in parts])
+            parts, spreads = [], []
+            for part in chunks(len(functional), self.model.features.chunk):
+                rows = self.model.features.rows(functional[part])
+                _warn_once(rows.solves)
+                mean = self.model.mean.values(functional[part]).to(rows.phi.dtype)
+                trend = z @ self._trend(rows, functional[part])
+                parts.append(mean + eps @ rows.phi.mT + trend)
+                spreads.append(rows.residual_variance.sqrt())
+            field, spread = torch.cat(parts, dim=-1), torch.cat(spreads)
             return field + spread * linalg.standard_normal(field.shape, generator, field)
-
-    def _draw(
-        self, rows: Features, functional: AbstractFunctional, eps: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gridded part of the draws (count, n) and std of the residuals (n,)."""
-        _warn_once(rows.solves)
-        mean = self.model.mean.values(functional).to(rows.phi.dtype)
-        drawn = mean + eps @ rows.phi.mT + z @ self._trend(rows, functional)
-        return drawn, rows.residual_variance.sqrt()
 
     def _trend(self, rows: Features, functional: AbstractFunctional) -> Tensor:
         """u (K, N)."""
