@@ -50,7 +50,7 @@ WITHOUT = {
         check_enclosed raised_here refuse_inputs translating words_of_damage""",
     "an engine, used as those of the example, or a part of one": """
         AutomaticEngine choice_bytes choose_kernel choose_ray_kernel
-        covariances_of_choice drawing_bytes EngineChoice FreePointPlan KernelChoice learn_from_start
+        covariances_of_choice drawing_bytes FreePointPlan KernelChoice learn_from_start
         MGVIStart ray_choice_component RayData searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel

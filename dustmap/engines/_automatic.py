@@ -9,7 +9,7 @@ the exact process: then their full family is, and takes seconds. A grid has four
 in more columns free inducing points take over.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
@@ -39,10 +39,6 @@ class EngineChoice:
 
     name: str
     reason: str
-
-    def as_plain(self) -> dict[str, str]:
-        """The fields as values that JSON can hold."""
-        return {"name": self.name, "reason": self.reason}
 
 
 @final
@@ -158,4 +154,4 @@ class AutomaticEngine(AbstractEngine):
 
 def _reported(fit: EngineFit, choice: EngineChoice) -> EngineFit:
     """The fit with the choice in its report."""
-    return replace(fit, report={**fit.report, "engine_choice": choice.as_plain()})
+    return replace(fit, report={**fit.report, "engine_choice": asdict(choice)})

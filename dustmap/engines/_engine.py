@@ -22,25 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap import inference
+from dustmap import gp, inference
 from dustmap.engines._memory import GriddedSizes, MemoryPlan
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractPosterior,
-    Batch,
-    ExactPosterior,
-    FitStatus,
-    GPModel,
-    NestedGrids,
-    ParameterErrors,
-    Parameters,
-    Prediction,
-    RegularGrid,
-    own_batch,
-)
 from dustmap.gp.functionals import world_of
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import StudentTNoise
 from dustmap.linalg import Progress, chunks, in_one_part, unwatched
 
 #: Arrays that bring a posterior back, by name.
@@ -56,7 +42,7 @@ _TOGETHER = 2**16
 #: Share of a bound of ν within which it is at it.
 _AT_BOUND = 1e-3
 #: Numbers by name that follow from a model and Student-t noise, if any.
-Quantities: TypeAlias = Callable[[GPModel, StudentTNoise | None], Mapping[str, float]]
+Quantities: TypeAlias = Callable[[gp.GPModel, inference.StudentTNoise | None], Mapping[str, float]]
 
 
 def no_step(step: Mapping[str, Any]) -> None:
@@ -105,29 +91,29 @@ class Problem:
         and has no say in the result
     """
 
-    model: GPModel
-    data: Batch
-    box: RegularGrid | NestedGrids | None = None
-    origin: GPModel | None = None
+    model: gp.GPModel
+    data: gp.Batch
+    box: gp.RegularGrid | gp.NestedGrids | None = None
+    origin: gp.GPModel | None = None
     nu: float | None = None
     start: Arrays = field(default_factory=dict)
 
     @property
-    def lattice(self) -> RegularGrid | NestedGrids:
+    def lattice(self) -> gp.RegularGrid | gp.NestedGrids:
         """The nodes; an error where there are none."""
         if self.box is None:
             raise UserError("this engine solves on the map's grid: give the problem a box")
         return self.box
 
     @property
-    def single(self) -> RegularGrid | None:
+    def single(self) -> gp.RegularGrid | None:
         """The nodes of a single grid, None without a map; an error of more than one."""
         return None if self.box is None else self.nodes
 
     @property
-    def nodes(self) -> RegularGrid:
+    def nodes(self) -> gp.RegularGrid:
         """The nodes of a single grid; an error where there is none, or more than one."""
-        if isinstance(self.lattice, NestedGrids):
+        if isinstance(self.lattice, gp.NestedGrids):
             raise UserError(
                 "this engine solves on one grid: leave grid.levels out, or take the engine that "
                 "solves for all data at once"
@@ -196,18 +182,18 @@ class Learning:
     n_data: int
     trace: tuple[Mapping[str, float], ...]
     summary: Mapping[str, Any] = field(default_factory=dict)
-    errors: ParameterErrors | None = None
+    errors: gp.ParameterErrors | None = None
 
     @staticmethod
     def of(
-        status: FitStatus | inference.MGVIStatus,
+        status: gp.FitStatus | inference.MGVIStatus,
         n_data: int,
         trace: Iterable[Mapping[str, float]] = (),
         summary: Mapping[str, Any] | None = None,
-        errors: ParameterErrors | None = None,
+        errors: gp.ParameterErrors | None = None,
     ) -> "Learning":
         """Describe the end of a maximisation, with the remedy of its status."""
-        converged = status in (FitStatus.CONVERGED, inference.MGVIStatus.CONVERGED)
+        converged = status in (gp.FitStatus.CONVERGED, inference.MGVIStatus.CONVERGED)
         return Learning(
             status.value,
             converged,
@@ -238,18 +224,18 @@ class EngineFit:
     on_grid : a posterior that draws rays by the thousand, where the engine's own cannot
     """
 
-    posterior: AbstractPosterior
-    model: GPModel
+    posterior: gp.AbstractPosterior
+    model: gp.GPModel
     report: Mapping[str, Any] = field(default_factory=dict)
     learning: Learning | None = None
     evidence: float | None = None
     noise: inference.StudentTNoise | None = None
-    errors: ParameterErrors | None = None
+    errors: gp.ParameterErrors | None = None
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
     start: Arrays = field(default_factory=dict)
-    at_nodes: Callable[[], Prediction] | None = None
-    on_grid: Callable[[], AbstractPosterior] | None = None
+    at_nodes: Callable[[], gp.Prediction] | None = None
+    on_grid: Callable[[], gp.AbstractPosterior] | None = None
 
 
 class AbstractEngine(ABC):
@@ -276,50 +262,40 @@ class AbstractEngine(ABC):
         """The fit that left these arrays and this plan; `problem` has its learned model."""
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class LearnedValues:
-    """The parameters that errors speak of, as one vector θ, and model and noise there.
+def _learned_values(fit: EngineFit, names: Iterable[str]) -> Tensor:
+    """θ (P,): the parameters that errors of these names speak of, at their values; float64."""
+    values = {p.name: p.value.detach().double().reshape(-1) for p in fit.model.parameters()}
+    if fit.noise is not None:
+        values[_NU] = torch.tensor([fit.noise.nu]).double().log()
+        values[_SCALE] = torch.tensor([fit.noise.scale]).double().log()
+    return torch.cat([values[name].cpu() for name, _ in groupby(names)])
 
-    names (P,): of `ParameterErrors`, those of one parameter side by side.
-    """
 
-    model: GPModel
-    noise: StudentTNoise | None
-    names: tuple[str, ...]
-
-    @property
-    def theta(self) -> Tensor:
-        """θ (P,) at the present values, float64."""
-        values = {p.name: p.value.detach().double().reshape(-1) for p in self.model.parameters()}
-        if self.noise is not None:
-            values[_NU] = torch.tensor([self.noise.nu]).double().log()
-            values[_SCALE] = torch.tensor([self.noise.scale]).double().log()
-        return torch.cat([values[name].cpu() for name, _ in groupby(self.names)])
-
-    def at(self, theta: Tensor) -> tuple[GPModel, StudentTNoise | None]:
-        """Model and noise at θ (P,)."""
-        model, noise, start = self.model, self.noise, 0
-        for name, entries in groupby(self.names):
-            stop = start + len(list(entries))
-            value, start = theta[start:stop], stop
-            if noise is not None and name == _NU:
-                noise = replace(noise, nu=float(value.exp()))
-            elif noise is not None and name == _SCALE:
-                noise = replace(noise, scale=float(value.exp()))
-            else:
-                model = model.with_value(name, value)
-        return model, noise
+def _learned_at(
+    fit: EngineFit, names: Iterable[str], theta: Tensor
+) -> tuple[gp.GPModel, inference.StudentTNoise | None]:
+    """Model and noise at θ (P,)."""
+    model, noise, start = fit.model, fit.noise, 0
+    for name, entries in groupby(names):
+        stop = start + len(list(entries))
+        value, start = theta[start:stop], stop
+        if noise is not None and name == _NU:
+            noise = replace(noise, nu=float(value.exp()))
+        elif noise is not None and name == _SCALE:
+            noise = replace(noise, scale=float(value.exp()))
+        else:
+            model = model.with_value(name, value)
+    return model, noise
 
 
 def with_errors(
-    fit: EngineFit, data: Batch, robust: inference.RobustSettings | None = None
+    fit: EngineFit, data: gp.Batch, robust: inference.RobustSettings | None = None
 ) -> EngineFit:
     """The fit with the errors of all that it has learned; None where that is nothing.
 
     data: that the posterior is given; robust: what is learned of Student-t noise.
     """
-    errors = ParameterErrors((), (), ())
+    errors = gp.ParameterErrors((), (), ())
     if fit.learning is not None and fit.learning.errors is not None:
         errors = fit.learning.errors
     if (of_mean := _errors_of_mean(fit)) is not None:
@@ -329,10 +305,10 @@ def with_errors(
     return replace(fit, errors=errors) if errors.names else fit
 
 
-def _errors_of_mean(fit: EngineFit) -> ParameterErrors | None:
+def _errors_of_mean(fit: EngineFit) -> gp.ParameterErrors | None:
     """Errors of the mean's coefficients β (P,), where learned: T Tᵀ of universal kriging."""
     posterior, directions = fit.posterior, None
-    if isinstance(posterior, ExactPosterior):
+    if isinstance(posterior, gp.ExactPosterior):
         directions = posterior.directions
     elif isinstance(posterior, inference.PathwisePosterior | inference.VariationalPosterior):
         directions = None if posterior.spread is None else posterior.spread.directions
@@ -342,16 +318,16 @@ def _errors_of_mean(fit: EngineFit) -> ParameterErrors | None:
     return errors_of_coefficients(directions.double() @ directions.double().mT)
 
 
-def errors_of_coefficients(covariance: Tensor) -> ParameterErrors:
+def errors_of_coefficients(covariance: Tensor) -> gp.ParameterErrors:
     """Errors of coefficients of the mean with this covariance (P, P)."""
     rows = tuple(tuple(row) for row in covariance.detach().cpu().tolist())
-    return ParameterErrors(("mean",) * len(rows), rows, (False,) * len(rows))
+    return gp.ParameterErrors(("mean",) * len(rows), rows, (False,) * len(rows))
 
 
 @torch.no_grad()
 def errors_of_student_t(
-    fit: EngineFit, data: Batch, robust: inference.RobustSettings, known: Sequence[str] = ()
-) -> ParameterErrors:
+    fit: EngineFit, data: gp.Batch, robust: inference.RobustSettings, known: Sequence[str] = ()
+) -> gp.ParameterErrors:
     """Errors of ln ν, ln s and what is learned of the likelihood, by their Fisher information.
 
     known: names of what has been learned by the evidence.
@@ -360,8 +336,8 @@ def errors_of_student_t(
     the noise; and by the share of σ_n² that is of its measurement.
     """
     assert fit.noise is not None
-    nu, own = fit.noise.nu, own_batch(data)
-    learned = Parameters.of(fit.model.noise.holding(*known))
+    nu, own = fit.noise.nu, gp.own_batch(data)
+    learned = gp.Parameters.of(fit.model.noise.holding(*known))
     names = ([_SCALE] if robust.learn_scale else []) + list(learned.names)
     information = torch.zeros(1 + len(names), 1 + len(names), dtype=torch.float64)
     for part in chunks(len(own), _TOGETHER):
@@ -370,15 +346,15 @@ def errors_of_student_t(
         information += inference.student_t_information(nu, slopes, counted)
     information = world_of(data.functional).total(information)
     if not robust.learn_nu:
-        return ParameterErrors.of_information(tuple(names), information[1:, 1:])
+        return gp.ParameterErrors.of_information(tuple(names), information[1:, 1:])
     held = torch.zeros(len(information), dtype=torch.bool)
     least, most = inference.LEAST_NU * (1.0 + _AT_BOUND), inference.MOST_NU * (1.0 - _AT_BOUND)
     held[0] = not least < nu < most
-    return ParameterErrors.of_information((_NU, *names), information, held)
+    return gp.ParameterErrors.of_information((_NU, *names), information, held)
 
 
 def _counted(
-    fit: EngineFit, data: Batch, learned: Parameters[GaussianLikelihood]
+    fit: EngineFit, data: gp.Batch, learned: gp.Parameters[GaussianLikelihood]
 ) -> tuple[Tensor, list[Tensor]]:
     """How much of each datum counts (N,), and the slopes (N,) of its log width in ln s and in what
     is learned of the likelihood."""
@@ -405,7 +381,7 @@ def quantity_errors(fit: EngineFit, quantities: Quantities) -> dict[str, float |
     Examples
     --------
     >>> from dustmap.engines import EvidenceSettings, ExactEngine, ExactSettings, Problem, Watch
-    >>> from dustmap.gp import ConstantMean
+    >>> from dustmap.gp import Batch, ConstantMean, GPModel
     >>> from dustmap.gp.functionals import PointValues
     >>> from dustmap.gp.kernels import Matern32
     >>> from dustmap.gp.likelihoods import GaussianLikelihood
@@ -422,6 +398,8 @@ def quantity_errors(fit: EngineFit, quantities: Quantities) -> dict[str, float |
     """
     if fit.errors is None:
         return {}
-    values = LearnedValues(fit.model, fit.noise, fit.errors.names)
+    names = fit.errors.names
     with torch.no_grad():
-        return fit.errors.of(values.theta, lambda theta: quantities(*values.at(theta)))
+        return fit.errors.of(
+            _learned_values(fit, names), lambda theta: quantities(*_learned_at(fit, names, theta))
+        )

@@ -85,10 +85,7 @@ class ExactEngine(AbstractEngine):
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Condition at the learned hyperparameters, those of point values refined by all rows."""
-        if isinstance(problem.data.functional, PointValues):
-            with watch.learning():
-                learned = _learning.refine(learned, problem.data, self.settings.learning)
-                learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
+        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
         fit = self.condition(replace(problem, model=learned.model), watch)
         return with_errors(replace(fit, learning=learned.learning), problem.data)
 

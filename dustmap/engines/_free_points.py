@@ -208,16 +208,12 @@ class FreePointsEngine(AbstractEngine):
         """L-BFGS along the bound, each evaluation O(N M²) over all rows in chunks, in float64."""
         data = problem.data
         model, plan, _ = self._start(problem)
-        learned = None
+        climb: dict[str, Any] = {"evaluations": 0, "refused": 0}
+        advice = []
         if model.is_learned:
             steps, tolerance = self.settings.max_steps, _TOLERANCE
             learned = inference.fit_collapsed(model, data, max_steps=steps, tolerance=tolerance)
             model = learned.model
-        source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        solution = inference.solve_collapsed(model, data, source)
-        climb: dict[str, Any] = {"evaluations": 0, "refused": 0}
-        advice = []
-        if learned is not None:
             climb = {
                 "status": learned.status.value,
                 "evaluations": len(learned.objective),
@@ -226,6 +222,8 @@ class FreePointsEngine(AbstractEngine):
             }
             if learned.status is not FitStatus.CONVERGED:
                 advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        solution = inference.solve_collapsed(model, data, source)
         report = {"climb": climb, "advice": advice}
         return _fit(problem, model, plan, source, solution.state, solution.value, report)
 

@@ -15,17 +15,10 @@ from typing import Any, ClassVar, final
 import torch
 
 from dustmap import inference
-from dustmap.engines import _engine, _learning
+from dustmap.engines import _engine, _inducing_grid, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarse_advice, first_length
-from dustmap.engines._inducing_grid import (
-    ExtrapolatingFeatures,
-    InducingPlan,
-    InducingSettings,
-    PlacesAndRays,
-    draws_on_grid,
-    planned,
-)
+from dustmap.engines._inducing_grid import ExtrapolatingFeatures, InducingPlan, InducingSettings
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, families, features
@@ -62,7 +55,7 @@ class InducingEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """Bytes of inducing points at the length scale where learning starts."""
-        plan, _ = planned(problem, self.settings)
+        plan, _ = _inducing_grid.planned(problem, self.settings)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
         is_lean = isinstance(problem.data.functional, PointValues) or plan.whitening == "torus"
         has_factor = plan.whitening == "hip" and plan.grid.size <= HIPFeatures.dense_below
@@ -97,10 +90,8 @@ class InducingEngine(AbstractEngine):
         """The posterior at the learned kernel; that and the noise of point values are refined."""
         model, report = _within_the_box(learned.model, problem.single)
         learned = replace(learned, model=model)
+        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
         if isinstance(problem.data.functional, PointValues):
-            with watch.learning():
-                learned = _learning.refine(learned, problem.data, self.settings.learning)
-                learned = _learning.refine_noise(learned, problem.data, self.settings.learning)
             refuse_negligible_noise(learned.model, problem.data)
         with watch.conditioning():
             fit = self.condition(replace(problem, model=learned.model), watch)
@@ -112,7 +103,7 @@ class InducingEngine(AbstractEngine):
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""
-        plan, choice = planned(problem, self.settings)
+        plan, choice = _inducing_grid.planned(problem, self.settings)
         plan.check()
         plan, advice = self._precise_enough(problem, plan)
         variational = self._model(problem.model, plan)
@@ -130,7 +121,7 @@ class InducingEngine(AbstractEngine):
         if plan is None and not arrays:
             return self.condition(problem, Watch())
         if plan is None:
-            plan, _ = planned(problem, self.settings)
+            plan, _ = _inducing_grid.planned(problem, self.settings)
         device = problem.data.y.device
         posterior = variational_posterior(self._model(problem.model, plan), arrays, device)
         report = _sizes(plan, posterior.model.features)
@@ -262,7 +253,7 @@ class InducingEngine(AbstractEngine):
         fit = EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
         if not on_box:
             return fit
-        places = PlacesAndRays.of(posterior)
+        places = _inducing_grid.PlacesAndRays.of(posterior)
         nodes = PointValues(problem.nodes.points(device=posterior.state.mean.device))
         return replace(
             fit,
@@ -270,7 +261,7 @@ class InducingEngine(AbstractEngine):
             plan=None,
             # Scores, maps and figures ask for the same nodes.
             at_nodes=cache(partial(places.predict, nodes)),
-            on_grid=partial(draws_on_grid, posterior, plan.grid, self.settings.seed),
+            on_grid=partial(_inducing_grid.draws_on_grid, posterior, plan.grid, self.settings.seed),
         )
 
     def _precise_enough(

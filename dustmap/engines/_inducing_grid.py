@@ -10,19 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.engines import _grids
 from dustmap.engines._engine import Problem
 from dustmap.engines._learning import EvidenceSettings
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractPosterior,
-    GridPrior,
-    Parameter,
-    Prediction,
-    RegularGrid,
-    features,
-    torus_for,
-)
+from dustmap.gp import features
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import AbstractFeatureMap, Features, HIPFeatures
 from dustmap.gp.functionals import AbstractFunctional, PointValues, Sharded
@@ -68,7 +61,7 @@ class InducingSettings:
     padding: float = 4.0
     dtype: torch.dtype = torch.float64
     max_memory: int = 2**32
-    grid: RegularGrid | tuple[int, ...] | None = None
+    grid: gp.RegularGrid | tuple[int, ...] | None = None
     points_per_length: float | None = None
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
     pcg_steps: int = 3000
@@ -93,7 +86,7 @@ class InducingPlan(_grids.AbstractGridPlan):
     dtype, max_memory
     """
 
-    grid: RegularGrid
+    grid: gp.RegularGrid
     torus_shape: tuple[int, ...]
     whitening: str
     family: str
@@ -147,7 +140,7 @@ class InducingPlan(_grids.AbstractGridPlan):
 
 
 def plan_fit(
-    kernel: AbstractKernel, grid: RegularGrid, n: int, settings: InducingSettings
+    kernel: AbstractKernel, grid: gp.RegularGrid, n: int, settings: InducingSettings
 ) -> InducingPlan:
     """Decide what is still "auto" for a fit of n data on this grid.
 
@@ -158,6 +151,7 @@ def plan_fit(
 
     Examples
     --------
+    >>> from dustmap.gp import RegularGrid
     >>> from dustmap.gp.kernels import Matern32
     >>> settings = InducingSettings(EvidenceSettings(rows=100))
     >>> plan = plan_fit(Matern32([1.0]), RegularGrid((0.0,), (0.25,), (101,)), 1000, settings)
@@ -170,7 +164,7 @@ def plan_fit(
         on_torus = "torus" if settings.points_per_length is None else "hip"
         whitening = "cholesky" if dense else on_torus
     on_nodes = whitening in ("cholesky", "ciq")
-    torus = grid.shape if on_nodes else torus_for(kernel, grid, settings.padding)
+    torus = grid.shape if on_nodes else gp.torus_for(kernel, grid, settings.padding)
     if family == "auto":
         # Blocks of neighbours mean nothing among Cholesky's variables.
         dense = whitening == "cholesky" or math.prod(torus) <= max_full(settings)
@@ -264,11 +258,11 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
 
     inner: AbstractFeatureMap
     outer: HIPFeatures
-    grid: RegularGrid
+    grid: gp.RegularGrid
 
     @staticmethod
     def around(
-        inner: AbstractFeatureMap, prior: GridPrior, rtol: float, max_steps: int
+        inner: AbstractFeatureMap, prior: gp.GridPrior, rtol: float, max_steps: int
     ) -> "ExtrapolatingFeatures":
         """`inner` of a prior on a torus, with outer rows to a relative residual of `rtol`."""
         plain = replace(prior, wrapping=None)
@@ -328,10 +322,10 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
             return self.inner.residual_variance(functional)
         return features.residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[gp.Parameter, ...]:
         return self.inner.parameters()
 
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "ExtrapolatingFeatures":
+    def with_parameters(self, parameters: Sequence[gp.Parameter]) -> "ExtrapolatingFeatures":
         inner = self.inner.with_parameters(parameters)
         assert isinstance(inner, HIPFeatures | features.TorusFeatures | features.LocalFeatures)
         outer = replace(self.outer, prior=replace(inner.prior, wrapping=None))
@@ -349,7 +343,7 @@ def _order(inside: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class PlacesAndRays(AbstractPosterior):
+class PlacesAndRays(gp.AbstractPosterior):
     """One q(ε), seen by rays through `rays` and by places, of which a map has a hundred times as
     many, through `places`."""
 
@@ -357,7 +351,7 @@ class PlacesAndRays(AbstractPosterior):
     rays: VariationalPosterior
 
     @staticmethod
-    def of(posterior: VariationalPosterior) -> AbstractPosterior:
+    def of(posterior: VariationalPosterior) -> gp.AbstractPosterior:
         """Places by the weights of the 4³ nodes around them, where all weights would be a PCG.
 
         Both are features of the same ε, Φ = W C^{1/2}, and Var r is that of the weights W taken.
@@ -371,7 +365,7 @@ class PlacesAndRays(AbstractPosterior):
         places = replace(posterior, model=replace(posterior.model, features=local))
         return PlacesAndRays(places, posterior)
 
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         return self._for(functional).predict(functional)
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
@@ -398,7 +392,7 @@ def draws_at_inducing_points(
     return GriddedDraws(grid, mean.to(eps.dtype) + phi.prior.root().matmul(eps))
 
 
-def draws_on_grid(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> GriddedDraws:
+def draws_on_grid(posterior: VariationalPosterior, grid: gp.RegularGrid, seed: int) -> GriddedDraws:
     """Draws at the inducing points, whatever their whitening."""
     if isinstance(posterior.model.features, features.CholeskyFeatures | features.CIQFeatures):
         return GriddedDraws.of(posterior, grid, DRAWS, seed)

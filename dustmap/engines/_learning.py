@@ -224,14 +224,24 @@ def at_mean_distances(data: Batch) -> Batch:
     return replace(data, functional=mapped(data.functional, plain))
 
 
-def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
+def refine(learned: Learned, batch: Batch, settings: EvidenceSettings, watch: Watch) -> Learned:
     """Maximise the evidence of neighbours, where there are more rows than were learned from.
 
-    In more than four columns the exact evidence of a random part is better, and stays.
+    In more than four columns the exact evidence of a random part is better, and stays; so does that
+    of other functionals than point values.
     """
+    if not isinstance(batch.functional, PointValues):
+        return learned
+    with watch.learning():
+        if len(batch) <= settings.rows or batch.functional.x.shape[1] > _MOST_COLUMNS:
+            return learned
+        return _refined_noise(_refined_all(learned, batch, settings), batch, settings)
+
+
+def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
+    """Maximise it over kernel and noise."""
     model = learned.model
-    learns = model.kernel.is_learned or model.likelihood.is_learned
-    if not learns or not _has_neighbours(batch, settings):
+    if not (model.kernel.is_learned or model.likelihood.is_learned):
         return learned
     refined, status = _refined(learned, batch, CONDITIONALS, settings.seed, "neighbours")
     if status is None or refined.learning is None:
@@ -241,24 +251,18 @@ def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learne
     return replace(refined, learning=learning)
 
 
-def refine_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
+def _refined_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
     """Maximise the same evidence over the noise alone, of ten times the conditionals.
 
     Of 2,000 rows the noise is known to several per cent, and with it the coverage of predictions;
     of these to half of one.
     """
     model = learned.model
-    if not model.likelihood.is_learned or not _has_neighbours(batch, settings):
+    if not model.likelihood.is_learned:
         return learned
     held = replace(learned, model=replace(model, kernel=model.kernel.fixed()))
     refined, _ = _refined(held, batch, NOISE_CONDITIONALS, settings.seed, "noise")
     return replace(refined, model=replace(model, likelihood=refined.model.likelihood))
-
-
-def _has_neighbours(batch: Batch, settings: EvidenceSettings) -> bool:
-    """Tell whether the data have near neighbours that did not learn."""
-    assert isinstance(batch.functional, PointValues)
-    return len(batch) > settings.rows and batch.functional.x.shape[1] <= _MOST_COLUMNS
 
 
 def _refined(

@@ -11,29 +11,11 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from dustmap import inference, linalg
+from dustmap import gp, inference, linalg
 from dustmap.engines import _engine, _memory
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-    errors_of_coefficients,
-    with_errors,
-)
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan, RankDivision
-from dustmap.gp import (
-    AbstractLatticePrior,
-    GridPrior,
-    NestedGrids,
-    NestedPrior,
-    ParameterErrors,
-    Parameters,
-    features,
-    whole_batch,
-)
+from dustmap.gp import features
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
@@ -199,7 +181,7 @@ class LogNormalEngine(AbstractEngine):
         s, model, rows = self.sizes(problem), problem.model, division.row_bytes
         alone = division.draws.size == 1 and division.rows.size == 1
         stored = 0 < rows <= division.allotment.rows and self.settings.beams is None
-        known = len(Parameters.of(model, without=("mean",)).theta) == 0
+        known = len(gp.Parameters.of(model, without=("mean",)).theta) == 0
         if not (alone and stored and known and model.zero_points is None and s.nodes <= s.data):
             return ()
         entry = 4 + s.itemsize
@@ -219,7 +201,7 @@ class LogNormalEngine(AbstractEngine):
         problem = replace(problem, data=problem.data[order])
         division = self.division(problem)
         # Ranks that divide draws need the rays of all.
-        data = whole_batch(problem.data) if division.draws.size > 1 else problem.data
+        data = gp.whole_batch(problem.data) if division.draws.size > 1 else problem.data
         for what, which in division.in_words.items():
             log.info("%s: %s", what, which)
         if settings.samples % 2:
@@ -239,7 +221,7 @@ class LogNormalEngine(AbstractEngine):
                 robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),
-            origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
+            origin=gp.Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             start=start and start.in_order(order[: len(start.pull)]),
             world=division.draws,
             checkpointer=watch.checkpointer,
@@ -266,7 +248,7 @@ class LogNormalEngine(AbstractEngine):
             noise=None if solution.weights is None else solution.weights.noise,
             start=_start_arrays(solution.start.in_order(order.argsort())),
         )
-        return with_errors(made, data, settings.robust)
+        return _engine.with_errors(made, data, settings.robust)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """The posterior of an earlier fit, which is made of its samples alone.
@@ -300,13 +282,13 @@ class LogNormalEngine(AbstractEngine):
             prior, model.mean, model.noise, rows, zero_points=model.zero_points
         )
 
-    def _prior(self, problem: Problem, division: RankDivision) -> AbstractLatticePrior:
+    def _prior(self, problem: Problem, division: RankDivision) -> gp.AbstractLatticePrior:
         """The prior on the grid, or on nested ones."""
         kernel, nodes, settings = problem.model.kernel, problem.lattice, self.settings
         dtype, memory, world = settings.dtype, settings.memory, division.rows
-        if isinstance(nodes, NestedGrids):
-            return NestedPrior.of(kernel, nodes, dtype=dtype, memory=memory, world=world)
-        return GridPrior.padded(
+        if isinstance(nodes, gp.NestedGrids):
+            return gp.NestedPrior.of(kernel, nodes, dtype=dtype, memory=memory, world=world)
+        return gp.GridPrior.padded(
             kernel,
             nodes,
             nugget=inference.nugget_for(kernel, dtype),
@@ -398,12 +380,12 @@ def _report(solution: MGVISolution) -> dict[str, object]:
     }
 
 
-def _errors_of(solution: MGVISolution) -> ParameterErrors | None:
+def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
     """Of kernel, noise and coefficients of the mean, as far as these are learned."""
     errors, of_mean = solution.errors, solution.coefficient_covariance
     if of_mean is None:
         return errors
-    beta = errors_of_coefficients(of_mean)
+    beta = _engine.errors_of_coefficients(of_mean)
     return beta if errors is None else errors.joined(beta)
 
 

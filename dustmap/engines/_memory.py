@@ -14,7 +14,7 @@ import torch
 
 from dustmap import inference
 from dustmap.gp import NestedGrids, RegularGrid, features, tori_for
-from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
+from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
 from dustmap.linalg import AbstractWorld, Alone
@@ -191,20 +191,9 @@ class Allotment:
     vectors: int
 
     @staticmethod
-    def of(
-        budget: int, sizes: GriddedSizes, held: int, data: AbstractFunctional, row_bytes: RowBytes
-    ) -> "Allotment":
-        """The budget without `held` bytes of draws and all that cannot be cut, rows first.
-
-        A part of the data, whose rays are not at hand, gets half of the memory for each.
-        """
-        if not isinstance(data, LineIntegrals):
-            return Allotment(budget // 2, budget // 2)
-        return Allotment.of_rows(budget, sizes, held, row_bytes(data))
-
-    @staticmethod
     def of_rows(budget: int, sizes: GriddedSizes, held: int, rows: int) -> "Allotment":
-        """The same for so many bytes of rows."""
+        """The budget without `held` bytes of draws and all that cannot be cut; first what is
+        needed for `rows` bytes of rows."""
         left = max(0, budget - held - SPECTRA * sizes.torus - WORKING)
         kept = rows if rows + 2 * sizes.column <= left else 0
         # A preconditioner that is kept takes a seventh of what making it may take.

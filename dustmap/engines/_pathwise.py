@@ -14,31 +14,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from dustmap import inference
-from dustmap.engines import _learning, _memory, _pathwise_points
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-    with_errors,
-    zero_point_arrays,
-)
+from dustmap.engines import _engine, _learning, _memory, _pathwise_points
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan
-from dustmap.gp import FitStatus, NestedGrids
+from dustmap.gp import NestedGrids, features
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features import (
-    AbstractFeatureMap,
-    GroupedFeatures,
-    NestedFeatures,
-    NodeFeatures,
-    field_features,
-    lookup_bytes,
-    residual_draws,
-    row_bytes,
-    suits_dense,
-)
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -130,7 +110,7 @@ class PathwiseEngine(AbstractEngine):
             return Component("learning", graph, During.FIT, what), matrices
         tables = _PLAIN_RESIDUALS if learned == s.data else _RESIDUALS
         # They are gone while a matrix is made: its look-up takes their room.
-        tables = max(0, tables - lookup_bytes(learned, s.nodes))
+        tables = max(0, tables - features.lookup_bytes(learned, s.nodes))
         return Component("learning", tables, During.LEARNING, what), matrices
 
     def _by_matrix(self, problem: Problem) -> tuple[bool, int]:
@@ -139,7 +119,7 @@ class PathwiseEngine(AbstractEngine):
         memory = self.allotment(problem).vectors
 
         def suits(n: int) -> bool:
-            return suits_dense(n, s.nodes, memory)
+            return features.suits_dense(n, s.nodes, memory)
 
         learn = min(s.data, settings.learn_rows)
         numbers = [learn, inference.start_rows(settings.start_rows, learn)]
@@ -174,16 +154,13 @@ class PathwiseEngine(AbstractEngine):
             learning=_grid_learning(fit, len(problem.data), names),
             noise=None if fit.robust is None else fit.robust.noise,
         )
-        return with_errors(made, problem.data, settings.robust)
+        return _engine.with_errors(made, problem.data, settings.robust)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
-        settings, data = self.settings.learning, problem.data
-        with watch.learning():
-            learned = _learning.refine(learned, data, settings)
-            learned = _learning.refine_noise(learned, data, settings)
+        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
         fit = self.condition(replace(problem, model=learned.model), watch)
-        return with_errors(replace(fit, learning=learned.learning), problem.data)
+        return _engine.with_errors(replace(fit, learning=learned.learning), problem.data)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on point values at the present hyperparameters."""
@@ -215,7 +192,7 @@ class PathwiseEngine(AbstractEngine):
         posterior = _pathwise_points.pathwise_posterior(gridded, arrays, device)
         if "residual_seed" in arrays:
             count, seed = len(posterior.deviations), int(arrays["residual_seed"])
-            cells = residual_draws(field_features(gridded.features), seed, count)
+            cells = features.residual_draws(features.field_features(gridded.features), seed, count)
             posterior = replace(posterior, residuals=cells)
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
@@ -227,11 +204,8 @@ class PathwiseEngine(AbstractEngine):
             torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
             maker = inference.ModelMaker(lattice, grid, self.settings.estimator)
             return maker.on_torus(model, torus, order)
-        features: AbstractFeatureMap
-        features = NodeFeatures(model.kernel, lattice, grid.dtype, order, grid.for_rows)
-        if model.zero_points is not None:
-            features = GroupedFeatures(features, model.zero_points)
-        return inference.GridModel(features, model.mean, model.noise)
+        seen = features.NodeFeatures(model.kernel, lattice, grid.dtype, order, grid.for_rows)
+        return inference.GridModel.of(model, seen)
 
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
@@ -259,16 +233,19 @@ class PathwiseEngine(AbstractEngine):
         return problem.sizes(points.samples, points.dtype.itemsize)
 
     def allotment(self, problem: Problem) -> _memory.Allotment:
-        """Bytes for stored rows, and for vectors that are solved for together."""
-        s = self.sizes(problem)
-        held = 2 * (1 + s.samples) * s.vector
+        """Bytes for stored rows, and for vectors that are solved for together: half of the memory
+        each for a part of the data, whose rays are not at hand."""
         budget, rays = self.settings.points.max_memory, problem.data.functional
-        return _memory.Allotment.of(budget, s, held, rays, self.row_bytes(problem))
+        if not isinstance(rays, LineIntegrals):
+            return _memory.Allotment(budget // 2, budget // 2)
+        s = self.sizes(problem)
+        held, rows = 2 * (1 + s.samples) * s.vector, self.row_bytes(problem)(rays)
+        return _memory.Allotment.of_rows(budget, s, held, rows)
 
     def row_bytes(self, problem: Problem) -> _memory.RowBytes:
         """Bytes of stored rows of kriging weights."""
         grid, dtype = problem.lattice, self.settings.points.dtype
-        return partial(row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
+        return partial(features.row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
         """Bytes of the solve on a grid of its own."""
@@ -297,32 +274,28 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
     """Arrays of the posterior and of the features that it was solved with; on nested grids of the
     field at their nodes."""
     posterior = fit.posterior
-    if isinstance(fit.features, NestedFeatures):
+    if isinstance(fit.features, features.NestedFeatures):
         posterior = inference.at_the_nodes(posterior)
     return {
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **_pathwise_points.pathwise_arrays(posterior),
-        **zero_point_arrays(posterior),
+        **_engine.zero_point_arrays(posterior),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
         "residual_seed": np.array(seed),
     }
 
 
-def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning | None:
+def _grid_learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> _engine.Learning | None:
     """How the evidence of the gridded model was maximised."""
     learned = fit.learned
     if learned is None:
         return None
-    return Learning(
-        status=learned.status.value,
-        converged=learned.status is FitStatus.CONVERGED,
-        remedy=learned.message(),
-        n_data=min(n, LEARN_ROWS),
-        trace=tuple(_numbers(step, names) for step in learned.history),
-        summary={"median_residual_variance_over_noise": learned.grid_error},
-        errors=learned.errors,
-    )
+    trace = (_numbers(step, names) for step in learned.history)
+    summary = {"median_residual_variance_over_noise": learned.grid_error}
+    count = min(n, LEARN_ROWS)
+    ended = _engine.Learning.of(learned.status, count, trace, summary, learned.errors)
+    return replace(ended, remedy=learned.message())
 
 
 def _numbers(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:

@@ -15,16 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap import inference
-from dustmap.engines import _pathwise_points
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-    with_errors,
-)
+from dustmap.engines import _engine, _pathwise_points
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._learning import EvidenceSettings, learn, searched_start
 from dustmap.engines._memory import MemoryPlan
@@ -89,7 +81,7 @@ class StudentTEngine(AbstractEngine):
         )
         learns = robust.model.likelihood.is_learned
         law = inference.RobustSettings(learn_nu=learns, learn_scale=False)
-        return with_errors(made, data, law if learns else None)
+        return _engine.with_errors(made, data, law if learns else None)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """The fit of the inner engine, whose arrays hold the sites that it needs."""
@@ -140,7 +132,7 @@ def plain_rows(y: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def learn_robustly(
     model: GPModel, data: Batch, settings: EvidenceSettings
-) -> tuple[RobustModel, Learning]:
+) -> tuple[RobustModel, _engine.Learning]:
     """Kernel, widths and ν from a part of the rows, in turns until both rest.
 
     They start from the maximum under normal noise of rows that do not stand out.
@@ -156,7 +148,7 @@ def learn_robustly(
         robust, sites, rests = _dense_rounds(robust, data, sites)
         if not model.kernel.is_learned:
             status = FitStatus.CONVERGED if rests else FitStatus.MAX_STEPS
-            return robust, Learning.of(status, n)
+            return robust, _engine.Learning.of(status, n)
         climb = fit_hyperparameters(
             replace(robust.model, likelihood=normal),
             site_batch(data, sites),
@@ -172,7 +164,7 @@ def learn_robustly(
             break
     status = climb.status if is_settled else FitStatus.MAX_STEPS
     summary = {"turns_nats": list(turns.nats), "largest_gradient": climb.largest_gradient}
-    return robust, Learning.of(status, n, summary=summary, errors=climb.errors)
+    return robust, _engine.Learning.of(status, n, summary=summary, errors=climb.errors)
 
 
 def fit_on_grid(robust: RobustModel, data: Batch, plan: _pathwise_points.PointPlan) -> SiteFit:

@@ -120,7 +120,6 @@ from dustmap.inference.solve._data_space import DRAW_VECTORS as DRAW_VECTORS
 from dustmap.inference.solve._data_space import DRAWS_TOGETHER as DRAWS_TOGETHER
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
-from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel
 from dustmap.inference.solve._node_space import NodeCovariance as NodeCovariance
@@ -133,6 +132,7 @@ from dustmap.inference.solve._pathwise import at_the_nodes as at_the_nodes
 from dustmap.inference.solve._pathwise import explained_share as explained_share
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes
 from dustmap.inference.solve._solution import GlobalSolution as GlobalSolution
+from dustmap.inference.solve._solution import SolveSettings as SolveSettings
 from dustmap.inference.variational._collapsed import DTC as DTC
 from dustmap.inference.variational._collapsed import FITC as FITC
 from dustmap.inference.variational._collapsed import SGPR as SGPR

@@ -112,7 +112,7 @@ class DatumScores:
 
     def scores(self) -> Scores:
         """Return the means over all data."""
-        mse = float(self.residual.square().mean())
+        mse, spread = float(self.residual.square().mean()), self.residual - _median(self.residual)
         return Scores(
             n=len(self),
             mae=float(self.residual.abs().mean()),
@@ -123,7 +123,7 @@ class DatumScores:
             coverage68=self._coverage(_ONE_SIGMA),
             coverage95=self._coverage(_HALF_95),
             crps=float(self.crps.mean()),
-            robust_scatter=_robust_scatter(self.residual),
+            robust_scatter=_STD_OF_NORMAL * float(_median(spread.abs())),
         )
 
     def _coverage(self, half_width: float) -> float:
@@ -305,11 +305,6 @@ def _mixtures(
     dof = torch.tensor(nu, dtype=torch.float64, device=y.device)
     for data, centre, spread, width in parts:
         yield data, NormalMixture.student_t(data, centre, spread, width, dof)
-
-
-def _robust_scatter(residual: Tensor) -> float:
-    """1.4826 median |r − median r|."""
-    return _STD_OF_NORMAL * float(_median((residual - _median(residual)).abs()))
 
 
 def _median(values: Tensor) -> Tensor:

@@ -25,15 +25,11 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
+from dustmap.inference.solve import _solution
 from dustmap.inference.solve._data_space import solve_gridded
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import (
-    SOLVE,
-    GlobalSolution,
-    restored_solution,
-    solution_state,
-)
+from dustmap.inference.solve._solution import GlobalSolution
 from dustmap.linalg import AT_MOST, Progress, unwatched
 
 #: Newton steps of learning, as progress counts them.
@@ -255,7 +251,7 @@ class _Stages:
         assert robust is not None
         weights = _robust.site_weights(self.maker.build(gp), self.data, robust.sites)
         held = replace(state, gp=replace(gp, likelihood=gp.likelihood.fixed()))
-        learned = self._learned(name, held, self.settings.learn_rows, weights, _STEPS_OF_TURN)
+        learned = self._learned(name, held, self.settings.learn_rows, weights)
         turns = state.turns.after(learned.nats, robust.logs, len(robust.weights))
         if not turns.settled:
             learned = replace(learned, status=FitStatus.MAX_STEPS)
@@ -263,18 +259,13 @@ class _Stages:
         return replace(state, gp=gp, learned=learned, turns=turns)
 
     def _learned(
-        self,
-        name: str,
-        state: _State,
-        rows: int,
-        weights: Tensor | None = None,
-        steps: int | None = None,
+        self, name: str, state: _State, rows: int, weights: Tensor | None = None
     ) -> Learned:
         """Learning from a random part of the data, with as many deviations as it ended with last;
-        with Student-t noise of their sites, in so many steps at most."""
+        with Student-t noise of their sites, with the weights of these (N,), in a turn's steps."""
         part, settings = _random_part(len(self.data), rows, self.settings.seed), self.settings.learn
-        if steps is not None:
-            settings = replace(settings, max_steps=min(settings.max_steps, steps))
+        if weights is not None:
+            settings = replace(settings, max_steps=min(settings.max_steps, _STEPS_OF_TURN))
         if state.learned is not None:
             settings = replace(settings, samples=state.learned.history[-1].samples)
         data = state.site_data(self.data)
@@ -397,10 +388,10 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         return self.settings.by_matrix and by_matrix
 
     def snapshot(self, solution: GlobalSolution) -> State:
-        return solution_state(solution)
+        return _solution.solution_state(solution)
 
     def restored(self, model: GridModel, state: State) -> GlobalSolution:
-        return restored_solution(model, self.data, StateReader.of(state, SOLVE))
+        return _solution.restored_solution(model, self.data, StateReader.of(state, _solution.SOLVE))
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

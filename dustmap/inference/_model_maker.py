@@ -12,8 +12,6 @@ from dustmap import gp
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import (
     ORDERS,
-    AbstractFeatureMap,
-    GroupedFeatures,
     KrigingFeatures,
     LocalFeatures,
     NestedFeatures,
@@ -25,8 +23,8 @@ from dustmap.inference._state import State, StateReader, state_of
 from dustmap.inference.evidence import _newton
 from dustmap.inference.evidence._newton_point import AbstractMaker
 from dustmap.inference.evidence._student_t_noise import RobustSettings
-from dustmap.inference.solve._global_solve import SolveSettings
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._solution import SolveSettings
 from dustmap.linalg import AbstractWorld, fast_length
 
 #: A torus is kept while its padding is at least this part of what was asked for,
@@ -138,11 +136,7 @@ class ModelMaker(AbstractMaker):
 
     def on_torus(self, model: gp.GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
-        features: AbstractFeatureMap
-        features = field = self._features(model.kernel, torus, order)
-        if model.zero_points is not None:
-            features = GroupedFeatures(field, model.zero_points)
-        return GridModel(features, model.mean, model.noise)
+        return GridModel.of(model, self._features(model.kernel, torus, order))
 
     def _features(
         self, kernel: AbstractKernel, torus: tuple[int, ...], order: int

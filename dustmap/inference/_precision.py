@@ -1,7 +1,8 @@
 """Λ = I + Φᵀ W Φ, bounds on its spectrum, and the spread of fitted coefficients of the mean."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, final
 
 import torch
@@ -238,7 +239,13 @@ def coefficient_spread(
     seed, count : of the draws of coefficients
     preconditioner, max_steps, progress : of the solves
     """
-    how = precision, preconditioner, max_steps, progress
+    solve = partial(
+        linalg.pcg,
+        precision,
+        preconditioner=preconditioner,
+        max_steps=max_steps,
+        progress=progress,
+    )
     W = torch.zeros(U.shape[1], phi.shape[1], dtype=phi.dtype, device=phi.device)
     best, gram, error = W, torch.eye(len(W), dtype=U.dtype, device=U.device), float("inf")
     for _ in range(_CORRECTIONS):
@@ -253,30 +260,16 @@ def coefficient_spread(
             break
         least = float(torch.linalg.eigvalsh(tried).min().clamp_min(0.0)) ** 0.5
         # A column at a time: no more memory than one right-hand side takes.
-        W = W + torch.stack([_solved(one, 0.5 * _ERROR * least, *how) for one in r])
+        W = W + torch.stack([_solved(solve, one, 0.5 * _ERROR * least) for one in r])
     spread = CoefficientSpread.of_gram(gram, directions, best, seed, count)
     return replace(spread, error=error)
 
 
-def _solved(
-    b: Tensor,
-    tolerance: float,
-    precision: linalg.AbstractOperator,
-    preconditioner: linalg.AbstractOperator | None,
-    max_steps: int,
-    progress: linalg.Progress,
-) -> Tensor:
+def _solved(solve: Callable[..., linalg.SolveResult], b: Tensor, tolerance: float) -> Tensor:
     """Return Λ⁻¹ b (M_w,), with a residual of norm `tolerance` or of rounding."""
     norm, eps = float(b.norm()), torch.finfo(b.dtype).eps
     rtol = max(min(1.0, tolerance / norm) if norm > 0 else 1.0, 4.0 * eps)
-    return linalg.pcg(
-        precision,
-        b,
-        preconditioner=preconditioner,
-        rtol=rtol,
-        max_steps=max_steps,
-        progress=progress,
-    ).x
+    return solve(b, rtol=rtol).x
 
 
 def inverse_root(gram: Tensor) -> Tensor:

@@ -75,12 +75,8 @@ class Layout:
     any_dtype: bool = False
 
 
-@final
-class Rebuilt:
-    """Annotation of a field that is not stored."""
-
-
-REBUILT = Rebuilt()
+#: Annotation of a field that is not stored.
+REBUILT = object()
 #: θ, gradients and steps (P,).
 ParameterVector: TypeAlias = Annotated[Tensor, Layout("theta", "P")]
 

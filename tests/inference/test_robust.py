@@ -13,7 +13,6 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
 from dustmap.inference.evidence._robust import (
     RobustFit,
-    RobustStep,
     SolverOf,
     fit_student_t,
 )
@@ -73,12 +72,10 @@ def test_gross_outliers_do_not_move_the_map() -> None:
     dirty, hit = with_outliers(clean)
     reference = DenseSolver(clean, phi)(grid_model, grid_model.sigma(clean).detach(), 64, None)
     expected, std = at_points(grid_model, reference)
-    steps: list[RobustStep] = []
     fit: RobustFit[Dense] = fit_student_t(
-        grid_model, dirty, RobustSettings(samples=64), solver(phi), steps.append
+        grid_model, dirty, RobustSettings(samples=64), solver(phi)
     )
     assert fit.converged, fit.message()
-    assert tuple(steps) == fit.history
     assert bool((fit.weights[hit] < 0.1).all())
     assert len(hit) <= fit.outliers <= len(hit) + 4
     assert f"{fit.outliers} of {SKY} data" in fit.message()

@@ -15,6 +15,7 @@ from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
+from dustmap.inference import SolveSettings
 from dustmap.inference.solve import _solution
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
 from dustmap.runs.reports._progress import Stopwatch
@@ -53,10 +54,8 @@ def solve(columns: int) -> Any:
         A,
         System(),  # type: ignore[arg-type]
         begun,
-        rtol=1e-10,
-        max_steps=50,
-        memory=1,
-        progress=unwatched,
+        SolveSettings(rtol=1e-10, max_steps=50, memory=1),
+        unwatched,
     )
     found = last.result(1e-10)
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)

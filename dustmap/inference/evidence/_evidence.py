@@ -18,12 +18,7 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractLatticePrior, Batch
 from dustmap.gp.features import AbstractFeatureMap, KrigingFeatures, chunks, field_features
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference.evidence._steps import (
-    moved_models,
-    noise_floor,
-    noise_variance,
-    total_variance,
-)
+from dustmap.inference.evidence import _steps
 from dustmap.inference.solve._grid_model import GridModel, prior_of
 from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
@@ -66,7 +61,8 @@ class Recolouring:
 
     def log_spectrum(self, features: AbstractFeatureMap, power: Tensor) -> Tensor:
         """Σ_k p_k ln λ_θ,k, differentiable; power p in the layout of `power`."""
-        return (power * _logs(_prior_of(features))).sum()
+        logs = [_log(spectrum).flatten() for spectrum, _ in _prior_of(features).circulants]
+        return (power * torch.cat(logs)).sum()
 
     def log_rate(self, features: AbstractFeatureMap) -> Tensor:
         """ln λ_θ − ln λ, in the layout of `power`."""
@@ -96,10 +92,6 @@ class Recolouring:
         moves."""
         ends = itertools.accumulate(math.prod(torus) for torus in self.tori)
         return eps.tensor_split(tuple(ends), dim=-1)
-
-
-def _logs(prior: AbstractLatticePrior) -> Tensor:
-    return torch.cat([_log(spectrum).flatten() for spectrum, _ in prior.circulants])
 
 
 def _log(spectrum: Tensor) -> Tensor:
@@ -210,7 +202,7 @@ class Derivatives:
         the data inform little and Newton steps would overshoot; near the maximum this adds nothing.
         """
         information = self.average_information(preconditioner)
-        return information + noise_floor(information, self.of_log_sigma, self.leverage)
+        return information + _steps.noise_floor(information, self.of_log_sigma, self.leverage)
 
 
 @torch.no_grad()
@@ -233,7 +225,7 @@ def differentiate(
         residual_variance = model.features.residual_variance(data.functional)
     here_r = residual_variance.detach().double()
     phi = model.features.operator(data.functional)
-    sigma = noise_variance(model, data, weights) + here_r
+    sigma = _steps.noise_variance(model, data, weights) + here_r
     seen = phi.matmul(moments.eps_mean.to(phi.dtype)).double()
     alpha = (data.y.double() - model.mean.values(data.functional) - seen) / sigma
     probe = _Probe.of(alpha, moments, model)
@@ -241,7 +233,7 @@ def differentiate(
     step = _SHIFT[phi.dtype]
     changes: list[_Applied] = []
     rates: list[Tensor] = []
-    for moved in moved_models(model, data, weights, here_r, residual_rates, without, step):
+    for moved in _steps.moved_models(model, data, weights, here_r, residual_rates, without, step):
         features, moved_phi = moved.model.features, phi
         if features is not model.features:
             moved_phi = features.operator(data.functional)
@@ -367,7 +359,7 @@ def gradient_values(
         total = [torch.zeros_like(p) for p in inputs]
         for part in chunks(len(data), data_per_pass(model)):
             batch, tau = data[part], None if weights is None else weights[part]
-            variance = total_variance(model, batch, tau) if sigma is None else sigma[part]
+            variance = _steps.total_variance(model, batch, tau) if sigma is None else sigma[part]
             objective = _expected_log_density(model, batch, eps, variance)
             # What the chunks share (spectrum, tables) must outlive the first of them.
             total = _added(total, objective, inputs)

@@ -7,7 +7,7 @@ steps in log-parameters with the average information as metric, inside a trust r
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Generic, final
 
@@ -17,18 +17,8 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, ParameterErrors, Parameters
 from dustmap.inference import _state
-from dustmap.inference.evidence._newton_point import (
-    AbstractMaker,
-    AbstractSolver,
-    Evaluated,
-    EvaluatedState,
-    Evaluator,
-    Point,
-    PriorDraws,
-    SolvedState,
-    T,
-)
-from dustmap.inference.evidence._steps import TrustRegion, bounded_step
+from dustmap.inference.evidence import _newton_point, _steps
+from dustmap.inference.evidence._newton_point import Evaluator, Point, Solved, T
 from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel
 from dustmap.linalg import KeyedNormal
 
@@ -169,7 +159,7 @@ class LearnedModel(Generic[T]):
 @dataclass(frozen=True, eq=False)
 class _State(Generic[T]):
     """State after a solve: θ (P,) and samples of the next one; rejected trials in a row; best: the
-    last accepted point; is_over: whether the status is final."""
+    last accepted point; latest: the last solution; is_over: whether the status is final."""
 
     theta: _state.ParameterVector
     radius: float
@@ -179,7 +169,7 @@ class _State(Generic[T]):
     is_over: bool = False
     history: tuple[LearnStep, ...] = ()
     best: Annotated[Point[T] | None, _state.REBUILT] = None
-    evaluated: Annotated[Evaluated[T], _state.REBUILT] = field(default_factory=Evaluated)
+    latest: Annotated[Solved[T] | None, _state.REBUILT] = None
 
 
 @final
@@ -187,7 +177,7 @@ class _State(Generic[T]):
 class _Result:
     """The solution of a result, and the maker's state after the last solve."""
 
-    solved: SolvedState
+    solved: _newton_point.SolvedState
     maker: _state.State
 
 
@@ -220,13 +210,11 @@ class _Newton(Generic[T]):
         """Solve at θ, accept or reject the point, and choose the next θ."""
         base, settings = state.best, self.settings
         checkpointer = _state.PartOfWhole(self.checkpointer.child("solve"), len(state.history))
-        point, evaluated = self.evaluator.at(
-            state.theta, state.samples, state.evaluated, checkpointer
-        )
+        point = self.evaluator.at(state.theta, state.samples, state.latest, checkpointer)
         fraction = 1.0 if base is None else _fraction(base, point)
         accepted = fraction >= 1.0
         history = *state.history, _record(point, accepted)
-        state = replace(state, evaluated=evaluated, history=history)
+        state = replace(state, latest=point.solved, history=history)
         if accepted:
             radius = state.radius if base is None else self._radius(state.radius, base, point)
             point = point.bent(self.bend) if base is None else point.after(base)
@@ -241,12 +229,12 @@ class _Newton(Generic[T]):
             return state
         limits = self.evaluator.parameters
         held = limits.held(best.theta, best.gradient)
-        step = bounded_step(best.gradient, best.metric, state.radius, held)
+        step = _steps.bounded_step(best.gradient, best.metric, state.radius, held)
         return replace(state, theta=limits.inside(best.theta + step))
 
     def _radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
         """Radius of the trust region after an accepted step."""
-        region = TrustRegion(self.settings.largest_step, radius)
+        region = _steps.TrustRegion(self.settings.largest_step, radius)
         taken = region.after(point.theta - base.theta, base.gradient, base.metric)
         return taken.radius_at(point.gradient)
 
@@ -254,7 +242,7 @@ class _Newton(Generic[T]):
         """Stop at the optimum, or double the samples where these are too few to tell."""
         settings, limits = self.settings, self.evaluator.parameters
         held = limits.held(point.theta, point.gradient)
-        step = bounded_step(point.gradient, point.metric, settings.largest_step, held)
+        step = _steps.bounded_step(point.gradient, point.metric, settings.largest_step, held)
         errors = point.monte_carlo_errors
         allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)
         if not bool(errors.any()):
@@ -301,19 +289,21 @@ class _Newton(Generic[T]):
 
     def snapshot(self, state: _State[T]) -> _state.State:
         """All of a state."""
-        assert state.best is not None
-        stored = self.evaluator.evaluated_state(state.evaluated, state.best.solved)
-        return _state.state_of(_NEWTON, state, state.best, stored)
+        best, latest, taken = state.best, state.latest, self.evaluator.snapshot
+        assert best is not None
+        assert latest is not None
+        other = None if best.solved is latest else taken(best.solved)
+        stored = _newton_point.EvaluatedState(taken(latest), other, latest.rates)
+        return _state.state_of(_NEWTON, state, best, stored)
 
     def restored(self, reader: _state.StateReader) -> _State[T]:
         """The state of a snapshot."""
         like, sizes = self.evaluator.like, self.evaluator.sizes
-        stored = reader.read(EvaluatedState, like, **sizes)
+        stored = reader.read(_newton_point.EvaluatedState, like, **sizes)
         best = None if stored.best is None else self.evaluator.restored(stored.best)
-        latest = self.evaluator.restored(stored.latest)
+        latest = replace(self.evaluator.restored(stored.latest), rates=stored.rates)
         point = Point(solved=best or latest, **reader.fields(Point, like, **sizes))
-        evaluated = Evaluated(latest, stored.rates)
-        return _State(best=point, evaluated=evaluated, **reader.fields(_State, like, **sizes))
+        return _State(best=point, latest=latest, **reader.fields(_State, like, **sizes))
 
 
 def _record(point: Point[T], accepted: bool) -> LearnStep:
@@ -344,13 +334,13 @@ def _fraction(base: Point[T], point: Point[T]) -> float:
 
 
 def learn_evidence(
-    maker: AbstractMaker,
+    maker: _newton_point.AbstractMaker,
     model: GPModel,
     data: Batch,
     settings: LearnSettings,
-    solve: AbstractSolver[T],
+    solve: _newton_point.AbstractSolver[T],
     *,
-    prior_draws: PriorDraws | None = None,
+    prior_draws: _newton_point.PriorDraws | None = None,
     weights: Tensor | None = None,
     ceilings: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
@@ -393,7 +383,7 @@ def learn_evidence(
     return newton.result(state)
 
 
-def keyed_prior_draws(seed: int) -> PriorDraws:
+def keyed_prior_draws(seed: int) -> _newton_point.PriorDraws:
     """The prior draws of `solve_global` with this seed."""
 
     def draws(deviations: Tensor) -> Tensor:

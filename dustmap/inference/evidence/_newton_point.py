@@ -11,14 +11,7 @@ from torch import Tensor
 from dustmap.gp import Batch, GPModel, Parameters
 from dustmap.gp.features import DenseCovariance
 from dustmap.inference import _state
-from dustmap.inference.evidence import _evidence
-from dustmap.inference.evidence._steps import (
-    DENSE_SHIFT,
-    differentiate_dense,
-    moved_models,
-    noise_variance,
-    secant_metric,
-)
+from dustmap.inference.evidence import _evidence, _steps
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -135,12 +128,13 @@ class EvaluatedState:
 @final
 @dataclass(frozen=True, eq=False)
 class Solved(Generic[T]):
-    """A solution with its model, at θ (P,), and the maker's state there."""
+    """A solution with its model, at θ (P,), the maker's state there, and derivatives to reuse."""
 
     theta: Tensor
     maker: _state.State
     model: GridModel
     solution: T
+    rates: ResidualRates | None = None
 
 
 @final
@@ -177,7 +171,7 @@ class Point(Generic[T]):
         if bool(self.error.any()) or bool(before.error.any()):
             return self
         step, change = self.theta - before.theta, before.gradient - self.gradient
-        metric = secant_metric(self.bent(before.bend).metric, step, change)
+        metric = _steps.secant_metric(self.bent(before.bend).metric, step, change)
         root = torch.linalg.cholesky(self.information)
         half = torch.linalg.solve_triangular(root, metric, upper=False)
         return self.bent(torch.linalg.solve_triangular(root, half.mT, upper=False))
@@ -202,15 +196,6 @@ class Point(Generic[T]):
     def monte_carlo_errors(self) -> Tensor:
         inverse = torch.linalg.inv(self.information)
         return _root_diagonal(inverse @ self.error @ inverse)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Evaluated(Generic[T]):
-    """Solution and ∂ ln Var r of a point, for the next one; None before the first."""
-
-    latest: Solved[T] | None = None
-    rates: ResidualRates | None = None
 
 
 @final
@@ -241,20 +226,20 @@ class Evaluator(Generic[T]):
         self,
         theta: Tensor,
         samples: int,
-        before: Evaluated[T],
+        before: Solved[T] | None,
         checkpointer: _state.AbstractCheckpointer,
-    ) -> tuple[Point[T], Evaluated[T]]:
-        """One solve at θ (P,), and what the next can reuse. checkpointer: of the solve."""
+    ) -> Point[T]:
+        """One solve at θ (P,). before: the last one, to start from; checkpointer: of the solve."""
         leaf = theta.detach().clone().requires_grad_()
         data, weights = self.data, self.weights
         model = self.maker.build(self.parameters.build(leaf))
         one_pass = len(data) <= _evidence.data_per_pass(model)
         by_matrix = self.solve.takes_matrix(model)
         with torch.set_grad_enabled(one_pass and not by_matrix):
-            noise = noise_variance(model, data, weights)
+            noise = _steps.noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
-        start = None if before.latest is None else before.latest.solution
+        start, rates = (None, None) if before is None else (before.solution, before.rates)
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
         made = self.maker.snapshot()
@@ -263,7 +248,6 @@ class Evaluator(Generic[T]):
         if by_matrix and solution.covariance is None:
             solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
-        rates = before.rates
         if rates is not None and float((rates.theta - theta).abs().max()) > _NEARBY:
             rates = None
         known = None if rates is None else rates.values
@@ -273,15 +257,14 @@ class Evaluator(Generic[T]):
             slopes = self._by_matrix(model, sigma, residual, solution.covariance)
         _, pull = self.parameters.log_prior(theta)
         information = _regular(slopes.information.cpu())
-        solved = Solved(theta, made, model, solution)
-        point = Point(
-            solved,
+        rates = rates or ResidualRates(theta, slopes.of_log_residual)
+        return Point(
+            Solved(theta, made, model, solution, rates),
             slopes.gradient + pull,
             information + self.parameters.prior_precision(),
             slopes.error.cpu(),
             float((residual.detach() / noise.detach()).median()),
         )
-        return point, Evaluated(solved, rates or ResidualRates(theta, slopes.of_log_residual))
 
     def _by_draws(
         self,
@@ -319,21 +302,11 @@ class Evaluator(Generic[T]):
         self, model: GridModel, sigma: Tensor, residual: Tensor, covariance: DenseCovariance
     ) -> _Slopes:
         """Slopes without draws."""
-        derivatives = differentiate_dense(
-            model,
-            self.data,
-            covariance,
-            sigma,
-            moved_models(
-                model,
-                self.data,
-                self.weights,
-                residual,
-                None,
-                self.parameters.without,
-                DENSE_SHIFT,
-            ),
+        data, weights, without = self.data, self.weights, self.parameters.without
+        moved = _steps.moved_models(
+            model, data, weights, residual, None, without, _steps.DENSE_SHIFT
         )
+        derivatives = _steps.differentiate_dense(model, data, covariance, sigma, moved)
         information = derivatives.metric()
         exact = torch.zeros_like(information)
         gradient = derivatives.gradient.to(self.parameters.theta)
@@ -355,12 +328,6 @@ class Evaluator(Generic[T]):
     def sizes(self) -> dict[str, int]:
         """The lengths of axes of stored tensors."""
         return {"P": len(self.parameters.theta), "N": len(self.data)}
-
-    def evaluated_state(self, evaluated: Evaluated[T], best: Solved[T]) -> EvaluatedState:
-        """The state between two points; best: the solution of the best point so far."""
-        assert evaluated.latest is not None
-        other = None if best is evaluated.latest else self.snapshot(best)
-        return EvaluatedState(self.snapshot(evaluated.latest), other, evaluated.rates)
 
     def snapshot(self, solved: Solved[T]) -> SolvedState:
         """A solution without its model."""

@@ -228,7 +228,6 @@ def fit_student_t(
     data: Batch,
     settings: _student_t_noise.RobustSettings,
     solver: SolverOf[T],
-    progress: Callable[[RobustStep], None] | None = None,
     *,
     start: RobustFit[T] | None = None,
     checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
@@ -250,7 +249,6 @@ def fit_student_t(
     model : its likelihood gives σ_n²
     data, settings
     solver : makes the solver of the data that it is called with
-    progress : is called with new rounds
     start : an earlier fit of the same data
     checkpointer : saves a state after every round, and inside the solves
     """
@@ -262,8 +260,6 @@ def fit_student_t(
             state = before = rounds.restored(before, reader)
         if reader is None or not reader.finished:
             for state in rounds.states(before):
-                if progress is not None:
-                    progress(state.history[-1])
                 checkpointer.save_if_due(partial(rounds.snapshot, state))
             checkpointer.finish(rounds.snapshot(state, finished=True))
         return rounds.result(state)
@@ -333,11 +329,9 @@ class _Rounds(Generic[T]):
     def result(self, state: _State[T]) -> RobustFit[T]:
         """The fit that ends at this state."""
         assert state.solution is not None
-        learned = (p.is_learned for p in self.model.likelihood.parameters())
-        pairs = zip(state.law.likelihood.parameters(), learned, strict=True)
-        likelihood = self.model.likelihood.with_parameters(
-            [replace(p, is_learned=is_learned) for p, is_learned in pairs]
-        )
+        given, fitted = self.model.likelihood, state.law.likelihood.parameters()
+        pairs = zip(given.parameters(), fitted, strict=True)
+        likelihood = given.with_parameters([p.at(at.value) for p, at in pairs])
         model = self.model.with_fitted_mean(state.solution.mean_coefficients)
         return RobustFit(
             replace(model, likelihood=likelihood),

@@ -13,15 +13,8 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractParametric, Batch, Parameters
-from dustmap.gp.features import (
-    AbstractFeatureMap,
-    DenseCovariance,
-    KrigingFeatures,
-    dense_covariance,
-    field_features,
-    in_float64,
-)
+from dustmap.gp import AbstractParametric, Batch, Parameters, features
+from dustmap.gp.features import AbstractFeatureMap, DenseCovariance, KrigingFeatures
 from dustmap.inference import _state
 from dustmap.inference.solve._grid_model import GridModel
 
@@ -107,7 +100,7 @@ def _factor(here: AbstractFeatureMap, there: AbstractFeatureMap) -> float | None
     so."""
     if here is there:
         return 1.0
-    first, second = field_features(here), field_features(there)
+    first, second = features.field_features(here), features.field_features(there)
     if not (isinstance(first, KrigingFeatures) and isinstance(second, KrigingFeatures)):
         return None
     before, after = ([each for each, _ in f.prior.circulants] for f in (first, second))
@@ -217,7 +210,7 @@ class _FieldProducts:
         if there.factor is not None:
             rate = math.log(there.factor) / DENSE_SHIFT
             return _FieldProducts(rate * self.seen, rate * self.trace)
-        K = dense_covariance(in_float64(there.model.features), data.functional)
+        K = features.dense_covariance(features.in_float64(there.model.features), data.functional)
         seen = (K @ alpha - self.seen) / DENSE_SHIFT
         trace = float(torch.dot(K.view(-1), G.view(-1)))
         return _FieldProducts(seen, (trace - self.trace) / DENSE_SHIFT)

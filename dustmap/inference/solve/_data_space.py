@@ -6,6 +6,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import (
     AbstractFeatureMap,
@@ -19,34 +20,12 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
-from dustmap.inference.solve import _solution
-from dustmap.inference.solve._global_solve import (
-    SolveSettings,
-    checked,
-    residual_cells,
-    solve_global,
-)
-from dustmap.inference.solve._grid_model import (
-    DATA_STREAM,
-    GRID_STREAM,
-    Draws,
-    GridModel,
-    MeanProfile,
-    SharedResiduals,
-)
+from dustmap.inference.solve import _grid_model, _solution
+from dustmap.inference.solve._global_solve import checked, residual_cells, solve_global
+from dustmap.inference.solve._grid_model import Draws, GridModel, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import AbstractSolution
-from dustmap.linalg import (
-    AbstractOperator,
-    AbstractSymmetric,
-    KeyedNormal,
-    Progress,
-    SolveResult,
-    SolveStatus,
-    chunks,
-    pcg,
-    unwatched,
-)
+from dustmap.inference.solve._solution import AbstractSolution, SolveSettings
+from dustmap.linalg import AbstractOperator
 
 #: Vectors of the torus in float64 that a draw takes while it is made, and draws made together.
 DRAW_VECTORS, DRAWS_TOGETHER = 6, 8
@@ -77,7 +56,7 @@ def solve_dense(
     settings: SolveSettings,
     *,
     sigma: Tensor | None = None,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> _solution.GlobalSolution:
     """Posterior mean ε̂ and the draws of `solve_global` by the factor of A = ΦΦᵀ + Σ.
 
@@ -98,7 +77,7 @@ def solve_dense(
     phi = covariance.phi
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     mean = _Mean.of(profile, covariance, settings, model.features.dtype)
-    shared = SharedResiduals.of(model.features, cells, data.functional)
+    shared = _grid_model.SharedResiduals.of(model.features, cells, data.functional)
     if shared is not None:
         shared = replace(shared, variance=shared.variance.to(phi.dtype))
     draws = Draws(phi, sigma, settings.seed, settings.samples, shared)
@@ -121,22 +100,24 @@ def solve_dense(
     )
 
 
-def _direct(x: Tensor, residuals: Tensor, rtol: float) -> SolveResult:
+def _direct(x: Tensor, residuals: Tensor, rtol: float) -> linalg.SolveResult:
     """The verdict of a solve without steps."""
-    ended = torch.where(residuals <= rtol, SolveStatus.CONVERGED.value, SolveStatus.STAGNATED.value)
+    ended = torch.where(
+        residuals <= rtol, linalg.SolveStatus.CONVERGED.value, linalg.SolveStatus.STAGNATED.value
+    )
     steps = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    return SolveResult(x, ended.to(torch.int8), steps, residuals, rtol)
+    return linalg.SolveResult(x, ended.to(torch.int8), steps, residuals, rtol)
 
 
 def _deviations(
-    out: Tensor, covariance: DataCovariance, draws: Draws, together: int, progress: Progress
+    out: Tensor, covariance: DataCovariance, draws: Draws, together: int, progress: linalg.Progress
 ) -> Tensor:
     """Write δ_s to out (S, M_w), some at a time but for one solve of all; residuals (S,)."""
-    phi, parts = covariance.phi, list(chunks(draws.count, together))
+    phi, parts = covariance.phi, list(linalg.chunks(draws.count, together))
     seen = torch.empty(draws.count, phi.shape[0], dtype=phi.dtype, device=phi.device)
     for part in parts:
         progress(_solution.DRAWS, part.start // 2, draws.count)
-        eps, errors = draws.prior(part), draws.weighted_errors(part)
+        eps, errors = draws.white(_grid_model.GRID_STREAM, part), draws.weighted_errors(part)
         seen[part] = phi.matmul(eps) - draws.sigma.to(phi.dtype) * errors
         out[part] = eps
     z = covariance.solve(seen)
@@ -192,7 +173,7 @@ def solve_gridded(
     sigma: Tensor | None = None,
     start: _solution.GlobalSolution | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> _solution.GlobalSolution:
     """`solve_dense` where `takes_matrix` says so, else `solve_global`, and on from its states.
 
@@ -254,15 +235,13 @@ class DataSpaceSolution(AbstractSolution):
     solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
     neighbours : the preconditioner of A
     quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
-    prior_draws : (S, M_w), ε₀ of the draws
     """
 
     posterior: PathwisePosterior
     sigma: Tensor
-    solve: SolveResult
+    solve: linalg.SolveResult
     neighbours: NeighbourPrecision
     quadratic_form: float
-    prior_draws: Tensor
 
     @property
     def preconditioner(self) -> AbstractOperator | None:
@@ -311,10 +290,14 @@ def solve_in_data_space(
     basis = model.mean.basis(data.functional)
     beta = model.mean.coefficients()
     target = data.y.double() - basis @ beta
-    eps, seen = _draws(system, settings)
+    draws = Draws(system.phi, system.sigma, settings.seed, settings.samples)
+    every = slice(0, draws.count)
+    eps = draws.white(_grid_model.GRID_STREAM, every)
+    noise = system.sigma.sqrt().to(eps.dtype) * draws.white(_grid_model.DATA_STREAM, every)
+    seen = system.phi.matmul(eps) - noise
     H = basis.mT if settings.fit_mean else basis.mT[:0]
     b = torch.cat([torch.cat([target[None], H]).to(seen.dtype), seen])
-    solve = pcg(
+    solve = linalg.pcg(
         system.covariance,
         b,
         preconditioner=precision,
@@ -322,21 +305,20 @@ def solve_in_data_space(
         rtol=_tolerance(b, system.sigma, settings),
         max_steps=settings.max_steps,
     )
-    alpha, X, draws = solve.x[0].double(), solve.x[1 : 1 + len(H)].double(), solve.x[1 + len(H) :]
+    alpha, X, drawn = solve.x[0].double(), solve.x[1 : 1 + len(H)].double(), solve.x[1 + len(H) :]
     spread = None
     if settings.fit_mean:
         change = torch.linalg.solve(X @ H.mT, X @ target)
         beta, alpha, target = beta + change, alpha - change @ X, target - change @ H
         spread = _spread(system, X, H, settings) if settings.spread else None
     eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
-    deviations = eps - system.phi.rmatmul(draws)
+    deviations = eps - system.phi.rmatmul(drawn)
     return DataSpaceSolution(
         PathwisePosterior(model, beta.detach(), eps_mean, deviations, spread=spread),
         system.sigma,
         solve,
         precision,
         float(target @ alpha),
-        eps,
     )
 
 
@@ -374,7 +356,7 @@ class _System:
 
 
 @final
-class _DataCovariance(AbstractSymmetric):
+class _DataCovariance(linalg.AbstractSymmetric):
     """A = W C Wᵀ + diag(Σ) (N, N)."""
 
     def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
@@ -395,17 +377,6 @@ def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPreci
     noise = torch.maximum(system.sigma - residual, 0.1 * system.sigma)
     kernel = model.features.prior.kernel
     return NeighbourPrecision.of(kernel, data.functional.x, noise, dtype=system.phi.dtype)
-
-
-def _draws(system: _System, settings: SolveSettings) -> tuple[Tensor, Tensor]:
-    """ε₀ (S, M_w) and Φ ε₀ − Σ^{1/2} ξ (S, N) of the draws that are solved for."""
-    phi, count = system.phi, settings.samples
-    n, width = phi.shape
-    grid = KeyedNormal(settings.seed, GRID_STREAM)
-    noise = KeyedNormal(settings.seed, DATA_STREAM)
-    eps = torch.stack([grid.draw(s, width, phi.dtype, phi.device) for s in range(count)])
-    xi = torch.stack([noise.draw(s, n, phi.dtype, phi.device) for s in range(count)])
-    return eps, phi.matmul(eps) - system.sigma.sqrt().to(phi.dtype) * xi
 
 
 def _tolerance(b: Tensor, sigma: Tensor, settings: SolveSettings) -> float:

@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.gp.features import (
@@ -20,31 +21,12 @@ from dustmap.gp.features import (
     residual_draws,
 )
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._precision import (
-    CoefficientSpread,
-    NodePrecision,
-    PrecisionOperator,
-    coefficient_spread,
-)
+from dustmap.inference import _precision
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
-from dustmap.inference.solve import _solution
-from dustmap.inference.solve._grid_model import (
-    Draws,
-    GridModel,
-    MeanEstimate,
-    MeanProfile,
-    SharedResiduals,
-)
+from dustmap.inference.solve import _grid_model, _solution
+from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import (
-    AbstractOperator,
-    Progress,
-    SolveResult,
-    SolveStatus,
-    SparseOperator,
-    nystrom,
-    unwatched,
-)
+from dustmap.inference.solve._solution import SolveSettings
 
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
 #: rays), where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least such a trace; and
@@ -52,52 +34,8 @@ from dustmap.linalg import (
 _RANK, _TINY, _EASY, _RANK_VECTORS = 200, 2000, 1e3, 4
 #: Error of fitted coefficients, in their standard deviations.
 _COEFFICIENT_ERROR = 0.05
-
-
-@final
-@dataclass(frozen=True)
-class SolveSettings:
-    """Settings of `solve_global`.
-
-    Attributes
-    ----------
-    rtol : residual of every column relative to the right-hand side of a draw
-    max_steps : of CG
-    samples, seed : pathwise draws S, and the seed of these, whatever the blocks
-    rank : of the Nyström preconditioner; 0 for none, None to choose
-    memory : bytes of the vectors solved for at once; what exceeds it is solved in several blocks
-    fit_mean : also fit the coefficients of the prior mean by generalised least squares
-    spread : bool
-        Whether the posterior has the uncertainty of fitted coefficients, for one solve more per
-        coefficient; learning, which holds them at their fitted values, does without.
-    shared_residuals : bool
-        Whether rays in one beam share their residuals in the draws, as they do (`CellResiduals`);
-        the mean and Σ take them as independent all the same. Learning is of the model where they
-        are.
-    by_matrix : whether `solve_gridded` may take the covariance of few data as a matrix
-    """
-
-    rtol: float = 1e-3
-    max_steps: int = 500
-    samples: int = 32
-    seed: int = 0
-    rank: int | None = None
-    memory: int = 2**33
-    fit_mean: bool = False
-    spread: bool = True
-    shared_residuals: bool = False
-    by_matrix: bool = True
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise UserError(f"samples must be at least 1, got {self.samples}")
-        if not (self.rtol > 0 and self.max_steps >= 0 and self.memory > 0):
-            raise UserError(
-                "rtol and memory must be positive and max_steps not negative, got "
-                f"rtol={self.rtol}, memory={self.memory}, max_steps={self.max_steps}"
-            )
-        if self.rank is not None and self.rank < 0:
-            raise UserError(f"rank must be None or at least 0, got {self.rank}")
+#: Residuals that the draws share, if any.
+_Residuals: TypeAlias = CellResiduals | LevelResiduals | None
 
 
 @torch.no_grad()
@@ -109,7 +47,7 @@ def solve_global(
     sigma: Tensor | None = None,
     start: _solution.GlobalSolution | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> _solution.GlobalSolution:
     """Posterior mean ε̂ and exact draws ε̂ + δ_s of the gridded model, all in one block solve.
 
@@ -145,35 +83,27 @@ def solve_global(
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
-    A = _precision(model.features, data, phi, sigma)
-    residuals = SharedResiduals.of(model.features, cells, data.functional)
+    A = _precision_of(model.features, data, phi, sigma)
+    residuals = _grid_model.SharedResiduals.of(model.features, cells, data.functional)
     draws = Draws(phi, sigma, settings.seed, settings.samples, residuals)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
+    solve = _Solve(A, draws, profile, settings, start, progress)
     if reader is None:
-        begun = _approached(A, draws, profile, settings, start, progress)
+        begun = solve.approached()
         checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
-        begun = _solution.PartialSolve.restored(reader, draws, _columns(A, draws), earlier)
-    done = begun
-    for done in _solution.blocks(
-        A,
-        _solution.System(draws, profile.residual(begun.mean.x), known),
-        begun,
-        rtol=settings.rtol,
-        max_steps=settings.max_steps,
-        memory=settings.memory,
-        progress=progress,
-    ):
+        begun = _solution.PartialSolve.restored(reader, draws, solve.columns(), earlier)
+    done, system = begun, _solution.System(draws, profile.residual(begun.mean.x), known)
+    for done in _solution.blocks(A, system, begun, settings, progress):
         checkpointer.save_if_due(partial(done.snapshot, len(data)))
-    solution = _solved(model, A, draws, profile, done, settings, progress)
-    solution = replace(solution, posterior=replace(solution.posterior, residuals=cells))
+    solution = solve.solved(model, done, cells)
     checkpointer.finish(_solution.solution_state(solution))
     return solution
 
 
-def _precision(
-    features: AbstractFeatureMap, data: Batch, phi: AbstractOperator, sigma: Tensor
-) -> AbstractOperator:
+def _precision_of(
+    features: AbstractFeatureMap, data: Batch, phi: linalg.AbstractOperator, sigma: Tensor
+) -> linalg.AbstractOperator:
     """Λ, by G among the nodes where that has fewer entries than the rows of the data.
 
     Stencils of order p couple a node to (2p − 1)^D; rays couple those along them, which are many.
@@ -184,158 +114,138 @@ def _precision(
         assert isinstance(phi, ProductOperator)
         rows, prior = phi.left, features.prior
         entries = prior.grid.size * math.prod([2 * features.order - 1] * prior.grid.dim)
-        is_stored = isinstance(rows, SparseOperator) and rows.dtype == torch.float64
+        is_stored = isinstance(rows, linalg.SparseOperator) and rows.dtype == torch.float64
         if is_stored and entries <= len(data) * features.stencil.size:
-            assert isinstance(rows, SparseOperator)
-            return NodePrecision(rows, phi.right, weights)
-    return PrecisionOperator(phi, weights)
+            assert isinstance(rows, linalg.SparseOperator)
+            return _precision.NodePrecision(rows, phi.right, weights)
+    return _precision.PrecisionOperator(phi, weights)
 
 
-def residual_cells(
-    model: GridModel, settings: SolveSettings
-) -> CellResiduals | LevelResiduals | None:
+def residual_cells(model: GridModel, settings: SolveSettings) -> _Residuals:
     """Return the residuals that the draws are to share."""
     if not settings.shared_residuals:
         return None
     return residual_draws(field_features(model.features), settings.seed, settings.samples)
 
 
-def _solved(
-    model: GridModel,
-    A: AbstractOperator,
-    draws: Draws,
-    profile: MeanProfile,
-    done: _solution.PartialSolve,
-    settings: SolveSettings,
-    progress: Progress,
-) -> _solution.GlobalSolution:
-    """The mean within its tolerance beside the draws, and the uncertainty of its coefficients."""
-    solve, T = done.result(settings.rtol), done.preconditioner
-    mean = _finished(done.mean, profile, draws, solve, T, settings, progress)
-    solve = _with_mean(solve, mean, draws.length)
-    spread = _spread(A, profile, T, settings, progress)
-    eps_mean = solve.x[0]
-    beta = profile.fitted_coefficients(eps_mean)
-    return _solution.GlobalSolution(
-        PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread),
-        draws.sigma,
-        solve,
-        T,
-        profile.quadratic_form(eps_mean),
-        draws.length,
-        _rounding(profile, draws),
-    )
+@final
+@dataclass(frozen=True, eq=False)
+class _Solve:
+    """Λ, the draws and the equation of the mean of one solve; start: an earlier solution."""
+
+    A: linalg.AbstractOperator
+    draws: Draws
+    profile: MeanProfile
+    settings: SolveSettings
+    start: _solution.GlobalSolution | None
+    progress: linalg.Progress
+
+    def columns(self) -> Tensor:
+        """Room for the mean and the draws, (1 + S, M_w)."""
+        A = self.A
+        return torch.empty(1 + self.draws.count, A.shape[0], dtype=A.dtype, device=A.device)
+
+    def approached(self) -> _solution.PartialSolve:
+        """The preconditioner, and the mean to a residual of the length of a draw's right-hand
+        side."""
+        A, draws, start, T = self.A, self.draws, self.start, self._preconditioner()
+        x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
+        own = start is None or T is not start.preconditioner
+        mean, shared = self._refined(x, draws.length, T), draws.residuals is not None
+        return _solution.PartialSolve(mean, T, own, shared, self.columns())
+
+    def solved(
+        self, model: GridModel, done: _solution.PartialSolve, cells: _Residuals
+    ) -> _solution.GlobalSolution:
+        """The mean within its tolerance beside the draws, which share the residuals of cells, and
+        the uncertainty of its coefficients."""
+        profile, draws, T = self.profile, self.draws, done.preconditioner
+        solve = done.result(self.settings.rtol)
+        solve = _with_mean(solve, self._finished(done.mean, solve, T), draws.length)
+        spread = self._spread(T)
+        eps_mean = solve.x[0]
+        beta = profile.fitted_coefficients(eps_mean)
+        return _solution.GlobalSolution(
+            PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread, residuals=cells),
+            draws.sigma,
+            solve,
+            T,
+            profile.quadratic_form(eps_mean),
+            draws.length,
+            self._rounding(),
+        )
+
+    def _refined(self, x: Tensor, goal: float, T: linalg.AbstractOperator | None) -> MeanEstimate:
+        return self.profile.refined(x, goal, T, self.settings.max_steps, self.progress)
+
+    def _finished(
+        self, mean: MeanEstimate, solve: linalg.SolveResult, T: linalg.AbstractOperator | None
+    ) -> MeanEstimate:
+        """ε̂ with the block's solution, and within the tolerance.
+
+        With β free, one direction of ε barely held by the data carries the error of β̂: there the
+        tolerance of the draws would not do (it left 0.08 to 0.24 standard deviations of β̂), and
+        the bound `mean_error` itself is what is asked for.
+        """
+        x = mean.x + solve.x[0] - solve.x[1]
+        if not float(self.profile.residual(x).norm()) < mean.residual:
+            x = mean.x
+        wanted = self.settings.rtol * self.draws.length
+        goal = min(wanted, _COEFFICIENT_ERROR) if self.profile.is_fitted else wanted
+        done = self._refined(x, goal, T)
+        status = linalg.SolveStatus.CONVERGED if done.residual <= wanted else done.status
+        return replace(done, status=status, steps=done.steps + mean.steps + int(solve.steps[0]))
+
+    def _spread(self, T: linalg.AbstractOperator | None) -> _precision.CoefficientSpread | None:
+        """The uncertainty of fitted coefficients; None where none was fitted."""
+        profile, settings = self.profile, self.settings
+        if not (profile.is_fitted and settings.spread):
+            return None
+        return _precision.coefficient_spread(
+            profile.phi,
+            self.A,
+            profile.D,
+            profile.U,
+            profile.directions,
+            seed=settings.seed,
+            count=settings.samples,
+            preconditioner=T,
+            max_steps=settings.max_steps,
+            progress=self.progress,
+        )
+
+    def _rounding(self) -> float:
+        """Relative residual that rounding errors of Φx leave: precision × signal-to-noise ratio."""
+        phi, length = self.draws.phi, self.draws.length
+        n, width = phi.shape
+        prior = max(0.0, length**2 - width) / n
+        ratio = math.sqrt(max(prior, float(self.profile.target.square().mean())))
+        return float(torch.finfo(phi.dtype).eps) * ratio
+
+    def _preconditioner(self) -> linalg.AbstractOperator | None:
+        """Take the preconditioner of the earlier solve, else make one of the rank asked for."""
+        settings, start = self.settings, self.start
+        rank = self._chosen_rank() if settings.rank is None else settings.rank
+        if rank == 0:
+            return None
+        if start is not None and start.preconditioner is not None:
+            return start.preconditioner
+        return linalg.nystrom(self.A, rank, seed=settings.seed, progress=self.progress)
+
+    def _chosen_rank(self) -> int:
+        """Choose a rank; 0 where CG is quick: √(tr Λ) steps, or M_w over the width of a block."""
+        width, itemsize = self.A.shape[0], self.A.dtype.itemsize
+        if width < _TINY or self.draws.length**2 < width + _EASY:
+            return 0
+        return min(_RANK, self.settings.memory // (_RANK_VECTORS * width * itemsize))
 
 
-def _approached(
-    A: AbstractOperator,
-    draws: Draws,
-    profile: MeanProfile,
-    settings: SolveSettings,
-    start: _solution.GlobalSolution | None,
-    progress: Progress,
-) -> _solution.PartialSolve:
-    """The preconditioner, and the mean to a residual of the length of a draw's right-hand side."""
-    T = _preconditioner(A, draws, settings, start, progress)
-    x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
-    mean = profile.refined(x, draws.length, T, settings.max_steps, progress)
-    own = start is None or T is not start.preconditioner
-    shared = draws.residuals is not None
-    return _solution.PartialSolve(mean, T, own, shared, _columns(A, draws))
-
-
-def _columns(A: AbstractOperator, draws: Draws) -> Tensor:
-    """Room for the mean and the draws, (1 + S, M_w)."""
-    return torch.empty(1 + draws.count, A.shape[0], dtype=A.dtype, device=A.device)
-
-
-def _finished(
-    mean: MeanEstimate,
-    profile: MeanProfile,
-    draws: Draws,
-    solve: SolveResult,
-    preconditioner: AbstractOperator | None,
-    settings: SolveSettings,
-    progress: Progress,
-) -> MeanEstimate:
-    """ε̂ with the block's solution, and within the tolerance.
-
-    With β free, one direction of ε barely held by the data carries the error of β̂: there the
-    tolerance of the draws would not do (it left 0.08 to 0.24 standard deviations of β̂), and the
-    bound `mean_error` itself is what is asked for.
-    """
-    x = mean.x + solve.x[0] - solve.x[1]
-    if not float(profile.residual(x).norm()) < mean.residual:
-        x = mean.x
-    wanted = settings.rtol * draws.length
-    goal = min(wanted, _COEFFICIENT_ERROR) if profile.is_fitted else wanted
-    done = profile.refined(x, goal, preconditioner, settings.max_steps, progress)
-    status = SolveStatus.CONVERGED if done.residual <= wanted else done.status
-    return replace(done, status=status, steps=done.steps + mean.steps + int(solve.steps[0]))
-
-
-def _with_mean(solve: SolveResult, mean: MeanEstimate, length: float) -> SolveResult:
+def _with_mean(solve: linalg.SolveResult, mean: MeanEstimate, length: float) -> linalg.SolveResult:
     """`solve` with the mean itself in its first column."""
     status, steps, residuals = solve.status.clone(), solve.steps.clone(), solve.residuals.clone()
     solve.x[0] = mean.x
     status[0], steps[0], residuals[0] = mean.status.value, mean.steps, mean.residual / length
-    return SolveResult(solve.x, status, steps, residuals, solve.rtol)
-
-
-def _spread(
-    A: AbstractOperator,
-    profile: MeanProfile,
-    preconditioner: AbstractOperator | None,
-    settings: SolveSettings,
-    progress: Progress,
-) -> CoefficientSpread | None:
-    """The uncertainty of fitted coefficients; None where none was fitted."""
-    if not (profile.is_fitted and settings.spread):
-        return None
-    return coefficient_spread(
-        profile.phi,
-        A,
-        profile.D,
-        profile.U,
-        profile.directions,
-        seed=settings.seed,
-        count=settings.samples,
-        preconditioner=preconditioner,
-        max_steps=settings.max_steps,
-        progress=progress,
-    )
-
-
-def _rounding(profile: MeanProfile, draws: Draws) -> float:
-    """Relative residual that rounding errors of Φx leave: precision × signal-to-noise ratio."""
-    n, width = draws.phi.shape
-    prior = max(0.0, draws.length**2 - width) / n
-    ratio = math.sqrt(max(prior, float(profile.target.square().mean())))
-    return float(torch.finfo(draws.phi.dtype).eps) * ratio
-
-
-def _preconditioner(
-    A: AbstractOperator,
-    draws: Draws,
-    settings: SolveSettings,
-    start: _solution.GlobalSolution | None,
-    progress: Progress,
-) -> AbstractOperator | None:
-    """Take the preconditioner of the earlier solve, else make one of the rank asked for."""
-    rank = _chosen_rank(A, draws, settings.memory) if settings.rank is None else settings.rank
-    if rank == 0:
-        return None
-    if start is not None and start.preconditioner is not None:
-        return start.preconditioner
-    return nystrom(A, rank, seed=settings.seed, progress=progress)
-
-
-def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
-    """Choose a rank; None where CG is quick: √(tr Λ) steps, or M_w over the width of a block."""
-    width = A.shape[0]
-    if width < _TINY or draws.length**2 < width + _EASY:
-        return 0
-    return min(_RANK, memory // (_RANK_VECTORS * width * A.dtype.itemsize))
+    return linalg.SolveResult(solve.x, status, steps, residuals, solve.rtol)
 
 
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
@@ -358,8 +268,8 @@ def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
 
 
 def _of_start(
-    start: _solution.GlobalSolution | None, phi: AbstractOperator
-) -> tuple[AbstractOperator | None, Tensor | None]:
+    start: _solution.GlobalSolution | None, phi: linalg.AbstractOperator
+) -> tuple[linalg.AbstractOperator | None, Tensor | None]:
     """Preconditioner and independent draws of an earlier solution, of the same grid."""
     if start is None:
         return None, None

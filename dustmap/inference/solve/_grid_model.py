@@ -17,11 +17,13 @@ from dustmap.gp import (
     AbstractMean,
     AbstractParametric,
     Batch,
+    GPModel,
     orthogonal_directions,
 )
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CellResiduals,
+    GroupedFeatures,
     LevelResiduals,
     field_features,
     has_cells,
@@ -53,6 +55,13 @@ class GridModel(AbstractParametric):
     features: AbstractFeatureMap
     mean: AbstractMean
     likelihood: GaussianLikelihood
+
+    @staticmethod
+    def of(model: GPModel, features: AbstractFeatureMap) -> "GridModel":
+        """Mean, noise and zero points of a model, whose field these features see."""
+        if model.zero_points is not None:
+            features = GroupedFeatures(features, model.zero_points)
+        return GridModel(features, model.mean, model.noise)
 
     def with_fitted_mean(self, coefficients: Tensor) -> "GridModel":
         """Return the model at coefficients β (P,) of the mean, where these are learned."""
@@ -279,14 +288,13 @@ class Draws:
             b[row] += self._noise(s, GRID_STREAM)
         return b
 
-    def prior(self, some: slice) -> Tensor:
-        """ε₀ (k, M_w) of draws."""
-        return torch.stack([self._noise(s, GRID_STREAM) for s in range(some.start, some.stop)])
+    def white(self, stream: int, some: slice) -> Tensor:
+        """ε₀ (k, M_w) of draws from the stream of the grid, ξ (k, N) from that of the data."""
+        return torch.stack([self._noise(s, stream) for s in range(some.start, some.stop)])
 
     def weighted_errors(self, some: slice) -> Tensor:
         """Σ^{-1/2}ξ (k, N), or Σ⁻¹(e − r_s), of draws."""
-        own = [self._noise(s, DATA_STREAM) for s in range(some.start, some.stop)]
-        noise = torch.stack(own)
+        noise = self.white(DATA_STREAM, some)
         if self.residuals is None:
             return noise * self.sigma.rsqrt().to(self.phi.dtype)
         return self.residuals.errors(noise, self.sigma, some)

@@ -15,20 +15,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.gp import Batch
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, ProductOperator, in_float64
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference.solve._data_space import solve_dense
-from dustmap.inference.solve._global_solve import SolveSettings, checked
+from dustmap.inference.solve._global_solve import checked
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.inference.solve._solution import GlobalSolution
-from dustmap.linalg import (
-    AbstractOperator,
-    SparseGram,
-    SparseOperator,
-    chunks,
-    entered_columns,
-)
+from dustmap.inference.solve._solution import GlobalSolution, SolveSettings
 
 #: Matrices (a, a) in float64 held at once: L, G L, S, and one at work.
 MATRICES = 4
@@ -78,8 +72,8 @@ class NodeCovariance:
     K and factor (a, a) of S, both lower.
     """
 
-    phi: AbstractOperator
-    rows: SparseOperator
+    phi: linalg.AbstractOperator
+    rows: linalg.SparseOperator
     sigma: Tensor
     root: Tensor
     factor: Tensor
@@ -101,12 +95,12 @@ class NodeCovariance:
         local = in_float64(features)
         assert isinstance(local, LocalFeatures)
         W, sigma = local.weights(functional), sigma.double()
-        assert isinstance(W, SparseOperator)
-        index = entered_columns(W)
+        assert isinstance(W, linalg.SparseOperator)
+        index = linalg.entered_columns(W)
         root, info = torch.linalg.cholesky_ex(_among(local, index))
         if int(info) != 0:
             return None
-        S = root.mT @ (SparseGram.of(W, sigma.reciprocal(), index).matrix @ root)
+        S = root.mT @ (linalg.SparseGram.of(W, sigma.reciprocal(), index).matrix @ root)
         S.diagonal().add_(1.0)
         factor, info = torch.linalg.cholesky_ex(S)
         if int(info) != 0:
@@ -155,7 +149,7 @@ def _among(local: LocalFeatures, index: Tensor) -> Tensor:
     lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus).flatten()
     count = len(index)
     K: Tensor = lags.new_empty(count, count)
-    for part in chunks(count, max(1, _PLACES // (8 * count))):
+    for part in linalg.chunks(count, max(1, _PLACES // (8 * count))):
         place = torch.zeros(part.stop - part.start, count, dtype=torch.int64, device=index.device)
         rest, stride = index, math.prod(torus)
         for length in torus:
@@ -166,19 +160,17 @@ def _among(local: LocalFeatures, index: Tensor) -> Tensor:
     return K
 
 
-def _on_nodes(W: SparseOperator, index: Tensor) -> SparseOperator:
+def _on_nodes(W: linalg.SparseOperator, index: Tensor) -> linalg.SparseOperator:
     """W (N, a) of its columns `index`, which hold all entries."""
     place = torch.zeros(W.shape[1], dtype=torch.int64, device=index.device)
     place[index] = torch.arange(len(index), device=index.device)
     matrix, shape = W.matrix, (W.shape[0], len(index))
     columns = place[matrix.col_indices()]
-    return SparseOperator.from_csr(matrix.crow_indices(), columns, matrix.values(), shape)
+    return linalg.SparseOperator.from_csr(matrix.crow_indices(), columns, matrix.values(), shape)
 
 
 @torch.no_grad()
-def solve_at_nodes(
-    model: GridModel, data: Batch, settings: SolveSettings, *, sigma: Tensor | None = None
-) -> GlobalSolution | None:
+def solve_at_nodes(model: GridModel, data: Batch, settings: SolveSettings) -> GlobalSolution | None:
     """Posterior mean ε̂ and draws of `solve_global` by matrices among the nodes that data see.
 
     For point values seen by local weights, more of them than nodes: see `suits_nodes`. The draws of
@@ -189,9 +181,8 @@ def solve_at_nodes(
     ----------
     model, data
     settings : rtol is of residuals in standard deviations of the noise; no max_steps, no rank
-    sigma : (N,), Σ, if not the model's own
     """
-    sigma = checked(model, data, sigma)
+    sigma = checked(model, data, None)
     covariance = NodeCovariance.of(model.features, data.functional, sigma)
     if covariance is None:
         return None

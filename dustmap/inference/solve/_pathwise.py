@@ -12,14 +12,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractLatticePrior,
-    AbstractPosterior,
-    NestedGrids,
-    Prediction,
-    RegularGrid,
-)
+from dustmap.gp import functionals
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CellResiduals,
@@ -31,22 +26,10 @@ from dustmap.gp.features import (
     field_features,
     interpolation,
 )
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    LineIntegrals,
-    PointValues,
-    groups_of,
-    keyed_normal,
-    with_responses,
-    without_groups,
-)
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference.solve._grid_model import (
-    GRID_STREAM,
-    GridModel,
-    SharedResiduals,
-    prior_of,
-)
+from dustmap.inference.solve import _grid_model
+from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import KeyedNormal, standard_normal
 
 #: Functionals answered at once.
@@ -55,7 +38,7 @@ _CHUNK = 65_536
 
 @final
 @dataclass(frozen=True, eq=False)
-class PathwisePosterior(AbstractPosterior):
+class PathwisePosterior(gp.AbstractPosterior):
     """f_* = H_* β + φ_*ᵀ ε + r_* with ε = ε̂ + δ, δ ~ N(0, Λ⁻¹) known by S draws δ_s.
 
         E f = H β + Φ ε̂          Var f = mean_s (Φ δ_s)² + Var r + Σ_k u_k²
@@ -117,7 +100,7 @@ class PathwisePosterior(AbstractPosterior):
         return torch.cat(means)
 
     @torch.no_grad()
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean (N,) and variance (N,) of f."""
         functional = self._measured(functional)
         last = 1 + len(self.deviations)
@@ -128,7 +111,7 @@ class PathwisePosterior(AbstractPosterior):
             r, independent = self._residuals(part)
             variance = (seen[1:last] + r).square().mean(0) + independent
             variances.append(variance + self._trend(part, seen[last:]).square().sum(0))
-        return Prediction(torch.cat(means), torch.cat(variances))
+        return gp.Prediction(torch.cat(means), torch.cat(variances))
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
@@ -188,7 +171,7 @@ class PathwisePosterior(AbstractPosterior):
         return prediction.mean + z.to(prediction.std)[:, None] * prediction.std
 
     @torch.no_grad()
-    def at_nodes(self) -> Prediction:
+    def at_nodes(self) -> gp.Prediction:
         """Mean (M,) and variance (M,) of the field at the nodes of the grid, by FFT alone.
 
         There f_i = H_i β + (R ε)_i: the grid explains its nodes, Var r = 0 but for a nugget.
@@ -202,10 +185,10 @@ class PathwisePosterior(AbstractPosterior):
             total += field(self.deviations[part]).square().sum(0)
         mean = self._mean(nodes) + field(self.eps_mean[None])[0]
         u = self._trend(nodes, field(self._trend_fields))
-        return Prediction(mean, total / len(self.deviations) + u.square().sum(0))
+        return gp.Prediction(mean, total / len(self.deviations) + u.square().sum(0))
 
     @torch.no_grad()
-    def zero_points(self) -> Prediction | None:
+    def zero_points(self) -> gp.Prediction | None:
         """Mean and variance (G,) of b, the zero points of groups; None where there are none."""
         features = self.model.features
         if not isinstance(features, GroupedFeatures):
@@ -214,7 +197,7 @@ class PathwisePosterior(AbstractPosterior):
         return self._of_groups(slice(first, first + points.count), points.std)
 
     @torch.no_grad()
-    def scales(self) -> Prediction | None:
+    def scales(self) -> gp.Prediction | None:
         """Mean and variance (G,) of s, the scales 1 + s of groups less one; None without."""
         features = self.model.features
         if not isinstance(features, GroupedFeatures) or not features.zero_points.has_scales:
@@ -222,19 +205,21 @@ class PathwisePosterior(AbstractPosterior):
         first, points = features.inner.n_features, features.zero_points
         return self._of_groups(slice(first + points.count, None), points.scale_std)
 
-    def _of_groups(self, variables: slice, std: float) -> Prediction:
+    def _of_groups(self, variables: slice, std: float) -> gp.Prediction:
         """Mean and variance (G,) of white variables times their prior standard deviation."""
         mean, draws = std * self.eps_mean[variables], std * self.deviations[:, variables]
         trend = std * self._trend_fields[:, variables]
-        return Prediction(mean, draws.square().mean(0) + trend.square().sum(0))
+        return gp.Prediction(mean, draws.square().mean(0) + trend.square().sum(0))
 
     def _measured(self, functional: AbstractFunctional) -> AbstractFunctional:
         """The functionals with the responses that scales of their groups multiply: E f."""
         features = self.model.features
         scaled = isinstance(features, GroupedFeatures) and features.zero_points.has_scales
-        if not scaled or groups_of(functional) is None:
+        if not scaled or functionals.groups_of(functional) is None:
             return functional
-        return with_responses(functional, self.mean(without_groups(functional)))
+        return functionals.with_responses(
+            functional, self.mean(functionals.without_groups(functional))
+        )
 
     def _products(
         self, functional: AbstractFunctional, eps: Tensor
@@ -268,7 +253,7 @@ class PathwisePosterior(AbstractPosterior):
         """r_s (k, N) of some draws, or a zero where they have none, and Var r (N,) of the rest."""
         features = self.model.features
         variance = features.residual_variance(functional).to(self.eps_mean.dtype)
-        shared = SharedResiduals.of(features, self.residuals, functional)
+        shared = _grid_model.SharedResiduals.of(features, self.residuals, functional)
         if shared is None:
             return variance.new_zeros(1, 1), variance
         return shared.draws(some), (variance - shared.variance).clamp_min(0.0)
@@ -276,9 +261,9 @@ class PathwisePosterior(AbstractPosterior):
 
 def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers (S, N); of a ray whatever others there are."""
-    if isinstance(functional, LineIntegrals):
+    if isinstance(functional, functionals.LineIntegrals):
         seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
-        return keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
+        return functionals.keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
     return standard_normal(like.shape, generator, like)
 
 
@@ -291,9 +276,9 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
     variances add up to the prior's: where the data say nothing the share is 0 however few the
     draws, as 1 − mean d²/σ² is not.
     """
-    prior = prior_of(posterior.model.features, "explained_share", "use predict instead")
+    prior = _grid_model.prior_of(posterior.model.features, "explained_share", "use predict instead")
     taken, left = torch.zeros(2, prior.lattice.size, dtype=prior.dtype, device=prior.device)
-    normal = KeyedNormal(seed, GRID_STREAM)
+    normal = KeyedNormal(seed, _grid_model.GRID_STREAM)
     for s, delta in enumerate(posterior.deviations):
         white = normal.draw(s, len(delta), delta.dtype, delta.device)
         start, rest = field_at_nodes(prior, torch.stack([white, delta]))
@@ -330,18 +315,18 @@ def at_the_nodes(posterior: PathwisePosterior) -> PathwisePosterior:
 
 def _nodes_of(
     features: AbstractFeatureMap,
-) -> tuple[RegularGrid | NestedGrids, Callable[[Tensor], Tensor]]:
+) -> tuple[gp.RegularGrid | gp.NestedGrids, Callable[[Tensor], Tensor]]:
     """The nodes, and the field (k, M) there of the variables (k, M_w) that features have."""
     field = field_features(features)
     if isinstance(field, NodeFeatures):
         nested = field.nested
         return nested, lambda u: u[..., : nested.size]
-    prior = prior_of(features, "at_nodes", "predict PointValues instead")
+    prior = _grid_model.prior_of(features, "at_nodes", "predict PointValues instead")
     return prior.lattice, partial(field_at_nodes, prior)
 
 
 @torch.no_grad()
-def field_at_nodes(prior: AbstractLatticePrior, eps: Tensor) -> Tensor:
+def field_at_nodes(prior: gp.AbstractLatticePrior, eps: Tensor) -> Tensor:
     """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field.
 
     Zero points, the last numbers of the variables of grouped data, have no part in it.
@@ -351,7 +336,7 @@ def field_at_nodes(prior: AbstractLatticePrior, eps: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class GriddedDraws(AbstractPosterior):
+class GriddedDraws(gp.AbstractPosterior):
     """f = L u_s with S joint draws u_s of the field at the nodes, multilinear in between.
 
     An approximation for fields that are rough between the nodes; a functional costs a sparse row,
@@ -360,18 +345,18 @@ class GriddedDraws(AbstractPosterior):
     Examples
     --------
     >>> from dustmap.gp.functionals import PointValues
-    >>> grid = RegularGrid((0.0,), (1.0,), (3,))
+    >>> grid = gp.RegularGrid((0.0,), (1.0,), (3,))
     >>> draws = GriddedDraws(grid, torch.tensor([[0.0, 1.0, 0.0], [0.0, 3.0, 0.0]]))
     >>> draws.predict(PointValues(torch.tensor([[0.5], [1.0]]))).mean
     tensor([1., 2.])
     """
 
-    grid: RegularGrid
+    grid: gp.RegularGrid
     draws: Tensor
 
     @classmethod
     def of(
-        cls, posterior: AbstractPosterior, grid: RegularGrid, count: int, seed: int
+        cls, posterior: gp.AbstractPosterior, grid: gp.RegularGrid, count: int, seed: int
     ) -> "GriddedDraws":
         """`count` draws of a posterior at the nodes of `grid`."""
         generator = torch.Generator().manual_seed(seed)
@@ -383,10 +368,10 @@ class GriddedDraws(AbstractPosterior):
         """S."""
         return len(self.draws)
 
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean and variance (N,) over the draws."""
         seen = self._seen(functional)
-        return Prediction(seen.mean(0), seen.var(0))
+        return gp.Prediction(seen.mean(0), seen.var(0))
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1 at most."""

@@ -8,6 +8,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.gp.features import CellResiduals, DenseCovariance, LevelResiduals
 from dustmap.inference import _state
@@ -28,6 +29,52 @@ DRAWS = "draws"
 _ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 #: Rounding errors above this part of the tolerance can keep a solve from it.
 _ROUNDING_SHARE = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class SolveSettings:
+    """Settings of `solve_global`.
+
+    Attributes
+    ----------
+    rtol : residual of every column relative to the right-hand side of a draw
+    max_steps : of CG
+    samples, seed : pathwise draws S, and the seed of these, whatever the blocks
+    rank : of the Nyström preconditioner; 0 for none, None to choose
+    memory : bytes of the vectors solved for at once; what exceeds it is solved in several blocks
+    fit_mean : also fit the coefficients of the prior mean by generalised least squares
+    spread : bool
+        Whether the posterior has the uncertainty of fitted coefficients, for one solve more per
+        coefficient; learning, which holds them at their fitted values, does without.
+    shared_residuals : bool
+        Whether rays in one beam share their residuals in the draws, as they do (`CellResiduals`);
+        the mean and Σ take them as independent all the same. Learning is of the model where they
+        are.
+    by_matrix : whether `solve_gridded` may take the covariance of few data as a matrix
+    """
+
+    rtol: float = 1e-3
+    max_steps: int = 500
+    samples: int = 32
+    seed: int = 0
+    rank: int | None = None
+    memory: int = 2**33
+    fit_mean: bool = False
+    spread: bool = True
+    shared_residuals: bool = False
+    by_matrix: bool = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UserError(f"samples must be at least 1, got {self.samples}")
+        if not (self.rtol > 0 and self.max_steps >= 0 and self.memory > 0):
+            raise UserError(
+                "rtol and memory must be positive and max_steps not negative, got "
+                f"rtol={self.rtol}, memory={self.memory}, max_steps={self.max_steps}"
+            )
+        if self.rank is not None and self.rank < 0:
+            raise UserError(f"rank must be None or at least 0, got {self.rank}")
 
 
 @final
@@ -78,15 +125,6 @@ class SolvedColumns:
     status: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int8)]
     steps: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int64)]
     residuals: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.float64)]
-
-    @staticmethod
-    def of(solve: SolveResult) -> "SolvedColumns":
-        """All columns of a solve."""
-        return SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals)
-
-    def result(self, rtol: float) -> SolveResult:
-        """The solve that they came from."""
-        return SolveResult(self.x, self.status, self.steps, self.residuals, rtol)
 
 
 @final
@@ -159,10 +197,7 @@ def blocks(
     A: AbstractOperator,
     system: System,
     begun: PartialSolve,
-    *,
-    rtol: float,
-    max_steps: int,
-    memory: int,
+    settings: SolveSettings,
     progress: Progress,
 ) -> Iterator[PartialSolve]:
     """Yield the state after every block of columns, as many together as the memory allows.
@@ -178,12 +213,12 @@ def blocks(
             system.right_hand_sides(first, last),
             preconditioner=state.preconditioner,
             x0=system.guesses(first, last),
-            rtol=rtol,
-            max_steps=max_steps,
+            rtol=settings.rtol,
+            max_steps=settings.max_steps,
             progress=progress,
         )
 
-    most = min(count, system.together(memory))
+    most = min(count, system.together(settings.memory))
     at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
     while state.filled < count:
         progress(DRAWS, state.filled, count)
@@ -311,7 +346,7 @@ def solution_state(solution: GlobalSolution) -> _state.State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
     stored = _SolutionState(
-        SolvedColumns.of(solve),
+        SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals),
         solve.rtol,
         posterior.coefficients,
         posterior.spread,
@@ -342,7 +377,7 @@ def restored_solution(
     )
     return GlobalSolution(
         posterior=posterior,
-        solve=stored.columns.result(stored.rtol),
+        solve=SolveResult(**vars(stored.columns), rtol=stored.rtol),
         preconditioner=None if stored.made is None else stored.made.operator(),
         **reader.fields(GlobalSolution, like, N=len(data)),
     )

@@ -13,29 +13,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap import gp
+from dustmap import gp, linalg
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks, warn_unconverged
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Sharded,
-    operator_by_rows,
-    own_rows,
-    world_of,
-)
+from dustmap.gp.functionals import AbstractFunctional, Sharded
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import _precision
-from dustmap.linalg import (
-    AbstractOperator,
-    DenseOperator,
-    Progress,
-    SolveResult,
-    UnconvergedWarning,
-    pcg,
-    standard_normal,
-    unwatched,
-)
 
 #: What is counted while the covariance takes them up.
 _ROWS = "rows"
@@ -88,12 +73,6 @@ class VariationalModel(gp.AbstractParametric):
         noise = self.likelihood.noise_variance(batch)
         return self.likelihood.moment_gradients(batch.y, moments.mean, moments.variance, noise)
 
-    def elbo(
-        self, state: AbstractGaussian, rows: Features, batch: gp.Batch, scale: float = 1.0
-    ) -> Tensor:
-        """scale · Σ_n a_n − KL[q ‖ N(0, I)] (002, eq. 13); scale = N / |batch| for minibatches."""
-        return scale * self.expected_log_likelihood(state, rows, batch) - state.kl()
-
 
 @final
 class RowSource:
@@ -111,7 +90,7 @@ class RowSource:
     ) -> None:
         self._features, self._functional = features, functional
         self._own = functional.local if isinstance(functional, Sharded) else functional
-        self._world = world_of(functional)
+        self._world = functionals.world_of(functional)
         # As the rank with most data does, for all have to do alike.
         most = max(functional.counts) if isinstance(functional, Sharded) else len(functional)
         keep = most * features.n_features * features.dtype.itemsize <= memory
@@ -144,17 +123,19 @@ class RowSource:
 
     def own(self, values: Tensor) -> Tensor:
         """The part of values (N,) that belongs to the rows of `chunks`."""
-        return values[own_rows(self._functional)]
+        return values[functionals.own_rows(self._functional)]
 
     def total(self, part: Tensor) -> Tensor:
         """Σ over the ranks that share the data."""
         return self._world.total(part)
 
-    def operator(self) -> AbstractOperator:
+    def operator(self) -> linalg.AbstractOperator:
         """Φ (N, M_w): the stored rows, or the matrix-free product where that is cheaper."""
         stored = self._stored
         if stored is not None and not self._features.prefers_products:
-            return operator_by_rows(self._functional, lambda _: DenseOperator(stored.phi))
+            return functionals.operator_by_rows(
+                self._functional, lambda _: linalg.DenseOperator(stored.phi)
+            )
         return self._features.operator(self._functional)
 
     def _of(self, index: Tensor | slice) -> Features:
@@ -220,23 +201,17 @@ class VariationalPosterior(gp.AbstractPosterior):
         with torch.no_grad():
             eps = self.state.sample(count, generator)
             directions = 0 if self.spread is None else len(self.spread.fields)
-            z = standard_normal((count, directions), generator, eps)
-            parts = [
-                self._draw(self.model.features.rows(functional[part]), functional[part], eps, z)
-                for part in chunks(len(functional), self.model.features.chunk)
-            ]
-            field = torch.cat([drawn for drawn, _ in parts], dim=-1)
-            spread = torch.cat([std for _, std in parts])
-            return field + spread * standard_normal(field.shape, generator, field)
-
-    def _draw(
-        self, rows: Features, functional: AbstractFunctional, eps: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gridded part of the draws (count, n) and std of the residuals (n,)."""
-        _warn_once(rows.solves)
-        mean = self.model.mean.values(functional).to(rows.phi.dtype)
-        drawn = mean + eps @ rows.phi.mT + z @ self._trend(rows, functional)
-        return drawn, rows.residual_variance.sqrt()
+            z = linalg.standard_normal((count, directions), generator, eps)
+            parts, spreads = [], []
+            for part in chunks(len(functional), self.model.features.chunk):
+                rows = self.model.features.rows(functional[part])
+                _warn_once(rows.solves)
+                mean = self.model.mean.values(functional[part]).to(rows.phi.dtype)
+                trend = z @ self._trend(rows, functional[part])
+                parts.append(mean + eps @ rows.phi.mT + trend)
+                spreads.append(rows.residual_variance.sqrt())
+            field, spread = torch.cat(parts, dim=-1), torch.cat(spreads)
+            return field + spread * linalg.standard_normal(field.shape, generator, field)
 
     def _trend(self, rows: Features, functional: AbstractFunctional) -> Tensor:
         """u (K, N)."""
@@ -253,7 +228,7 @@ def _warn_once(solves: SolveSummary) -> None:
             f"tolerance of PCG after {solves.steps} steps, the worst at relative residual "
             f"{solves.residual:.1e}; their residual variance accounts for it, but raise max_steps "
             "of the features for sharper predictions",
-            UnconvergedWarning,
+            linalg.UnconvergedWarning,
             stacklevel=3,
         )
 
@@ -267,7 +242,7 @@ class DirectSolution:
     """
 
     state: AbstractGaussian
-    solve: SolveResult
+    solve: linalg.SolveResult
     elbo: float
 
 
@@ -278,8 +253,7 @@ def solve_direct(
     *,
     rtol: float = 1e-6,
     max_steps: int = 1000,
-    start: Tensor | None = None,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> DirectSolution:
     """The closed-form optimum (002, S4-S5), never holding a dense M_w × M_w matrix.
 
@@ -291,7 +265,6 @@ def solve_direct(
     model, batch
     source : rows of the batch's functional
     rtol, max_steps, progress : of CG
-    start : (M_w,), the first guess of m
     """
     if not isinstance(model.likelihood, GaussianLikelihood):
         raise TypeError(
@@ -303,11 +276,10 @@ def solve_direct(
         state = one_pass_covariance(model, source, weights, progress)
         phi = source.operator()
         target = weights * (batch.y - model.mean.values(batch.functional))
-        solve = pcg(
+        solve = linalg.pcg(
             _precision.PrecisionOperator(phi, weights),
             phi.rmatmul(target.to(phi.dtype)),
             preconditioner=_precision.FamilyPreconditioner(state),
-            x0=start,
             rtol=rtol,
             max_steps=max_steps,
             progress=progress,
@@ -321,7 +293,7 @@ def one_pass_covariance(
     model: VariationalModel,
     source: RowSource,
     weights: Tensor,
-    progress: Progress = unwatched,
+    progress: linalg.Progress = linalg.unwatched,
 ) -> AbstractGaussian:
     """S_i = (I + Σ_n w_n φ_{n,i} φ_{n,i}ᵀ)⁻¹ with m = 0: one pass over the rows (S4)."""
     if len(source) == 0:

@@ -17,12 +17,8 @@ from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import world_of
 from dustmap.inference import _state
-from dustmap.inference.variational._model import (
-    RowSource,
-    VariationalModel,
-    one_pass_covariance,
-    rows_of,
-)
+from dustmap.inference.variational import _model
+from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
 
 #: Data whose quadrature is done at a time before the first step.
@@ -220,7 +216,7 @@ class Run:
             rows = self.source.select(index)
         else:
             model = self.parameters.build(theta)
-            rows = rows_of(model.features, own_batch(part).functional)
+            rows = _model.rows_of(model.features, own_batch(part).functional)
         lengths = settings.lengths(state.step, state.epoch)
         taken = natural_step(model, state.posterior, rows.detached(), part, scale, lengths)
         if learner is not None:
@@ -371,4 +367,4 @@ def _start(
         every = (batch.y, means, torch.ones_like(means), model.likelihood.noise_variance(batch))
         parts = zip(*(torch.split(values, _CHUNK) for values in every), strict=True)
         g2 = torch.cat([model.likelihood.moment_gradients(*part)[1] for part in parts])
-        return one_pass_covariance(model, source, (-2.0 * g2).clamp_min(0.0))
+        return _model.one_pass_covariance(model, source, (-2.0 * g2).clamp_min(0.0))
