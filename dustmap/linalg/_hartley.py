@@ -90,8 +90,8 @@ class HartleyOperator(AbstractSymmetric):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out, spectrum = torch.empty_like(rows), self.spectrum.view(-1)
         memory = rows.new_empty(2, max(len(spectrum), rows.shape[-1]))
-        there = self.factors if self.from_first else tuple(f for f in reversed(self.factors))
-        back = [factor.mT for factor in reversed(there)]
+        there = self.factors if self.from_first else self.factors[::-1]
+        back = [factor.mT for factor in there[::-1]]
         for block, target in zip(rows, out, strict=True):
             place = 0
             for matrix in there:

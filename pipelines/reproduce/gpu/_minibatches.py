@@ -4,7 +4,6 @@ The sky of `paper_scale` on its 50×50×25 inducing points, hyperparameters know
 natural-gradient steps of the mean-field family; the rows of every minibatch are made anew.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -18,6 +17,7 @@ from dustmap.gp.features import AbstractFeatureMap, HIPFeatures, TorusFeatures
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from pipelines.reproduce._experiment import Row
+from pipelines.reproduce._timing import stopwatch
 from pipelines.reproduce.paper_scale import _sky as skies
 
 #: Of a row's solve, as the engine has it in float32.
@@ -60,7 +60,7 @@ def measured(plan: Plan, device: torch.device) -> Iterator[Row]:
     kernel = plan.sky.kernel().to(device).fixed()
     prior = GridPrior.padded(kernel, plan.sky.grid(), dtype=torch.float32)
     ways: dict[str, AbstractFeatureMap] = {
-        "torus": TorusFeatures(prior),
+        "torus": TorusFeatures(prior, memory=plan.memory),
         "hip": HIPFeatures(prior, rtol=_RTOL, memory=plan.memory),
     }
     for name, features in ways.items():
@@ -77,20 +77,16 @@ def _fit(plan: Plan, sky: skies.Sky, features: AbstractFeatureMap, device: torch
     settings = inference.SVISettings(plan.batch, epochs=plan.epochs, one_pass=False)
     steps = inference.svi(model, data, source, settings, torch.Generator().manual_seed(0))
     a_pass = -(-plan.sky.stars // plan.batch)
-    spent, curve, state = 0.0, [], None
+    spent, curve = 0.0, []
     while spent < plan.seconds:
-        start = time.perf_counter()
-        state = next(steps, None)
+        state, seconds = stopwatch(lambda: _settled(next(steps, None)))
         if state is None:
             break
-        last = state
-        _settle(device)
-        spent += time.perf_counter() - start
+        last, spent = state, spent + seconds
         if last.step % max(1, a_pass // plan.looks) == 0:
             found = _held_out(model, last, sky, device, _WATCHED)
             curve.append([spent, float(found["held_out_mae"])])
     return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "stars": plan.sky.stars,
         "M": plan.sky.grid().size,
         "M_w": features.n_features,
@@ -131,6 +127,8 @@ def _converged(curve: list[list[float]]) -> float | None:
     return within
 
 
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
+def _settled(state: inference.SVIState | None) -> inference.SVIState | None:
+    """The same, once the device has made it."""
+    if state is not None and state.posterior.mean.is_cuda:
         torch.cuda.synchronize()
+    return state

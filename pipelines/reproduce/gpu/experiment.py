@@ -105,7 +105,8 @@ def _measured(scale: Scale, parts: Sequence[str], folder: Path, quick: bool) -> 
             for chosen in devices:
                 yield _fit(sky, chosen, scale, folder / f"{sky.spacing:g}")
     if "minibatches" in parts:
-        yield from minibatches.measured(scale.plan, torch.device(device))
+        for row in minibatches.measured(scale.plan, torch.device(device)):
+            yield {**row, "device": _name(device)}
     if "levels" in parts:
         truth = ten_million.Truth.of(scale.size)
         for stars in scale.on_levels:
