@@ -329,7 +329,7 @@ class LimitedField(AbstractDensityField):
         answers = self.field.evaluate(functional, request)
         if Quantity.COVERAGE in request and isinstance(functional, PointValues):
             hidden = self.horizon.hides(functional.x.double().cpu().numpy())
-            answers["coverage"][hidden] = 0.0
+            answers["coverage"] = np.where(hidden, np.float32(0.0), answers["coverage"])
         return answers
 
     def planes(
@@ -338,7 +338,8 @@ class LimitedField(AbstractDensityField):
         for slab in self.field.planes(grid, request, depth, part):
             if Quantity.COVERAGE in request:
                 hidden = self._hidden(grid, slice(slab.start, slab.stop))
-                slab.arrays["coverage"][hidden] = 0.0
+                covered = np.where(hidden, np.float32(0.0), slab.arrays["coverage"])
+                slab = Planes(slab.start, slab.stop, {**slab.arrays, "coverage": covered})
             yield slab
 
     def hidden_nodes(self, grid: RegularGrid) -> int:
