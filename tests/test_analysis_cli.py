@@ -144,6 +144,10 @@ def test_stars_beside_a_run_and_its_map(
         (["clouds", "map.fits", "--names", "twice.zarr", "--output", "a.ecsv"], "twice.zarr"),
         (["clouds", "map.fits", "--output", "map.fits", "--overwrite"], "is the input"),
         (["compare", "map.fits", "--output", "a.ecsv"], "expected an OTHER or a --catalog"),
+        (
+            ["compare", "map.fits", "map.fits", "--dtype", "float64", "--output", "a.ecsv"],
+            "--dtype is for runs, and none is asked for extinctions of stars here: leave it out",
+        ),
         (["compare", "map.fits", "bayestart", "--output", "a.ecsv"], "one of bayestar"),
         (["compare", "map.fits", "none.fits", "--output", "a.ecsv"], "none.fits"),
         (["compare", "map.fits", "iphas=no.h5", "--output", "a.ecsv"], "give their file as iphas"),

@@ -73,7 +73,7 @@ def execute_clouds(options: argparse.Namespace) -> int:
     if table_format(output).bare:
         raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
     known = NamedPlaces.read(Path(options.names) if options.names else None)
-    density = _opened(options, Path(options.map))
+    density = _options.opened(options, Path(options.map))
     threshold = default_threshold(density) if options.threshold is None else options.threshold
     clouds = find_clouds(density, Criteria(threshold, options.contrast, options.voxels), known)
     table = clouds.table()
@@ -107,12 +107,6 @@ def _summary(clouds: "Clouds") -> dict[str, Any]:
         "samples": len(clouds.samples),
         "extinction_system": clouds.system.name,
     }
-
-
-def _opened(options: argparse.Namespace, path: Path) -> "DustMap":
-    from dustmap.sky.maps import DustMap
-
-    return DustMap.open(path, memory=_options.compute_alone(options).memory_bytes // 2)
 
 
 def add_compare(commands: _options.Commands) -> None:
@@ -166,6 +160,8 @@ def execute_compare(options: argparse.Namespace) -> int:
         check_picture(options.figure)
     if not options.others and options.catalog is None:
         raise UserError("compare: expected an OTHER or a --catalog to compare with")
+    if options.catalog is None or not _options.is_run(path):
+        _options.refuse_device(options, "none is asked for extinctions of stars here")
     ours = _map_source(options, path)
     segments = _segments(options, ours.density)
     compared: list[Pairs] = []
@@ -218,7 +214,7 @@ def _source(options: argparse.Namespace, other: str) -> "AbstractSource":
 def _map_source(options: argparse.Namespace, path: Path) -> "MapSource":
     from dustmap.sky.agreement import MapSource
 
-    return MapSource(str(path), _opened(options, path))
+    return MapSource(str(path), _options.opened(options, path))
 
 
 def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":

@@ -197,11 +197,21 @@ def computing(options: argparse.Namespace, path: Path) -> list[str]:
 
 def map_at(options: argparse.Namespace, path: Path) -> "DustMap":
     """Open a map in a file, which has float32 numbers on no device, in half of the memory."""
-    from dustmap.sky.maps import DustMap
+    refuse_device(options, f"{path} is a map")
+    return opened(options, path)
 
+
+def refuse_device(options: argparse.Namespace, why: str) -> None:
+    """Refuse what says where a run is computed, where none is."""
     for name in ("device", "dtype"):
         if getattr(options, name, None) is not None:
-            raise UserError(f"--{name} is for runs, and {path} is a map: leave it out")
+            raise UserError(f"--{name} is for runs, and {why}: leave it out")
+
+
+def opened(options: argparse.Namespace, path: Path) -> "DustMap":
+    """Open the map in a file, or that which a run has written, in half of the memory."""
+    from dustmap.sky.maps import DustMap
+
     compute = compute_alone(options)
     use_threads(compute.threads)
     return DustMap.open(path, memory=compute.memory_bytes // 2)
