@@ -28,9 +28,22 @@ def test_goals_compare_levels_with_one_grid() -> None:
     assert [goal.reached for goal in slopes] == [None] * 4
 
 
+def test_goals_are_of_every_number_of_stars() -> None:
+    rows: list[Row] = [
+        {"part": "dense", "stars": n, "kind": kind, "near_rmse": error, "far_rmse": error}
+        for n, near in ((100, 0.9), (1000, 0.4))
+        for kind, error in ((levels.ONE, 1.0), (levels.LEVELS, near))
+    ]
+    found = {goal.name: goal.reached for goal in levels.goals_of(rows)}
+    near = "near: error of density, levels over one grid"
+    assert found[near] is None
+    assert found[f"{near}, 100 stars"] == pytest.approx(0.9)
+    assert found[f"{near}, 1,000 stars"] == pytest.approx(0.4)
+
+
 @pytest.mark.slow
 def test_the_whole_runs_reduced() -> None:
     outcome = levels.run(Request(quick=True, data=Path()))
-    assert [row["part"] for row in outcome.rows] == ["skies"] * 2 + ["growth"] * 3
+    assert [row["part"] for row in outcome.rows] == ["skies"] * 2 + ["dense"] * 2 + ["growth"] * 3
     assert all(math.isfinite(float(str(row["seconds"]))) for row in outcome.rows)
     assert outcome.rows[1]["nodes"] != outcome.rows[0]["nodes"]

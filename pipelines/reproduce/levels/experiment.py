@@ -8,15 +8,16 @@ of the finest level. Stars are selected by brightness, so that there are most of
     tiles      one grid, its sky in 12 parts (nside 1), merged
 
 Scored are the true densities at places near the Sun and beyond, and the true extinctions of stars
-that no run has seen, at their true distances. `growth`: hyperparameters known, eight samples; the
-slope of time and memory against stars and against nodes.
+that no run has seen, at their true distances. `dense`: the same of more and more stars, with
+hyperparameters known. `growth`: hyperparameters known, eight samples; the slope of time and memory
+against stars and against nodes.
 """
 
 import logging
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -24,6 +25,7 @@ import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.table import Table
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.inference import LogNormalPosterior
@@ -49,10 +51,12 @@ _log = logging.getLogger(__name__)
 ONE, LEVELS, TILES = "one grid", "levels", "tiles"
 #: Errors of levels over those of one grid, near the Sun and beyond, at most; slopes, at most.
 NEAR, FAR, SLOPE = 0.5, 1.05, 1.1
-PARTS = ("skies", "growth")
+PARTS = ("skies", "dense", "growth")
 #: Tiles, and samples of the runs that grow.
 _TILES, _GROWN = 12, 8
 _KNOWN = "length = 100\nstd = 1.0\nlearn = []"
+#: What `skies` learns, about, held where the stars are many.
+_LEARNED = "length = 250\nstd = 1.5\nlearn = []"
 _CONFIG = """
 [data]
 catalog = "{catalog}"
@@ -80,7 +84,8 @@ memory = "16GiB"
 class Size:
     """A box in pc, spacings of the levels and of one grid, the inner box, stars and seeds.
 
-    near: radius of what counts as near; growth: stars, and finest spacings, of the runs that grow.
+    near: radius of what counts as near; dense: stars of the skies with known hyperparameters;
+    growth: stars, and finest spacings, of the runs that grow.
     """
 
     box: tuple[float, float, float]
@@ -92,6 +97,7 @@ class Size:
     places: int
     seeds: int
     samples: int
+    dense: tuple[int, ...]
     growth: tuple[int, ...]
     finest: tuple[float, ...]
 
@@ -106,6 +112,7 @@ SIZE = Size(
     places=100_000,
     seeds=1,
     samples=16,
+    dense=(30_000, 100_000),
     growth=(10_000, 30_000, 90_000),
     finest=(20.0, 10.0, 5.0),
 )
@@ -119,6 +126,7 @@ QUICK = Size(
     places=500,
     seeds=1,
     samples=4,
+    dense=(300,),
     growth=(200, 400),
     finest=(20.0, 10.0),
 )
@@ -131,7 +139,13 @@ def run(request: Request) -> Outcome:
     if "skies" in wanted:
         for seed in range(size.seeds):
             tiled = seed == 0 and not request.quick
-            rows += _sky(size, seed, (ONE, LEVELS, TILES) if tiled else (ONE, LEVELS))
+            kinds = (ONE, LEVELS, TILES) if tiled else (ONE, LEVELS)
+            rows += _sky(size, kinds, {"part": "skies", "seed": seed})
+    if "dense" in wanted:
+        held = {"model": _LEARNED, "data": "refit = false", "samples": str(_GROWN)}
+        for stars in size.dense:
+            case: Row = {"part": "dense", "seed": 0, "stars": stars}
+            rows += _sky(replace(size, stars=stars), (ONE, LEVELS), case, **held)
     if "growth" in wanted:
         rows += _growth(size)
     return Outcome(_settings(size), rows, goals_of(rows), _figure(rows))
@@ -161,17 +175,19 @@ def _write(sky: SimulatedSky, stars: int, path: Path) -> None:
     Table.read(path)[:stars].write(path, overwrite=True)
 
 
-def _sky(size: Size, seed: int, kinds: Sequence[str]) -> list[Row]:
-    found: list[Row] = []
+def _sky(size: Size, kinds: Sequence[str], case: Row, **parts: str) -> list[Row]:
+    """Runs and scores of one sky; parts: of the configuration."""
+    found, seed = list[Row](), int(number(case, "seed"))
     sky = sky_of(size, size.stars, seed)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         _write(sky, size.stars, folder / "sky.fits")
         for kind in kinds:
-            taken = _tiled(size, folder) if kind == TILES else _whole(size, kind, folder)
-            row: Row = {"part": "skies", "seed": seed, "kind": kind, **taken}
+            tiled = kind == TILES
+            taken = _tiled(size, folder) if tiled else _whole(size, kind, folder, **parts)
+            row: Row = {**case, "kind": kind, **taken}
             row = {**row, **_densities(sky, DustMap.open(_output(folder, kind)), size, seed)}
-            if kind != TILES:
+            if not tiled:
                 row = {**row, **_extinctions(sky, folder / kind, size)}
             _log.info("%s", row)
             found.append(row)
@@ -191,8 +207,8 @@ def _run(folder: Path, name: str, size: Size, **parts: str) -> Row:
     return _watched.dustmap(arguments).as_row()
 
 
-def _whole(size: Size, kind: str, folder: Path) -> Row:
-    taken = _run(folder, kind, size, grid=grid_of(size, kind))
+def _whole(size: Size, kind: str, folder: Path, **parts: str) -> Row:
+    taken = _run(folder, kind, size, grid=grid_of(size, kind), **parts)
     report = _watched.report_of(folder / kind)
     learned = report["hyperparameters"]
     nodes = open_star_map(folder / kind).fit.posterior
@@ -200,8 +216,8 @@ def _whole(size: Size, kind: str, folder: Path) -> Row:
     return {
         **taken,
         "nodes": len(nodes.log_density),
-        "length": learned["length"],
-        "std": learned["std"],
+        "length": learned.get("length"),
+        "std": learned.get("std"),
     }
 
 
@@ -303,11 +319,14 @@ def slope(rows: Sequence[Row], against: str, of: str) -> float:
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
-    """Ratios of errors in the mean over the skies; slopes."""
-    goals = []
-    for name, most in (("near", NEAR), ("far", FAR)):
-        words = f"{name}: error of density, levels over one grid"
-        goals.append(Goal.at_most(words, most, _ratio(rows, f"{name}_rmse")))
+    """Ratios of errors in the mean over the skies, and of each number of stars; slopes."""
+    goals, dense = [], [row for row in rows if row["part"] == "dense"]
+    kinds = {"": [row for row in rows if row["part"] == "skies"]}
+    kinds |= {f", {n:,.0f} stars": _of(dense, n) for n in {number(r, "stars"): 0 for r in dense}}
+    for of, some in kinds.items():
+        for name, most in (("near", NEAR), ("far", FAR)):
+            words = f"{name}: error of density, levels over one grid{of}"
+            goals.append(Goal.at_most(words, most, _ratio(some, f"{name}_rmse")))
     grown = [row for row in rows if row["part"] == "growth"]
     for against, same in (("stars", "finest"), ("nodes", "stars")):
         kept = SIZE.finest[0] if same == "finest" else SIZE.growth[0]
@@ -316,6 +335,10 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
             found = slope(some, against, key) if len(some) > 1 else None
             goals.append(Goal.at_most(f"slope of {key} against {against}", SLOPE, found))
     return goals
+
+
+def _of(rows: Sequence[Row], stars: float) -> list[Row]:
+    return [row for row in rows if number(row, "stars") == stars]
 
 
 def _ratio(rows: Sequence[Row], key: str) -> float | None:
@@ -338,12 +361,12 @@ def _settings(size: Size) -> Row:
         "scored": size.scored,
         "samples": size.samples,
         "truth": "k^(-11/3), std 1, bubbles; nodes as of the finest level",
-        "model": "matern13, learned but in growth and by tiles, which have what one grid learned",
+        "model": "matern13, learned but in dense, in growth and by tiles (what one grid learned)",
     }
 
 
 def _figure(rows: Sequence[Row]) -> Figure:
-    figure, axes = panels(1, 3)
+    figure, axes = panels(1, 4)
     skies = [row for row in rows if row["part"] == "skies"]
     kinds = list(dict.fromkeys(str(row["kind"]) for row in skies))
     for axis, part in zip(axes, ("near", "far"), strict=False):
@@ -352,6 +375,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
             axis.plot([place] * len(found), found, "o", color=COLOURS[place])
         axis.set_xticks(range(len(kinds)), kinds, fontsize=7)
         label(axis, f"{part} the Sun" if part == "near" else "beyond", "", "RMSE [mmag/pc]")
+    _dense(axes[2], rows)
     grown = [row for row in rows if row["part"] == "growth"]
     for colour, against in zip(COLOURS, ("stars", "nodes"), strict=False):
         kept = "finest" if against == "stars" else "stars"
@@ -361,7 +385,19 @@ def _figure(rows: Sequence[Row]) -> Figure:
         )
         if some:
             x, y = ([number(row, key) for row in some] for key in (against, "fit_seconds"))
-            axes[2].loglog(x, y, "o-", color=colour, label=against)
-    label(axes[2], "growth", "stars, or nodes", "fit [s]")
-    axes[2].legend(fontsize=7, frameon=False)
+            axes[3].loglog(x, y, "o-", color=colour, label=against)
+    label(axes[3], "growth", "stars, or nodes", "fit [s]")
+    axes[3].legend(fontsize=7, frameon=False)
     return figure
+
+
+def _dense(axis: Axes, rows: Sequence[Row]) -> None:
+    """Errors near the Sun against stars."""
+    dense = [row for row in rows if row["part"] == "dense"]
+    for colour, kind in zip(COLOURS, (ONE, LEVELS), strict=False):
+        some = [row for row in dense if row["kind"] == kind]
+        x, y = ([number(row, key) for row in some] for key in ("stars", "near_rmse"))
+        axis.semilogx(x, np.multiply(y, 1e3), "o-", color=colour, label=kind)
+    label(axis, "near, more stars", "stars", "RMSE [mmag/pc]")
+    if dense:
+        axis.legend(fontsize=7, frameon=False)
