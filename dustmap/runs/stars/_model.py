@@ -57,7 +57,7 @@ _UNITS = {
     "disc_height": "pc",
     "disc_length": "pc",
 }
-_TERMS = ("first", "second")
+_ADDED_FIELDS = ("first", "second")
 #: Where the share of the projection starts, and the median of its prior, which holds 68 % within
 #: 0.67 to 0.98: dust is finer than any grid.
 _PROJECTION = 0.9
@@ -202,7 +202,7 @@ def is_lognormal(config: Config) -> bool:
 def units_of(config: Config) -> Mapping[str, str]:
     """Units of hyperparameters by name."""
     if is_lognormal(config):
-        terms = {f"{term}_std": f"of ln density, of the {term} term" for term in _TERMS}
+        terms = {f"{term}_std": f"of ln density, of the {term} term" for term in _ADDED_FIELDS}
         return _UNITS | terms | {"mean": "mag/pc (median)", "std": "of ln density"}
     return _UNITS
 
