@@ -1,7 +1,8 @@
 """How a log-normal fit scales: over ranks and threads, with stars and nodes, and beyond.
 
     ranks        strong and weak scaling of `dustmap run` under `torchrun`, with hyperparameters
-                 held and learned, and of threads
+                 held and learned, and of threads; runs side by side that share no work, which
+                 show what the machine loses when all its cores are busy
     products     seconds of the products of a fit against stars N, nodes M and vectors at once;
                  on a GPU too where there is one
     model        t = a · entries + b · T log₂ T fitted to them (T: points of the torus)
@@ -16,6 +17,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -109,7 +111,7 @@ def _products(scale: Scale, fresh: bool) -> list[Row]:
 
 def ranks(scale: Scale, folder: Path) -> list[Row]:
     """Strong and weak runs over ranks of one thread; of learning, those of one and two ranks; one
-    rank with two threads beside them."""
+    rank with two threads; runs of one rank side by side."""
     found: list[Row] = []
     for count in scale.ranks:
         found.append(_run(scale, folder, "strong", scale.strong, count, 1))
@@ -120,7 +122,18 @@ def ranks(scale: Scale, folder: Path) -> list[Row]:
         found.append(_run(scale, folder, "learned", scale.strong, count, 1))
     if len(scale.ranks) > 1:
         found.append(_run(scale, folder, "threads", scale.strong, 1, 2))
+        found += _side_by_side(scale, folder, max(scale.ranks))
     return found
+
+
+def _side_by_side(scale: Scale, folder: Path, count: int) -> list[Row]:
+    """The strong run of one rank, so many times at once."""
+
+    def alone(copy: int) -> Row:
+        return _run(scale, folder / f"beside{copy}", "beside", scale.strong, 1, 1)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(alone, range(count)))
 
 
 def _run(scale: Scale, folder: Path, kind: str, stars: int, count: int, threads: int) -> Row:
