@@ -3,10 +3,15 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dustmap.gp import RegularGrid
+from dustmap.sky import DustMap
+from dustmap.sky.systems import system_named
 from pipelines.reproduce import Request, Row
 from pipelines.reproduce.levels import experiment as levels
+from pipelines.reproduce.levels._limits import Limits
 
 
 def test_slopes_are_exponents() -> None:
@@ -41,9 +46,29 @@ def test_goals_are_of_every_number_of_stars() -> None:
     assert found[f"{near}, 1,000 stars"] == pytest.approx(0.4)
 
 
+def test_limits_are_of_what_nodes_cannot_hold() -> None:
+    grid = RegularGrid((-80.0,) * 3, (10.0,) * 3, (17,) * 3)
+    x, y, z = np.meshgrid(*3 * [np.abs(np.arange(-80.0, 81.0, 10.0))], indexing="ij")
+    held, rough = 1.0 + x + x * y * z, (-1.0) ** (np.indices(grid.shape).sum(0))
+    places = np.random.default_rng(0).uniform(-70.0, 70.0, (500, 3))
+    on_nodes = np.round(places / 10.0) * 10.0
+    smooth, both = (
+        Limits(DustMap.from_nodes(grid, values.ravel(), None, system_named("A_V")))
+        for values in (held, held + rough)
+    )
+    scale = np.abs(held).max()
+    assert smooth.of_grid(20.0, places) < 1e-6 * scale  # A kink is on a node of the coarse grid.
+    assert smooth.of_levels(40.0, (80.0,) * 3, places) < 1e-6 * scale
+    assert both.of_grid(20.0, on_nodes) == pytest.approx(1.0, abs=0.3)
+    near = on_nodes[(np.abs(on_nodes) <= 20.0).all(1)]
+    assert both.of_levels(20.0, (120.0,) * 3, near) < 1e-6 * scale < both.of_grid(20.0, near)
+
+
 @pytest.mark.slow
 def test_the_whole_runs_reduced() -> None:
     outcome = levels.run(Request(quick=True, data=Path()))
-    assert [row["part"] for row in outcome.rows] == ["skies"] * 2 + ["dense"] * 2 + ["growth"] * 3
-    assert all(math.isfinite(float(str(row["seconds"]))) for row in outcome.rows)
+    parts = {"skies": 2, "dense": 2, "limits": 2, "growth": 3}
+    assert [row["part"] for row in outcome.rows] == [p for p, n in parts.items() for _ in range(n)]
+    runs = [row for row in outcome.rows if row["part"] != "limits"]
+    assert all(math.isfinite(float(str(row["seconds"]))) for row in runs)
     assert outcome.rows[1]["nodes"] != outcome.rows[0]["nodes"]

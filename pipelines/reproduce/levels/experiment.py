@@ -9,7 +9,8 @@ of the finest level. Stars are selected by brightness, so that there are most of
 
 Scored are the true densities at places near the Sun and beyond, and the true extinctions of stars
 that no run has seen, at their true distances. `dense`: the same of more and more stars, with
-hyperparameters known. `growth`: hyperparameters known, eight samples; the slope of time and memory
+hyperparameters known. `limits`: what the nodes of each could hold of the truth, whatever the stars
+say. `growth`: hyperparameters known, eight samples; the slope of time and memory
 against stars and against nodes.
 """
 
@@ -27,6 +28,7 @@ from astropy.coordinates import SkyCoord
 from astropy.table import Table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import open_star_map
@@ -45,13 +47,14 @@ from dustmap.sky.stars import ExactDistances
 from pipelines.reproduce import _watched
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce._figures import COLOURS, label, panels
+from pipelines.reproduce.levels._limits import Limits
 
 _log = logging.getLogger(__name__)
 
 ONE, LEVELS, TILES = "one grid", "levels", "tiles"
 #: Errors of levels over those of one grid, near the Sun and beyond, at most; slopes, at most.
 NEAR, FAR, SLOPE = 0.5, 1.05, 1.1
-PARTS = ("skies", "dense", "growth")
+PARTS = ("skies", "dense", "limits", "growth")
 #: Tiles, and samples of the runs that grow.
 _TILES, _GROWN = 12, 8
 _KNOWN = "length = 100\nstd = 1.0\nlearn = []"
@@ -146,8 +149,11 @@ def run(request: Request) -> Outcome:
         for stars in size.dense:
             case: Row = {"part": "dense", "seed": 0, "stars": stars}
             rows += _sky(replace(size, stars=stars), (ONE, LEVELS), case, **held)
+    if "limits" in wanted:
+        rows += _limits(size)
     if "growth" in wanted:
         rows += _growth(size)
+    rows.sort(key=lambda row: PARTS.index(str(row["part"])))
     return Outcome(_settings(size), rows, goals_of(rows), _figure(rows))
 
 
@@ -244,16 +250,8 @@ def _tiled(size: Size, folder: Path) -> Row:
 
 def _densities(sky: SimulatedSky, density: DustMap, size: Size, seed: int) -> Row:
     """Errors of ln ρ and of ρ at places within `near` of the Sun and beyond, and coverage."""
-    generator = np.random.default_rng(seed)
-    half = 0.5 * np.array(size.box)
-    far = generator.uniform(-half, half, (size.places, 3))
-    close = size.near * generator.random((size.places, 1)) ** (1 / 3)
-    ahead = generator.standard_normal((size.places, 3))
-    near = close * ahead / np.linalg.norm(ahead, axis=1, keepdims=True)
-    near = near[(np.abs(near) < half).all(1)]
-    far = far[np.linalg.norm(far, axis=1) > size.near]
     found = dict[str, float]()
-    for name, places in (("near", near), ("far", far)):
+    for name, places in _places(size, seed).items():
         at = SkyCoord(*places.T * u.pc, representation_type="cartesian", frame="galactic")
         truth = sky.truth.query(at)
         mean, std = density.query(at), density.query(at, "std")
@@ -268,6 +266,32 @@ def _densities(sky: SimulatedSky, density: DustMap, size: Size, seed: int) -> Ro
             f"{name}_coverage68": float(np.mean(np.abs(error) < std[known])),
         }
     return found
+
+
+def _places(size: Size, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Places (n, 3) within `near` of the Sun and beyond."""
+    generator = np.random.default_rng(seed)
+    half = 0.5 * np.array(size.box)
+    far = generator.uniform(-half, half, (size.places, 3))
+    close = size.near * generator.random((size.places, 1)) ** (1 / 3)
+    ahead = generator.standard_normal((size.places, 3))
+    near = close * ahead / np.linalg.norm(ahead, axis=1, keepdims=True)
+    near = near[(np.abs(near) < half).all(1)]
+    return {"near": near, "far": far[np.linalg.norm(far, axis=1) > size.near]}
+
+
+def _limits(size: Size) -> list[Row]:
+    """Errors of the best approximations of the truth that nodes can hold."""
+    coarse, middle, _ = size.spacings
+    limits, places = Limits(sky_of(size, size.stars, 0).truth), _places(size, 0)
+    one: Row = {f"{name}_rmse": limits.of_grid(middle, at) for name, at in places.items()}
+    both: Row = {
+        f"{name}_rmse": limits.of_levels(coarse, size.inner, at) for name, at in places.items()
+    }
+    return [
+        {"part": "limits", "seed": 0, "kind": kind, **row}
+        for kind, row in ((ONE, one), (LEVELS, both))
+    ]
 
 
 def _extinctions(sky: SimulatedSky, run: Path, size: Size) -> Row:
