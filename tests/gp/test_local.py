@@ -272,7 +272,7 @@ def test_other_parameters_make_other_features() -> None:
     features = LocalFeatures(GridPrior.padded(kernel, unit_grid((9,))))
     points, eps = some_points(1, 4), draw(1, features.n_features, 0)
     before = features.products(points, eps).detach()
-    after = features.with_value("variance", kernel.log_variance + 2.0).products(points, eps)
+    after = features.with_value("variance", kernel.amplitude.value + 2.0).products(points, eps)
     torch.testing.assert_close(after, before * torch.e)
 
 
