@@ -49,7 +49,7 @@ def _slow_weights(features: LocalFeatures, functional: AbstractFunctional) -> Te
     """W (N, M_w) node by node, at offsets rounded like the table's for rays."""
     if isinstance(functional, Stacked):
         return functional.arrange([_slow_weights(features, f) for f in functional.parts])
-    prior, stencil = features.prior, features.stencil
+    prior, stencil = features.prior, features.cells.stencil
     direction = functional.direction if isinstance(functional, Derivatives) else None
     if isinstance(functional, PointMeasure):
         direction = functional.direction

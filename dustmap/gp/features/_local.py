@@ -14,9 +14,10 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import functionals
+from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside
-from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of, ray_steps
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
 from dustmap.gp.features._stencil import ORDERS, Stencil
@@ -28,6 +29,49 @@ log = logging.getLogger(__name__)
 MANY_RAYS = 10_000
 #: Bits of a direction's place along each axis.
 _PLACE_BITS = 6
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CellWeights:
+    """Kriging weights in the cells of a grid: of rays by one table, of other nodes exactly.
+
+    shape: points per axis, around which cells and stencils wrap; per_cell: steps of a ray.
+    """
+
+    stencil: Stencil
+    grid: RegularGrid
+    shape: tuple[int, ...]
+    per_cell: float
+
+    def of_rays(self, rays: functionals.LineIntegrals) -> _local_weights.Sites:
+        """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
+        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
+        cell, entry = self.stencil.nearest(position)
+        shifts = self.stencil.axis_shifts(row.device)
+        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, self.shape)
+
+    def of_nodes(
+        self, nodes: Nodes, direction: Tensor | None = None
+    ) -> tuple[_local_weights.Sites, Tensor]:
+        """Sites of nodes with a table of their own, exact weights (Q, P) of every node, or of
+        derivatives along a direction (Q, D)."""
+        entry = torch.arange(len(nodes), device=nodes.cell.device)
+        shifts = self.stencil.axis_shifts(entry.device)
+        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape)
+        return sites, self.stencil.weights(nodes.offset, direction)
+
+    def piece(self, rays: functionals.LineIntegrals, table: Tensor) -> _local_weights.Piece:
+        """Rows of rays, a chunk at a time."""
+        return _local_weights.Piece(
+            table, lambda part: self.of_rays(rays[part]), len(rays), self.rows_at_once(rays)
+        )
+
+    def rows_at_once(self, observed: functionals.Observed) -> int:
+        """Count the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
+        nodes = node_count(observed, self.grid, self.per_cell)
+        per_row = max(1, nodes // max(1, len(observed)))
+        return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
 
 
 @final
@@ -62,9 +106,11 @@ class LocalFeatures(AbstractGridFeatures):
         Stencil.of(self.prior, self.order)
 
     @property
-    def stencil(self) -> Stencil:
-        """The stencil at the kernel's present parameters."""
-        return Stencil.of(self.prior, self.order)
+    def cells(self) -> CellWeights:
+        """Weights at the kernel's present parameters."""
+        prior = self.prior
+        stencil = Stencil.of(prior, self.order)
+        return CellWeights(stencil, prior.grid, prior.torus_shape, self.per_cell)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         self._check(functional)
@@ -138,56 +184,34 @@ class LocalFeatures(AbstractGridFeatures):
 
     def _pieces(self, functional: functionals.AbstractFunctional) -> Iterator[_local_weights.Piece]:
         """Rays share one table; points bring their own, a chunk at a time."""
-        observed, stencil = self.estimator.observed(functional, self.prior.kernel), self.stencil
-        size = self._rows_at_once(observed)
+        observed, cells = self.estimator.observed(functional, self.prior.kernel), self.cells
         if isinstance(observed, functionals.LineIntegrals):
-            table = stencil.table() if torch.is_grad_enabled() else self._detached_table
-            rays = observed
-            yield _local_weights.Piece(
-                table, lambda part: self.ray_sites(rays[part], stencil), len(rays), size
-            )
+            table = cells.stencil.table() if torch.is_grad_enabled() else self._detached_table
+            yield cells.piece(observed, table)
             return
+        size = cells.rows_at_once(observed)
         for part in chunks(max(1, len(observed)), size):
-            own, table = self.measure_sites(observed[part], stencil)
+            own, table = self._of_points(observed[part], cells)
             yield _local_weights.Piece.uncut(table, own, size)
 
-    def ray_sites(self, rays: functionals.LineIntegrals, stencil: Stencil) -> _local_weights.Sites:
-        """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
-        row, position, weight = ray_steps(rays, self.prior.grid, self.per_cell)
-        cell, entry = stencil.nearest(position)
-        shifts, shape = stencil.axis_shifts(row.device), self.prior.torus_shape
-        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, shape)
-
-    def measure_sites(
-        self, measure: functionals.PointMeasure, stencil: Stencil
+    def _of_points(
+        self, measure: functionals.PointMeasure, cells: CellWeights
     ) -> tuple[_local_weights.Sites, Tensor]:
-        """Sites of points with a table of their own, exact weights (Q, P) of every point."""
+        """Sites of points and their own table."""
         values = functionals.PointMeasure(measure.points, measure.weights)
-        nodes = nodes_of(values, self.prior.grid, self.prior.torus_shape, self.per_cell)
+        nodes = nodes_of(values, cells.grid, cells.shape)
         direction = None if measure.direction is None else measure.direction[nodes.row]
-        table = stencil.weights(nodes.offset, direction)
-        entry = torch.arange(len(nodes), device=measure.device)
-        shifts, shape = stencil.axis_shifts(measure.device), self.prior.torus_shape
-        return _local_weights.sites_of_nodes(nodes, entry, shifts, shape), table
-
-    def _rows_at_once(self, observed: functionals.Observed) -> int:
-        """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
-        if isinstance(observed, functionals.LineIntegrals):
-            nodes = int(step_counts(observed, self.prior.grid, self.per_cell).sum())
-        else:
-            nodes = observed.weights.numel()
-        per_row = max(1, nodes // max(1, len(observed)))
-        return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
+        return cells.of_nodes(nodes, direction)
 
     def _source(self, observed: functionals.Observed) -> _local_weights.TapSource:
         """Return the taps of slices of the data, without a graph."""
-        stencil = self.stencil
+        cells = self.cells
         if isinstance(observed, functionals.LineIntegrals):
             rays, table = observed, self._detached_table
-            return lambda part: self.ray_sites(rays[part], stencil).taps(table)
+            return lambda part: cells.of_rays(rays[part]).taps(table)
 
         def taps(part: slice) -> _local_weights.Taps:
-            sites, weights = self.measure_sites(observed[part], stencil)
+            sites, weights = self._of_points(observed[part], cells)
             return sites.taps(weights.to(self.dtype))
 
         return taps
@@ -195,13 +219,13 @@ class LocalFeatures(AbstractGridFeatures):
     @cached_property
     def _detached_table(self) -> Tensor:
         with torch.no_grad():
-            return self.stencil.table().to(self.dtype)
+            return self.cells.stencil.table().to(self.dtype)
 
     def _part_weights(
         self, functional: functionals.AbstractFunctional, keep: bool
     ) -> AbstractOperator:
         observed = self.estimator.observed(functional, self.prior.kernel)
-        size, shape = self._rows_at_once(observed), (len(functional), self.n_features)
+        size, shape = self.cells.rows_at_once(observed), (len(functional), self.n_features)
         build = _local_weights.stored_or_recomputed if keep else _local_weights.RecomputedOperator
         is_many = len(observed) >= MANY_RAYS
         if not (keep and is_many and isinstance(observed, functionals.LineIntegrals)):

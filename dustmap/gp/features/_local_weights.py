@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from dustmap import linalg
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of
 from dustmap.linalg import chunks, counter_uniform
 
 log = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class CellResiduals:
 
     def _columns(self, rays: functionals.LineIntegrals, dtype: torch.dtype) -> Tensor:
         """Return the same (N, S): numbers of all cells where many rays see them, else of a few."""
-        steps = int(step_counts(rays, self.grid).sum())
+        steps = node_count(rays, self.grid)
         cells = math.prod(self.torus_shape)
         every = torch.arange(cells, device=rays.device) if steps > cells else None
         size = max(1, _STEPS * len(rays) // max(1, steps))

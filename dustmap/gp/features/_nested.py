@@ -24,16 +24,9 @@ from dustmap.gp.features._base import (
 )
 from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
 from dustmap.gp.features._levels_of_rays import LevelPart, level_parts, nested_taps
-from dustmap.gp.features._local import LocalFeatures
-from dustmap.gp.features._local_weights import (
-    CellResiduals,
-    Piece,
-    Sites,
-    Taps,
-    sites_of,
-    sites_of_nodes,
-)
-from dustmap.gp.features._nodes import PER_CELL, ray_steps, step_counts
+from dustmap.gp.features._local import CellWeights, LocalFeatures
+from dustmap.gp.features._local_weights import CellResiduals, Piece, Taps
+from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.features._residuals import (
     ResidualVariance,
@@ -160,11 +153,11 @@ class NodeFeatures(AbstractFeatureMap):
 
     def _parts(
         self, functional: functionals.AbstractFunctional
-    ) -> Iterator[tuple[LevelPart, "_CellWeights"]]:
+    ) -> Iterator[tuple[LevelPart, "_LevelWeights"]]:
         """Parts of the data with their weights, whose tables are made once for all: for one product
         where they have a graph of the kernel."""
         cells = self._kept_cells
-        if any(each.stencil.has_graph for each in cells.values()):
+        if any(each.cells.stencil.has_graph for each in cells.values()):
             cells = self._cells()
         for part in level_parts(functional, self.nested, self.order):
             yield part, cells[self._key(part)]
@@ -174,19 +167,18 @@ class NodeFeatures(AbstractFeatureMap):
         return self.nested.grids.index(part.grid), part.order
 
     @cached_property
-    def _kept_cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+    def _kept_cells(self) -> Mapping[tuple[int, int], "_LevelWeights"]:
         return self._cells()
 
-    def _cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+    def _cells(self) -> Mapping[tuple[int, int], "_LevelWeights"]:
         """Weights by the number of the grid and the order."""
         smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
         nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
-            (number, order): _CellWeights(
-                Stencil(self.kernel, grid.spacing, order, nugget=nugget), grid, self.per_cell
-            )
+            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape, self.per_cell))
             for number, grid in enumerate(self.nested.grids)
             for order in {2, self.order}
+            for stencil in [Stencil(self.kernel, grid.spacing, order, nugget=nugget)]
         }
 
 
@@ -318,51 +310,33 @@ def padded_by_one(grid: RegularGrid) -> tuple[int, ...]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _CellWeights:
-    """Weights on the cells of one grid, and what they leave; tables are made when asked for."""
+class _LevelWeights:
+    """Weights in the cells of one grid, and what they leave; tables are made when asked for.
 
-    stencil: Stencil
-    grid: RegularGrid
-    per_cell: float
+    A cell beyond the last node of an axis has no weight but on that.
+    """
 
-    @property
-    def torus_shape(self) -> tuple[int, ...]:
-        return padded_by_one(self.grid)
+    cells: CellWeights
 
     def piece(self, functional: functionals.AbstractFunctional) -> Piece:
         """Rows of W, with the graph of the kernel."""
         if isinstance(functional, functionals.LineIntegrals):
-            rays = functional
-            steps = int(step_counts(rays, self.grid, self.per_cell).sum())
-            per_row = max(1, steps // max(1, len(rays))) * self.stencil.size
-            size = max(1, _local_weights.CHUNK_ENTRIES // per_row)
-            return Piece(self._weights, lambda part: self._of_rays(rays[part]), len(rays), size)
-        nodes = box_nodes(functional, self.grid)
-        entry = torch.arange(len(nodes), device=nodes.cell.device)
-        shifts = self.stencil.axis_shifts(entry.device)
-        sites = sites_of_nodes(nodes, entry, shifts, self.grid.shape)
-        table = self.stencil.weights(nodes.offset)
-        return Piece.uncut(table, sites, max(1, nodes.count))
+            return self.cells.piece(functional, self._table)
+        sites, table = self.cells.of_nodes(box_nodes(functional, self.cells.grid))
+        return Piece.uncut(table, sites, max(1, sites.count))
 
     def residual(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Var r (N,) but for round-off, differentiable in the kernel; float64."""
+        stencil, grid = self.cells.stencil, self.cells.grid
         if not isinstance(functional, functionals.LineIntegrals):
-            return point_variance(self.stencil, box_nodes(functional, self.grid).offset)
-        steps = steps_of_residuals(self.stencil.kernel, self.per_cell)
-        return banded_variance(self._residuals, self, functional, steps)
-
-    def _of_rays(self, rays: functionals.LineIntegrals) -> Sites:
-        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
-        cell, entry = self.stencil.nearest(position)
-        # A cell beyond the last node of an axis has no weight but on that.
-        shifts, shape = self.stencil.axis_shifts(row.device), self.grid.shape
-        return sites_of(row, cell, entry, weight, len(rays), shifts, shape)
+            return point_variance(stencil, box_nodes(functional, grid).offset)
+        steps = steps_of_residuals(stencil.kernel, self.cells.per_cell)
+        return banded_variance(self._residuals, grid, padded_by_one(grid), functional, steps)
 
     @cached_property
-    def _weights(self) -> Tensor:
-        """Weights at the offsets of a table."""
-        return self.stencil.table()
+    def _table(self) -> Tensor:
+        return self.cells.stencil.table()
 
     @cached_property
     def _residuals(self) -> ResidualTable:
-        return ResidualTable.of(self.stencil)
+        return ResidualTable.of(self.cells.stencil)

@@ -96,6 +96,15 @@ def step_counts(
     return steps
 
 
+def node_count(
+    observed: functionals.Observed, grid: RegularGrid, per_cell: float = PER_CELL
+) -> int:
+    """Count the nodes of rays, whether they have weight or not, or of points of measures."""
+    if isinstance(observed, functionals.LineIntegrals):
+        return int(step_counts(observed, grid, per_cell).sum())
+    return observed.weights.numel()
+
+
 def _points(functional: functionals.AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (Q,), points (Q, D) and weights (Q,) of values at points, without weightless ones."""
     measure = functional.measure(functionals.GaussLegendre(1))

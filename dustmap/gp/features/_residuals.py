@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of
 from dustmap.gp.features._stencil import (
     BAND,
     ResidualTable,
@@ -49,15 +49,6 @@ _FEW_POINTS = 8
 _ROUND_OFF = 1e-9
 
 
-class OnTorus(Protocol):
-    """A grid, and the points per axis of a torus around it: a `GridPrior` has both."""
-
-    @property
-    def grid(self) -> RegularGrid: ...
-    @property
-    def torus_shape(self) -> tuple[int, ...]: ...
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class PairWalk:
@@ -76,19 +67,24 @@ class PairWalk:
     dense: int | None
 
     @staticmethod
-    def of(table: ResidualTable, cells: OnTorus, per_cell: float | None) -> "PairWalk":
+    def of(
+        table: ResidualTable,
+        grid: RegularGrid,
+        torus_shape: tuple[int, ...],
+        per_cell: float | None,
+    ) -> "PairWalk":
         """The walk on the cells of a torus; per_cell: steps of straight rays, None for points."""
-        lattice, D = table.lattice, cells.grid.dim
+        lattice, D = table.lattice, grid.dim
         entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
         shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
         entries = [pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
-        middle = zip(cells.grid.shape, cells.torus_shape, strict=True)
+        middle = zip(grid.shape, torus_shape, strict=True)
         last = tuple(0.5 * (m + length - 1) for m, length in middle)
         dense = None
         if per_cell is not None:  # a step is at least m / (m + 1) of 1 / per_cell, m its lag
             dense = 1 + int(per_cell * math.sqrt(D) * (BAND + 1.0 / lattice.steps))
         moved = tuple(e.to(table.values.device) for e in entries)
-        return PairWalk(table, moved, last, cells.torus_shape, dense)
+        return PairWalk(table, moved, last, torus_shape, dense)
 
     def visits(self, nodes: Nodes) -> Iterator[tuple[Tensor, Tensor]]:
         """For lags 0, 1, .. in the list of nodes: positions and weights, of as many first nodes.
@@ -215,20 +211,19 @@ class _BandedSum(torch.autograd.Function):
 
 def banded_variance(
     table: ResidualTable,
-    cells: OnTorus,
-    observed: functionals.PointMeasure | functionals.LineIntegrals,
+    grid: RegularGrid,
+    torus_shape: tuple[int, ...],
+    observed: functionals.Observed,
     per_cell: float,
 ) -> Tensor:
     """`banded_sum` of rays of so many steps per cell, or of the points of measures: (N,)."""
-    if isinstance(observed, functionals.PointMeasure):
-        walk, nodes = PairWalk.of(table, cells, None), observed.weights.numel()
-    else:
-        walk = PairWalk.of(table, cells, per_cell)
-        nodes = int(step_counts(observed, cells.grid, per_cell).sum())
+    straight = isinstance(observed, functionals.LineIntegrals)
+    walk = PairWalk.of(table, grid, torus_shape, per_cell if straight else None)
+    nodes = node_count(observed, grid, per_cell)
     size = max(1, _CHUNK_NODES * len(observed) // max(1, nodes))
 
     def source(part: slice) -> Nodes:
-        return nodes_of(observed[part], cells.grid, cells.torus_shape, per_cell)
+        return nodes_of(observed[part], grid, torus_shape, per_cell)
 
     return banded_sum(walk, source, size, len(observed))
 
@@ -387,12 +382,10 @@ class LocalResiduals:
         values = ClosedForm().cross(stencil.kernel, pairs, stencil.origin.x, stencil.wrapping)
         return values.reshape(n, q, k).sum(1)
 
-    def _pairs(
-        self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
-    ) -> Tensor:
+    def _pairs(self, observed: functionals.Observed, stencil: Stencil) -> Tensor:
         table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
         steps = steps_of_residuals(self.prior.kernel, self.per_cell)
-        return banded_variance(table, self.prior, observed, steps)
+        return banded_variance(table, self.prior.grid, self.prior.torus_shape, observed, steps)
 
     @cached_property
     def _detached_table(self) -> ResidualTable:
