@@ -280,8 +280,6 @@ def test_wrong_arguments_are_refused() -> None:
     prior = GridPrior.padded(Matern32(0.4, dim=1), unit_grid((9,)))
     with pytest.raises(ValueError, match="expected 2 or 4, got 3"):
         LocalFeatures(prior, order=3)
-    with pytest.raises(ValueError, match="per_cell must be positive"):
-        LocalFeatures(prior, per_cell=0.0)
     with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
         LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), unit_grid((9,))))
     far = PointValues(torch.tensor([[0.5], [2.9]]).double())

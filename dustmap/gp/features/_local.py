@@ -36,17 +36,16 @@ _PLACE_BITS = 6
 class CellWeights:
     """Kriging weights in the cells of a grid: of rays by one table, of other nodes exactly.
 
-    shape: points per axis, around which cells and stencils wrap; per_cell: steps of a ray.
+    shape: points per axis, around which cells and stencils wrap.
     """
 
     stencil: Stencil
     grid: RegularGrid
     shape: tuple[int, ...]
-    per_cell: float
 
     def of_rays(self, rays: functionals.LineIntegrals) -> _local_weights.Sites:
         """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
-        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
+        row, position, weight = ray_steps(rays, self.grid, PER_CELL)
         cell, entry = self.stencil.nearest(position)
         shifts = self.stencil.axis_shifts(row.device)
         return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, self.shape)
@@ -69,7 +68,7 @@ class CellWeights:
 
     def rows_at_once(self, observed: functionals.Observed) -> int:
         """Count the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
-        nodes = node_count(observed, self.grid, self.per_cell)
+        nodes = node_count(observed, self.grid)
         per_row = max(1, nodes // max(1, len(observed)))
         return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
 
@@ -85,15 +84,13 @@ class LocalFeatures(AbstractGridFeatures):
     prior: the wrapped kernel on box + padding, `GridPrior.padded`; estimator: of k_ff, and of K_fu
     where the residual variance needs it; order: p, nodes per axis of the stencil, of which 4 are
     within a few percent of conditioning on the whole grid and 2 are cheaper and rougher; memory:
-    bytes that W and its transpose may take, beyond which rows are recomputed in every product;
-    per_cell: steps of a ray per cell (`nodes_of`).
+    bytes that W and its transpose may take, beyond which rows are recomputed in every product.
     """
 
     prefers_products = True
 
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     def __post_init__(self) -> None:
         if self.prior.wrapping is None:
@@ -101,16 +98,13 @@ class LocalFeatures(AbstractGridFeatures):
                 "LocalFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
                 "may have no root on its torus"
             )
-        if not self.per_cell > 0:
-            raise UserError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
 
     @property
     def cells(self) -> CellWeights:
         """Weights at the kernel's present parameters."""
         prior = self.prior
-        stencil = Stencil.of(prior, self.order)
-        return CellWeights(stencil, prior.grid, prior.torus_shape, self.per_cell)
+        return CellWeights(Stencil.of(prior, self.order), prior.grid, prior.torus_shape)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         self._check(functional)
@@ -167,7 +161,7 @@ class LocalFeatures(AbstractGridFeatures):
 
     @cached_property
     def _residuals(self) -> LocalResiduals:
-        return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
+        return LocalResiduals(self.prior, self.estimator, self.order)
 
     def _check(self, functional: functionals.AbstractFunctional) -> None:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)

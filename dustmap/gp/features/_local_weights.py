@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from dustmap import linalg
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of
+from dustmap.gp.features._nodes import Nodes, node_count, nodes_of
 from dustmap.linalg import chunks, counter_uniform
 
 log = logging.getLogger(__name__)
@@ -422,7 +422,7 @@ class CellResiduals:
 
     def _taps(self, rays: functionals.LineIntegrals) -> Taps:
         """Return b_n / ‖b_n‖ by the cells that a ray visits."""
-        nodes = nodes_of(rays, self.grid, self.torus_shape, PER_CELL)
+        nodes = nodes_of(rays, self.grid, self.torus_shape)
         same = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
         corner = torch.zeros(1, dtype=torch.int64, device=rays.device)
         sites = sites_of_nodes(nodes, same, corner, self.torus_shape)

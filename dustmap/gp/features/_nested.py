@@ -26,13 +26,8 @@ from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
 from dustmap.gp.features._levels_of_rays import LevelPart, level_parts, nested_taps
 from dustmap.gp.features._local import CellWeights, LocalFeatures
 from dustmap.gp.features._local_weights import CellResiduals, Piece, Taps
-from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ProductOperator
-from dustmap.gp.features._residuals import (
-    ResidualVariance,
-    banded_variance,
-    steps_of_residuals,
-)
+from dustmap.gp.features._residuals import ResidualVariance, banded_variance
 from dustmap.gp.features._stencil import ResidualTable, Stencil, point_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
@@ -53,7 +48,7 @@ class NodeFeatures(AbstractFeatureMap):
 
     kernel: of the field; nested: the nodes; order: nodes per axis of a stencil, 2 or 4, in the
     outermost cells of every grid 2; memory: bytes that W and its transpose may take, beyond which
-    rows are recomputed in every product; per_cell: steps of a ray per cell.
+    rows are recomputed in every product.
     """
 
     parts = ("kernel",)
@@ -64,7 +59,6 @@ class NodeFeatures(AbstractFeatureMap):
     rows_dtype: torch.dtype = torch.float32
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     @property
     def n_features(self) -> int:
@@ -175,7 +169,7 @@ class NodeFeatures(AbstractFeatureMap):
         smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
         nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
-            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape, self.per_cell))
+            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape))
             for number, grid in enumerate(self.nested.grids)
             for order in {2, self.order}
             for stencil in [Stencil(self.kernel, grid.spacing, order, nugget=nugget)]
@@ -190,7 +184,7 @@ class NestedFeatures(AbstractPriorFeatures):
     What the grid of a place leaves, Var r, is the larger the coarser that is: it is all that a
     place lacks of finer ones.
 
-    prior: u; order, memory, per_cell: as of `NodeFeatures`.
+    prior: u; order, memory: as of `NodeFeatures`.
 
     Examples
     --------
@@ -209,13 +203,12 @@ class NestedFeatures(AbstractPriorFeatures):
     prior: NestedPrior
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     @cached_property
     def at_nodes(self) -> NodeFeatures:
         """W, for fields that are known at the nodes."""
-        prior, rest = self.prior, (self.order, self.memory, self.per_cell)
-        return NodeFeatures(prior.kernel, prior.grid, prior.dtype, *rest)
+        prior = self.prior
+        return NodeFeatures(prior.kernel, prior.grid, prior.dtype, self.order, self.memory)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         seen = self.at_nodes.rows(functional)
@@ -330,8 +323,8 @@ class _LevelWeights:
         stencil, grid = self.cells.stencil, self.cells.grid
         if not isinstance(functional, functionals.LineIntegrals):
             return point_variance(stencil, box_nodes(functional, grid).offset)
-        steps = steps_of_residuals(stencil.kernel, self.cells.per_cell)
-        return banded_variance(self._residuals, grid, padded_by_one(grid), functional, steps)
+        torus, kernel = padded_by_one(grid), stencil.kernel
+        return banded_variance(self._residuals, grid, torus, functional, kernel)
 
     @cached_property
     def _table(self) -> Tensor:

@@ -214,9 +214,14 @@ def banded_variance(
     grid: RegularGrid,
     torus_shape: tuple[int, ...],
     observed: functionals.Observed,
-    per_cell: float,
+    kernel: AbstractKernel,
 ) -> Tensor:
-    """`banded_sum` of rays of so many steps per cell, or of the points of measures: (N,)."""
+    """`banded_sum` of rays or of the points of measures: (N,).
+
+    Steps of rays are finer than those of W where the kernel's c_r has a cusp.
+    """
+    rough = any(term.profile.derivatives < 1 for term in kernel.terms())
+    per_cell = ROUGH_PER_CELL if rough else PER_CELL
     straight = isinstance(observed, functionals.LineIntegrals)
     walk = PairWalk.of(table, grid, torus_shape, per_cell if straight else None)
     nodes = node_count(observed, grid, per_cell)
@@ -226,12 +231,6 @@ def banded_variance(
         return nodes_of(observed[part], grid, torus_shape, per_cell)
 
     return banded_sum(walk, source, size, len(observed))
-
-
-def steps_of_residuals(kernel: AbstractKernel, per_cell: float) -> float:
-    """Steps of a ray per cell: finer than those of W where c_r has a cusp."""
-    rough = any(term.profile.derivatives < 1 for term in kernel.terms())
-    return max(per_cell, ROUGH_PER_CELL) if rough else per_cell
 
 
 def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
@@ -317,13 +316,12 @@ class LocalResiduals:
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
     `tests/gp/residual_definition.py` measures it.
 
-    prior, estimator, per_cell: as in `LocalFeatures`.
+    prior, estimator: as in `LocalFeatures`.
     """
 
     prior: GridPrior
     estimator: AbstractEstimator
     order: int = 4
-    per_cell: float = PER_CELL
 
     def variance(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
         """Return Var r_n (N,) in the prior's dtype, with the count of clamped values."""
@@ -384,8 +382,8 @@ class LocalResiduals:
 
     def _pairs(self, observed: functionals.Observed, stencil: Stencil) -> Tensor:
         table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
-        steps = steps_of_residuals(self.prior.kernel, self.per_cell)
-        return banded_variance(table, self.prior.grid, self.prior.torus_shape, observed, steps)
+        prior = self.prior
+        return banded_variance(table, prior.grid, prior.torus_shape, observed, prior.kernel)
 
     @cached_property
     def _detached_table(self) -> ResidualTable:
