@@ -59,17 +59,6 @@ def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtyp
     return K if far is None else add_far_images(K, far, measure, nodes)
 
 
-def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
-    """Return Cov(f_n, g_n'), (N, N')."""
-    if isinstance(f, PointMeasure):
-        if isinstance(g, PointMeasure):
-            return _measures.measure_between(kernel, f, g, dtype)
-        return _rays.ray_measure_between(kernel, g, f, dtype).T
-    if isinstance(g, PointMeasure):
-        return _rays.ray_measure_between(kernel, f, g, dtype)
-    return _rays.ray_between(kernel, f, g, dtype)
-
-
 class AbstractEstimator(ABC):
     """Covariances of functionals with points, with themselves and with each other.
 
@@ -130,9 +119,15 @@ class AbstractEstimator(ABC):
         _check(kernel, g, wrapping)
         _wrapping.check_devices(f.device, g.device)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
-        observed = self.observed(f, kernel)
-        other = observed if f is g else self.observed(g, kernel)
-        return between_of(wrapped, observed, other, dtype)
+        one = self.observed(f, kernel)
+        other = one if f is g else self.observed(g, kernel)
+        if isinstance(one, PointMeasure):
+            if isinstance(other, PointMeasure):
+                return _measures.measure_between(wrapped, one, other, dtype)
+            return _rays.ray_measure_between(wrapped, other, one, dtype).T
+        if isinstance(other, PointMeasure):
+            return _rays.ray_measure_between(wrapped, one, other, dtype)
+        return _rays.ray_between(wrapped, one, other, dtype)
 
     @abstractmethod
     def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> Observed:
