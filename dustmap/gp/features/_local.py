@@ -147,9 +147,8 @@ class LocalFeatures(AbstractGridFeatures):
             return int(functional.world.gathered(own).max())
         if isinstance(functional, functionals.Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
-        sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
-        shape = (len(functional), self.n_features)
-        return _local_weights.planned_bytes(self.taps(sample), shape)
+        taps = self.taps(functional[_local_weights.spread_rows(functional)])
+        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
 
     def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         self._check(functional)

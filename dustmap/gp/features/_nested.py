@@ -88,26 +88,15 @@ class NodeFeatures(AbstractFeatureMap):
     def _weights(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         """W (N, M), stored where it fits the memory."""
         refuse_beyond(functional, self.nested)
-        shape = (len(functional), self.n_features)
-        like = torch.empty(0, dtype=self.dtype, device=functional.device)
-
-        def source(part: slice) -> Taps:
-            return self.taps(functional[part])
-
-        sample = self._sample(functional)
-        return _local_weights.stored_within(self.memory, source, shape, sample, like)
+        return _local_weights.stored_within(self.memory, self.taps, functional, self.n_features)
 
     def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
         """Bytes of W and its transpose: the most of any rank."""
         if isinstance(functional, functionals.Sharded):
             own = torch.tensor([self.plan_bytes(functional.local)])
             return int(functional.world.gathered(own).max())
-        shape = (len(functional), self.n_features)
-        return _local_weights.planned_bytes(self._sample(functional), shape)
-
-    def _sample(self, functional: functionals.AbstractFunctional) -> Taps:
-        rows = _local_weights.spread_rows(len(functional), functional.device)
-        return self.taps(functional[rows])
+        taps = self.taps(functional[_local_weights.spread_rows(functional)])
+        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
 
     @torch.no_grad()
     def taps(self, functional: functionals.AbstractFunctional) -> Taps:

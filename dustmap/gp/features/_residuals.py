@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
+from dustmap.gp._grid import RegularGrid, flat_index
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of
@@ -266,10 +266,8 @@ class _QuadraticForm(torch.autograd.Function):
 
 def _lag_index(node: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the flat lags between points (K, D) of a torus: (K, K)."""
-    flat = torch.zeros(1, dtype=torch.int64, device=node.device)
-    for z, length in zip(node.unbind(-1), shape, strict=True):
-        flat = flat * length + (z[:, None] - z).remainder(length)
-    return flat
+    axes = zip(node.unbind(-1), shape, strict=True)
+    return flat_index([(z[:, None] - z).remainder(length) for z, length in axes], shape)
 
 
 @final
