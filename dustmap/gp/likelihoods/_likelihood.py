@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
@@ -116,21 +116,16 @@ class SinhTrapezoid:
         self, function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
     ) -> Tensor:
         """Return E[function(f)] (N,); function maps float64 (N, Q) to (N, Q)."""
-        f, log_weights = self._nodes(mean, variance)
-        return (log_weights.exp() * function(f)).sum(-1).to(mean.dtype)
+        (value,) = self.expectations([function], mean, variance)
+        return value
 
     def expectations(
-        self,
-        first: Callable[[Tensor], Tensor],
-        second: Callable[[Tensor], Tensor],
-        mean: Tensor,
-        variance: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return E[first(f)] and E[second(f)] (N,) from the same nodes."""
+        self, functions: Sequence[Callable[[Tensor], Tensor]], mean: Tensor, variance: Tensor
+    ) -> list[Tensor]:
+        """Return E[function(f)] (N,) of every function, from the same nodes."""
         f, log_weights = self._nodes(mean, variance)
         weights = log_weights.exp()
-        values = ((weights * function(f)).sum(-1).to(mean.dtype) for function in (first, second))
-        return next(values), next(values)
+        return [(weights * function(f)).sum(-1).to(mean.dtype) for function in functions]
 
     def log_expectation(
         self, log_function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
@@ -185,9 +180,8 @@ class BernoulliLikelihood(AbstractLikelihood):
         """Return g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
         sign, rule = _sign(y), SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         with torch.no_grad():
-            slope, bend = rule.expectations(
-                self._curve.slope, self._curve.curvature, sign * mean, variance
-            )
+            functions = self._curve.slope, self._curve.curvature
+            slope, bend = rule.expectations(functions, sign * mean, variance)
             return sign * slope, 0.5 * bend
 
     def log_predictive_density(
