@@ -117,7 +117,6 @@ class AbstractEstimator(ABC):
             return g.arrange(columns, dim=1)
         _check(kernel, f, wrapping)
         _check(kernel, g, wrapping)
-        _wrapping.check_devices(f.device, g.device)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
         one = self.observed(f, kernel)
         other = one if f is g else self.observed(g, kernel)
