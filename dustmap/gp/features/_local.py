@@ -1,13 +1,10 @@
-"""Features of local kriging weights: sparse rows, two FFTs, whatever the number of data.
-
-How many nodes per axis their stencils take, by the variance that they leave and by their bytes.
-"""
+"""Features of local kriging weights: sparse rows, two FFTs, whatever the number of data."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -20,7 +17,7 @@ from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_out
 from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of, ray_steps
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.features._stencil import ORDERS, Stencil
+from dustmap.gp.features._stencil import Stencil
 from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
@@ -224,68 +221,3 @@ class LocalFeatures(AbstractGridFeatures):
         order = functionals.neighbours_together(observed)
         together = build(self._source(observed[order]), shape, size, self._like)
         return ArrangedOperator([together], order.argsort())
-
-
-@final
-@dataclass(frozen=True)
-class StencilOrder:
-    """The chosen order p and the reason in words, for the run's report."""
-
-    order: int
-    reason: str
-
-
-class PlannedFeatures(Protocol):
-    """What a choice of stencils looks at: `LocalFeatures` and `NestedFeatures` have it."""
-
-    @property
-    def memory(self) -> int: ...
-    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor: ...
-    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int: ...
-
-
-@torch.no_grad()
-def stencil_order(
-    features: Mapping[int, PlannedFeatures],
-    functional: functionals.AbstractFunctional,
-    noise_variance: Tensor,
-    *,
-    gain: float = 0.1,
-    sample: int = 1000,
-) -> StencilOrder:
-    """Choose p = 4 of features of both orders, unless p = 2 does as well for rays.
-
-    Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
-    the median datum by less than the fraction `gain`, or where W does not fit the features' memory
-    with 4 and the median Var r_n is below σ_n² with 2.
-
-    noise_variance (N,) = σ_n²; sample: data drawn for the comparison.
-    """
-    if noise_variance.shape != (len(functional),):
-        raise UserError(
-            f"noise_variance must be ({len(functional)},), one per datum, "
-            f"got {tuple(noise_variance.shape)}"
-        )
-    drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(0))[:sample]
-    drawn = drawn.to(functional.device)
-    noise = noise_variance[drawn].double()
-    some = functionals.whole(functional[drawn])
-    left = [features[p].residual_variance(some).double() for p in ORDERS]
-    ratio2 = float((left[0] / noise).nanmedian())
-    lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
-    bytes4, memory = features[4].plan_bytes(functional), features[4].memory
-    if not _has_rays(functional):
-        return StencilOrder(4, "points and derivatives take 4 nodes per axis")
-    if lowered < gain:
-        return StencilOrder(2, f"4 nodes per axis would lower Var r + σ² by {lowered:.1%} only")
-    if bytes4 > memory and ratio2 < 1.0:
-        needs = f"W with 4 nodes per axis needs {bytes4:,} bytes, more than {memory:,}"
-        return StencilOrder(2, f"{needs}, and the median Var r / σ² is {ratio2:.2g} with 2")
-    return StencilOrder(4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}")
-
-
-def _has_rays(functional: functionals.AbstractFunctional) -> bool:
-    """Tell whether there are rays among the functionals."""
-    if isinstance(functional, functionals.Stacked):
-        return any(_has_rays(part) for part in functional.parts)
-    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)
