@@ -210,8 +210,7 @@ def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Return Σ a ∘ b."""
-    inner: Tensor = torch.dot(a.reshape(-1), b.reshape(-1))
-    return inner
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def _blocks(x: Tensor, z: Tensor) -> Iterator[slice]:

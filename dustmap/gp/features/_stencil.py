@@ -192,6 +192,7 @@ class Stencil:
         return self._factorised()
 
     def _factorised(self) -> Tensor:
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.K_SS())
         if int(info) != 0:
             raise UserError(
@@ -199,8 +200,7 @@ class Stencil:
                 f"definite (pivot {int(info)}): the field is too smooth for the grid; pass a "
                 "nugget to the prior, e.g. nugget=1e-8, use order=2 or a coarser grid"
             )
-        lower: Tensor = factor
-        return lower
+        return factor
 
     @property
     def _device(self) -> torch.device:

@@ -324,8 +324,7 @@ def _unit(x: Tensor) -> Tensor:
 def _by_place(place: Tensor, length: Tensor) -> Tensor:
     """Return the order (N,) by place, of one place by length."""
     by_length = length.argsort(stable=True)
-    order: Tensor = by_length[place[by_length].argsort(stable=True)]
-    return order
+    return by_length[place[by_length].argsort(stable=True)]
 
 
 def _squares(direction: Tensor) -> Tensor:
