@@ -245,9 +245,8 @@ class FarImages:
             return T @ _wrapping.moments(at_nodes, self.nodes, self.counts[1]).T
         T = T.reshape(len(T), *self.counts[1])
         for d, (axis, interval) in enumerate(zip(nodes.axes, self.nodes, strict=True)):
-            B = _wrapping.chebyshev(
-                interval.local(axis.flatten()), self.counts[1][d]
-            )  # (M_d, n'_d)
+            # (M_d, n'_d)
+            B = _wrapping.chebyshev(interval.local(axis.flatten()), self.counts[1][d])
             T = torch.tensordot(T, B, dims=([1], [1]))  # axes rotate: after D steps in order
         return T
 
@@ -366,9 +365,8 @@ def _build(plan: _Plan, terms: Terms, device: torch.device) -> FarImages:
     for d in range(dim):
         n, n_z, n_difference = (counts[d] for counts in plan.counts)
         x, z = data[d].points(n, device), nodes[d].points(n_z, device)
-        at = _wrapping.chebyshev(
-            difference[d].local(x[:, None] - z), n_difference
-        )  # (n, n', n_difference)
+        # (n, n', n_difference)
+        at = _wrapping.chebyshev(difference[d].local(x[:, None] - z), n_difference)
         E = torch.einsum(
             "ap,bq,pqm,mc->abc",
             _wrapping.analysis(n, device),
