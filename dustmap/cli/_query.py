@@ -53,27 +53,22 @@ def add_query(commands: _options.Commands) -> None:
         about=_ABOUT,
     )
     _options.add_map(command)
-    command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
-    command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
-    command.add_argument("--ra", type=float, metavar="DEG", help="or right ascension (ICRS)")
-    command.add_argument("--dec", type=float, metavar="DEG", help="and declination")
-    command.add_argument("--name", metavar="CLOUD", help="or a cloud, such as Taurus")
-    command.add_argument("--distance", metavar="PC", help="from the Sun, such as 120 or 0.3kpc")
-    command.add_argument(
-        "--profile",
-        action="store_true",
-        help="a row for each distance up to the face of the box, with percentiles 16 and 84",
+    command.option("--l DEG", "Galactic longitude", type=float)
+    command.option("--b DEG", "Galactic latitude", type=float)
+    command.option("--ra DEG", "or right ascension (ICRS)", type=float)
+    command.option("--dec DEG", "and declination", type=float)
+    command.option("--name CLOUD", "or a cloud, such as Taurus")
+    command.option("--distance PC", "from the Sun, such as 120 or 0.3kpc")
+    command.option(
+        "--profile", "a row for each distance up to the face of the box, with percentiles 16 and 84"
     )
-    command.add_argument("--step", metavar="PC", help="between its distances [a voxel]")
-    command.add_argument(
-        "--file",
-        metavar="COORDS.csv",
-        help="many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
+    command.option("--step PC", "between its distances [a voxel]")
+    command.option(
+        "--file COORDS.csv",
+        "many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
     )
     _options.add_schema(command, "columns of --file [generic]")
-    command.add_argument(
-        "--percentiles", nargs="+", type=float, metavar="P", help="these, too, such as 5 50 95"
-    )
+    command.option("--percentiles P...", "these, too, such as 5 50 95", type=float)
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
 
@@ -356,10 +351,9 @@ def add_predict(commands: _options.Commands) -> None:
     command.add_argument("run", metavar="RUN")
     _options.add_catalog(command)
     _options.add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
-    command.add_argument(
+    command.option(
         "--distances",
-        action="store_true",
-        help="add the distances, in pc, that the measured extinctions leave possible: "
+        "add the distances, in pc, that the measured extinctions leave possible: "
         "distance_mean, distance_std, distance_percentile16, 50 and 84",
     )
     _options.add_system(
@@ -399,11 +393,8 @@ def add_evaluate(commands: _options.Commands) -> None:
     )
     command.add_argument("run", metavar="RUN")
     _options.add_catalog(command)
-    command.add_argument(
-        "--truth-column",
-        default="",
-        metavar="NAME",
-        help="noise-free extinctions, to be scored without the noise",
+    command.option(
+        "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
     )
     _options.add_system(command, "of its extinctions [what its header or card says]")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
