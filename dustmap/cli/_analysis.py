@@ -224,10 +224,8 @@ def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
 
 def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
     """Pair measured extinctions with those of a run, or of a map at the median distances."""
-    from astropy import units as u
-    from astropy.coordinates import SkyCoord
-
     from dustmap.sky import read_catalog
+    from dustmap.sky._coordinates import places_at
     from dustmap.sky.agreement import Pairs
     from dustmap.sky.agreement._scores import INTEGRATED
     from dustmap.sky.systems import conversion, system_named
@@ -239,8 +237,7 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
         finished = _options.star_map(options)
         ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
     else:
-        places = SkyCoord(stars.l * u.deg, stars.b * u.deg, away * u.pc, frame="galactic")
-        ours = density.query(places, integrated=True)
+        ours = density.query(places_at(stars.l, stars.b, away), integrated=True)
     theirs = conversion(stars.system, density.system) * stars.extinction
     both = Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)
     pairs = both.known()

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 #: Roles of columns that say where a row is.
 _COORDINATES = ("l", "b", "ra", "dec", "x", "y", "z")
 
+#: Whether what columns are named after is integrated along the line of sight.
+_INTEGRATED = {"extinction": True, "density": False}
 #: Percentiles of a profile.
 PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
@@ -314,28 +316,24 @@ def _of_map(
     levels: Sequence[float],
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
-    import astropy.units as u
     import numpy as np
-    from astropy.coordinates import SkyCoord
 
-    from dustmap.sky.maps import Quantity
+    from dustmap.sky._coordinates import places_at
+    from dustmap.sky.maps._answers import spread_of
 
-    place: tuple[Any, ...] = (l * u.deg, b * u.deg, distance * u.pc)
-    sampled = density.n_samples > 1
-    answers = {"extinction_mean": density.query_gal(*place, integrated=True)}
-    if sampled:
-        answers["extinction_std"] = density.query_gal(*place, mode="std", integrated=True)
-    else:
+    places, answers = places_at(l, b, distance), {}
+    if density.n_samples < 2:
         log.info("no extinction_std: the map has no samples, export it with --samples")
-    answers["density_mean"] = density.query_gal(*place)
-    inside = density.contains(SkyCoord(*place, frame="galactic"))
-    if np.isnan(answers["density_mean"][inside]).any():
+    for quantity, integrated in _INTEGRATED.items():
+        answers[f"{quantity}_mean"] = density.query(places, integrated=integrated)
+        spread = spread_of(density, places, integrated)
+        if spread is not None:
+            answers[f"{quantity}_std"] = spread
+    if np.isnan(answers["density_mean"][density.contains(places)]).any():
         raise UserError("the map has no density at places inside its box: a part of it is missing")
-    if sampled or Quantity.STD in density.available:
-        answers["density_std"] = density.query_gal(*place, mode="std")
-    for quantity, integrated in (("extinction", True), ("density", False)) if levels else ():
-        asked: dict[str, Any] = {"mode": "percentile", "pct": levels, "integrated": integrated}
-        answers |= _named(quantity, levels, density.query_gal(*place, **asked).T)
+    for quantity, integrated in _INTEGRATED.items() if levels else ():
+        values = density.query(places, "percentile", levels, integrated)
+        answers |= _named(quantity, levels, values.T)
     return answers
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import galactic, positions_of
+from dustmap.sky._coordinates import galactic, places_at, positions_of
 from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
@@ -128,9 +128,7 @@ class Pixels:
 
     def at(self, distance: float) -> SkyCoord:
         """Return the centres (V, H) at a distance in pc."""
-        l, b = np.meshgrid(self.longitudes, self.latitudes)
-        away = np.full(l.shape, distance) * u.pc
-        return SkyCoord(l=l * u.deg, b=b * u.deg, distance=away, frame="galactic")
+        return places_at(*np.meshgrid(self.longitudes, self.latitudes), distance)
 
 
 @final
