@@ -268,7 +268,7 @@ class FitsCubes(_FileCubes):
 
     @cached_property
     def layout(self) -> Layout:
-        with warnings.catch_warnings(), self._reading(), self._opened() as hdus:
+        with warnings.catch_warnings(), self._opened() as hdus:
             # Units that a file of which a part is missing no longer has are only warned of.
             warnings.simplefilter("error", AstropyUserWarning)
             held = {hdu.name for hdu in hdus}
@@ -302,14 +302,14 @@ class FitsCubes(_FileCubes):
             return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        with self._reading(), self._opened() as hdus:
+        with self._opened() as hdus:
             return np.asarray(self._image(hdus, cube).section[box], np.float32)
 
     @cached_property
     def finer(self) -> tuple[AbstractCubes, ...]:
         if self.level > 0:
             return ()
-        with self._reading(), self._opened() as hdus:
+        with self._opened() as hdus:
             held = {hdu.name for hdu in hdus}
         first = Cube(self.layout.quantities[0])
         levels = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
@@ -326,30 +326,29 @@ class FitsCubes(_FileCubes):
         return unit
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn what astropy says of a damaged file into one line that names it."""
+    def _opened(self) -> Iterator[fits.HDUList]:
+        """Open the file; what astropy says of a damaged one becomes one line that names it."""
         try:
-            yield
+            with self.path.open("rb") as file:
+                start = file.read(6)
+            if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
+                raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
+            if self.path.stat().st_size % BLOCK:
+                raise UserError(
+                    f"{self.path} is damaged, make it again: expected a FITS file of whole blocks "
+                    f"of {BLOCK} bytes"
+                )
+            try:
+                units = fits.open(self.path, memmap=True)
+            except OSError as error:
+                raise UserError(f"{self.path}: expected a FITS file: {error}") from error
+            with units as hdus:
+                yield hdus
         except Exception as error:
             if str(error).startswith(str(self.path)):
                 raise
             words = words_of_damage(error)
             raise UserError(f"{self.path} is damaged, make it again: {words}") from error
-
-    def _opened(self) -> fits.HDUList:
-        with self.path.open("rb") as file:
-            start = file.read(6)
-        if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
-            raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
-        if self.path.stat().st_size % BLOCK:
-            raise UserError(
-                f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "
-                f"{BLOCK} bytes"
-            )
-        try:
-            return fits.open(self.path, memmap=True)
-        except OSError as error:
-            raise UserError(f"{self.path}: expected a FITS file: {error}") from error
 
 
 def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
