@@ -129,7 +129,7 @@ def _values(arguments: Sequence[str]) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    root = argparse.ArgumentParser(
+    root = _options.Command(
         prog="dustmap",
         usage=argparse.SUPPRESS,  # the description is to be the first line
         description=DESCRIPTION,

@@ -38,26 +38,19 @@ def add_clouds(commands: _options.Commands) -> None:
         ),
     )
     _options.add_map(command)
-    command.add_argument(
-        "--threshold",
-        type=float,
-        metavar="MAG/PC",
-        help="density of its surface [three times the mean of the map]",
+    command.option(
+        "--threshold MAG/PC", "density of its surface [three times the mean of the map]", type=float
     )
-    command.add_argument(
-        "--contrast",
+    command.option(
+        "--contrast FACTOR",
+        "of its peak over the threshold and over the saddle to a higher one [1.5]",
         type=float,
         default=1.5,
-        metavar="FACTOR",
-        help="of its peak over the threshold and over the saddle to a higher one [1.5]",
     )
-    command.add_argument(
-        "--voxels", type=int, default=8, metavar="N", help="that it has, at least [8]"
-    )
-    command.add_argument(
-        "--names",
-        metavar="FILE",
-        help="known clouds: name, l, b and distance_pc [163 lines of sight of Zucker et al. 2020]",
+    command.option("--voxels N", "that it has, at least [8]", type=int, default=8)
+    command.option(
+        "--names FILE",
+        "known clouds: name, l, b and distance_pc [163 lines of sight of Zucker et al. 2020]",
     )
     _options.add_output(command, "the table: .ecsv, .fits or another that keeps units")
     _options.add_compute(command, ("memory",), "how it is computed")
@@ -128,17 +121,15 @@ def add_compare(commands: _options.Commands) -> None:
     )
     _options.add_map(command)
     command.add_argument("others", metavar="OTHER", nargs="*", help="what it is compared with")
-    command.add_argument("--catalog", metavar="FILE", help="measured extinctions of stars, too")
+    command.option("--catalog FILE", "measured extinctions of stars, too")
     _options.add_schema(command, "columns of it [generic]")
     _options.add_system(
         command, "of extinctions of MODULE.CLASS, and of a catalog that does not say"
     )
-    command.add_argument(
-        "--nside", type=int, default=NSIDE, metavar="N", help=f"rays: HEALPix pixels [{NSIDE}]"
-    )
-    command.add_argument("--step", metavar="PC", help="length of segments [two voxels of the map]")
-    command.add_argument("--distance", metavar="PC", help="where rays end [the farthest face]")
-    command.add_argument("--figure", metavar="FILE", help="draw them, too: .png or .pdf")
+    command.option("--nside N", f"rays: HEALPix pixels [{NSIDE}]", type=int, default=NSIDE)
+    command.option("--step PC", "length of segments [two voxels of the map]")
+    command.option("--distance PC", "where rays end [the farthest face]")
+    command.option("--figure FILE", "draw them, too: .png or .pdf")
     _options.add_output(command, "the scores: .ecsv, .fits, .csv")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
@@ -233,10 +224,8 @@ def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
 
 def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
     """Pair measured extinctions with those of a run, or of a map at the median distances."""
-    from astropy import units as u
-    from astropy.coordinates import SkyCoord
-
     from dustmap.sky import read_catalog
+    from dustmap.sky._coordinates import places_at
     from dustmap.sky.agreement import Pairs
     from dustmap.sky.agreement._scores import INTEGRATED
     from dustmap.sky.systems import conversion, system_named
@@ -248,8 +237,7 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
         finished = _options.star_map(options)
         ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
     else:
-        places = SkyCoord(stars.l * u.deg, stars.b * u.deg, away * u.pc, frame="galactic")
-        ours = density.query(places, integrated=True)
+        ours = density.query(places_at(stars.l, stars.b, away), integrated=True)
     theirs = conversion(stars.system, density.system) * stars.extinction
     both = Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)
     pairs = both.known()

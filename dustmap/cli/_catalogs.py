@@ -36,9 +36,7 @@ def add_catalogs(commands: _options.Commands) -> None:
         about="A query is text in ADQL for the service named with it; no command sends it.",
     )
     command.add_argument("card", metavar="NAME", nargs="?", help="the card to print, as TOML")
-    command.add_argument(
-        "--query", action="store_true", help="of the card: the query that fetches its survey"
-    )
+    command.option("--query", "of the card: the query that fetches its survey")
     _options.add_json(command)
 
 
@@ -104,30 +102,24 @@ def add_ingest(commands: _options.Commands) -> None:
         "catalogs", nargs="+", metavar="CATALOG", help="FITS, HDF5, Parquet, VOTable, ECSV or CSV"
     )
     _options.add_schema(command, "which columns they have: a survey's card or your own [generic]")
-    command.add_argument(
-        "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
-    )
-    command.add_argument(
-        "--system",
-        metavar="NAME",
-        help="extinction system to convert to, such as A_V; what an unlabelled catalog is in",
+    command.option("--cuts NAME", "of the card; none keeps all [default]", default="default")
+    command.option(
+        "--system NAME",
+        "extinction system to convert to, such as A_V; what an unlabelled catalog is in",
     )
     command.add_argument(
         "--invalid",
         choices=("error", "drop"),
         help="rows that are no stars end the reading, or are left out [as the card says]",
     )
-    command.add_argument(
-        "--groups",
+    command.option(
+        "--groups COLUMN",
+        "keep the groups of stars, such as surveys, that data.groups gives zero points",
         default="",
-        metavar="COLUMN",
-        help="keep the groups of stars, such as surveys, that data.groups gives zero points",
     )
-    command.add_argument(
-        "--magnitude",
-        default=None,
-        metavar="COLUMN",
-        help="keep the apparent magnitudes, which data.magnitude_limit asks for; '' for the column "
+    command.option(
+        "--magnitude COLUMN",
+        "keep the apparent magnitudes, which data.magnitude_limit asks for; '' for the column "
         "that the card names",
     )
     _add_parallaxes(command)
@@ -136,7 +128,7 @@ def add_ingest(commands: _options.Commands) -> None:
     _options.add_json(command)
 
 
-def _add_parallaxes(command: argparse.ArgumentParser) -> None:
+def _add_parallaxes(command: _options.Command) -> None:
     group = command.add_argument_group("catalogs with parallaxes")
     group.add_argument(
         "--distance-prior",
@@ -144,19 +136,19 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
         default="learned",
         help="distribution of distances before they are measured [learned from all parallaxes]",
     )
-    group.add_argument("--distance-max", default="10kpc", metavar="PC", help="its end [10kpc]")
-    group.add_argument(
-        "--distance-scale",
+    command.option("--distance-max PC", "its end [10kpc]", group, default="10kpc")
+    command.option(
+        "--distance-scale PC",
+        "length over which exponential-density falls by e, or its guess [1350pc]",
+        group,
         default="1350pc",
-        metavar="PC",
-        help="length over which exponential-density falls by e, or its guess [1350pc]",
     )
-    group.add_argument(
-        "--parallax-zero-point",
+    command.option(
+        "--parallax-zero-point MAS",
+        "subtracted from all parallaxes [0]",
+        group,
         type=float,
         default=0.0,
-        metavar="MAS",
-        help="subtracted from all parallaxes [0]",
     )
 
 
@@ -242,35 +234,25 @@ def add_simulate(commands: _options.Commands) -> None:
         "simulate --stars 4000 --seed 1 --output sky.fits --from-prior run.toml",
     )
     command.add_argument("--stars", type=int, required=True, metavar="N")
-    command.add_argument(
-        "--seed", type=int, required=True, metavar="S", help="the same seed, the same sky"
-    )
+    command.option("--seed S", "the same seed, the same sky", type=int, required=True)
     _options.add_output(command, "the catalog: .fits, .ecsv, .csv or .parquet", "SKY.fits")
-    command.add_argument("--truth", metavar="TRUTH.zarr", help="write the true density, too")
-    command.add_argument(
-        "--from-prior",
-        metavar="CONFIG.toml",
-        help="draw the dust from this configuration's prior, in its box and between its nodes",
+    command.option("--truth TRUTH.zarr", "write the true density, too")
+    command.option(
+        "--from-prior CONFIG.toml",
+        "draw the dust from this configuration's prior, in its box and between its nodes",
     )
-    command.add_argument(
-        "--size", nargs=3, metavar=("X", "Y", "Z"), help="the box [400pc 400pc 240pc]"
+    command.option("--size X Y Z", "the box [400pc 400pc 240pc]")
+    command.option(
+        "--step PC",
+        "between nodes of the true density [10pc; a quarter of grid.spacing from a prior]",
     )
-    command.add_argument(
-        "--step",
-        metavar="PC",
-        help="between nodes of the true density [10pc; a quarter of grid.spacing from a prior]",
-    )
-    command.add_argument("--error", type=float, metavar="MAG", help="of an extinction [0.03]")
-    command.add_argument(
-        "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.01]"
-    )
-    command.add_argument("--limit", type=float, metavar="G", help="faintest magnitude [17.5]")
-    command.add_argument("--system", metavar="NAME", help="of the extinctions [A_V]")
-    command.add_argument(
-        "--exact-distances", action="store_true", help="write distances in place of parallaxes"
-    )
+    command.option("--error MAG", "of an extinction [0.03]", type=float)
+    command.option("--outliers FRACTION", "of the extinctions [0.01]", type=float)
+    command.option("--limit G", "faintest magnitude [17.5]", type=float)
+    command.option("--system NAME", "of the extinctions [A_V]")
+    command.option("--exact-distances", "write distances in place of parallaxes")
     _options.add_compute(command, ("threads", "memory"), "how it is computed")
-    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    command.option("--dry-run", "say what would be done, and stop")
     _options.add_json(command)
 
 

@@ -51,39 +51,29 @@ def add_export(commands: _options.Commands) -> None:
     )
     command.add_argument("--format", choices=(*CUBES, *LAYOUTS, SCENE), required=True)
     _options.add_output(command, "the file")
-    command.add_argument(
-        "--box", nargs=6, metavar=("X0", "X1", "Y0", "Y1", "Z0", "Z1"), help="the run's by default"
+    command.option("--box X0 X1 Y0 Y1 Z0 Z1", "the run's by default")
+    command.option("--step PC", "between voxels; the run's by default")
+    command.option("--nside N", "pixels of shells [64]", type=int)
+    command.option(
+        "--distances D0 D1 N",
+        "N bins of distance, equal in the logarithm [516, to the farthest face of the box]",
     )
-    command.add_argument("--step", metavar="PC", help="between voxels; the run's by default")
-    command.add_argument("--nside", type=int, metavar="N", help="pixels of shells [64]")
-    command.add_argument(
-        "--distances",
-        nargs=3,
-        metavar=("D0", "D1", "N"),
-        help="N bins of distance, equal in the logarithm [516, to the farthest face of the box]",
+    command.option(
+        "--shells PC...", "healpix: shells at exactly these distances, such as 50 100 0.2kpc"
     )
-    command.add_argument(
-        "--shells",
-        nargs="+",
-        metavar="PC",
-        help="healpix: shells at exactly these distances, such as 50 100 0.2kpc",
+    command.option(
+        "--quantity NAME,NAME",
+        "of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
     )
-    command.add_argument(
-        "--quantity",
-        metavar="NAME,NAME",
-        help="of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
-    )
-    command.add_argument("--samples", type=int, metavar="N", help="how many samples")
-    command.add_argument(
-        "--iso",
-        nargs="+",
+    command.option("--samples N", "how many samples", type=int)
+    command.option(
+        "--iso MAG/PC...",
+        "glb: densities of the surfaces [3, 6 and 12 times the mean of the map]",
         type=float,
-        metavar="MAG/PC",
-        help="glb: densities of the surfaces [3, 6 and 12 times the mean of the map]",
     )
-    command.add_argument("--clouds", metavar="FILE", help="glb: mark the clouds of this table")
+    command.option("--clouds FILE", "glb: mark the clouds of this table")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    command.option("--dry-run", "say what would be done, and stop")
     _options.add_json(command)
 
 
@@ -304,9 +294,7 @@ def add_merge(commands: _options.Commands) -> None:
     command.add_argument(
         "--format", choices=("zarr", "fits"), help="as --output ends by default, else zarr"
     )
-    command.add_argument(
-        "--partial", action="store_true", help="voxels that lie in no tile given are NaN"
-    )
+    command.option("--partial", "voxels that lie in no tile given are NaN")
     _options.add_compute(command, ("memory",), "how it is computed")
     _options.add_json(command)
 

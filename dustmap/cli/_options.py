@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from dustmap import config as configuration
 from dustmap.cli._console import DONE, write
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps import DustMap
 
 # argparse's own class of what add_subparsers returns has no public name.
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Command]"
 
 #: Options of the [compute] section -> what stands for their values, and what they mean.
 COMPUTE = {
@@ -44,9 +44,27 @@ zsh:  after compinit, add  eval "$(dustmap completion zsh)"      to ~/.zshrc
 fish: write it once        to ~/.config/fish/completions/dustmap.fish"""
 
 
-def new(
-    commands: Commands, name: str, meaning: str, *examples: str, about: str = ""
-) -> argparse.ArgumentParser:
+@final
+class Command(argparse.ArgumentParser):
+    """A parser whose options are added as they are typed."""
+
+    def option(
+        self, usage: str, meaning: str, group: "argparse._ArgumentGroup | None" = None, **more: Any
+    ) -> None:
+        """Add --json, --step PC, --zoom L B RADIUS or --shells PC..., with more for argparse."""
+        name, *values = usage.split()
+        if not values:
+            more["action"] = "store_true"
+        elif len(values) > 1:
+            more |= {"nargs": len(values), "metavar": tuple(values)}
+        elif values[0].endswith("..."):
+            more |= {"nargs": "+", "metavar": values[0].removesuffix("...")}
+        else:
+            more["metavar"] = values[0]
+        (group or self).add_argument(name, help=meaning, **more)
+
+
+def new(commands: Commands, name: str, meaning: str, *examples: str, about: str = "") -> Command:
     """A command with its one line of meaning, more about it, and examples that end its help."""
     lines = [f"  dustmap {example}" for example in examples]
     command = commands.add_parser(
@@ -56,22 +74,21 @@ def new(
         epilog="\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--verbose", action="store_true", help="tracebacks of errors, too")
+    command.option("--verbose", "tracebacks of errors, too")
     return command
 
 
-def add_set(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set",
+def add_set(command: Command) -> None:
+    command.option(
+        "--set SECTION.KEY=VALUE",
+        "wins over the file; repeat for more keys",
         action="append",
         default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="wins over the file; repeat for more keys",
     )
 
 
 def add_compute(
-    command: argparse.ArgumentParser,
+    command: Command,
     names: Sequence[str] = tuple(COMPUTE),
     title: str = "the [compute] section of the configuration",
 ) -> None:
@@ -88,14 +105,14 @@ def compute_overrides(options: argparse.Namespace) -> list[str]:
     return [f"compute.{name}={value}" for name, value in given if value is not None]
 
 
-def add_catalog(command: argparse.ArgumentParser) -> None:
+def add_catalog(command: Command) -> None:
     command.add_argument("--catalog", required=True, metavar="FILE")
     add_schema(command, "which columns it has: a survey's card or your own [generic]")
 
 
-def add_schema(command: argparse.ArgumentParser, meaning: str) -> None:
+def add_schema(command: Command, meaning: str) -> None:
     """Add the options of `card_of`."""
-    command.add_argument("--schema", default="generic", metavar="NAME|CARD.toml", help=meaning)
+    command.option("--schema NAME|CARD.toml", meaning, default="generic")
     add_columns(command)
 
 
@@ -106,13 +123,12 @@ def card_of(options: argparse.Namespace) -> "SchemaCard":
     return card_named(options.schema, columns_of(options))
 
 
-def add_columns(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--column",
+def add_columns(command: Command) -> None:
+    command.option(
+        "--column NAME=COLUMN",
+        'what the catalog calls a column of the card, such as l=GLON or "distance=D [kpc]"',
         action="append",
         default=[],
-        metavar="NAME=COLUMN",
-        help='what the catalog calls a column of the card, such as l=GLON or "distance=D [kpc]"',
     )
 
 
@@ -125,7 +141,7 @@ def columns_of(options: argparse.Namespace) -> dict[str, str]:
     return {name.strip(): column.strip() for name, _, column in pairs}
 
 
-def add_map(command: argparse.ArgumentParser, metavar: str = "MAP") -> None:
+def add_map(command: Command, metavar: str = "MAP") -> None:
     command.add_argument("map", metavar=metavar, help="a run, a map.zarr or a map.fits")
 
 
@@ -136,9 +152,9 @@ def star_map(options: argparse.Namespace) -> "StarMap":
     return open_star_map(Path(options.map), computing(options, Path(options.map)))
 
 
-def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "FILE") -> None:
+def add_output(command: Command, meaning: str, metavar: str = "FILE") -> None:
     command.add_argument("--output", required=True, metavar=metavar, help=meaning)
-    command.add_argument("--overwrite", action="store_true", help="replace what is there")
+    command.option("--overwrite", "replace what is there")
 
 
 def output_of(
@@ -156,8 +172,8 @@ def output_of(
     return output
 
 
-def add_system(command: argparse.ArgumentParser, meaning: str) -> None:
-    command.add_argument("--system", default="", metavar="NAME", help=meaning)
+def add_system(command: Command, meaning: str) -> None:
+    command.option("--system NAME", meaning, default="")
 
 
 def is_run(path: Path) -> bool:
@@ -179,8 +195,8 @@ def history(options: argparse.Namespace) -> tuple[str, ...]:
     return command_line(options), f"sha256 of the configuration: {sha256}"
 
 
-def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+def add_json(command: Command) -> None:
+    command.option("--json", "one JSON object on stdout")
 
 
 def computing(options: argparse.Namespace, path: Path) -> list[str]:

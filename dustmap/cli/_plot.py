@@ -58,15 +58,11 @@ def add_plot(commands: _options.Commands) -> None:
     )
     _options.add_map(command, "RUN|MAP")
     picture = command.add_mutually_exclusive_group()
-    picture.add_argument("--slice", metavar="AXIS=PC", help="a plane, such as z=0 [the default]")
-    picture.add_argument("--top-down", action="store_true", help="the extinction along z")
-    picture.add_argument("--side-on", action="store_true", help="the extinction along y")
-    picture.add_argument(
-        "--slices", metavar="AXIS=FROM:TO:STEP", help="several planes, such as z=-200:200:50"
-    )
-    picture.add_argument(
-        "--sky", nargs="+", metavar="PC", help="the whole sky at a distance, or at several"
-    )
+    command.option("--slice AXIS=PC", "a plane, such as z=0 [the default]", picture)
+    command.option("--top-down", "the extinction along z", picture)
+    command.option("--side-on", "the extinction along y", picture)
+    command.option("--slices AXIS=FROM:TO:STEP", "several planes, such as z=-200:200:50", picture)
+    command.option("--sky PC...", "the whole sky at a distance, or at several", picture)
     picture.add_argument(
         "--los",
         nargs="+",
@@ -74,24 +70,14 @@ def add_plot(commands: _options.Commands) -> None:
         help="a line of sight, in degrees, or to a cloud of Zucker et al. (2020) such as Taurus",
     )
     for name, meaning in _OF_RUNS.items():
-        picture.add_argument(f"--{name}", action="store_true", help=f"of a run: {meaning}")
-    command.add_argument(
-        "--integrated",
-        action="store_true",
-        help="with --sky: the extinction up to the distance, and its uncertainty",
+        command.option(f"--{name}", f"of a run: {meaning}", picture)
+    command.option(
+        "--integrated", "with --sky: the extinction up to the distance, and its uncertainty"
     )
-    command.add_argument(
-        "--zoom",
-        nargs=3,
-        type=float,
-        metavar=("L", "B", "RADIUS"),
-        help="with --sky: a window, in degrees",
-    )
-    command.add_argument(
-        "--beam", type=float, metavar="DEG", help="with --los: radius for stars of a run [3]"
-    )
-    command.add_argument("--truth", metavar="TRUTH.zarr", help="draw the true density beside it")
-    command.add_argument("--clouds", metavar="FILE", help="outline the clouds of this table")
+    command.option("--zoom L B RADIUS", "with --sky: a window, in degrees", type=float)
+    command.option("--beam DEG", "with --los: radius for stars of a run [3]", type=float)
+    command.option("--truth TRUTH.zarr", "draw the true density beside it")
+    command.option("--clouds FILE", "outline the clouds of this table")
     _options.add_output(command, ".png or .pdf")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
@@ -293,17 +279,11 @@ def add_view(commands: _options.Commands) -> None:
         "are averaged over blocks of voxels, which the command and the page say.",
     )
     _options.add_map(command, "RUN|MAP")
-    command.add_argument(
-        "--points", metavar="FILE", help="places to mark, with names: l, b and distance_pc"
-    )
+    command.option("--points FILE", "places to mark, with names: l, b and distance_pc")
     _options.add_schema(command, "columns of --points [generic]")
-    command.add_argument(
-        "--samples", type=int, default=8, metavar="N", help="posterior samples, at most [8]"
-    )
-    command.add_argument("--title", metavar="WORDS", help="of the page [the name of the map]")
-    command.add_argument(
-        "--max-size", type=float, default=15.0, metavar="MB", help="of the file, at most [15]"
-    )
+    command.option("--samples N", "posterior samples, at most [8]", type=int, default=8)
+    command.option("--title WORDS", "of the page [the name of the map]")
+    command.option("--max-size MB", "of the file, at most [15]", type=float, default=15.0)
     _options.add_output(command, ".html")
     _options.add_json(command)
 

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 #: Roles of columns that say where a row is.
 _COORDINATES = ("l", "b", "ra", "dec", "x", "y", "z")
 
+#: Whether what columns are named after is integrated along the line of sight.
+_INTEGRATED = {"extinction": True, "density": False}
 #: Percentiles of a profile.
 PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
@@ -53,27 +55,22 @@ def add_query(commands: _options.Commands) -> None:
         about=_ABOUT,
     )
     _options.add_map(command)
-    command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
-    command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
-    command.add_argument("--ra", type=float, metavar="DEG", help="or right ascension (ICRS)")
-    command.add_argument("--dec", type=float, metavar="DEG", help="and declination")
-    command.add_argument("--name", metavar="CLOUD", help="or a cloud, such as Taurus")
-    command.add_argument("--distance", metavar="PC", help="from the Sun, such as 120 or 0.3kpc")
-    command.add_argument(
-        "--profile",
-        action="store_true",
-        help="a row for each distance up to the face of the box, with percentiles 16 and 84",
+    command.option("--l DEG", "Galactic longitude", type=float)
+    command.option("--b DEG", "Galactic latitude", type=float)
+    command.option("--ra DEG", "or right ascension (ICRS)", type=float)
+    command.option("--dec DEG", "and declination", type=float)
+    command.option("--name CLOUD", "or a cloud, such as Taurus")
+    command.option("--distance PC", "from the Sun, such as 120 or 0.3kpc")
+    command.option(
+        "--profile", "a row for each distance up to the face of the box, with percentiles 16 and 84"
     )
-    command.add_argument("--step", metavar="PC", help="between its distances [a voxel]")
-    command.add_argument(
-        "--file",
-        metavar="COORDS.csv",
-        help="many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
+    command.option("--step PC", "between its distances [a voxel]")
+    command.option(
+        "--file COORDS.csv",
+        "many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
     )
     _options.add_schema(command, "columns of --file [generic]")
-    command.add_argument(
-        "--percentiles", nargs="+", type=float, metavar="P", help="these, too, such as 5 50 95"
-    )
+    command.option("--percentiles P...", "these, too, such as 5 50 95", type=float)
     _options.add_compute(command, title=_options.COMPUTE_TITLE)
     _options.add_json(command)
 
@@ -319,28 +316,24 @@ def _of_map(
     levels: Sequence[float],
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
-    import astropy.units as u
     import numpy as np
-    from astropy.coordinates import SkyCoord
 
-    from dustmap.sky.maps import Quantity
+    from dustmap.sky._coordinates import places_at
+    from dustmap.sky.maps._answers import spread_of
 
-    place: tuple[Any, ...] = (l * u.deg, b * u.deg, distance * u.pc)
-    sampled = density.n_samples > 1
-    answers = {"extinction_mean": density.query_gal(*place, integrated=True)}
-    if sampled:
-        answers["extinction_std"] = density.query_gal(*place, mode="std", integrated=True)
-    else:
+    places, answers = places_at(l, b, distance), {}
+    if density.n_samples < 2:
         log.info("no extinction_std: the map has no samples, export it with --samples")
-    answers["density_mean"] = density.query_gal(*place)
-    inside = density.contains(SkyCoord(*place, frame="galactic"))
-    if np.isnan(answers["density_mean"][inside]).any():
+    for quantity, integrated in _INTEGRATED.items():
+        answers[f"{quantity}_mean"] = density.query(places, integrated=integrated)
+        spread = spread_of(density, places, integrated)
+        if spread is not None:
+            answers[f"{quantity}_std"] = spread
+    if np.isnan(answers["density_mean"][density.contains(places)]).any():
         raise UserError("the map has no density at places inside its box: a part of it is missing")
-    if sampled or Quantity.STD in density.available:
-        answers["density_std"] = density.query_gal(*place, mode="std")
-    for quantity, integrated in (("extinction", True), ("density", False)) if levels else ():
-        asked: dict[str, Any] = {"mode": "percentile", "pct": levels, "integrated": integrated}
-        answers |= _named(quantity, levels, density.query_gal(*place, **asked).T)
+    for quantity, integrated in _INTEGRATED.items() if levels else ():
+        values = density.query(places, "percentile", levels, integrated)
+        answers |= _named(quantity, levels, values.T)
     return answers
 
 
@@ -356,10 +349,9 @@ def add_predict(commands: _options.Commands) -> None:
     command.add_argument("run", metavar="RUN")
     _options.add_catalog(command)
     _options.add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
-    command.add_argument(
+    command.option(
         "--distances",
-        action="store_true",
-        help="add the distances, in pc, that the measured extinctions leave possible: "
+        "add the distances, in pc, that the measured extinctions leave possible: "
         "distance_mean, distance_std, distance_percentile16, 50 and 84",
     )
     _options.add_system(
@@ -399,11 +391,8 @@ def add_evaluate(commands: _options.Commands) -> None:
     )
     command.add_argument("run", metavar="RUN")
     _options.add_catalog(command)
-    command.add_argument(
-        "--truth-column",
-        default="",
-        metavar="NAME",
-        help="noise-free extinctions, to be scored without the noise",
+    command.option(
+        "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
     )
     _options.add_system(command, "of its extinctions [what its header or card says]")
     _options.add_compute(command, title=_options.COMPUTE_TITLE)

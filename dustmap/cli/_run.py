@@ -59,22 +59,22 @@ def add_run(commands: _options.Commands) -> None:
         about=_RUN_ABOUT,
     )
     command.add_argument("config", metavar="CONFIG.toml")
-    command.add_argument("--output", metavar="RUN", required=True, help="the run's directory")
+    command.option("--output RUN", "the run's directory", required=True)
     standing = command.add_mutually_exclusive_group()
-    standing.add_argument("--overwrite", action="store_true", help="replace an existing run")
-    standing.add_argument(
+    command.option("--overwrite", "replace an existing run", standing)
+    command.option(
         "--resume",
-        action="store_true",
-        help="go on with this run where it was interrupted, or start it if there is none",
+        "go on with this run where it was interrupted, or start it if there is none",
+        standing,
     )
-    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    command.option("--dry-run", "say what would be done, and stop")
     command.add_argument(
         "--until",
         choices=("ingest", "fit", "evaluate", "export"),
         default="export",
         help="the last stage [export]",
     )
-    command.add_argument("--ranks", type=int, metavar="K", help="processes that share the work")
+    command.option("--ranks K", "processes that share the work", type=int)
     _options.add_columns(command)
     _options.add_set(command)
     _options.add_compute(command)
@@ -253,7 +253,7 @@ def add_status(commands: _options.Commands) -> None:
         about=_STATUS_ABOUT,
     )
     command.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run")
-    command.add_argument("--json", action="store_true", help="one JSON object a run, on stdout")
+    command.option("--json", "one JSON object a run, on stdout")
 
 
 def execute_status(options: argparse.Namespace) -> int:
@@ -280,7 +280,7 @@ def add_config(commands: _options.Commands) -> None:
         "config run.toml --set grid.spacing=10pc",
     )
     command.add_argument("config", metavar="CONFIG.toml", nargs="?", help="resolved and with hash")
-    command.add_argument("--example", action="store_true", help="defaults, units and meanings")
+    command.option("--example", "defaults, units and meanings")
     _options.add_set(command)
 
 

@@ -233,6 +233,14 @@ class NestedGrids:
         return torch.cat(found)
 
 
+def flat_index(place: "Sequence[Tensor]", shape: Sequence[int]) -> "Tensor":
+    """The index in C order of places along the axes of an array of this shape."""
+    flat = place[0]
+    for along, length in zip(place[1:], shape[1:], strict=True):
+        flat = flat * length + along
+    return flat
+
+
 def rows_by_grid(nodes: RegularGrid | NestedGrids, x: "Tensor") -> "Iterator[tuple[int, Tensor]]":
     """Number of every grid that is the finest with some of the points x (N, D), and their rows.
 

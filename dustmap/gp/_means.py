@@ -6,7 +6,7 @@ from the centre.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self, final
 
 import torch
@@ -128,8 +128,38 @@ def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Ten
     return coefficients
 
 
+class _AbstractDisc(AbstractMean):
+    """Linear in profiles of |z|/H and (R − R₀)/L; z = Z + z☉ and R are Galactocentric."""
+
+    def __init__(
+        self, coefficients: Sequence[float], height: float, length: float, *, learn: bool
+    ) -> None:
+        super().__init__(coefficients, learn=learn)
+        if not (height > 0 and length > 0):
+            raise UserError(f"height and length must be positive, got {height} and {length}")
+        self.height, self.length = height, length
+
+    @abstractmethod
+    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
+        """h_1, ..., h_P (..., P) at |z|/H and (R − R₀)/L (...)."""
+
+    def basis(self, functional: AbstractFunctional) -> Tensor:
+        if functional.dim != 3:
+            raise UserError(f"a disc is for data in 3 dimensions, got {functional.dim}")
+        rows = []
+        for part in chunks(len(functional), _CHUNK):
+            measure = functional[part].measure(_RULE)
+            if measure.direction is not None:
+                raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
+            X, Y, Z = measure.points.unbind(-1)
+            outwards = torch.hypot(SUN_RADIUS - X, Y) - SUN_RADIUS
+            profiles = self.profiles((Z + SUN_HEIGHT).abs() / self.height, outwards / self.length)
+            rows.append((measure.weights.unsqueeze(-1) * profiles).sum(1))
+        return torch.cat(rows)
+
+
 @final
-class LogDiscMean(AbstractMean):
+class LogDiscMean(_AbstractDisc):
     """ln ρ = β₀ + β₁ |z|/H + β₂ (R − R₀)/L: a density that is exponential in z and R.
 
     z = Z + z☉ and R are Galactocentric, of heliocentric Galactic X, Y, Z in pc. H, L: height and
@@ -140,16 +170,10 @@ class LogDiscMean(AbstractMean):
     def __init__(
         self, log_density: float, height: float, length: float, *, learn: bool = True
     ) -> None:
-        super().__init__([log_density, -1.0, -1.0], learn=learn)
-        _check_scales(height, length)
-        self.height, self.length = height, length
+        super().__init__([log_density, -1.0, -1.0], height, length, learn=learn)
 
-    def basis(self, functional: AbstractFunctional) -> Tensor:
-        def profiles(points: Tensor) -> Tensor:
-            z, R = _height(points) / self.height, _outwards(points) / self.length
-            return torch.stack([torch.ones_like(z), z, R], dim=-1)
-
-        return _integrals(functional, profiles)
+    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
+        return torch.stack([torch.ones_like(z), z, R], dim=-1)
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return basis.new_tensor([size, 1.0, 1.0])
@@ -161,48 +185,14 @@ class LogDiscMean(AbstractMean):
 
 
 @final
-class DiscMean(AbstractMean):
+class DiscMean(_AbstractDisc):
     """ρ = a exp(−|z|/H − (R − R₀)/L), linear in its one coefficient a; z and R as above.
 
     a: density in the plane at the Sun's distance from the centre; learned unless `learn=False`.
     """
 
     def __init__(self, value: float, height: float, length: float, *, learn: bool = True) -> None:
-        super().__init__([value], learn=learn)
-        _check_scales(height, length)
-        self.height, self.length = height, length
+        super().__init__([value], height, length, learn=learn)
 
-    def basis(self, functional: AbstractFunctional) -> Tensor:
-        def profile(points: Tensor) -> Tensor:
-            exponent = -_height(points) / self.height - _outwards(points) / self.length
-            return exponent.exp().unsqueeze(-1)
-
-        return _integrals(functional, profile)
-
-
-def _height(points: Tensor) -> Tensor:
-    """|z| (...) of points (..., 3)."""
-    return (points[..., 2] + SUN_HEIGHT).abs()
-
-
-def _outwards(points: Tensor) -> Tensor:
-    """R − R₀ (...) of points (..., 3)."""
-    return torch.hypot(SUN_RADIUS - points[..., 0], points[..., 1]) - SUN_RADIUS
-
-
-def _integrals(functional: AbstractFunctional, profiles: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return H (N, P) of profiles (..., P) at points (..., 3), few functionals at a time."""
-    if functional.dim != 3:
-        raise UserError(f"a disc is for data in 3 dimensions, got {functional.dim}")
-    rows = []
-    for part in chunks(len(functional), _CHUNK):
-        measure = functional[part].measure(_RULE)
-        if measure.direction is not None:
-            raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
-        rows.append((measure.weights.unsqueeze(-1) * profiles(measure.points)).sum(1))
-    return torch.cat(rows)
-
-
-def _check_scales(height: float, length: float) -> None:
-    if not (height > 0 and length > 0):
-        raise UserError(f"height and length must be positive, got {height} and {length}")
+    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
+        return (-z - R).exp().unsqueeze(-1)

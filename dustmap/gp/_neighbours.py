@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
+from dustmap.gp._grid import flat_index
 from dustmap.gp._model import GPModel, HyperparameterFit
 from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
@@ -73,7 +74,7 @@ class _Cells:
         self._lower = points.amin(0)
         extent = (points.amax(0) - self._lower).clamp_min(1e-12)
         self._shape, self._width = _partition(extent.tolist(), len(points), count)
-        key = self._key(self._cell(points))
+        key = flat_index(self._cell(points).unbind(-1), self._shape)
         order = key.argsort()
         self._points, self._order = points[order], order
         counts = torch.bincount(key, minlength=math.prod(self._shape))
@@ -92,7 +93,8 @@ class _Cells:
         cell = self._cell(queries)[:, None] + self._around
         shape = torch.tensor(self._shape, device=cell.device)
         inside = ((cell >= 0) & (cell < shape)).all(-1)
-        key = self._key(torch.minimum(cell.clamp_min(0), shape - 1))
+        nearby = torch.minimum(cell.clamp_min(0), shape - 1)
+        key = flat_index(nearby.unbind(-1), self._shape)
         place = torch.arange(self._capacity, device=cell.device)
         real = (place < self._count[key][..., None]) & inside[..., None]
         index = torch.where(real, self._start[key][..., None] + place, 0).flatten(1)
@@ -107,12 +109,6 @@ class _Cells:
         shape = torch.tensor(self._shape, device=x.device)
         width = torch.tensor(self._width, dtype=x.dtype, device=x.device)
         return torch.minimum(((x - self._lower) / width).long().clamp_min(0), shape - 1)
-
-    def _key(self, cell: Tensor) -> Tensor:
-        key = cell[..., 0]
-        for axis in range(1, len(self._shape)):
-            key = key * self._shape[axis] + cell[..., axis]
-        return key
 
 
 def _partition(

@@ -136,19 +136,15 @@ class NestedPrior(AbstractLatticePrior):
 
     @torch.no_grad()
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> "NestedSlopes":
+        def slope(
+            new: Tensor, old: Tensor, torus: tuple[int, ...], wide: RegularGrid
+        ) -> linalg.CirculantOperator:
+            change = ((new - old) / step).to(self.dtype)
+            return linalg.CirculantOperator(change, torus, wide.shape, wide.shape)
+
         changed = (divided_spectra(kernel, self.grid, self.tori) for kernel in kernels)
-        differences = (
-            [(new - old) / step for new, old in zip(spectra, self.spectra, strict=True)]
-            for spectra in changed
-        )
-        circulants = tuple(
-            tuple(
-                linalg.CirculantOperator(change.to(self.dtype), torus, wide.shape, wide.shape)
-                for change, torus, wide in zip(each, self.tori, self.chain.boxes, strict=True)
-            )
-            for each in differences
-        )
-        return NestedSlopes(self.chain, circulants)
+        fields = self.spectra, self.tori, self.chain.boxes
+        return NestedSlopes(self.chain, tuple(tuple(map(slope, each, *fields)) for each in changed))
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w), differentiable in the kernel."""

@@ -329,11 +329,22 @@ def maximise(
     is divided. tolerance: of the largest |gradient|, below which it stops. progress: of its steps.
     The objective is evaluated at the end once more.
     """
-    search = _Search(parameters, objective, n_data)
-    history: list[float] = []
+    history, refused = list[float](), list[Tensor]()
+
+    def evaluate(z: Tensor) -> tuple[float, Tensor]:
+        theta, slope = parameters.at_bounded(z)
+        value, gradient = objective(theta)
+        log_prior, pull = parameters.log_prior(theta)
+        return (value + log_prior) / n_data, (gradient + pull) * slope / n_data
 
     def cost(z: Tensor) -> tuple[float, Tensor]:
-        value, gradient = search.attempt(z)
+        try:
+            value, gradient = evaluate(z)
+        except ValueError:
+            if not history:
+                raise
+            refused.append(z)
+            value, gradient = history[0] - _WALL * (1.0 + abs(history[0])), torch.zeros_like(z)
         history.append(value)
         return -value, -gradient
 
@@ -348,48 +359,17 @@ def maximise(
         on_step=lambda steps: progress(_CLIMB, steps - 1, max_steps),
     )
     progress(_CLIMB, max_steps, max_steps)
-    end = lowest.x
-    value, gradient = search.evaluate(end)
+    value, gradient = evaluate(lowest.x)
     largest = float(gradient.abs().max())
     finished = lowest.steps < max_steps and lowest.evaluations < 4 * max_steps
-    theta, _ = parameters.at_bounded(end)
+    theta, _ = parameters.at_bounded(lowest.x)
     if bool(parameters.at_bound(theta).any()):
         status = FitStatus.AT_BOUND
     elif largest <= tolerance:
         status = FitStatus.CONVERGED
     else:
         status = FitStatus.STAGNATED if finished else FitStatus.MAX_STEPS
-    return Maximum(theta, (*history, value), status, largest, search.refused)
-
-
-@final
-class _Search:
-    """The objective per datum as a function of bounded coordinates z."""
-
-    def __init__(self, parameters: Parameters[Any], objective: Objective, n_data: int) -> None:
-        self._parameters, self._objective, self._n = parameters, objective, n_data
-        self._wall = math.nan
-        self.refused = 0
-
-    def evaluate(self, z: Tensor) -> tuple[float, Tensor]:
-        """(objective + ln prior) / N at z and its gradient in z."""
-        theta, slope = self._parameters.at_bounded(z)
-        value, gradient = self._objective(theta)
-        log_prior, pull = self._parameters.log_prior(theta)
-        return (value + log_prior) / self._n, (gradient + pull) * slope / self._n
-
-    def attempt(self, z: Tensor) -> tuple[float, Tensor]:
-        """`evaluate`, or the wall where the model is refused; not at the start."""
-        try:
-            value, gradient = self.evaluate(z)
-        except ValueError:
-            if math.isnan(self._wall):
-                raise
-            self.refused += 1
-            return self._wall, torch.zeros_like(z)
-        if math.isnan(self._wall):
-            self._wall = value - _WALL * (1.0 + abs(value))
-        return value, gradient
+    return Maximum(theta, (*history, value), status, largest, len(refused))
 
 
 def gradient_at(theta: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:

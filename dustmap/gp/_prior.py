@@ -261,14 +261,14 @@ class GridPrior(AbstractLatticePrior):
             return self._factorised()
 
     def _factorised(self) -> Tensor:
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.dense_covariance())
         if int(info) != 0:
             raise UserError(
                 f"K_uu of the grid {self.grid.shape} is not numerically positive definite "
                 f"(pivot {int(info)}): pass a nugget, e.g. nugget=1e-8, or a coarser grid"
             )
-        lower: Tensor = factor
-        return lower
+        return factor
 
     def dense_covariance(self) -> Tensor:
         """Return K_uu (M, M) as a matrix, float64; differentiable in the kernel."""

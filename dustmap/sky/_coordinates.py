@@ -25,13 +25,7 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> Array:
     >>> cartesian(90.0, 0.0, 100.0).round(6)
     array([  0., 100.,   0.])
     """
-    coordinates = SkyCoord(
-        l=np.asarray(l, np.float64) * u.deg,
-        b=np.asarray(b, np.float64) * u.deg,
-        distance=np.asarray(distance, np.float64) * u.pc,
-        frame="galactic",
-    )
-    xyz: Array = coordinates.cartesian.xyz.to_value(u.pc)
+    xyz: Array = places_at(l, b, distance).cartesian.xyz.to_value(u.pc)
     return np.moveaxis(xyz, 0, -1)
 
 
@@ -100,6 +94,12 @@ def positions_of(coords: SkyCoord) -> Array:
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
     return _stacked(xyz.to_value(u.pc))
+
+
+def places_at(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> SkyCoord:
+    """Place points at Galactic l, b in degrees and distance in pc, broadcast together."""
+    l, b, distance = (np.asarray(values, np.float64) for values in (l, b, distance))
+    return SkyCoord(l * u.deg, b * u.deg, distance * u.pc, frame="galactic")
 
 
 def places_towards(directions: Array, distances: Array) -> SkyCoord:

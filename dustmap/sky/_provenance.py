@@ -11,7 +11,7 @@ from astropy.io import fits
 
 from dustmap import __version__
 from dustmap.sky._streamed_fits import printable
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, conversion
 
 #: Characters that a card of a FITS header holds beside its keyword.
 _CARD = 72
@@ -118,8 +118,9 @@ def write_attributes(
     target.attrs["comment"] = note
 
 
-def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
+def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem) -> str:
     """State how numbers of the map became those of the file."""
     if source == target:
         return f"in the system of the map, {source.name}"
+    factor = conversion(source, target)
     return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

@@ -108,11 +108,11 @@ def _unexplained(features: LocalFeatures, functional: AbstractFunctional) -> Ten
 def _taps(features: LocalFeatures, functional: AbstractFunctional) -> Taps:
     """The rows of W in float64."""
     observed = features.estimator.observed(functional, features.prior.kernel)
-    stencil = features.stencil
+    cells = features.cells
     if isinstance(observed, LineIntegrals):
-        return features.ray_sites(observed, stencil).taps(stencil.table())
+        return cells.of_rays(observed).taps(cells.stencil.table())
     assert isinstance(observed, PointMeasure)
-    sites, table = features.measure_sites(observed, stencil)
+    sites, table = features._of_points(observed, cells)
     return sites.taps(table)
 
 

@@ -151,7 +151,7 @@ def test_divergence_and_samples_are_those_of_the_factorised_state() -> None:
     state, _ = both(1e-4)
     state = state.with_mean(normal(M, seed=6))
     dense = state.factorised()
-    assert state.divergence().value() == float(state.kl()) == float(dense.kl())
+    assert state.divergence()() == float(state.kl()) == float(dense.kl())
     draws = [q.sample(3, torch.Generator().manual_seed(0)) for q in (state, dense)]
     assert torch.equal(*draws)
     assert state.log.columns == 0
@@ -172,7 +172,7 @@ def test_all_stays_on_the_device_of_the_rows(rank: int) -> None:
         assert state.mean.is_cuda
         assert phi.grad is not None
         assert phi.grad.is_cuda
-        assert state.divergence().value() > 0
+        assert state.divergence()() > 0
         values = found.detach().cpu()
     torch.testing.assert_close(values, expected.quadratic(rows()), rtol=1e-6, atol=0)
 

@@ -49,7 +49,7 @@ def _slow_weights(features: LocalFeatures, functional: AbstractFunctional) -> Te
     """W (N, M_w) node by node, at offsets rounded like the table's for rays."""
     if isinstance(functional, Stacked):
         return functional.arrange([_slow_weights(features, f) for f in functional.parts])
-    prior, stencil = features.prior, features.stencil
+    prior, stencil = features.prior, features.cells.stencil
     direction = functional.direction if isinstance(functional, Derivatives) else None
     if isinstance(functional, PointMeasure):
         direction = functional.direction
@@ -272,7 +272,7 @@ def test_other_parameters_make_other_features() -> None:
     features = LocalFeatures(GridPrior.padded(kernel, unit_grid((9,))))
     points, eps = some_points(1, 4), draw(1, features.n_features, 0)
     before = features.products(points, eps).detach()
-    after = features.with_value("variance", kernel.log_variance + 2.0).products(points, eps)
+    after = features.with_value("variance", kernel.amplitude.value + 2.0).products(points, eps)
     torch.testing.assert_close(after, before * torch.e)
 
 
@@ -280,8 +280,6 @@ def test_wrong_arguments_are_refused() -> None:
     prior = GridPrior.padded(Matern32(0.4, dim=1), unit_grid((9,)))
     with pytest.raises(ValueError, match="expected 2 or 4, got 3"):
         LocalFeatures(prior, order=3)
-    with pytest.raises(ValueError, match="per_cell must be positive"):
-        LocalFeatures(prior, per_cell=0.0)
     with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
         LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), unit_grid((9,))))
     far = PointValues(torch.tensor([[0.5], [2.9]]).double())

@@ -82,7 +82,7 @@ def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         kernel.length = kernel.amplitude  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        kernel.log_lengthscale = torch.zeros(1)  # type: ignore[misc]
+        kernel.lengthscale = torch.zeros(1)  # type: ignore[misc]
 
 
 def test_gradients_go_through_build() -> None:

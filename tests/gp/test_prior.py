@@ -246,7 +246,7 @@ def test_kernel_and_grid_must_agree_in_dimension() -> None:
 def test_another_kernel_on_the_same_torus() -> None:
     kernel = Matern32(0.5, dim=2)
     prior = GridPrior.padded(kernel, make_grid((6, 5)), nugget=1e-3)
-    kernel = kernel.with_value("length", kernel.log_lengthscale + 0.3)
+    kernel = kernel.with_value("length", kernel.length.value + 0.3)
     again = prior.with_kernel(kernel)
     assert again.torus_shape == prior.torus_shape
     fresh = GridPrior.padded(kernel, prior.grid, nugget=1e-3, torus_shape=prior.torus_shape)

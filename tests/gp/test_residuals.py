@@ -92,7 +92,7 @@ def at_cells(prior: GridPrior, position: Tensor) -> Tensor:
 def test_table_holds_the_residual_covariance_of_pairs(dim: int, order: int) -> None:
     prior = make_prior(SHAPES[dim - 1])
     table = ResidualTable.of(Stencil.of(prior, order))
-    walk, lattice = PairWalk.of(table, prior, None), table.lattice
+    walk, lattice = PairWalk.of(table, prior.grid, prior.torus_shape, None), table.lattice
     generator = torch.Generator().manual_seed(dim)
     for _ in range(4):
         # offsets inside cells: on a face the two stencils next to it differ a little
@@ -122,7 +122,7 @@ def test_tail_is_the_mean_over_offsets() -> None:
 def test_banded_sum_is_the_double_loop(dim: int, order: int) -> None:
     prior = make_prior(((30,), (16, 14), (10, 9, 9))[dim - 1])
     table = ResidualTable.of(Stencil.of(prior, order))
-    walk = PairWalk.of(table, prior, 2.0)
+    walk = PairWalk.of(table, prior.grid, prior.torus_shape, 2.0)
     functional = rays(prior, 5)
 
     def source(part: slice) -> Nodes:

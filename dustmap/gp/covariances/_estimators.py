@@ -59,17 +59,6 @@ def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtyp
     return K if far is None else add_far_images(K, far, measure, nodes)
 
 
-def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
-    """Return Cov(f_n, g_n'), (N, N')."""
-    if isinstance(f, PointMeasure):
-        if isinstance(g, PointMeasure):
-            return _measures.measure_between(kernel, f, g, dtype)
-        return _rays.ray_measure_between(kernel, g, f, dtype).T
-    if isinstance(g, PointMeasure):
-        return _rays.ray_measure_between(kernel, f, g, dtype)
-    return _rays.ray_between(kernel, f, g, dtype)
-
-
 class AbstractEstimator(ABC):
     """Covariances of functionals with points, with themselves and with each other.
 
@@ -128,11 +117,16 @@ class AbstractEstimator(ABC):
             return g.arrange(columns, dim=1)
         _check(kernel, f, wrapping)
         _check(kernel, g, wrapping)
-        _wrapping.check_devices(f.device, g.device)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
-        observed = self.observed(f, kernel)
-        other = observed if f is g else self.observed(g, kernel)
-        return between_of(wrapped, observed, other, dtype)
+        one = self.observed(f, kernel)
+        other = one if f is g else self.observed(g, kernel)
+        if isinstance(one, PointMeasure):
+            if isinstance(other, PointMeasure):
+                return _measures.measure_between(wrapped, one, other, dtype)
+            return _rays.ray_measure_between(wrapped, other, one, dtype).T
+        if isinstance(other, PointMeasure):
+            return _rays.ray_measure_between(wrapped, one, other, dtype)
+        return _rays.ray_between(wrapped, one, other, dtype)
 
     @abstractmethod
     def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> Observed:
@@ -251,9 +245,8 @@ class FarImages:
             return T @ _wrapping.moments(at_nodes, self.nodes, self.counts[1]).T
         T = T.reshape(len(T), *self.counts[1])
         for d, (axis, interval) in enumerate(zip(nodes.axes, self.nodes, strict=True)):
-            B = _wrapping.chebyshev(
-                interval.local(axis.flatten()), self.counts[1][d]
-            )  # (M_d, n'_d)
+            # (M_d, n'_d)
+            B = _wrapping.chebyshev(interval.local(axis.flatten()), self.counts[1][d])
             T = torch.tensordot(T, B, dims=([1], [1]))  # axes rotate: after D steps in order
         return T
 
@@ -372,9 +365,8 @@ def _build(plan: _Plan, terms: Terms, device: torch.device) -> FarImages:
     for d in range(dim):
         n, n_z, n_difference = (counts[d] for counts in plan.counts)
         x, z = data[d].points(n, device), nodes[d].points(n_z, device)
-        at = _wrapping.chebyshev(
-            difference[d].local(x[:, None] - z), n_difference
-        )  # (n, n', n_difference)
+        # (n, n', n_difference)
+        at = _wrapping.chebyshev(difference[d].local(x[:, None] - z), n_difference)
         E = torch.einsum(
             "ap,bq,pqm,mc->abc",
             _wrapping.analysis(n, device),

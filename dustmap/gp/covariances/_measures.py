@@ -118,12 +118,9 @@ def measure_cross(
             for shifts, box in kernel.images_by_box(picked.points, nodes):
                 for piece in pieces(box, elements // len(picked)):
                     part = nodes.part(piece)
-                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
-                        together = max(1, elements // (len(picked) * part.size))
-                        for some in chunks(len(shifts), together):
-                            few = shifts[some]
-                            evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
-                            yield (rows, *piece), evaluate
+                    for few, group in _few_together(picked, shifts, part, elements):
+                        evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
+                        yield (rows, *piece), evaluate
 
     shape = (len(measure), *nodes.shape)
     return accumulate(kernel.terms, blocks, shape, dtype, measure.device).flatten(1)
@@ -158,16 +155,25 @@ def measure_between(
             nodes = nodes_of(other)
             for rows in row_blocks(kernel, f.points, nodes, elements):
                 picked = f[rows]
-                together = max(1, elements // (len(picked) * nodes.size))
                 for shifts, _ in kernel.images_by_box(picked.points, nodes):
-                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
-                        for some in chunks(len(shifts), together):
-                            few, weights = shifts[some], other.weights
-                            few_to_nodes = picked, few, nodes, group, dtype
-                            evaluate = partial(_sum_of_images, *few_to_nodes, weights=weights)
-                            yield (rows, columns), evaluate
+                    for few, group in _few_together(picked, shifts, nodes, elements):
+                        sides = picked, few, nodes, group, dtype
+                        yield (
+                            (rows, columns),
+                            partial(_sum_of_images, *sides, weights=other.weights),
+                        )
 
     return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
+
+
+def _few_together(
+    measure: PointMeasure, shifts: Tensor, nodes: Nodes, elements: int
+) -> Iterator[tuple[Tensor, slice]]:
+    """Some of the shifts, and some of the points of every row, that make a block."""
+    together = max(1, elements // (len(measure) * nodes.size))
+    for group in chunks(measure.points.shape[1], POINTS_PER_BLOCK):
+        for some in chunks(len(shifts), together):
+            yield shifts[some], group
 
 
 def nodes_of(measure: PointMeasure) -> Nodes:

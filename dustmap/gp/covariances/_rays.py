@@ -6,7 +6,7 @@ With points and nodes, with each other, and their variances.
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -24,6 +24,7 @@ BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep th
 PANEL = 1.0  # length scales per Gauss-Legendre panel
 PANEL_ORDER = 6
 TILE, TILE_OF_ACCELERATOR = 32, 256  # rays
+_TINY = torch.finfo(torch.float64).tiny  # r² at least: √ has a slope there
 
 
 def ray_cross(
@@ -78,11 +79,7 @@ def track_sum(rays: LineIntegrals, shift: Tensor, nodes: Nodes, terms: Terms) ->
     track = [nodes.column(v) for v in rays.direction.unbind(-1)]
     edges = [nodes.column(v) for v in rays.edges.unbind(-1)]
     jumps = [nodes.column(v) for v in rays.jumps().unbind(-1)]
-    if nodes.direction is None:
-        parts = [antiderivative_sum(t, delta, track, edges, jumps) for t in terms]
-    else:
-        turned = nodes.direction
-        parts = [gradient_sum(t, delta, track, edges, jumps, turned) for t in terms]
+    parts = [antiderivative_sum(t, delta, track, edges, jumps, nodes.direction) for t in terms]
     return functools.reduce(operator.add, parts)
 
 
@@ -92,49 +89,39 @@ def antiderivative_sum(
     track: Sequence[Tensor],
     edges: Sequence[Tensor],
     jumps: Sequence[Tensor],
+    direction: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Return ∫ w(s) k(δ - s ω) ds = variance / |ω/ℓ| Σ_e Δ_e F(b, t_e).
+    """Return ∫ w(s) k(δ - s ω) ds = variance / |ω/ℓ| Σ_e Δ_e F(b, t_e), or v · ∇_z of that.
 
     delta: z - o per axis; track: ω per axis; edges, jumps: s_e and Δ_e = w_{e-1} - w_e. In
-    coordinates scaled by ℓ the node lies at distance b from the line and t_e = s_e |ω/ℓ| - τ.
+    coordinates scaled by ℓ the node lies at distance b from the line and t_e = s_e |ω/ℓ| - τ, τ its
+    coordinate along the track.
+
+    direction: v per axis, None for values. ∂F/∂t = k(r) and ∂F/∂b = b ∫k'/r; moving the node by v
+    changes t_e by -v_∥ and b² by 2 (b⃗ · v_⊥), all scaled by ℓ.
     """
-    speed, along, b_squared = _scaled_geometry(term, delta, track)
-    parts = (
-        jump * term.profile.track_integral(b_squared, s * speed - along)
-        for s, jump in zip(edges, jumps, strict=True)
-    )
-    return term.variance / speed * functools.reduce(operator.add, parts)
-
-
-def gradient_sum(
-    term: KernelTerm,
-    delta: Sequence[Tensor],
-    track: Sequence[Tensor],
-    edges: Sequence[Tensor],
-    jumps: Sequence[Tensor],
-    direction: Sequence[Tensor],
-) -> Tensor:
-    """Return v · ∇_z of `antiderivative_sum`: its part along the track and its part across.
-
-    ∂F/∂t = k(r) and ∂F/∂b = b ∫k'/r; moving the node by v changes t_e by -v_∥ and b² by
-    2 (b⃗ · v_⊥), all scaled by ℓ.
-    """
-    speed, along, b_squared = _scaled_geometry(term, delta, track)
-    ell = term.lengthscale
-    moved = [v / ell[d] for d, v in enumerate(direction)]
-    unit = [w / ell[d] / speed for d, w in enumerate(track)]
-    parallel = sum_products(moved, unit)
+    ell, profile = term.lengthscale, term.profile
+    pace = [w / ell[d] for d, w in enumerate(track)]
+    speed = sum_products(pace, pace).sqrt()
+    unit = [p / speed for p in pace]
     scaled = [x / ell[d] for d, x in enumerate(delta)]
-    across = sum_products(scaled, moved) - along * parallel
-
-    def at_edge(s: Tensor) -> Tensor:
-        t = s * speed - along
-        r = (b_squared + t.square()).clamp_min(torch.finfo(t.dtype).tiny).sqrt()
-        change = across * term.profile.slope_track_integral(b_squared, t)
-        return change - parallel * term.profile.value(r)
-
-    parts = (jump * at_edge(s) for s, jump in zip(edges, jumps, strict=True))
-    return term.variance / speed * functools.reduce(operator.add, parts)
+    along = sum_products(scaled, unit)
+    # float64: the cancellation costs 1e-16 |δ|², and F depends on b² smoothly
+    b_squared = (sum_products(scaled, scaled) - along.square()).clamp_min(0.0)
+    # one edge after the other: the temporaries of all would not stay in the cache
+    at_edges = (s * speed - along for s in edges)
+    if direction is None:
+        values = (profile.track_integral(b_squared, t) for t in at_edges)
+    else:
+        moved = [v / ell[d] for d, v in enumerate(direction)]
+        parallel = sum_products(moved, unit)
+        across = sum_products(scaled, moved) - along * parallel
+        values = (
+            across * profile.slope_track_integral(b_squared, t)
+            - parallel * profile.value((b_squared + t.square()).clamp_min(_TINY).sqrt())
+            for t in at_edges
+        )
+    return term.variance / speed * sum_products(jumps, values)
 
 
 def weighted_track_sum(
@@ -152,21 +139,7 @@ def weighted_track_sum(
     return total.T if transpose else total
 
 
-def _scaled_geometry(
-    term: KernelTerm, delta: Sequence[Tensor], track: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """|ω/ℓ|, the along-track coordinate τ of the node and its squared distance b² to the line."""
-    ell = term.lengthscale
-    pace = [w / ell[d] for d, w in enumerate(track)]
-    speed = sum_products(pace, pace).sqrt()
-    scaled = [x / ell[d] for d, x in enumerate(delta)]
-    along = sum_products(scaled, [p / speed for p in pace])
-    # float64: the cancellation costs 1e-16 |δ|², and F depends on b² smoothly
-    b_squared = (sum_products(scaled, scaled) - along.square()).clamp_min(0.0)
-    return speed, along, b_squared
-
-
-def sum_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+def sum_products(a: Iterable[Tensor], b: Iterable[Tensor]) -> Tensor:
     """Return Σ_d a_d b_d."""
     products: Iterator[Tensor] = map(operator.mul, a, b)
     return functools.reduce(operator.add, products)

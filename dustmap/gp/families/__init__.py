@@ -13,11 +13,10 @@ that inference never asks which one it has:
 `family.posterior` turns the sum into a state, `family.natural_step` moves a state towards it.
 """
 
-from dustmap.gp.families._family import AbstractDivergence as AbstractDivergence
 from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
 from dustmap.gp.families._family import AbstractRootedGaussian as AbstractRootedGaussian
-from dustmap.gp.families._family import KnownDivergence as KnownDivergence
+from dustmap.gp.families._family import Divergence as Divergence
 from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
 from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
 from dustmap.gp.families._full_rank import KrylovFullRankFamily as KrylovFullRankFamily

@@ -10,8 +10,9 @@ Reference: Wu et al. (2021), appendix B.1.2.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.linalg import standard_normal
 
+#: KL[q ‖ N(0, I)] of a state in nats, for whoever asks for it.
+Divergence: TypeAlias = Callable[[], float]
 #: What a precision that is not positive definite violates, for messages.
 EXPECTED = (
     "precision_statistics expects finite features and finite weights >= 0, and natural steps "
@@ -59,25 +62,6 @@ def refuse_precision(healthy: Tensor) -> None:
         )
 
 
-class AbstractDivergence(ABC):
-    """KL[q ‖ N(0, I)] of a state, for whoever asks for it."""
-
-    @abstractmethod
-    def value(self) -> float:
-        """Return it in nats."""
-
-
-@final
-@dataclass(frozen=True)
-class KnownDivergence(AbstractDivergence):
-    """One that has been computed."""
-
-    nats: float
-
-    def value(self) -> float:
-        return self.nats
-
-
 @dataclass(frozen=True, eq=False)
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).
@@ -114,7 +98,7 @@ class AbstractGaussian(ABC):
         """Return tr S and ln |S|, float64 scalars."""
 
     @abstractmethod
-    def divergence(self) -> AbstractDivergence:
+    def divergence(self) -> Divergence:
         """`kl` as a number: computed now where that costs little, else when it is asked for."""
 
     @abstractmethod
@@ -149,8 +133,9 @@ class AbstractRootedGaussian(AbstractGaussian):
     def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
         return self.apply_root_transpose(phi_a) @ self.apply_root_transpose(phi_b).mT
 
-    def divergence(self) -> KnownDivergence:
-        return KnownDivergence(float(self.kl()))
+    def divergence(self) -> Divergence:
+        nats = float(self.kl())
+        return lambda: nats
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         white = standard_normal((count, self.mean.numel()), generator, self.mean)

@@ -144,8 +144,8 @@ class KrylovFullRankGaussian(_family.AbstractGaussian):
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         return self.factorised().trace_and_log_det()
 
-    def divergence(self) -> _family.AbstractDivergence:
-        return _LateDivergence(self)
+    def divergence(self) -> _family.Divergence:
+        return lambda: float(self.kl())
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         return self.factorised().sample(count, generator)
@@ -244,17 +244,6 @@ def _judge(solve: linalg.SolveResult) -> None:
             linalg.UnconvergedWarning,
             stacklevel=4,
         )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _LateDivergence(_family.AbstractDivergence):
-    """One that takes a factorisation."""
-
-    q: KrylovFullRankGaussian
-
-    def value(self) -> float:
-        return float(self.q.kl())
 
 
 @final

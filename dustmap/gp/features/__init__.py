@@ -43,8 +43,6 @@ from dustmap.gp.features._interpolation import interpolation as interpolation
 from dustmap.gp.features._interpolation import interpolation_taps as interpolation_taps
 from dustmap.gp.features._interpolation import row_bytes as row_bytes
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
-from dustmap.gp.features._local import StencilOrder as StencilOrder
-from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._local_weights import has_cells as has_cells
@@ -52,7 +50,9 @@ from dustmap.gp.features._nested import KrigingFeatures as KrigingFeatures
 from dustmap.gp.features._nested import LevelResiduals as LevelResiduals
 from dustmap.gp.features._nested import NestedFeatures as NestedFeatures
 from dustmap.gp.features._nested import NodeFeatures as NodeFeatures
+from dustmap.gp.features._nested import StencilOrder as StencilOrder
 from dustmap.gp.features._nested import residual_draws as residual_draws
+from dustmap.gp.features._nested import stencil_order as stencil_order
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator

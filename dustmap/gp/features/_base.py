@@ -6,7 +6,7 @@ Rows are made a group at a time.
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -97,8 +97,8 @@ class Features:
 
     def detached(self) -> "Features":
         """Detach from the autograd graph."""
-        return Features(
-            self.phi.detach(), self.residual_variance.detach(), self.solves, self.clamped
+        return replace(
+            self, phi=self.phi.detach(), residual_variance=self.residual_variance.detach()
         )
 
 
@@ -289,18 +289,15 @@ def gathered(evaluate: Callable[[slice], Features], count: int, size: int) -> Fe
         return first
     has_graph = first.phi.requires_grad
     phi = first.phi.new_empty(0 if has_graph else count, first.phi.shape[1])
-    variance = first.residual_variance.new_empty(len(phi))
-    rows: list[Tensor] = []
-    variances: list[Tensor] = []
+    rows, variances = list[Tensor](), list[Tensor]()
     solves, start, clamped = SolveSummary(), 0, 0
     for group in itertools.chain([first], groups):
         stop = start + len(group.phi)
         if has_graph:
             rows.append(group.phi)
-            variances.append(group.residual_variance)
         else:
-            phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
+            phi[start:stop] = group.phi
+        variances.append(group.residual_variance)
         solves, start, clamped = solves.merged(group.solves), stop, clamped + group.clamped
-    if has_graph:
-        phi, variance = torch.cat(rows), torch.cat(variances)
-    return Features(phi, variance, solves, clamped)
+    phi = torch.cat(rows) if has_graph else phi
+    return Features(phi, torch.cat(variances), solves, clamped)

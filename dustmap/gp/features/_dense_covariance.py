@@ -95,7 +95,7 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
     lags = lags[tuple(slice(0, m) for m in box)].contiguous()
     n = len(functional)
     covariance: Tensor = lags.new_empty(n, n)
-    for part, rows in _looked_up(W, lags) if _is_small(W) else _transformed(W, lags):
+    for part, rows in _looked_up(W, lags) if _is_small(W) else _products(W, ToeplitzOperator(lags)):
         # What comes before is there already, on the other side of the diagonal.
         after = row_slice(W.matrix, part.start, n)
         covariance[part.start :, part] = after @ rows.mT
@@ -109,9 +109,8 @@ def _on_levels(features: NestedFeatures, functional: AbstractFunctional) -> Tens
     assert isinstance(W, SparseOperator)
     n = len(functional)
     covariance: Tensor = torch.empty(n, n, dtype=W.dtype, device=W.device)
-    for part in chunks(n, max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
-        rows = row_slice(W.matrix, part.start, part.stop).to_dense()
-        covariance[part] = W.matmul(K.matmul(rows))
+    for part, rows in _products(W, K):
+        covariance[part] = W.matmul(rows)
     return 0.5 * (covariance + covariance.mT)
 
 
@@ -122,9 +121,8 @@ def _is_small(W: SparseOperator) -> bool:
     return few and math.prod(W.shape) * entries.itemsize <= DENSE_TABLE
 
 
-def _transformed(W: SparseOperator, lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows (k, M) of W K, some at a time, by transforms."""
-    K = ToeplitzOperator(lags)
+def _products(W: SparseOperator, K: AbstractOperator) -> Iterator[tuple[slice, Tensor]]:
+    """Rows (k, M) of W K, some at a time, by products with K."""
     for part in chunks(W.shape[0], max(1, min(_COLUMNS, _CHUNK // (8 * W.shape[1])))):
         yield part, K.matmul(row_slice(W.matrix, part.start, part.stop).to_dense())
 

@@ -210,8 +210,7 @@ def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Return Σ a ∘ b."""
-    inner: Tensor = torch.dot(a.reshape(-1), b.reshape(-1))
-    return inner
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def _blocks(x: Tensor, z: Tensor) -> Iterator[slice]:
@@ -294,11 +293,11 @@ class AbstractInducingFeatures(AbstractRowFeatures):
     def _rows(self, functional: AbstractFunctional) -> Features:
         """Return the rows of a chunk."""
 
-    def _points_seen(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor] | None:
-        """Return the places x of the data and the points, where K_fu is differentiable in both."""
+    def _point_cross(self, functional: AbstractFunctional) -> Tensor | None:
+        """Return K_fu (N, M), float64, where it is differentiable in data and free points."""
         z = self.inducing
         if isinstance(z, Tensor) and self.wrapping is None and isinstance(functional, PointValues):
-            return functional.x, z
+            return point_covariances(self.kernel.terms(), functional.x, z)
         if isinstance(z, Tensor) and z.requires_grad and torch.is_grad_enabled():
             raise UserError(
                 f"inducing points are learned, but rows of {type(functional).__name__} "

@@ -19,7 +19,7 @@ from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import support
 from dustmap.gp.features._levels_of_rays import LevelPart, nested_taps
-from dustmap.gp.features._nodes import Nodes, cell_nodes, nodes_of, stacked_nodes
+from dustmap.gp.features._nodes import Nodes, cell_nodes, nodes_of, numbered, stacked_nodes
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.linalg import AbstractAdjointPair, AbstractOperator, SparseOperator, chunks
 
@@ -60,15 +60,11 @@ def interpolation(
                 "the nodes; drop these data or use a Gaussian link"
             )
     refuse_beyond(functional, grid)
-    like = torch.empty(0, dtype=dtype, device=functional.device)
-    shape = (len(functional), grid.size)
 
-    def source(part: slice) -> _local_weights.Taps:
-        return interpolation_taps(functional[part], grid, dtype)
+    def taps(part: functionals.AbstractFunctional) -> _local_weights.Taps:
+        return interpolation_taps(part, grid, dtype)
 
-    sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
-    taps = interpolation_taps(sample, grid, dtype)
-    return _local_weights.stored_within(memory, source, shape, taps, like)
+    return _local_weights.stored_within(memory, taps, functional, grid.size)
 
 
 def refuse_beyond(
@@ -136,23 +132,24 @@ def row_bytes(
 
     order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
     """
-    sample = rays[_local_weights.spread_rows(len(rays), rays.device)]
-
-    def ones_of(part: LevelPart) -> _local_weights.Taps:
-        assert isinstance(part.functional, functionals.LineIntegrals)
-        return _ones(part.functional, part.grid, part.order, dtype)
-
-    if isinstance(grid, NestedGrids):
-        taps = nested_taps(sample, grid, ones_of, dtype, order)
-    else:
-        taps = _ones(sample, grid, order, dtype)
+    taps = _ones(rays[_local_weights.spread_rows(rays)], grid, order, dtype)
     return _local_weights.planned_bytes(taps, (len(rays), grid.size))
 
 
 def _ones(
-    rays: functionals.LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype
+    rays: functionals.AbstractFunctional,
+    grid: RegularGrid | NestedGrids,
+    order: int,
+    dtype: torch.dtype,
 ) -> _local_weights.Taps:
     """Rows of the nodes that rays meet, of weight one."""
+    if isinstance(grid, NestedGrids):
+
+        def taps_of(part: LevelPart) -> _local_weights.Taps:
+            return _ones(part.functional, part.grid, part.order, dtype)
+
+        return nested_taps(rays, grid, taps_of, dtype, order)
+    assert isinstance(rays, functionals.LineIntegrals)
     nodes = cell_nodes(rays, grid)
     entry = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
     shifts = torch.arange(1 - order // 2, 1 + order // 2, device=rays.device)
@@ -256,8 +253,8 @@ class BeamTable:
     def rows(self, rays: functionals.LineIntegrals) -> AbstractOperator:
         """Rays on the columns (N, columns), stored where that takes no more than `memory`."""
         shape, like = (len(rays), self.columns), torch.empty(0, dtype=self.dtype)
-        sample = self.taps(rays[_local_weights.spread_rows(len(rays), rays.device)])
-        keep = _local_weights.planned_bytes(sample, shape) <= self.memory
+        taps = self.taps(rays[_local_weights.spread_rows(rays)])
+        keep = _local_weights.planned_bytes(taps, shape) <= self.memory
         build = _local_weights.stored if keep else _local_weights.RecomputedOperator
         return build(lambda part: self.taps(rays[part]), shape, _RAYS, like.to(rays.device))
 
@@ -303,33 +300,26 @@ class BeamTable:
 
     @torch.no_grad()
     def expansion(self) -> "BeamExpansion":
-        """Map the density at the nodes to all columns, (columns, M)."""
-        beam, knot = self._pieces()
+        """Map the density at the nodes to all columns, (columns, M): a piece for every knot of a
+        needed beam, which ends there."""
+        beam, knot = numbered(self.reach)
         rows = interpolation(self._between_knots(beam, knot), self.grid, self.memory, self.dtype)
         return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
 
     @torch.no_grad()
     def planned_bytes(self, rays: functionals.LineIntegrals) -> int:
         """Plan the bytes of `rows` and `expansion`, stored, and of a product with both."""
-        beam, knot = self._pieces()
-        some = _local_weights.spread_rows(len(beam), beam.device)
+        beam, knot = numbered(self.reach)
+        some = _local_weights.spread_rows(beam)
         pieces = self._between_knots(beam[some], knot[some])
         taps = interpolation_taps(pieces, self.grid, self.dtype)
-        rows = self.taps(rays[_local_weights.spread_rows(len(rays), rays.device)])
+        rows = self.taps(rays[_local_weights.spread_rows(rays)])
         work = 3 * _TOGETHER * self.columns * self.dtype.itemsize
         return (
             _local_weights.planned_bytes(rows, (len(rays), self.columns))
             + _local_weights.planned_bytes(taps, (len(beam), self.grid.size))
             + work
         )
-
-    def _pieces(self) -> tuple[Tensor, Tensor]:
-        """Beam and knot (K,) that every step along a needed beam ends at, counted from 0."""
-        needed = self.reach.nonzero().squeeze(-1)
-        count = self.reach[needed]
-        beam = needed.repeat_interleave(count)
-        knot = torch.arange(len(beam), device=beam.device)
-        return beam, knot - (count.cumsum(0) - count).repeat_interleave(count)
 
     def _between_knots(self, beam: Tensor, knot: Tensor) -> functionals.LineIntegrals:
         direction = self.beams.directions.to(beam.device)[beam]
@@ -392,9 +382,6 @@ class BeamExpansion(AbstractAdjointPair):
     @property
     def shape(self) -> tuple[int, int]:
         return self._sums + self._pieces.shape[1], self._pieces.shape[1]
-
-    def _made_of(self) -> AbstractOperator:
-        return self._pieces
 
     def _product(self, x: Tensor) -> Tensor:
         out = x.new_empty(self.shape[0], len(x))

@@ -1,33 +1,71 @@
-"""Features of local kriging weights: sparse rows, two FFTs, whatever the number of data.
-
-How many nodes per axis their stencils take, by the variance that they leave and by their bytes.
-"""
+"""Features of local kriging weights: sparse rows, two FFTs, whatever the number of data."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import functionals
+from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside
-from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of, ray_steps
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.features._stencil import ORDERS, Stencil
+from dustmap.gp.features._stencil import Stencil
 from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
 
-#: From so many rays on, rows of W are stored in the order of `neighbours_together`.
+#: From so many rays on, rows of W are stored in the order of `functionals.neighbours_together`.
 MANY_RAYS = 10_000
-#: Bits of a direction's place along each axis.
-_PLACE_BITS = 6
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CellWeights:
+    """Kriging weights in the cells of a grid: of rays by one table, of other nodes exactly.
+
+    shape: points per axis, around which cells and stencils wrap.
+    """
+
+    stencil: Stencil
+    grid: RegularGrid
+    shape: tuple[int, ...]
+
+    def of_rays(self, rays: functionals.LineIntegrals) -> _local_weights.Sites:
+        """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
+        row, position, weight = ray_steps(rays, self.grid, PER_CELL)
+        cell, entry = self.stencil.nearest(position)
+        shifts = self.stencil.axis_shifts(row.device)
+        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, self.shape)
+
+    def of_nodes(
+        self, nodes: Nodes, direction: Tensor | None = None
+    ) -> tuple[_local_weights.Sites, Tensor]:
+        """Sites of nodes with a table of their own, exact weights (Q, P) of every node, or of
+        derivatives along a direction (Q, D)."""
+        entry = torch.arange(len(nodes), device=nodes.cell.device)
+        shifts = self.stencil.axis_shifts(entry.device)
+        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape)
+        return sites, self.stencil.weights(nodes.offset, direction)
+
+    def piece(self, rays: functionals.LineIntegrals, table: Tensor) -> _local_weights.Piece:
+        """Rows of rays, a chunk at a time."""
+        return _local_weights.Piece(
+            table, lambda part: self.of_rays(rays[part]), len(rays), self.rows_at_once(rays)
+        )
+
+    def rows_at_once(self, observed: functionals.Observed) -> int:
+        """Count the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
+        nodes = node_count(observed, self.grid)
+        per_row = max(1, nodes // max(1, len(observed)))
+        return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
 
 
 @final
@@ -41,15 +79,13 @@ class LocalFeatures(AbstractGridFeatures):
     prior: the wrapped kernel on box + padding, `GridPrior.padded`; estimator: of k_ff, and of K_fu
     where the residual variance needs it; order: p, nodes per axis of the stencil, of which 4 are
     within a few percent of conditioning on the whole grid and 2 are cheaper and rougher; memory:
-    bytes that W and its transpose may take, beyond which rows are recomputed in every product;
-    per_cell: steps of a ray per cell (`nodes_of`).
+    bytes that W and its transpose may take, beyond which rows are recomputed in every product.
     """
 
     prefers_products = True
 
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     def __post_init__(self) -> None:
         if self.prior.wrapping is None:
@@ -57,14 +93,13 @@ class LocalFeatures(AbstractGridFeatures):
                 "LocalFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
                 "may have no root on its torus"
             )
-        if not self.per_cell > 0:
-            raise UserError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
 
     @property
-    def stencil(self) -> Stencil:
-        """The stencil at the kernel's present parameters."""
-        return Stencil.of(self.prior, self.order)
+    def cells(self) -> CellWeights:
+        """Weights at the kernel's present parameters."""
+        prior = self.prior
+        return CellWeights(Stencil.of(prior, self.order), prior.grid, prior.torus_shape)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         self._check(functional)
@@ -107,9 +142,8 @@ class LocalFeatures(AbstractGridFeatures):
             return int(functional.world.gathered(own).max())
         if isinstance(functional, functionals.Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
-        sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
-        shape = (len(functional), self.n_features)
-        return _local_weights.planned_bytes(self.taps(sample), shape)
+        taps = self.taps(functional[_local_weights.spread_rows(functional)])
+        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
 
     def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         self._check(functional)
@@ -121,7 +155,7 @@ class LocalFeatures(AbstractGridFeatures):
 
     @cached_property
     def _residuals(self) -> LocalResiduals:
-        return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
+        return LocalResiduals(self.prior, self.estimator, self.order)
 
     def _check(self, functional: functionals.AbstractFunctional) -> None:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)
@@ -138,56 +172,34 @@ class LocalFeatures(AbstractGridFeatures):
 
     def _pieces(self, functional: functionals.AbstractFunctional) -> Iterator[_local_weights.Piece]:
         """Rays share one table; points bring their own, a chunk at a time."""
-        observed, stencil = self.estimator.observed(functional, self.prior.kernel), self.stencil
-        size = self._rows_at_once(observed)
+        observed, cells = self.estimator.observed(functional, self.prior.kernel), self.cells
         if isinstance(observed, functionals.LineIntegrals):
-            table = stencil.table() if torch.is_grad_enabled() else self._detached_table
-            rays = observed
-            yield _local_weights.Piece(
-                table, lambda part: self.ray_sites(rays[part], stencil), len(rays), size
-            )
+            table = cells.stencil.table() if torch.is_grad_enabled() else self._detached_table
+            yield cells.piece(observed, table)
             return
+        size = cells.rows_at_once(observed)
         for part in chunks(max(1, len(observed)), size):
-            own, table = self.measure_sites(observed[part], stencil)
+            own, table = self._of_points(observed[part], cells)
             yield _local_weights.Piece.uncut(table, own, size)
 
-    def ray_sites(self, rays: functionals.LineIntegrals, stencil: Stencil) -> _local_weights.Sites:
-        """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
-        row, position, weight = ray_steps(rays, self.prior.grid, self.per_cell)
-        cell, entry = stencil.nearest(position)
-        shifts, shape = stencil.axis_shifts(row.device), self.prior.torus_shape
-        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, shape)
-
-    def measure_sites(
-        self, measure: functionals.PointMeasure, stencil: Stencil
+    def _of_points(
+        self, measure: functionals.PointMeasure, cells: CellWeights
     ) -> tuple[_local_weights.Sites, Tensor]:
-        """Sites of points with a table of their own, exact weights (Q, P) of every point."""
+        """Sites of points and their own table."""
         values = functionals.PointMeasure(measure.points, measure.weights)
-        nodes = nodes_of(values, self.prior.grid, self.prior.torus_shape, self.per_cell)
+        nodes = nodes_of(values, cells.grid, cells.shape)
         direction = None if measure.direction is None else measure.direction[nodes.row]
-        table = stencil.weights(nodes.offset, direction)
-        entry = torch.arange(len(nodes), device=measure.device)
-        shifts, shape = stencil.axis_shifts(measure.device), self.prior.torus_shape
-        return _local_weights.sites_of_nodes(nodes, entry, shifts, shape), table
-
-    def _rows_at_once(self, observed: functionals.Observed) -> int:
-        """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
-        if isinstance(observed, functionals.LineIntegrals):
-            nodes = int(step_counts(observed, self.prior.grid, self.per_cell).sum())
-        else:
-            nodes = observed.weights.numel()
-        per_row = max(1, nodes // max(1, len(observed)))
-        return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
+        return cells.of_nodes(nodes, direction)
 
     def _source(self, observed: functionals.Observed) -> _local_weights.TapSource:
         """Return the taps of slices of the data, without a graph."""
-        stencil = self.stencil
+        cells = self.cells
         if isinstance(observed, functionals.LineIntegrals):
             rays, table = observed, self._detached_table
-            return lambda part: self.ray_sites(rays[part], stencil).taps(table)
+            return lambda part: cells.of_rays(rays[part]).taps(table)
 
         def taps(part: slice) -> _local_weights.Taps:
-            sites, weights = self.measure_sites(observed[part], stencil)
+            sites, weights = self._of_points(observed[part], cells)
             return sites.taps(weights.to(self.dtype))
 
         return taps
@@ -195,114 +207,17 @@ class LocalFeatures(AbstractGridFeatures):
     @cached_property
     def _detached_table(self) -> Tensor:
         with torch.no_grad():
-            return self.stencil.table().to(self.dtype)
+            return self.cells.stencil.table().to(self.dtype)
 
     def _part_weights(
         self, functional: functionals.AbstractFunctional, keep: bool
     ) -> AbstractOperator:
         observed = self.estimator.observed(functional, self.prior.kernel)
-        size, shape = self._rows_at_once(observed), (len(functional), self.n_features)
+        size, shape = self.cells.rows_at_once(observed), (len(functional), self.n_features)
         build = _local_weights.stored_or_recomputed if keep else _local_weights.RecomputedOperator
         is_many = len(observed) >= MANY_RAYS
         if not (keep and is_many and isinstance(observed, functionals.LineIntegrals)):
             return build(self._source(observed), shape, size, self._like)
-        order = neighbours_together(observed)
+        order = functionals.neighbours_together(observed)
         together = build(self._source(observed[order]), shape, size, self._like)
         return ArrangedOperator([together], order.argsort())
-
-
-def neighbours_together(rays: functionals.LineIntegrals) -> Tensor:
-    """Return an order (N,) in which rays of like origin, direction and length follow one another.
-
-    Rows of W that share nodes are then near in memory. With 100,000 rays through 62,500 nodes a
-    product of W with 17 vectors took half the time, one of Wᵀ 0.3 of it.
-    """
-    start = rays.origin + rays.edges[:, :1] * rays.direction
-    place = _unit(start) if len(rays) > 1 else torch.zeros_like(start)
-    code = torch.zeros(len(rays), dtype=torch.int64, device=rays.device)
-    for values, bits in ((place, _PLACE_BITS - 3), (0.5 * (rays.direction + 1.0), _PLACE_BITS)):
-        code = (code << (bits * rays.dim)) + _interleaved(values, bits)
-    length = rays.edges[:, -1] - rays.edges[:, 0]
-    by_length = length.argsort(stable=True)
-    return by_length[code[by_length].argsort(stable=True)]
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Return x (N, D) scaled to [0, 1] on every axis; a constant is 0."""
-    low, extent = x.amin(0), x.amax(0) - x.amin(0)
-    return (x - low) / torch.where(extent > 0, extent, 1.0)
-
-
-def _interleaved(values: Tensor, bits: int) -> Tensor:
-    """Return Morton code of values (N, D) in [0, 1]: the bits of all axes by turns."""
-    cells = (values * (2**bits - 1)).round().to(torch.int64)
-    code = torch.zeros_like(cells[:, 0])
-    for bit in reversed(range(bits)):
-        for axis in cells.unbind(-1):
-            code = (code << 1) + ((axis >> bit) & 1)
-    return code
-
-
-@final
-@dataclass(frozen=True)
-class StencilOrder:
-    """The chosen order p and the reason in words, for the run's report."""
-
-    order: int
-    reason: str
-
-
-class PlannedFeatures(Protocol):
-    """What a choice of stencils looks at: `LocalFeatures` and `NestedFeatures` have it."""
-
-    @property
-    def memory(self) -> int: ...
-    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor: ...
-    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int: ...
-
-
-@torch.no_grad()
-def stencil_order(
-    features: Mapping[int, PlannedFeatures],
-    functional: functionals.AbstractFunctional,
-    noise_variance: Tensor,
-    *,
-    gain: float = 0.1,
-    sample: int = 1000,
-) -> StencilOrder:
-    """Choose p = 4 of features of both orders, unless p = 2 does as well for rays.
-
-    Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
-    the median datum by less than the fraction `gain`, or where W does not fit the features' memory
-    with 4 and the median Var r_n is below σ_n² with 2.
-
-    noise_variance (N,) = σ_n²; sample: data drawn for the comparison.
-    """
-    if noise_variance.shape != (len(functional),):
-        raise UserError(
-            f"noise_variance must be ({len(functional)},), one per datum, "
-            f"got {tuple(noise_variance.shape)}"
-        )
-    drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(0))[:sample]
-    drawn = drawn.to(functional.device)
-    noise = noise_variance[drawn].double()
-    some = functionals.whole(functional[drawn])
-    left = [features[p].residual_variance(some).double() for p in ORDERS]
-    ratio2 = float((left[0] / noise).nanmedian())
-    lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
-    bytes4, memory = features[4].plan_bytes(functional), features[4].memory
-    if not _has_rays(functional):
-        return StencilOrder(4, "points and derivatives take 4 nodes per axis")
-    if lowered < gain:
-        return StencilOrder(2, f"4 nodes per axis would lower Var r + σ² by {lowered:.1%} only")
-    if bytes4 > memory and ratio2 < 1.0:
-        needs = f"W with 4 nodes per axis needs {bytes4:,} bytes, more than {memory:,}"
-        return StencilOrder(2, f"{needs}, and the median Var r / σ² is {ratio2:.2g} with 2")
-    return StencilOrder(4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}")
-
-
-def _has_rays(functional: functionals.AbstractFunctional) -> bool:
-    """Tell whether there are rays among the functionals."""
-    if isinstance(functional, functionals.Stacked):
-        return any(_has_rays(part) for part in functional.parts)
-    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from dustmap import linalg
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
+from dustmap.gp._grid import RegularGrid, flat_index
+from dustmap.gp.features._nodes import Nodes, node_count, nodes_of
 from dustmap.linalg import chunks, counter_uniform
 
 log = logging.getLogger(__name__)
@@ -151,23 +151,20 @@ def sites_of(
 
     shape: of the torus, around which cells and stencils wrap.
     """
-    flat, strides = cell[:, 0], [1]
-    for d in range(1, len(shape)):
-        flat = flat * shape[d] + cell[:, d]
-        strides.insert(0, strides[0] * shape[-d])
+    flat = flat_index(cell.unbind(1), shape)
     fresh = torch.ones_like(row, dtype=torch.bool)
     fresh[1:] = (row[1:] != row[:-1]) | (flat[1:] != flat[:-1])
     taps = fresh.nonzero().squeeze(-1)
     kind = torch.int32 if math.prod(shape) < 2**31 else torch.int64
     stencil = torch.cartesian_prod(*[axis_shifts] * len(shape)).reshape(-1, len(shape))
-    apart = (stencil * stencil.new_tensor(strides)).sum(1)
+    apart = flat_index(stencil.unbind(1), shape)
     met, lengths = cell[taps], cell.new_tensor(shape)
     column = flat[taps].to(kind)[:, None] + apart.to(kind)
     around = (met + axis_shifts[0] < 0) | (met + axis_shifts[-1] >= lengths)
     wrapped = around.any(1).nonzero().squeeze(-1)
     if len(wrapped) > 0:
         nodes = (met[wrapped, None] + stencil).remainder(lengths)
-        column[wrapped] = (nodes * nodes.new_tensor(strides)).sum(-1).to(kind)
+        column[wrapped] = flat_index(nodes.unbind(-1), shape).to(kind)
     return Sites(row[taps], column, taps, entry, weight, count)
 
 
@@ -194,11 +191,8 @@ class RecomputedOperator(linalg.AbstractAdjointPair):
     def __init__(
         self, source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
     ) -> None:
-        self._source, self._rows_at_once = source, rows_at_once
         self._like = like.new_empty(()).expand(shape)
-
-    def _made_of(self) -> Tensor:
-        return self._like
+        self._source, self._rows_at_once = source, rows_at_once
 
     @torch.no_grad()
     def _product(self, x: Tensor) -> Tensor:
@@ -217,10 +211,10 @@ class RecomputedOperator(linalg.AbstractAdjointPair):
         return out.mT
 
 
-def spread_rows(count: int, device: torch.device) -> Tensor:
-    """Return the evenly spread rows that stand for all `count` when the bytes of W are planned."""
-    picked = min(count, _SAMPLED_ROWS)
-    return torch.arange(picked, device=device) * count // max(1, picked)
+def spread_rows(data: functionals.AbstractFunctional | Tensor) -> Tensor:
+    """Return the evenly spread rows that stand for all when the bytes of W are planned."""
+    picked = min(len(data), _SAMPLED_ROWS)
+    return torch.arange(picked, device=data.device) * len(data) // max(1, picked)
 
 
 def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
@@ -231,17 +225,22 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
 
 
 def stored_within(
-    memory: int, source: TapSource, shape: tuple[int, int], sample: Taps, like: Tensor
+    memory: int,
+    taps: Callable[[functionals.AbstractFunctional], Taps],
+    functional: functionals.AbstractFunctional,
+    columns: int,
 ) -> linalg.AbstractOperator:
     """Return W (N, M) stored where it needs no more than `memory`, or computed anew in every
-    product; sample: taps of `spread_rows`."""
+    product; taps: of few data."""
+    sample, shape = taps(functional[spread_rows(functional)]), (len(functional), columns)
     planned = planned_bytes(sample, shape)
     keep = planned <= memory
     how = "stored" if keep else "recomputed in every product"
     log.debug("rows of %d data need %d bytes: %s", shape[0], planned, how)
     per_row = max(1, sample.column.numel() // max(1, sample.count))
     build = stored_or_recomputed if keep else RecomputedOperator
-    return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
+    size = max(1, CHUNK_ENTRIES // per_row)
+    return build(lambda part: taps(functional[part]), shape, size, sample.value.new_empty(0))
 
 
 def stored_or_recomputed(
@@ -403,7 +402,7 @@ class CellResiduals:
 
     def _columns(self, rays: functionals.LineIntegrals, dtype: torch.dtype) -> Tensor:
         """Return the same (N, S): numbers of all cells where many rays see them, else of a few."""
-        steps = int(step_counts(rays, self.grid).sum())
+        steps = node_count(rays, self.grid)
         cells = math.prod(self.torus_shape)
         every = torch.arange(cells, device=rays.device) if steps > cells else None
         size = max(1, _STEPS * len(rays) // max(1, steps))
@@ -422,7 +421,7 @@ class CellResiduals:
 
     def _taps(self, rays: functionals.LineIntegrals) -> Taps:
         """Return b_n / ‖b_n‖ by the cells that a ray visits."""
-        nodes = nodes_of(rays, self.grid, self.torus_shape, PER_CELL)
+        nodes = nodes_of(rays, self.grid, self.torus_shape)
         same = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
         corner = torch.zeros(1, dtype=torch.int64, device=rays.device)
         sites = sites_of_nodes(nodes, same, corner, self.torus_shape)

@@ -2,6 +2,8 @@
 
 A place or a part of a ray belongs to the finest grid around it. There the nodes have the field's
 own covariance (`NestedPrior`), so that weights and what they leave are those of a grid of its own.
+
+How many nodes per axis stencils take, by the variance that they leave and by their bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp._nested_prior import NestedPrior
@@ -24,23 +27,11 @@ from dustmap.gp.features._base import (
 )
 from dustmap.gp.features._interpolation import box_nodes, refuse_beyond
 from dustmap.gp.features._levels_of_rays import LevelPart, level_parts, nested_taps
-from dustmap.gp.features._local import LocalFeatures
-from dustmap.gp.features._local_weights import (
-    CellResiduals,
-    Piece,
-    Sites,
-    Taps,
-    sites_of,
-    sites_of_nodes,
-)
-from dustmap.gp.features._nodes import PER_CELL, ray_steps, step_counts
+from dustmap.gp.features._local import CellWeights, LocalFeatures
+from dustmap.gp.features._local_weights import CellResiduals, Piece, Taps
 from dustmap.gp.features._operators import ProductOperator
-from dustmap.gp.features._residuals import (
-    ResidualVariance,
-    banded_variance,
-    steps_of_residuals,
-)
-from dustmap.gp.features._stencil import ResidualTable, Stencil, point_variance
+from dustmap.gp.features._residuals import ResidualVariance, banded_variance
+from dustmap.gp.features._stencil import ORDERS, ResidualTable, Stencil, point_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
 
@@ -60,7 +51,7 @@ class NodeFeatures(AbstractFeatureMap):
 
     kernel: of the field; nested: the nodes; order: nodes per axis of a stencil, 2 or 4, in the
     outermost cells of every grid 2; memory: bytes that W and its transpose may take, beyond which
-    rows are recomputed in every product; per_cell: steps of a ray per cell.
+    rows are recomputed in every product.
     """
 
     parts = ("kernel",)
@@ -71,7 +62,6 @@ class NodeFeatures(AbstractFeatureMap):
     rows_dtype: torch.dtype = torch.float32
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     @property
     def n_features(self) -> int:
@@ -101,26 +91,15 @@ class NodeFeatures(AbstractFeatureMap):
     def _weights(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         """W (N, M), stored where it fits the memory."""
         refuse_beyond(functional, self.nested)
-        shape = (len(functional), self.n_features)
-        like = torch.empty(0, dtype=self.dtype, device=functional.device)
-
-        def source(part: slice) -> Taps:
-            return self.taps(functional[part])
-
-        sample = self._sample(functional)
-        return _local_weights.stored_within(self.memory, source, shape, sample, like)
+        return _local_weights.stored_within(self.memory, self.taps, functional, self.n_features)
 
     def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
         """Bytes of W and its transpose: the most of any rank."""
         if isinstance(functional, functionals.Sharded):
             own = torch.tensor([self.plan_bytes(functional.local)])
             return int(functional.world.gathered(own).max())
-        shape = (len(functional), self.n_features)
-        return _local_weights.planned_bytes(self._sample(functional), shape)
-
-    def _sample(self, functional: functionals.AbstractFunctional) -> Taps:
-        rows = _local_weights.spread_rows(len(functional), functional.device)
-        return self.taps(functional[rows])
+        taps = self.taps(functional[_local_weights.spread_rows(functional)])
+        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
 
     @torch.no_grad()
     def taps(self, functional: functionals.AbstractFunctional) -> Taps:
@@ -160,11 +139,11 @@ class NodeFeatures(AbstractFeatureMap):
 
     def _parts(
         self, functional: functionals.AbstractFunctional
-    ) -> Iterator[tuple[LevelPart, "_CellWeights"]]:
+    ) -> Iterator[tuple[LevelPart, "_LevelWeights"]]:
         """Parts of the data with their weights, whose tables are made once for all: for one product
         where they have a graph of the kernel."""
         cells = self._kept_cells
-        if any(each.stencil.has_graph for each in cells.values()):
+        if any(each.cells.stencil.has_graph for each in cells.values()):
             cells = self._cells()
         for part in level_parts(functional, self.nested, self.order):
             yield part, cells[self._key(part)]
@@ -174,19 +153,18 @@ class NodeFeatures(AbstractFeatureMap):
         return self.nested.grids.index(part.grid), part.order
 
     @cached_property
-    def _kept_cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+    def _kept_cells(self) -> Mapping[tuple[int, int], "_LevelWeights"]:
         return self._cells()
 
-    def _cells(self) -> Mapping[tuple[int, int], "_CellWeights"]:
+    def _cells(self) -> Mapping[tuple[int, int], "_LevelWeights"]:
         """Weights by the number of the grid and the order."""
         smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
         nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
-            (number, order): _CellWeights(
-                Stencil(self.kernel, grid.spacing, order, nugget=nugget), grid, self.per_cell
-            )
+            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape))
             for number, grid in enumerate(self.nested.grids)
             for order in {2, self.order}
+            for stencil in [Stencil(self.kernel, grid.spacing, order, nugget=nugget)]
         }
 
 
@@ -198,7 +176,7 @@ class NestedFeatures(AbstractPriorFeatures):
     What the grid of a place leaves, Var r, is the larger the coarser that is: it is all that a
     place lacks of finer ones.
 
-    prior: u; order, memory, per_cell: as of `NodeFeatures`.
+    prior: u; order, memory: as of `NodeFeatures`.
 
     Examples
     --------
@@ -217,13 +195,12 @@ class NestedFeatures(AbstractPriorFeatures):
     prior: NestedPrior
     order: int = 4
     memory: int = 2**31
-    per_cell: float = PER_CELL
 
     @cached_property
     def at_nodes(self) -> NodeFeatures:
         """W, for fields that are known at the nodes."""
-        prior, rest = self.prior, (self.order, self.memory, self.per_cell)
-        return NodeFeatures(prior.kernel, prior.grid, prior.dtype, *rest)
+        prior = self.prior
+        return NodeFeatures(prior.kernel, prior.grid, prior.dtype, self.order, self.memory)
 
     def rows(self, functional: functionals.AbstractFunctional) -> Features:
         seen = self.at_nodes.rows(functional)
@@ -247,6 +224,62 @@ class NestedFeatures(AbstractPriorFeatures):
 
 #: Features whose residuals vanish at the nodes of grids.
 KrigingFeatures: TypeAlias = LocalFeatures | NestedFeatures
+
+
+@final
+@dataclass(frozen=True)
+class StencilOrder:
+    """The chosen order p and the reason in words, for the run's report."""
+
+    order: int
+    reason: str
+
+
+@torch.no_grad()
+def stencil_order(
+    features: Mapping[int, KrigingFeatures],
+    functional: functionals.AbstractFunctional,
+    noise_variance: Tensor,
+    *,
+    gain: float = 0.1,
+    sample: int = 1000,
+) -> StencilOrder:
+    """Choose p = 4 of features of both orders, unless p = 2 does as well for rays.
+
+    Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
+    the median datum by less than the fraction `gain`, or where W does not fit the features' memory
+    with 4 and the median Var r_n is below σ_n² with 2.
+
+    noise_variance (N,) = σ_n²; sample: data drawn for the comparison.
+    """
+    if noise_variance.shape != (len(functional),):
+        raise UserError(
+            f"noise_variance must be ({len(functional)},), one per datum, "
+            f"got {tuple(noise_variance.shape)}"
+        )
+    drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(0))[:sample]
+    drawn = drawn.to(functional.device)
+    noise = noise_variance[drawn].double()
+    some = functionals.whole(functional[drawn])
+    left = [features[p].residual_variance(some).double() for p in ORDERS]
+    ratio2 = float((left[0] / noise).nanmedian())
+    lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
+    bytes4, memory = features[4].plan_bytes(functional), features[4].memory
+    if not _has_rays(functional):
+        return StencilOrder(4, "points and derivatives take 4 nodes per axis")
+    if lowered < gain:
+        return StencilOrder(2, f"4 nodes per axis would lower Var r + σ² by {lowered:.1%} only")
+    if bytes4 > memory and ratio2 < 1.0:
+        needs = f"W with 4 nodes per axis needs {bytes4:,} bytes, more than {memory:,}"
+        return StencilOrder(2, f"{needs}, and the median Var r / σ² is {ratio2:.2g} with 2")
+    return StencilOrder(4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}")
+
+
+def _has_rays(functional: functionals.AbstractFunctional) -> bool:
+    """Tell whether there are rays among the functionals."""
+    if isinstance(functional, functionals.Stacked):
+        return any(_has_rays(part) for part in functional.parts)
+    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)
 
 
 @final
@@ -318,51 +351,33 @@ def padded_by_one(grid: RegularGrid) -> tuple[int, ...]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _CellWeights:
-    """Weights on the cells of one grid, and what they leave; tables are made when asked for."""
+class _LevelWeights:
+    """Weights in the cells of one grid, and what they leave; tables are made when asked for.
 
-    stencil: Stencil
-    grid: RegularGrid
-    per_cell: float
+    A cell beyond the last node of an axis has no weight but on that.
+    """
 
-    @property
-    def torus_shape(self) -> tuple[int, ...]:
-        return padded_by_one(self.grid)
+    cells: CellWeights
 
     def piece(self, functional: functionals.AbstractFunctional) -> Piece:
         """Rows of W, with the graph of the kernel."""
         if isinstance(functional, functionals.LineIntegrals):
-            rays = functional
-            steps = int(step_counts(rays, self.grid, self.per_cell).sum())
-            per_row = max(1, steps // max(1, len(rays))) * self.stencil.size
-            size = max(1, _local_weights.CHUNK_ENTRIES // per_row)
-            return Piece(self._weights, lambda part: self._of_rays(rays[part]), len(rays), size)
-        nodes = box_nodes(functional, self.grid)
-        entry = torch.arange(len(nodes), device=nodes.cell.device)
-        shifts = self.stencil.axis_shifts(entry.device)
-        sites = sites_of_nodes(nodes, entry, shifts, self.grid.shape)
-        table = self.stencil.weights(nodes.offset)
-        return Piece.uncut(table, sites, max(1, nodes.count))
+            return self.cells.piece(functional, self._table)
+        sites, table = self.cells.of_nodes(box_nodes(functional, self.cells.grid))
+        return Piece.uncut(table, sites, max(1, sites.count))
 
     def residual(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Var r (N,) but for round-off, differentiable in the kernel; float64."""
+        stencil, grid = self.cells.stencil, self.cells.grid
         if not isinstance(functional, functionals.LineIntegrals):
-            return point_variance(self.stencil, box_nodes(functional, self.grid).offset)
-        steps = steps_of_residuals(self.stencil.kernel, self.per_cell)
-        return banded_variance(self._residuals, self, functional, steps)
-
-    def _of_rays(self, rays: functionals.LineIntegrals) -> Sites:
-        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
-        cell, entry = self.stencil.nearest(position)
-        # A cell beyond the last node of an axis has no weight but on that.
-        shifts, shape = self.stencil.axis_shifts(row.device), self.grid.shape
-        return sites_of(row, cell, entry, weight, len(rays), shifts, shape)
+            return point_variance(stencil, box_nodes(functional, grid).offset)
+        torus, kernel = padded_by_one(grid), stencil.kernel
+        return banded_variance(self._residuals, grid, torus, functional, kernel)
 
     @cached_property
-    def _weights(self) -> Tensor:
-        """Weights at the offsets of a table."""
-        return self.stencil.table()
+    def _table(self) -> Tensor:
+        return self.cells.stencil.table()
 
     @cached_property
     def _residuals(self) -> ResidualTable:
-        return ResidualTable.of(self.stencil)
+        return ResidualTable.of(self.cells.stencil)

@@ -96,6 +96,21 @@ def step_counts(
     return steps
 
 
+def node_count(
+    observed: functionals.Observed, grid: RegularGrid, per_cell: float = PER_CELL
+) -> int:
+    """Count the nodes of rays, whether they have weight or not, or of points of measures."""
+    if isinstance(observed, functionals.LineIntegrals):
+        return int(step_counts(observed, grid, per_cell).sum())
+    return observed.weights.numel()
+
+
+def numbered(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row (Q,) of every entry, and its number in that row, of counts (N,) in each."""
+    row = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return row, torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+
+
 def _points(functional: functionals.AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (Q,), points (Q, D) and weights (Q,) of values at points, without weightless ones."""
     measure = functional.measure(functionals.GaussLegendre(1))
@@ -117,8 +132,7 @@ def ray_steps(
     """Rows (Q,), centroids (Q, D) in cells from the grid's lower corner, and weights of steps."""
     steps, total = step_counts(rays, grid, per_cell), rays.weights * rays.edges.diff(dim=-1)
     steps = torch.where(total.sum(-1) > 0, steps, 0)
-    row = torch.arange(len(rays), device=rays.device).repeat_interleave(steps)
-    index = torch.arange(len(row), device=rays.device) - (steps.cumsum(0) - steps)[row]
+    row, index = numbered(steps)
     width = (rays.edges[:, -1] - rays.edges[:, 0]) / steps.clamp_min(1)
     if rays.weights.shape[1] == 1:
         weight, middle = (width * rays.weights[:, 0])[row], (index + 0.5) * width[row]
@@ -141,10 +155,7 @@ def _masses(rays: functionals.LineIntegrals, steps: Tensor, width: Tensor) -> tu
 
     Evaluated at the boundaries of the steps, whatever the number J of segments.
     """
-    bounds = torch.where(steps > 0, steps + 1, 0)
-    row = torch.arange(len(rays), device=rays.device).repeat_interleave(bounds)
-    first = bounds.cumsum(0) - bounds
-    index = torch.arange(len(row), device=rays.device) - first[row]
+    row, index = numbered(torch.where(steps > 0, steps + 1, 0))
     t = index * width[row]
     edges = rays.edges - rays.edges[:, :1]
     segment = _segment(edges, row, index / steps[row])
@@ -252,9 +263,7 @@ def _crossings(begin: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     end = begin + along
     first = torch.minimum(begin, end).floor() + 1
     last = torch.maximum(begin, end).ceil() - 1
-    number = (last - first + 1).clamp_min(0.0).to(torch.int64)
-    row = torch.arange(len(begin), device=begin.device).repeat_interleave(number)
-    index = torch.arange(len(row), device=begin.device) - (number.cumsum(0) - number)[row]
+    row, index = numbered((last - first + 1).clamp_min(0.0).to(torch.int64))
     return row, ((first[row] + index - begin[row]) / along[row]).clamp(0.0, 1.0)
 
 

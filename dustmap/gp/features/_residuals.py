@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from dustmap.gp import functionals
-from dustmap.gp._grid import RegularGrid
+from dustmap.gp._grid import RegularGrid, flat_index
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
+from dustmap.gp.features._nodes import PER_CELL, Nodes, node_count, nodes_of
 from dustmap.gp.features._stencil import (
     BAND,
     ResidualTable,
@@ -49,15 +49,6 @@ _FEW_POINTS = 8
 _ROUND_OFF = 1e-9
 
 
-class OnTorus(Protocol):
-    """A grid, and the points per axis of a torus around it: a `GridPrior` has both."""
-
-    @property
-    def grid(self) -> RegularGrid: ...
-    @property
-    def torus_shape(self) -> tuple[int, ...]: ...
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class PairWalk:
@@ -76,19 +67,24 @@ class PairWalk:
     dense: int | None
 
     @staticmethod
-    def of(table: ResidualTable, cells: OnTorus, per_cell: float | None) -> "PairWalk":
+    def of(
+        table: ResidualTable,
+        grid: RegularGrid,
+        torus_shape: tuple[int, ...],
+        per_cell: float | None,
+    ) -> "PairWalk":
         """The walk on the cells of a torus; per_cell: steps of straight rays, None for points."""
-        lattice, D = table.lattice, cells.grid.dim
+        lattice, D = table.lattice, grid.dim
         entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
         shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
         entries = [pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
-        middle = zip(cells.grid.shape, cells.torus_shape, strict=True)
+        middle = zip(grid.shape, torus_shape, strict=True)
         last = tuple(0.5 * (m + length - 1) for m, length in middle)
         dense = None
         if per_cell is not None:  # a step is at least m / (m + 1) of 1 / per_cell, m its lag
             dense = 1 + int(per_cell * math.sqrt(D) * (BAND + 1.0 / lattice.steps))
         moved = tuple(e.to(table.values.device) for e in entries)
-        return PairWalk(table, moved, last, cells.torus_shape, dense)
+        return PairWalk(table, moved, last, torus_shape, dense)
 
     def visits(self, nodes: Nodes) -> Iterator[tuple[Tensor, Tensor]]:
         """For lags 0, 1, .. in the list of nodes: positions and weights, of as many first nodes.
@@ -215,28 +211,26 @@ class _BandedSum(torch.autograd.Function):
 
 def banded_variance(
     table: ResidualTable,
-    cells: OnTorus,
-    observed: functionals.PointMeasure | functionals.LineIntegrals,
-    per_cell: float,
+    grid: RegularGrid,
+    torus_shape: tuple[int, ...],
+    observed: functionals.Observed,
+    kernel: AbstractKernel,
 ) -> Tensor:
-    """`banded_sum` of rays of so many steps per cell, or of the points of measures: (N,)."""
-    if isinstance(observed, functionals.PointMeasure):
-        walk, nodes = PairWalk.of(table, cells, None), observed.weights.numel()
-    else:
-        walk = PairWalk.of(table, cells, per_cell)
-        nodes = int(step_counts(observed, cells.grid, per_cell).sum())
+    """`banded_sum` of rays or of the points of measures: (N,).
+
+    Steps of rays are finer than those of W where the kernel's c_r has a cusp.
+    """
+    rough = any(term.profile.derivatives < 1 for term in kernel.terms())
+    per_cell = ROUGH_PER_CELL if rough else PER_CELL
+    straight = isinstance(observed, functionals.LineIntegrals)
+    walk = PairWalk.of(table, grid, torus_shape, per_cell if straight else None)
+    nodes = node_count(observed, grid, per_cell)
     size = max(1, _CHUNK_NODES * len(observed) // max(1, nodes))
 
     def source(part: slice) -> Nodes:
-        return nodes_of(observed[part], cells.grid, cells.torus_shape, per_cell)
+        return nodes_of(observed[part], grid, torus_shape, per_cell)
 
     return banded_sum(walk, source, size, len(observed))
-
-
-def steps_of_residuals(kernel: AbstractKernel, per_cell: float) -> float:
-    """Steps of a ray per cell: finer than those of W where c_r has a cusp."""
-    rough = any(term.profile.derivatives < 1 for term in kernel.terms())
-    return max(per_cell, ROUGH_PER_CELL) if rough else per_cell
 
 
 def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
@@ -272,10 +266,8 @@ class _QuadraticForm(torch.autograd.Function):
 
 def _lag_index(node: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the flat lags between points (K, D) of a torus: (K, K)."""
-    flat = torch.zeros(1, dtype=torch.int64, device=node.device)
-    for z, length in zip(node.unbind(-1), shape, strict=True):
-        flat = flat * length + (z[:, None] - z).remainder(length)
-    return flat
+    axes = zip(node.unbind(-1), shape, strict=True)
+    return flat_index([(z[:, None] - z).remainder(length) for z, length in axes], shape)
 
 
 @final
@@ -322,13 +314,12 @@ class LocalResiduals:
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
     `tests/gp/residual_definition.py` measures it.
 
-    prior, estimator, per_cell: as in `LocalFeatures`.
+    prior, estimator: as in `LocalFeatures`.
     """
 
     prior: GridPrior
     estimator: AbstractEstimator
     order: int = 4
-    per_cell: float = PER_CELL
 
     def variance(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
         """Return Var r_n (N,) in the prior's dtype, with the count of clamped values."""
@@ -387,12 +378,10 @@ class LocalResiduals:
         values = ClosedForm().cross(stencil.kernel, pairs, stencil.origin.x, stencil.wrapping)
         return values.reshape(n, q, k).sum(1)
 
-    def _pairs(
-        self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
-    ) -> Tensor:
+    def _pairs(self, observed: functionals.Observed, stencil: Stencil) -> Tensor:
         table = ResidualTable.of(stencil) if stencil.has_graph else self._detached_table
-        steps = steps_of_residuals(self.prior.kernel, self.per_cell)
-        return banded_variance(table, self.prior, observed, steps)
+        prior = self.prior
+        return banded_variance(table, prior.grid, prior.torus_shape, observed, prior.kernel)
 
     @cached_property
     def _detached_table(self) -> ResidualTable:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp._grid import RegularGrid
+from dustmap.gp._grid import RegularGrid, flat_index
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import ClosedForm, Wrapping
 from dustmap.gp.functionals import PointMeasure, PointValues
@@ -172,13 +172,10 @@ class Stencil:
 
         A position that rounds up to the next cell belongs there; cells are not wrapped.
         """
-        bits = self.steps.bit_length() - 1
         lattice = (position * self.steps).round().to(torch.int64)
         place = lattice & (self.steps - 1)
-        entry = place[:, 0]
-        for d in range(1, self.dim):
-            entry = (entry << bits) + place[:, d]
-        return lattice >> bits, entry
+        entry = flat_index(place.unbind(1), [self.steps] * self.dim)
+        return lattice >> (self.steps.bit_length() - 1), entry
 
     @property
     def has_graph(self) -> bool:
@@ -195,6 +192,7 @@ class Stencil:
         return self._factorised()
 
     def _factorised(self) -> Tensor:
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.K_SS())
         if int(info) != 0:
             raise UserError(
@@ -202,8 +200,7 @@ class Stencil:
                 f"definite (pivot {int(info)}): the field is too smooth for the grid; pass a "
                 "nugget to the prior, e.g. nugget=1e-8, use order=2 or a coarser grid"
             )
-        lower: Tensor = factor
-        return lower
+        return factor
 
     @property
     def _device(self) -> torch.device:

@@ -134,18 +134,16 @@ class CholeskyFeatures(_inducing.AbstractInducingFeatures):
             return ProductOperator(cross, _InverseTriangle(factor))
 
     def _rows(self, functional: AbstractFunctional) -> Features:
-        seen = self._points_seen(functional)
-        if seen is not None:
-            K_fu = _inducing.point_covariances(self.kernel.terms(), *seen)
+        K_fu = self._point_cross(functional)
+        if K_fu is None:
+            K_fu = self._estimated_cross(functional)
+            k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
+        else:
             k_ff = self.kernel.variance().expand(len(functional))
-            phi = whitened_rows(self.gram, self.factor, K_fu)
-            rows = Features.of(phi, k_ff, (phi * phi).sum(-1))
-            return Features(
-                rows.phi.to(self.dtype), rows.residual_variance.to(self.dtype), clamped=rows.clamped
-            )
-        phi = whitened_rows(self.gram, self.factor, self._estimated_cross(functional))
-        k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
-        return Features.of(phi, k_ff, (phi * phi).sum(-1))
+        phi = whitened_rows(self.gram, self.factor, K_fu)
+        rows = Features.of(phi, k_ff, (phi * phi).sum(-1))
+        left = rows.residual_variance.to(self.dtype)
+        return replace(rows, phi=rows.phi.to(self.dtype), residual_variance=left)
 
 
 @final
@@ -197,13 +195,10 @@ class _KernelOperator(linalg.AbstractSymmetric):
         dtype: torch.dtype,
         memory: int,
     ) -> None:
+        self._like, self._nugget = z.new_empty((), dtype=dtype).expand(len(z)), nugget
         self._profiles, self._z, self._values = tuple(profiles), z, tuple(values)
-        self._nugget, self._like = nugget, z.new_empty((), dtype=dtype).expand(len(z))
         # the block in float64 and in the working precision, and its gradient
         self._rows = rows_within(memory, 3 * 8 * len(z))
-
-    def _made_of(self) -> Tensor:
-        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -323,10 +318,8 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         return InducingGram(build, (z, *scalars))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
-        seen = self._points_seen(functional)
-        if seen is not None:
-            return _inducing.point_covariances(self.kernel.terms(), *seen).to(self.dtype)
-        return self._estimated_cross(functional)
+        K_fu = self._point_cross(functional)
+        return self._estimated_cross(functional) if K_fu is None else K_fu.to(self.dtype)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
         K_fu = self._cross(functional)

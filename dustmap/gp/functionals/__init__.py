@@ -25,6 +25,7 @@ from dustmap.gp.functionals._rays import Observed as Observed
 from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
 from dustmap.gp.functionals._rays import groups_of as groups_of
+from dustmap.gp.functionals._rays import neighbours_together as neighbours_together
 from dustmap.gp.functionals._rays import own_rays as own_rays
 from dustmap.gp.functionals._rays import responses_of as responses_of
 from dustmap.gp.functionals._rays import sky_order as sky_order

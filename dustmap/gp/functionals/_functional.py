@@ -21,12 +21,12 @@ UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in flo
 
 def coordinates(name: str, x: Tensor, like: Tensor | None = None) -> Tensor:
     """Return x as float64 (N, D), refused unless finite and of the shape of `like`."""
-    return _checked(name, x, "(N, D)", 2, like)
+    return _checked(name, x, "(N, D)", like)
 
 
 def table(name: str, x: Tensor, rows: int) -> Tensor:
     """Return x as float64 (rows, J), refused unless finite."""
-    checked = _checked(name, x, f"({rows}, J)", 2, None)
+    checked = _checked(name, x, f"({rows}, J)", None)
     if len(checked) != rows:
         raise UserError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
     return checked
@@ -44,11 +44,11 @@ def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
     return direction
 
 
-def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -> Tensor:
-    """Return x in float64, refused unless of this rank, shape and device, and finite."""
+def _checked(name: str, x: Tensor, shape: str, like: Tensor | None) -> Tensor:
+    """Return x in float64, refused unless a matrix of this shape and device, and finite."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}, got {type(x).__name__}.")
-    if x.ndim != rank or x.shape[-1] == 0:
+    if x.ndim != 2 or x.shape[-1] == 0:
         raise UserError(f"{name} must have shape {shape}, got {tuple(x.shape)}.")
     if like is not None and x.shape != like.shape:
         raise UserError(f"{name} must have shape {tuple(like.shape)}, got {tuple(x.shape)}.")

@@ -181,19 +181,9 @@ class StationaryKernel(AbstractKernel):
         return self.axes
 
     @property
-    def log_lengthscale(self) -> Tensor:
-        """ln ℓ, (1,) or (D,)."""
-        return self.length.value
-
-    @property
-    def log_variance(self) -> Tensor:
-        """ln k(0), ()."""
-        return self.amplitude.value
-
-    @property
     def lengthscale(self) -> Tensor:
         """ℓ per axis, (D,)."""
-        return self.log_lengthscale.double().exp().expand(self.dim)
+        return self.length.value.double().exp().expand(self.dim)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.length, self.amplitude
@@ -205,14 +195,14 @@ class StationaryKernel(AbstractKernel):
         return made
 
     def terms(self) -> tuple[KernelTerm, ...]:
-        variance = self.log_variance.double().exp()
+        variance = self.amplitude.value.double().exp()
         return (KernelTerm(variance, self.lengthscale, self.profile),)
 
     def __repr__(self) -> str:
-        scales = [round(v, 6) for v in self.log_lengthscale.detach().exp().tolist()]
+        scales = [round(v, 6) for v in self.length.value.detach().exp().tolist()]
         return (
             f"StationaryKernel({self.profile.name}, lengthscale={scales}, "
-            f"variance={self.log_variance.detach().exp().item():.6g}, dim={self.dim})"
+            f"variance={self.amplitude.value.detach().exp().item():.6g}, dim={self.dim})"
         )
 
 

@@ -123,11 +123,34 @@ class _Descent:
         return self.profile.cutoff(0.01 * tolerance)
 
 
+class AbstractMatern(AbstractProfile):
+    """A profile of smoothness `nu` = ν, whose draws have n derivatives for n < ν."""
+
+    nu: float
+
+    @property
+    def derivatives(self) -> int:
+        return math.ceil(self.nu) - 1
+
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        """Rasmussen & Williams (2006) eq. 4.15 with ℓ = 1 and angular frequency s."""
+        nu, power = self.nu, self.nu + dim / 2
+        log_constant = (
+            dim * math.log(2)
+            + dim / 2 * math.log(math.pi)
+            + math.lgamma(power)
+            - math.lgamma(nu)
+            + nu * math.log(2 * nu)
+        )
+        return math.exp(log_constant) * torch.pow(2 * nu + s * s, -power)
+
+
 @final
-class Matern12Profile(AbstractProfile):
+class Matern12Profile(AbstractMatern):
     """k(r) = exp(-r): continuous, nowhere differentiable."""
 
     name = "matern12"
+    nu = 0.5
 
     def value(self, r: Tensor) -> Tensor:
         return torch.exp(-r)
@@ -139,19 +162,16 @@ class Matern12Profile(AbstractProfile):
         safe = _away_from_zero(r)
         return torch.exp(-r) * (1 + r) / safe**3
 
-    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return matern_density(s, 0.5, dim)
-
     def second_antiderivative(self, t: Tensor) -> Tensor:
         return _exponential_polynomial(t.abs(), (1.0,), (-1.0, 1.0))
 
 
 @final
-class Matern32Profile(AbstractProfile):
+class Matern32Profile(AbstractMatern):
     """k(r) = (1 + a) exp(-a), a = √3 r."""
 
     name = "matern32"
-    derivatives = 1
+    nu = 1.5
 
     def value(self, r: Tensor) -> Tensor:
         a = math.sqrt(3) * r
@@ -162,9 +182,6 @@ class Matern32Profile(AbstractProfile):
 
     def curvature(self, r: Tensor) -> Tensor:
         return 3 * math.sqrt(3) * torch.exp(-math.sqrt(3) * r) / _away_from_zero(r)
-
-    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return matern_density(s, 1.5, dim)
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         # ∫_0^a (a - v)(1 + v) e^-v dv = (3 + a) e^-a + 2a - 3
@@ -177,11 +194,11 @@ class Matern32Profile(AbstractProfile):
 
 
 @final
-class Matern52Profile(AbstractProfile):
+class Matern52Profile(AbstractMatern):
     """k(r) = (1 + a + a²/3) exp(-a), a = √5 r."""
 
     name = "matern52"
-    derivatives = 2
+    nu = 2.5
 
     def value(self, r: Tensor) -> Tensor:
         a = math.sqrt(5) * r
@@ -193,9 +210,6 @@ class Matern52Profile(AbstractProfile):
 
     def curvature(self, r: Tensor) -> Tensor:
         return 25 / 3 * torch.exp(-math.sqrt(5) * r)
-
-    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return matern_density(s, 2.5, dim)
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         # ∫_0^a (a - v)(1 + v + v²/3) e^-v dv = (5 + 7a/3 + a²/3) e^-a + 8a/3 - 5
@@ -246,19 +260,6 @@ def _away_from_zero(r: Tensor) -> Tensor:
     return torch.where(r > 0, r, torch.ones_like(r))
 
 
-def matern_density(s: Tensor, nu: float, dim: int) -> Tensor:
-    """Rasmussen & Williams (2006) eq. 4.15 with ℓ = 1 and angular frequency s."""
-    power = nu + dim / 2
-    log_constant = (
-        dim * math.log(2)
-        + dim / 2 * math.log(math.pi)
-        + math.lgamma(power)
-        - math.lgamma(nu)
-        + nu * math.log(2 * nu)
-    )
-    return math.exp(log_constant) * torch.pow(2 * nu + s * s, -power)
-
-
 def _exponential_polynomial(a: Tensor, p: tuple[float, ...], q: tuple[float, float]) -> Tensor:
     """p(a) e^-a + q(a) where the two cancel to second order at a = 0 (series for a < 1)."""
     near = a < 1
@@ -286,7 +287,7 @@ def _horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class MaternProfile(AbstractProfile):
+class MaternProfile(AbstractMatern):
     """k(r) = 2^(1-ν)/Γ(ν) z^ν K_ν(z), z = √(2ν) r, for 0 < ν ≤ 10.
 
     Draws have n derivatives for n < ν. In three dimensions their power spectrum falls with the
@@ -310,10 +311,6 @@ class MaternProfile(AbstractProfile):
     def name(self) -> str:
         return "matern13" if self.nu == KOLMOGOROV else f"matern-{self.nu!r}"
 
-    @property
-    def derivatives(self) -> int:
-        return math.ceil(self.nu) - 1
-
     def value(self, r: Tensor) -> Tensor:
         return self._bessel(r, 0)
 
@@ -322,9 +319,6 @@ class MaternProfile(AbstractProfile):
 
     def curvature(self, r: Tensor) -> Tensor:
         return (2 * self.nu) ** 2 * self._bessel(r, 2)
-
-    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return matern_density(s, self.nu, dim)
 
     def _bessel(self, r: Tensor, order: int) -> Tensor:
         """F_order at z = √(2ν) r."""

@@ -326,7 +326,7 @@ class StudentTLikelihood(AbstractLikelihood):
             r2 = (target - f).square()
             return -more * (bend2 - r2) / (bend2 + r2).square()
 
-        g1, bend = rule.expectations(slope, curvature, mean, variance)
+        g1, bend = rule.expectations((slope, curvature), mean, variance)
         return g1, 0.5 * bend
 
     def log_predictive_density(

@@ -237,7 +237,7 @@ class NaturalStep:
 
     posterior: Annotated[families.AbstractGaussian, REBUILT]
     fit: float
-    divergence: Annotated[families.AbstractDivergence, REBUILT]
+    divergence: Annotated[families.Divergence, REBUILT]
     stability: float
     length_mean: float
     negative: int = 0
@@ -247,7 +247,7 @@ class NaturalStep:
     @property
     def elbo(self) -> float:
         """On the minibatch, of the q before; computed from the divergence when it is asked for."""
-        return self.fit - self.divergence.value()
+        return self.fit - self.divergence()
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, Parameters, own_batch
-from dustmap.gp.families import AbstractGaussian, KnownDivergence
+from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import world_of
 from dustmap.inference import _state
@@ -107,7 +107,7 @@ class SVIState:
 
     def snapshot(self) -> _state.State:
         """All of it but the model."""
-        q, divergence = self.posterior, self.taken.divergence.value()
+        q, divergence = self.posterior, self.taken.divergence()
         gaussian = _GaussianState(q.mean, q.statistics, divergence)
         return _state.state_of(_STATE, self, self.taken, gaussian)
 
@@ -255,7 +255,7 @@ class Run:
         gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
         taken = NaturalStep(
             posterior=family.posterior(gaussian.mean, gaussian.statistics),
-            divergence=KnownDivergence(gaussian.divergence),
+            divergence=lambda: gaussian.divergence,
             **reader.fields(NaturalStep),
         )
         values = reader.fields(SVIState, like, P=len(start))

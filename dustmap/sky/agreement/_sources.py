@@ -18,13 +18,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
 import numpy as np
-from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import positions_of, refuse_bad_nside
+from dustmap.sky._coordinates import places_at, positions_of, refuse_bad_nside
 from dustmap.sky.maps import DustMap, muted_reports
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -61,10 +60,7 @@ class Segments:
 
     def coordinates(self, distances: Array) -> SkyCoord:
         """Return places (N, D) at distances (D,) on every ray."""
-        shape = len(self.l), len(distances)
-        l, b = (np.broadcast_to(angle[:, None], shape) for angle in (self.l, self.b))
-        away = np.broadcast_to(distances, shape)
-        return SkyCoord(l * u.deg, b * u.deg, away * u.pc, frame="galactic")
+        return places_at(self.l[:, None], self.b[:, None], distances)
 
     def integrate(self, density: Callable[[Array], Array], step: float) -> Array:
         """Integrate a density, taken at distances (D,) on every ray as (N, D), in every segment."""

@@ -176,8 +176,7 @@ def _numbers(figure: Figure, axis: Axes, x: Array, y: Array, extent: Extent, wha
     """Draw how many points lie in each hexagon, with a bar."""
     cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
     scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
-    cells.set_cmap(scale.colormap())
-    cells.set_norm(scale.norm)
+    cells.set(**scale.look)
     cells.set_rasterized(True)
     scale.bar(figure, cells, axis, what)
 
@@ -226,9 +225,8 @@ def residual_figure(compared: Comparison) -> Figure:
         np.radians(compared.b),
         c=z,
         s=float(np.clip(4000.0 / len(z), 0.5, 9.0)),
-        cmap=scale.colormap(),
-        norm=scale.norm,
         linewidths=0.0,
+        **scale.look,
     )
     dots.set_rasterized(True)
     graticule(left)

@@ -63,8 +63,7 @@ class Panel:
 
     def mesh(self, axis: Axes, across: Array, up: Array) -> QuadMesh:
         """Draw the values on pixels between edges (H + 1,), (V + 1,)."""
-        scale = self.scale
-        mesh = axis.pcolormesh(across, up, self.values, cmap=scale.colormap(), norm=scale.norm)
+        mesh = axis.pcolormesh(across, up, self.values, **self.scale.look)
         mesh.set_rasterized(True)
         return mesh
 

@@ -76,9 +76,8 @@ class Plane(_panels.AbstractImage):
             panel.values,
             origin="lower",
             extent=self.extent,
-            cmap=panel.scale.colormap(),
-            norm=panel.scale.norm,
             interpolation="nearest",
+            **panel.scale.look,
         )
         across, up = self.axis.others
         axis.set_xlabel(f"{across.name} [pc]")

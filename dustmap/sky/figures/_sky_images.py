@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import galactic, positions_of
+from dustmap.sky._coordinates import galactic, places_at, positions_of
 from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
 _COARSE = 1.5
-_LONGITUDES = (120, 60, 0, -60, -120)
+_LONGITUDES, _LATITUDES = (120, 60, 0, -60, -120), (-60, -30, 0, 30, 60)
 #: The same meridian on both edges: where their labels end that lie inside, in degrees.
 _EDGES = ((176.0, "left"), (-176.0, "right"))
 
@@ -128,9 +128,7 @@ class Pixels:
 
     def at(self, distance: float) -> SkyCoord:
         """Return the centres (V, H) at a distance in pc."""
-        l, b = np.meshgrid(self.longitudes, self.latitudes)
-        away = np.full(l.shape, distance) * u.pc
-        return SkyCoord(l=l * u.deg, b=b * u.deg, distance=away, frame="galactic")
+        return places_at(*np.meshgrid(self.longitudes, self.latitudes), distance)
 
 
 @final
@@ -344,12 +342,11 @@ def whole_sky(axis: Axes, pixels: Pixels, panel: _panels.Panel, named: bool = Tr
 def graticule(axis: Axes, named: bool = True) -> None:
     """Draw meridians and parallels of Galactic coordinates, named: with their degrees."""
     axis.set_xticks(-np.radians(_LONGITUDES), [])
-    axis.set_yticks(np.radians([-60, -30, 0, 30, 60]))
-    axis.set_yticklabels([f"{style.plain(b)}°" for b in (-60, -30, 0, 30, 60)])
+    words = [f"{style.plain(b)}°" for b in _LATITUDES] if named else []
+    axis.set_yticks(np.radians(_LATITUDES), words)
     axis.grid(color="white", linewidth=0.3, alpha=0.5)
     style.fix_ticks(axis)
     if not named:
-        axis.set_yticklabels([])
         return
     for l, side in (*((l, "center") for l in _LONGITUDES), *_EDGES):
         axis.text(

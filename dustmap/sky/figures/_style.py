@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import AsinhNorm, Colormap, LogNorm, Normalize
+from matplotlib.colors import AsinhNorm, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -176,9 +176,11 @@ class Scale:
     colours: str
     extend: Extend
 
-    def colormap(self) -> Colormap:
-        """Return the colours, with the one of places without a value."""
-        return ScalarMappable(cmap=self.colours).get_cmap().with_extremes(bad=OUTSIDE_COLOUR)
+    @property
+    def look(self) -> dict[str, Any]:
+        """Norm and colours of an image, with the one of places without a value."""
+        colours = ScalarMappable(cmap=self.colours).get_cmap().with_extremes(bad=OUTSIDE_COLOUR)
+        return {"norm": self.norm, "cmap": colours}
 
     def bar(self, figure: Figure, image: ScalarMappable, axis: Axes, label: str) -> Colorbar:
         """Draw the labelled bar to the right of `axis`, as high as it."""
@@ -193,7 +195,7 @@ class Scale:
 
     def shared_bar(self, figure: Figure, axes: Sequence[Axes], label: str) -> Colorbar:
         """Draw the labelled bar below all of `axes`."""
-        image = ScalarMappable(norm=self.norm, cmap=self.colormap())
+        image = ScalarMappable(**self.look)
         look: dict[str, Any] = {"orientation": "horizontal", "shrink": 0.6, "aspect": 45.0}
         bar = figure.colorbar(image, ax=list(axes), extend=self.extend, pad=0.02, **look)
         return self._finish(bar, label)

@@ -75,7 +75,7 @@ def write_leike2020(
     factor = conversion(field.system, system) * _PER_KPC
     first, grid = _inside(field, options.shape)
     request = MapRequest((Quantity.MEAN, Quantity.STD))
-    note = conversion_note(field.system, system, factor / _PER_KPC) + ", per kpc"
+    note = conversion_note(field.system, system) + ", per kpc"
     inside = LayoutCounts()
     with replacing(Path(path), overwrite) as partial, new_hdf5(partial, _LAYER) as (file, disk):
         write_attributes(file, "kpc-1", system, provenance, note)
@@ -178,7 +178,7 @@ def write_gtomo(
     system = system_named(_GTOMO_SYSTEM)
     factor = conversion(field.system, system)
     field.check_grid(options.grid)
-    note = f"{options.quantity.value}; {conversion_note(field.system, system, factor)}"
+    note = f"{options.quantity.value}; {conversion_note(field.system, system)}"
     opened = _hdf5 if Path(path).suffix.lower() in _HDF5_SUFFIXES else _fits
     slabs = field.planes(options.grid, MapRequest((options.quantity,)))
     total = LayoutCounts()

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
+from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions
-from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps import AbstractDensityField, MapRequest
 from dustmap.sky.maps._field import Arrays
 from dustmap.sky.maps._trilinear import chord
 
@@ -121,8 +122,7 @@ def _where(
     answers = field.evaluate(functional, request) if len(functional) else {}
     values = {}
     for quantity in request.quantities:
-        samples = (request.samples,) if quantity is Quantity.SAMPLES else ()
-        array = np.full((*samples, *inside.shape), outside, np.float32)
+        array = np.full((*request.leading(quantity), *inside.shape), outside, np.float32)
         if answers:
             array[..., inside] = answers[quantity.value]
         values[quantity.value] = array
@@ -133,12 +133,10 @@ def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[slice, Array]]:
     """Yield blocks of pixels that hold `BLOCK` numbers at `per_pixel` each: which, and unit vectors
     (P, 3) along Galactic X, Y, Z to them."""
     pixels = 12 * nside**2
-    step = max(1, BLOCK // per_pixel)
-    for start in range(0, pixels, step):
-        stop = min(start + step, pixels)
-        yield slice(start, stop), pixel_directions(nside, np.arange(start, stop))
-        if _PARTS * start // pixels < _PARTS * stop // pixels < _PARTS:
-            log.info("pixels %d of %d", stop, pixels)
+    for part in chunks(pixels, max(1, BLOCK // per_pixel)):
+        yield part, pixel_directions(nside, np.arange(part.start, part.stop))
+        if _PARTS * part.start // pixels < _PARTS * part.stop // pixels < _PARTS:
+            log.info("pixels %d of %d", part.stop, pixels)
 
 
 @final

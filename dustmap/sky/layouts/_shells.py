@@ -242,7 +242,7 @@ def write_edenhofer2023(
     bins = options.bins or RadialBins.of_box(field)
     system = options.system or field.system
     factor = conversion(field.system, system)
-    note = _provenance.conversion_note(field.system, system, factor)
+    note = _provenance.conversion_note(field.system, system)
     plans = _edenhofer_plans(options, bins, system, provenance, note)
     names = list(zip(options.request.quantities, plans[::2], plans[1::2], strict=True))
     # The reader wants a density before all else.
@@ -384,9 +384,7 @@ def write_bayestar(
     factor = conversion(field.system, system)
     request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), options.samples)
     field.check(request)
-    note = (
-        _provenance.conversion_note(field.system, system, factor) + "; E(B-V) = 0.884 x Bayestar19"
-    )
+    note = _provenance.conversion_note(field.system, system) + "; E(B-V) = 0.884 x Bayestar19"
     shape = (options.pixels, options.samples, len(DISTANCE_MODULI))
     outside = 0
     with replacing(Path(path), overwrite) as partial, new_hdf5(partial) as (file, disk):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
-from dustmap.sky.maps import _quantities, _trilinear
+from dustmap.sky.maps import _cubes, _quantities, _trilinear
 from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import (
@@ -344,11 +344,10 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
     for quantity in density.available:
         described = DESCRIPTIONS[quantity]
         attributes = {"units": described.unit, "long_name": described.meaning}
+        values = density.cube(quantity)
         if quantity is Quantity.SAMPLES:
-            cubes = [density.cube(quantity, k) for k in range(density.n_samples)]
-            data[described.variable] = ("sample", "z", "y", "x"), np.stack(cubes), attributes
-        else:
-            data[described.variable] = ("z", "y", "x"), density.cube(quantity), attributes
+            values = np.stack([density.cube(quantity, k) for k in range(density.n_samples)])
+        data[_cubes.variable_of(quantity)] = _cubes.dimensions_of(quantity), values, attributes
     return xr.Dataset(data, axes, {"extinction_system": density.system.name})
 
 

@@ -178,7 +178,7 @@ def layout_of(
     for quantity, shape in shapes.items():
         if shape != layout.shape:
             raise UserError(
-                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
+                f"{path}: {variable_of(quantity)} must have shape (z, y, x) = "
                 f"{layout.shape}, got {shape}"
             )
     return layout
@@ -188,10 +188,9 @@ def layout_of(
 @dataclass(frozen=True)
 class Described:
     """extension: of FITS, the names that readers of published maps look for (the dot of the
-    second belongs to it); a sample's has its number behind. variable: of zarr."""
+    second belongs to it); a sample's has its number behind."""
 
     extension: str
-    variable: str
     meaning: str
     ucd: str = "phys.absorption"
     unit: str = DENSITY_UNIT
@@ -199,38 +198,39 @@ class Described:
 
 DESCRIPTIONS = {
     Quantity.MEAN: Described(
-        "MEAN", "density_mean", "posterior mean of the dust density", "phys.absorption;stat.mean"
+        "MEAN", "posterior mean of the dust density", "phys.absorption;stat.mean"
     ),
     Quantity.STD: Described(
-        "STD.",
-        "density_std",
-        "posterior standard deviation of the dust density",
-        "stat.stdev;phys.absorption",
+        "STD.", "posterior standard deviation of the dust density", "stat.stdev;phys.absorption"
     ),
     Quantity.MEDIAN: Described(
-        "MEDIAN",
-        "density_median",
-        "posterior median of the dust density",
-        "phys.absorption;stat.median",
+        "MEDIAN", "posterior median of the dust density", "phys.absorption;stat.median"
     ),
-    Quantity.P16: Described("P16", "density_p16", "16th percentile of the dust density"),
-    Quantity.P84: Described("P84", "density_p84", "84th percentile of the dust density"),
+    Quantity.P16: Described("P16", "16th percentile of the dust density"),
+    Quantity.P84: Described("P84", "84th percentile of the dust density"),
     Quantity.COVERAGE: Described(
         "COVERAGE",
-        "coverage",
         "1 - posterior variance / prior variance; the data dominate above 0.5",
         "stat.value",
         unit="",
     ),
-    Quantity.SAMPLES: Described(
-        "SAMPLE", "density_samples", "posterior samples of the dust density"
-    ),
+    Quantity.SAMPLES: Described("SAMPLE", "posterior samples of the dust density"),
 }
 
 
 def axis_meaning(name: str) -> str:
     """Describe the axis x, y or z."""
     return f"heliocentric Galactic {name.upper()}"
+
+
+def variable_of(quantity: Quantity) -> str:
+    """Name a quantity's array in zarr and xarray: density_mean, coverage."""
+    return "coverage" if quantity is Quantity.COVERAGE else f"density_{quantity.value}"
+
+
+def dimensions_of(quantity: Quantity) -> tuple[str, ...]:
+    """Name the axes of that array."""
+    return (*(("sample",) if quantity is Quantity.SAMPLES else ()), "z", "y", "x")
 
 
 def extension_of(cube: Cube, level: int = 0) -> str:
@@ -268,7 +268,7 @@ class FitsCubes(_FileCubes):
 
     @cached_property
     def layout(self) -> Layout:
-        with warnings.catch_warnings(), self._reading(), self._opened() as hdus:
+        with warnings.catch_warnings(), self._opened() as hdus:
             # Units that a file of which a part is missing no longer has are only warned of.
             warnings.simplefilter("error", AstropyUserWarning)
             held = {hdu.name for hdu in hdus}
@@ -302,14 +302,14 @@ class FitsCubes(_FileCubes):
             return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        with self._reading(), self._opened() as hdus:
+        with self._opened() as hdus:
             return np.asarray(self._image(hdus, cube).section[box], np.float32)
 
     @cached_property
     def finer(self) -> tuple[AbstractCubes, ...]:
         if self.level > 0:
             return ()
-        with self._reading(), self._opened() as hdus:
+        with self._opened() as hdus:
             held = {hdu.name for hdu in hdus}
         first = Cube(self.layout.quantities[0])
         levels = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
@@ -326,30 +326,29 @@ class FitsCubes(_FileCubes):
         return unit
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn what astropy says of a damaged file into one line that names it."""
+    def _opened(self) -> Iterator[fits.HDUList]:
+        """Open the file; what astropy says of a damaged one becomes one line that names it."""
         try:
-            yield
+            with self.path.open("rb") as file:
+                start = file.read(6)
+            if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
+                raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
+            if self.path.stat().st_size % BLOCK:
+                raise UserError(
+                    f"{self.path} is damaged, make it again: expected a FITS file of whole blocks "
+                    f"of {BLOCK} bytes"
+                )
+            try:
+                units = fits.open(self.path, memmap=True)
+            except OSError as error:
+                raise UserError(f"{self.path}: expected a FITS file: {error}") from error
+            with units as hdus:
+                yield hdus
         except Exception as error:
             if str(error).startswith(str(self.path)):
                 raise
             words = words_of_damage(error)
             raise UserError(f"{self.path} is damaged, make it again: {words}") from error
-
-    def _opened(self) -> fits.HDUList:
-        with self.path.open("rb") as file:
-            start = file.read(6)
-        if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
-            raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
-        if self.path.stat().st_size % BLOCK:
-            raise UserError(
-                f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "
-                f"{BLOCK} bytes"
-            )
-        try:
-            return fits.open(self.path, memmap=True)
-        except OSError as error:
-            raise UserError(f"{self.path}: expected a FITS file: {error}") from error
 
 
 def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
@@ -370,7 +369,7 @@ class ZarrCubes(_FileCubes):
     @cached_property
     def layout(self) -> Layout:
         held = self._group.names()
-        quantities = tuple(q for q, named in DESCRIPTIONS.items() if named.variable in held)
+        quantities = tuple(q for q in DESCRIPTIONS if variable_of(q) in held)
         if Quantity.MEAN not in quantities and Quantity.SAMPLES not in quantities:
             raise UserError(
                 f"{self.path}: expected the variable density_mean, got {sorted(held)}; is it a map?"
@@ -380,7 +379,7 @@ class ZarrCubes(_FileCubes):
         if missing or not isinstance(system, str):
             lacks = missing or ["the attribute extinction_system"]
             raise UserError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
-        samples, shapes = 0, {q: self._group.shape(DESCRIPTIONS[q].variable) for q in quantities}
+        samples, shapes = 0, {q: self._group.shape(variable_of(q)) for q in quantities}
         if Quantity.SAMPLES in shapes:
             samples, *rest = shapes[Quantity.SAMPLES] or (0,)
             shapes[Quantity.SAMPLES] = tuple(rest)
@@ -399,7 +398,7 @@ class ZarrCubes(_FileCubes):
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box
-        values = self._group.read(DESCRIPTIONS[cube.quantity].variable, index)
+        values = self._group.read(variable_of(cube.quantity), index)
         return values.astype(np.float32, copy=False)
 
     @cached_property

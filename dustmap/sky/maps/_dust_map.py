@@ -111,11 +111,8 @@ class DustMap:
             return self
         spacings = [cubes.layout.grid.spacing for cubes in self.cubes.finer]
         grid = finest_grid(self.grid, spacings)
-        points, several = grid.points().numpy(), {Quantity.SAMPLES: (self.n_samples,)}
-        arrays = {
-            quantity: np.empty((*several.get(quantity, ()), *grid.shape[::-1]), np.float32)
-            for quantity in self.available
-        }
+        points, leading = grid.points().numpy(), self.layout.request.leading
+        arrays = {q: np.empty((*leading(q), *grid.shape[::-1]), np.float32) for q in self.available}
         for cube in self.layout.cubes:
             (values,) = self._answers.interpolated((cube,), points, Outside.NAN)
             cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()

@@ -212,10 +212,9 @@ def plane_points(
 def empty_arrays(grid: RegularGrid, request: MapRequest, depth: int) -> Arrays:
     """Return arrays for `depth` planes of what is requested, to be filled."""
     plane = (depth, *grid.shape[1::-1])
-    arrays = {q.value: np.empty(plane, np.float32) for q in request.cubes}
-    if request.samples:
-        arrays[Quantity.SAMPLES.value] = np.empty((request.samples, *plane), np.float32)
-    return arrays
+    return {
+        q.value: np.empty((*request.leading(q), *plane), np.float32) for q in request.quantities
+    }
 
 
 def bytes_per_plane(grid: RegularGrid, request: MapRequest, extra: int = 0) -> int:

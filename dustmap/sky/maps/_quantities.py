@@ -107,6 +107,10 @@ class MapRequest:
         left = tuple(q for q in self.quantities if q.value not in names)
         return MapRequest(left, self.samples if Quantity.SAMPLES in left else 0) if left else None
 
+    def leading(self, quantity: Quantity) -> tuple[int, ...]:
+        """Shape of the axes of a quantity's numbers that stand before those of places."""
+        return (self.samples,) if quantity is Quantity.SAMPLES else ()
+
     @property
     def cubes(self) -> tuple[Quantity, ...]:
         """All but the samples."""

@@ -208,7 +208,7 @@ def _opened(path: Path, layout: Layout) -> tuple[zarr.Group, dict[Quantity, Arra
     # them does.
     with zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.open_group(path, mode="r+")
-        return group, {q: opened_array(group, DESCRIPTIONS[q].variable) for q in layout.quantities}
+        return group, {q: opened_array(group, _cubes.variable_of(q)) for q in layout.quantities}
 
 
 def _share(planes: int, depth: int, world: AbstractWorld) -> slice:
@@ -237,9 +237,9 @@ def _create(
     chunks, shards = _tiles(layout.shape[1:])
     create_array(
         group,
-        described.variable,
-        ((layout.samples,) if sample else ()) + layout.shape,
-        (*(("sample",) if sample else ()), "z", "y", "x"),
+        _cubes.variable_of(quantity),
+        (*layout.request.leading(quantity), *layout.shape),
+        _cubes.dimensions_of(quantity),
         chunks=(*sample, thickness, *chunks),
         shards=(*sample, depth, *shards),
         attributes={

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixels_towards
 from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import DustMap, Planes, Slabs
@@ -177,9 +178,7 @@ def _in_parts(
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Yield some nodes of the planes start <= k < stop at a time: which [z, y, x], and X, Y, Z."""
     shape = (stop - start, *grid.shape[1::-1])
-    size = math.prod(shape)
-    for first in range(0, size, AT_ONCE):
-        part = slice(first, min(first + AT_ONCE, size))
+    for part in chunks(math.prod(shape), AT_ONCE):
         k, j, i = np.unravel_index(np.arange(part.start, part.stop), shape)
         index = np.stack([i, j, k + start], axis=-1)
         yield part, np.asarray(grid.lower + index * np.array(grid.spacing), np.float64)

@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.linalg import chunks
 from dustmap.sky._coordinates import cartesian, pixel_directions, pixels_towards
 from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import AbstractDistances
@@ -99,8 +100,6 @@ class SkyPixel:
 
     def _to_border(self, directions: Array) -> Array:
         """Measure to the nearer of the two great circles that meet in the nearest border point."""
-        if len(directions) == 0:
-            return np.zeros(0)
         _, nearest = self._tree.query(directions)
         here = self.border[nearest]
         angles = _angle(directions, here)
@@ -188,8 +187,7 @@ class Tile:
         distances, where the star is beyond with a probability of 1e-3.
         """
         needed = np.zeros(len(l), np.bool_)
-        for start in range(0, len(l), AT_ONCE):
-            part = slice(start, start + AT_ONCE)
+        for part in chunks(len(l), AT_ONCE):
             end = distances[part].median
             if not distances.exact:
                 end = np.maximum(end, distances[part].quantile(np.array([END]))[:, 0])

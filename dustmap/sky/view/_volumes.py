@@ -122,9 +122,7 @@ class Volume:
         """Describe it for the page."""
         return {
             "name": self.name,
-            "logarithmic": self.scale.logarithmic,
-            "low": self.scale.low,
-            "high": self.scale.high,
+            **vars(self.scale),
             "shape": self.shape,
             "spacing": self.spacing,
             "factor": self.factor,
