@@ -5,7 +5,6 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 
 import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -220,7 +219,7 @@ class LogNormalEngine(AbstractEngine):
                 most_rank=self._most_rank(problem, division, among_nodes),
                 robust=problem.robust(settings.robust),
             ),
-            _logged(names, watch),
+            functools.partial(_log, names=names, watch=watch),
             origin=gp.Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             start=start and start.in_order(order[: len(start.pull)]),
             world=division.draws,
@@ -417,16 +416,12 @@ def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     }
 
 
-def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[MGVIRound], None]:
+def _log(line: MGVIRound, names: tuple[str, ...], watch: Watch) -> None:
     """Log a round, and pass its numbers to `watch`."""
-
-    def after(line: MGVIRound) -> None:
-        log.info(
-            "%s: residuals are %.3g of the errors (rms), %d solver steps",
-            _STAGES.get(line.stage, line.stage),
-            line.misfit,
-            line.cg_steps,
-        )
-        watch.on_step({"part": line.stage, **_numbers(line, names)})
-
-    return after
+    log.info(
+        "%s: residuals are %.3g of the errors (rms), %d solver steps",
+        _STAGES.get(line.stage, line.stage),
+        line.misfit,
+        line.cg_steps,
+    )
+    watch.on_step({"part": line.stage, **_numbers(line, names)})

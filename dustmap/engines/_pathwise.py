@@ -6,7 +6,6 @@ evidence of the gridded model; point values on a grid as fine as the learned ker
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, final
@@ -142,7 +141,7 @@ class PathwiseEngine(AbstractEngine):
             problem.lattice,
             settings,
             estimator=self.settings.estimator,
-            steps=_logged(names, watch),
+            steps=partial(_log, names=names, watch=watch),
             checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
@@ -307,16 +306,12 @@ def _numbers(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:
     return values
 
 
-def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[LearnStep], None]:
+def _log(step: LearnStep, names: tuple[str, ...], watch: Watch) -> None:
     """Log a step, and pass its numbers to `watch`."""
-
-    def after(step: LearnStep) -> None:
-        pairs = zip(names, step.parameters, strict=True)
-        log.info(
-            "learning hyperparameters: %s, %d solver steps",
-            ", ".join(f"{name} {math.exp(value):.4g}" for name, value in pairs),
-            step.solver_steps,
-        )
-        watch.on_step(_numbers(step, names))
-
-    return after
+    pairs = zip(names, step.parameters, strict=True)
+    log.info(
+        "learning hyperparameters: %s, %d solver steps",
+        ", ".join(f"{name} {math.exp(value):.4g}" for name, value in pairs),
+        step.solver_steps,
+    )
+    watch.on_step(_numbers(step, names))
