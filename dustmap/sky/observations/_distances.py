@@ -256,8 +256,7 @@ class DustAlong:
         rays, kept, _ = whole.clipped(*box, OutsidePolicy.TRUNCATE)
         each = edges.new_zeros(draws_of(self.posterior, _DRAWS), *distance.shape)
         if len(kept) > 0:
-            seeded = torch.Generator().manual_seed(self.seed)
-            each[:, kept] = segment_draws(rays, self.posterior, len(each), seeded).to(each)
+            each[:, kept] = segment_draws(rays, self.posterior, len(each), self.seed).to(each)
         if self.dust is not None:
             within = torch.zeros_like(edges)
             within[kept] = rays.edges
