@@ -22,7 +22,7 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
-from dustmap.sky.maps._trilinear import Rays, quadrature
+from dustmap.sky.maps._trilinear import Rays, quadrature, within_box
 from dustmap.sky.simulation import _dust
 from dustmap.sky.simulation._dust import SUN_RADIUS, Stream, check_between, check_positive
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
@@ -183,8 +183,7 @@ def column_density(
     lower, upper, spacing = map(np.array, (grid.lower, grid.upper, grid.spacing))
     if not ((lower <= 0) & (upper >= 0)).all():
         raise UserError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
-    slack = 1e-6 * spacing
-    outside = ((positions < lower - slack) | (positions > upper + slack)).any(axis=-1)
+    outside = ~within_box(grid, positions)
     if outside.any():
         raise UserError(
             f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
