@@ -145,7 +145,7 @@ def segments_of(quantiles: Array, near: Array | None = None, far: Array | None =
     far = np.full(n, np.inf) if far is None else far
     parts = [
         _segments(quantiles[rows], near[rows, None], far[rows, None])
-        for rows in chunks(n, STARS_AT_ONCE)
+        for rows in chunks(max(n, 1), STARS_AT_ONCE)
     ]
     arrays = zip(*(part._arrays() for part in parts), strict=True)
     return Segments(*(np.concatenate(values) for values in arrays))

@@ -167,13 +167,6 @@ class BeyondBox:
     behind: int
     total: int
 
-    @staticmethod
-    def nothing(rays: LineIntegrals) -> "BeyondBox":
-        """Describe rays that are in the box from end to end."""
-        none = rays[:0]
-        index = torch.zeros(0, dtype=torch.int64, device=rays.device)
-        return BeyondBox(index, DistanceSpread(none, none.weights), 1, len(rays))
-
     @torch.no_grad()
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
         """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
@@ -345,8 +338,6 @@ def _beyond(rays: LineIntegrals, quantiles: Array, grid: RegularGrid) -> BeyondB
     )
     far = quantiles[:, len(_segments.EDGES) - 1]
     rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + functionals.FACE_SLACK)))
-    if len(rows) == 0:
-        return BeyondBox.nothing(rays)
     own = quantiles[rows]
     behind = _segments.segments_of(own, leave[rows]).subdivided(PIECES)
     before = Segments.none(np.zeros(len(rows)))
