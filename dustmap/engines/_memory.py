@@ -6,7 +6,7 @@ Numbers of arrays are those of the code at its fullest moment.
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, final
 
@@ -14,7 +14,6 @@ import torch
 
 from dustmap import inference
 from dustmap.gp import NestedGrids, RegularGrid, features, tori_for
-from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
 from dustmap.linalg import AbstractWorld, Alone
@@ -35,9 +34,6 @@ LINEAR, KRIGING = 2, 4
 _CHUNK = 32 * MIB
 #: Columns of a block solve at most, and the rank of its preconditioner.
 _WIDEST, _RANK = 64, 200
-
-#: Bytes of the stored rows of rays, with their transpose.
-RowBytes = Callable[[LineIntegrals], int]
 
 
 @final

@@ -83,7 +83,7 @@ class PathwiseEngine(AbstractEngine):
                 s.vector, s.column, allotment.vectors, s.samples
             )
             together = f"{columns} of {1 + s.samples}"
-        rows, how = _memory.row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
+        rows, how = _memory.row_component(self.row_bytes(problem, rays), allotment.rows, len(rays))
         what = f"mean and {s.samples} draws of {s.torus:,} variables, and their solution"
         parts = [
             Component("draws", 2 * (1 + s.samples) * s.vector, During.WHOLE, what),
@@ -238,13 +238,13 @@ class PathwiseEngine(AbstractEngine):
         if not isinstance(rays, LineIntegrals):
             return _memory.Allotment(budget // 2, budget // 2)
         s = self.sizes(problem)
-        held, rows = 2 * (1 + s.samples) * s.vector, self.row_bytes(problem)(rays)
+        held, rows = 2 * (1 + s.samples) * s.vector, self.row_bytes(problem, rays)
         return _memory.Allotment.of_rows(budget, s, held, rows)
 
-    def row_bytes(self, problem: Problem) -> _memory.RowBytes:
+    def row_bytes(self, problem: Problem, rays: LineIntegrals) -> int:
         """Bytes of stored rows of kriging weights."""
-        grid, dtype = problem.lattice, self.settings.points.dtype
-        return partial(features.row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
+        dtype = self.settings.points.dtype
+        return features.row_bytes(rays, problem.lattice, _memory.KRIGING, dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
         """Bytes of the solve on a grid of its own."""
