@@ -302,10 +302,7 @@ def sight_lines(
     else:
         quantiles, negligible = _segments.quantiles_of(distances), _segments.NEGLIGIBLE
         segments = _segments.segments_of(quantiles)
-        omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(device)
-        omega = omega / omega.norm(dim=-1, keepdim=True)
-        edges, weights = _tensors(device, segments.edges, segments.mean)
-        whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
+        whole = rays_towards(l, b, *_tensors(device, segments.edges, segments.mean))
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     rows = kept.cpu().numpy()
     if not may_be_none:
@@ -319,6 +316,15 @@ def sight_lines(
         return SightLines(rays, rows, counts, None, beyond=beyond)
     spread = _within(rays, segments[rows], quantiles)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
+
+
+def rays_towards(
+    l: Array, b: Array, edges: Tensor, weights: Tensor, *keys: Tensor
+) -> LineIntegrals:
+    """Make rays from the Sun in directions (N,) in degrees, of these segments and keys."""
+    omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(edges.device)
+    omega = omega / omega.norm(dim=-1, keepdim=True)
+    return LineIntegrals(torch.zeros_like(omega), omega, edges, weights, *keys)
 
 
 def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
