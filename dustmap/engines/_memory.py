@@ -245,8 +245,8 @@ def spectra_component(sizes: GriddedSizes) -> Component:
 
 def solver_components(
     vector: int, column: int, budget: int, samples: int
-) -> tuple[tuple[Component, ...], int]:
-    """A block solve for mean and draws with its preconditioner, and its columns.
+) -> tuple[tuple[Component, ...], str]:
+    """A block solve for mean and draws with its preconditioner, and its columns in words.
 
     vector, column: bytes of one vector of the solve, and of all vectors of one column.
     """
@@ -261,7 +261,7 @@ def solver_components(
         Component("preconditioner", rank * vector, During.SOLVING, f"of rank {rank}"),
         Component("solver", columns * column, During.SOLVING, solving),
     )
-    return parts, columns
+    return parts, f"{columns} of {1 + samples}"
 
 
 def matrices_component(n: int, nodes: int) -> Component:
@@ -272,7 +272,7 @@ def matrices_component(n: int, nodes: int) -> Component:
 
 
 def matrix_components(sizes: GriddedSizes) -> tuple[tuple[Component, ...], str]:
-    """A solve for mean and draws by the covariance of the data, and its columns."""
+    """A solve for mean and draws by the covariance of the data, and its columns in words."""
     at_once = min(inference.DRAWS_TOGETHER, sizes.samples)
     vectors = inference.DRAW_VECTORS * 8 * sizes.torus
     making = f"{at_once} of {inference.DRAW_VECTORS} vectors each, float64"

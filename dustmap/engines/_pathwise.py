@@ -79,10 +79,9 @@ class PathwiseEngine(AbstractEngine):
         if by_matrix:
             solver, together = _memory.matrix_components(s)
         else:
-            solver, columns = _memory.solver_components(
+            solver, together = _memory.solver_components(
                 s.vector, s.column, allotment.vectors, s.samples
             )
-            together = f"{columns} of {1 + s.samples}"
         rows, how = _memory.row_component(self.row_bytes(problem, rays), allotment.rows, len(rays))
         what = f"mean and {s.samples} draws of {s.torus:,} variables, and their solution"
         parts = [
