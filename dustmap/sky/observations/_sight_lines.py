@@ -112,8 +112,7 @@ class PriorDust:
         g, h, apart = (
             self.pairs(torch.from_numpy(np.asarray(t))).numpy() for t in (a, b, np.abs(a - b))
         )
-        correlation: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
-        return correlation
+        return np.asarray(0.5 * (g + h - apart) / np.sqrt(g * h))
 
     def coherence_area(self) -> float:
         """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
@@ -142,8 +141,7 @@ class PriorDust:
         dx = torch.zeros(*distance.shape, self.kernel.dim, dtype=torch.float64, device=device)
         dx[..., 0] = torch.from_numpy(distance).to(device)
         k = self.kernel(dx)
-        c: NDArray[np.float64] = (k.expm1() if self.lognormal else k).cpu().numpy()
-        return c
+        return np.asarray((k.expm1() if self.lognormal else k).cpu().numpy())
 
 
 @final
