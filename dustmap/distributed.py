@@ -75,7 +75,8 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
     world = _joined(int(os.environ["RANK"]), size, timeout)
     try:
         if on_gpus:
-            check_own_gpus(world, _gpu_of_this_rank())
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            check_own_gpus(world, f"{socket.gethostname()}: GPU {device.uuid}")
         yield world
     except RankLost:
         world.leave(_CUT_OFF)
@@ -109,11 +110,6 @@ def check_own_gpus(world: AbstractWorld, gpu: str) -> None:
                 "start no more ranks on a node than it has GPUs, with LOCAL_RANK 0, 1, .. on each, "
                 "or compute without GPUs: --device cpu"
             )
-
-
-def _gpu_of_this_rank() -> str:
-    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    return f"{socket.gethostname()}: GPU {uuid}"
 
 
 def _take_gpu() -> None:
@@ -173,12 +169,11 @@ class ProcessGroup(AbstractWorld):
         if most == 0:
             return part
         # All ranks send as much: a row more or less, unless data have been picked.
-        sent = rows if len(rows) == most else rows.new_empty(most, *rows.shape[1:])
-        if sent is not rows:
-            sent[: len(rows)] = rows
+        if len(rows) < most:
+            rows = torch.cat([rows, rows.new_empty(most - len(rows), *rows.shape[1:])])
         received = rows.new_empty(self._size * most, *rows.shape[1:])
         with self._naming_the_lost():
-            _gather(received, sent.contiguous())
+            _gather(received, rows.contiguous())
         if min(counts) < most:
             parts = zip(torch.split(received, most), counts, strict=True)
             received = torch.cat([part[:n] for part, n in parts])

@@ -1,7 +1,7 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -132,20 +132,17 @@ class ExactEngine(AbstractEngine):
         arrays: Arrays = {}
         if isinstance(points, PointValues):
             arrays = _engine.arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
-
-        @cache
-        def on_grid() -> GriddedDraws:
-            assert box is not None
+        on_grid = None
+        if box is not None:
             grid = draw_grid(box, first_length(model.kernel))
-            return GriddedDraws.of(posterior, grid, DRAWS, self.settings.seed)
-
+            on_grid = cache(partial(GriddedDraws.of, posterior, grid, DRAWS, self.settings.seed))
         return EngineFit(
             posterior,
             model,
             report={"bytes_needed": _learning.bytes_of_exact(len(data)), "advice": [], **report},
             evidence=float(posterior.log_evidence(data.y)),
             arrays=arrays,
-            on_grid=None if box is None else on_grid,
+            on_grid=on_grid,
         )
 
     def check_memory(self, n: int) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from dustmap.gp.features import CholeskyFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 
+#: A number for each axis.
+Axes: TypeAlias = NDArray[np.float64]
 #: An automatic grid leaves at most these parts of the noise variance, so that data lose nothing,
 #: and of the posterior variance, so that the standard deviation of f keeps its meaning.
 NOISE_SHARE = 0.3
@@ -122,11 +124,11 @@ def automatic_grid(
     coarsest of all. The lattice of the data, if they have one, leaves nothing unexplained: it is
     taken where it fits and has no more nodes.
     """
-    lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
+    lower, upper = (end.double().numpy() for end in (x.amin(0), x.amax(0)))
     _refuse_flat(lower, upper)
-    shortest, longest = lengths_of(kernel).amin(0), lengths_of(kernel).amax(0).tolist()
+    shortest = lengths_of(kernel).amin(0)
     expected = expected_variance(kernel, typical_density(x, shortest), noise_variance)
-    lengths = shortest.tolist()
+    lengths, longest = (t.double().numpy() for t in (shortest, lengths_of(kernel).amax(0)))
 
     def judged(grid: RegularGrid) -> GridChoice:
         unexplained = float(unexplained_variance(kernel, grid.spacing).median())
@@ -138,7 +140,7 @@ def automatic_grid(
         lattice = None
     chosen: GridChoice | None = None
     for density in _DENSITIES:
-        grid = _covering(lower, upper, [length / density for length in lengths])
+        grid = _covering(lower, upper, lengths / density)
         if lattice is not None and (lattice.size <= grid.size or not fits(grid)):
             return GridChoice(lattice, 0.0, 0.0, True)
         if not fits(grid):
@@ -147,10 +149,7 @@ def automatic_grid(
         if chosen.fine_enough:
             break
     if chosen is None:
-        widest = [
-            max(length, (b - a) / (_MIN_NODES - 1) * (1.0 + 1e-6))
-            for a, b, length in zip(lower, upper, longest, strict=True)
-        ]
+        widest = np.maximum(longest, (upper - lower) / (_MIN_NODES - 1) * (1.0 + 1e-6))
         chosen = judged(_coarser(lower, upper, lengths, widest, fits))
     return chosen
 
@@ -218,7 +217,7 @@ def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
 def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:
     """A grid of so many points per axis over the data x (N, D), a quarter of a cell beyond them."""
     lower, upper = x.amin(0), x.amax(0)
-    _refuse_flat(lower.tolist(), upper.tolist())
+    _refuse_flat(lower.numpy(), upper.numpy())
     if len(shape) != len(lower):
         raise UserError(
             f"grid = {tuple(shape)} gives the points of {len(shape)} axes but X has {len(lower)} "
@@ -314,11 +313,7 @@ def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
 
 
 def _coarser(
-    lower: list[float],
-    upper: list[float],
-    spacing: list[float],
-    widest: list[float],
-    fits: Callable[[RegularGrid], bool],
+    lower: Axes, upper: Axes, spacing: Axes, widest: Axes, fits: Callable[[RegularGrid], bool]
 ) -> RegularGrid:
     """The finest grid that fits of those coarser than `spacing`, else the one of `widest`.
 
@@ -326,30 +321,24 @@ def _coarser(
     beyond, an axis loses accuracy and saves nothing.
     """
     while True:
-        spacing = [min(_STEP * h, w) for h, w in zip(spacing, widest, strict=True)]
+        spacing = np.minimum(_STEP * spacing, widest)
         grid = _covering(lower, upper, spacing)
-        if fits(grid) or spacing == widest:
+        if fits(grid) or np.array_equal(spacing, widest):
             return grid
 
 
-def _covering(lower: list[float], upper: list[float], spacing: list[float]) -> RegularGrid:
+def _covering(lower: Axes, upper: Axes, spacing: Axes) -> RegularGrid:
     """The least regular grid of this spacing around the box, with an equal margin on both sides."""
-    shape = [
-        max(_MIN_NODES, math.ceil((b - a) / h * (1.0 + 1e-9)) + 1)
-        for a, b, h in zip(lower, upper, spacing, strict=True)
-    ]
-    margins = [
-        0.5 * ((m - 1) * h - (b - a))
-        for a, b, h, m in zip(lower, upper, spacing, shape, strict=True)
-    ]
-    first = [a - margin for a, margin in zip(lower, margins, strict=True)]
-    return RegularGrid(tuple(first), tuple(spacing), tuple(shape))
+    cells = (upper - lower) / spacing * (1.0 + 1e-9)
+    shape = tuple(max(_MIN_NODES, math.ceil(count) + 1) for count in cells)
+    margin = 0.5 * ((np.array(shape) - 1.0) * spacing - (upper - lower))
+    return RegularGrid(tuple((lower - margin).tolist()), tuple(spacing.tolist()), shape)
 
 
-def _refuse_flat(lower: list[float], upper: list[float]) -> None:
-    for axis, (a, b) in enumerate(zip(lower, upper, strict=True)):
-        if not b > a:
-            raise UserError(
-                f"column {axis} of X has one value only, so no grid can cover it: drop the column, "
-                f'or use engine="exact"'
-            )
+def _refuse_flat(lower: Axes, upper: Axes) -> None:
+    flat = np.flatnonzero(~(upper > lower))
+    if len(flat):
+        raise UserError(
+            f"column {flat[0]} of X has one value only, so no grid can cover it: drop the column, "
+            f'or use engine="exact"'
+        )

@@ -106,12 +106,11 @@ class InducingEngine(AbstractEngine):
         plan, choice = _inducing_grid.planned(problem, self.settings)
         plan.check()
         plan, advice = self._precise_enough(problem, plan)
-        variational = self._model(problem.model, plan)
         if self.settings.epochs:
-            variational = self._model(problem.model.fixed(), plan)
-            fit = self._stochastic(problem, variational, plan, watch.within("condition"))
+            model = self._model(problem.model.fixed(), plan)
+            fit = self._stochastic(problem, model, plan, watch.within("condition"))
         else:
-            fit = self._direct(problem, variational, plan, watch)
+            fit = self._direct(problem, self._model(problem.model, plan), plan, watch)
         report = {**fit.report, "expected": {} if choice is None else choice.expected}
         report["advice"] = [*advice, *report["advice"]]
         return replace(fit, report=report)
@@ -124,8 +123,7 @@ class InducingEngine(AbstractEngine):
             plan, _ = _inducing_grid.planned(problem, self.settings)
         device = problem.data.y.device
         posterior = variational_posterior(self._model(problem.model, plan), arrays, device)
-        report = _sizes(plan, posterior.model.features)
-        return replace(self._fit(problem, posterior, plan, None, report), model=problem.model)
+        return replace(self._fit(problem, posterior, plan, None, {}), model=problem.model)
 
     @torch.no_grad()
     def _model(self, model: GPModel, plan: InducingPlan) -> VariationalModel:
@@ -201,7 +199,6 @@ class InducingEngine(AbstractEngine):
             )
         advice += [] if solve.converged else [solve.message()]
         report = {
-            **_sizes(plan, model.features),
             "rows": asdict(solves),
             "solve": {
                 "status": solve.worst.name.lower(),
@@ -230,8 +227,7 @@ class InducingEngine(AbstractEngine):
             checkpointer=watch.checkpointer,
         )
         elbo = inference.full_elbo(model, last.posterior, data, source)
-        sizes = _sizes(plan, model.features)
-        report = {**sizes, "steps": last.step, "epochs": last.epoch, "advice": []}
+        report = {"steps": last.step, "epochs": last.epoch, "advice": []}
         posterior = VariationalPosterior(model, last.posterior)
         return self._fit(problem, posterior, plan, elbo, report)
 
@@ -248,6 +244,7 @@ class InducingEngine(AbstractEngine):
         A posterior in closed form on a box is computed again; one of many epochs is kept.
         """
         learned = replace(problem.model, mean=posterior.model.mean)
+        report = {**_sizes(plan, posterior.model.features), **report}
         on_box = problem.box is not None and self.settings.points_per_length is not None
         arrays = {} if on_box and not self.settings.epochs else variational_arrays(posterior)
         fit = EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)

@@ -197,12 +197,13 @@ def candidates(n: int, settings: InducingSettings) -> list[tuple[InducingSetting
     """
     rows = settings.max_memory // (2 * n * settings.dtype.itemsize)
     most = max(min(rows, _MOST_PER_DATUM * n), max_full(settings))
-    open_whitening = settings.whitening == "auto"
-    whitening = "cholesky" if open_whitening else settings.whitening
-    full = replace(settings, family="full", whitening=whitening)
-    whitening = "torus" if open_whitening else settings.whitening
-    family = "block" if settings.family == "auto" else settings.family
-    structured = replace(settings, family=family, whitening=whitening)
+
+    def whitened(family: str, otherwise: str) -> InducingSettings:
+        whitening = otherwise if settings.whitening == "auto" else settings.whitening
+        return replace(settings, family=family, whitening=whitening)
+
+    full = whitened("full", "cholesky")
+    structured = whitened("block" if settings.family == "auto" else settings.family, "torus")
     if settings.family == "full":
         return [(full, math.isqrt(settings.max_memory // 64))]
     if settings.family != "auto":

@@ -185,20 +185,14 @@ def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
     values = {"length": [length * kernel.dim**0.5 for length in _START_LENGTHS]}
     if any(p.name == "scatter" and p.is_learned for p in model.likelihood.parameters()):
         values["scatter"] = list(_START_NOISE)
-    starts = [
-        model.with_parameters(
-            [
-                p.at(torch.full_like(p.value, start[name]).log() + _over(p, first))
-                if (name := p.name.partition("[")[0]) in start
-                else p
-                for p in model.parameters()
-            ]
-        )
-        for start in (
-            dict(zip(values, v, strict=True)) for v in itertools.product(*values.values())
-        )
-    ]
-    return max(starts, key=score)
+
+    def moved(p: gp.Parameter, start: dict[str, float]) -> gp.Parameter:
+        value = start.get(p.name.partition("[")[0])
+        return p if value is None else p.at(torch.full_like(p.value, value).log() + _over(p, first))
+
+    starts = (dict(zip(values, v, strict=True)) for v in itertools.product(*values.values()))
+    moves = ([moved(p, start) for p in model.parameters()] for start in starts)
+    return max(map(model.with_parameters, moves), key=score)
 
 
 def _over(p: gp.Parameter, first: Tensor) -> Tensor | float:

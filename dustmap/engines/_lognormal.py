@@ -220,7 +220,7 @@ class LogNormalEngine(AbstractEngine):
                 most_rank=self._most_rank(problem, division, among_nodes),
                 robust=problem.robust(settings.robust),
             ),
-            _logged(names, watch),
+            functools.partial(_log, names=names, watch=watch),
             origin=gp.Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             start=start and start.in_order(order[: len(start.pull)]),
             world=division.draws,
@@ -274,10 +274,7 @@ class LogNormalEngine(AbstractEngine):
         """Prior, mean and noise, and rows of the fit through shared beams where there are any."""
         model, settings = problem.model, self.settings
         prior = self._prior(problem, division)
-        rows = functools.partial(self._rows(problem), memory=division.allotment.rows)
-        if settings.beams is not None:
-            beamed = features.beamed_interpolation
-            rows = functools.partial(beamed, beams=settings.beams, **rows.keywords)
+        rows = self._rows(problem, division.allotment.rows, settings.beams)
         return inference.LogNormalModel(
             prior, model.mean, model.noise, rows, zero_points=model.zero_points
         )
@@ -298,13 +295,16 @@ class LogNormalEngine(AbstractEngine):
             makers=world_of(problem.data.functional),
         )
 
-    def _rows(self, problem: Problem) -> "functools.partial[Any]":
-        """Rows of any functional by multilinear interpolation, not stored: a posterior multiplies
-        them once."""
+    def _rows(
+        self, problem: Problem, memory: int = 0, beams: features.AbstractBeams | None = None
+    ) -> "functools.partial[Any]":
+        """Rows of any functional by multilinear interpolation. They are not stored by default, as a
+        posterior multiplies them once."""
+        rows: Callable[..., linalg.AbstractOperator] = features.interpolation
+        if beams is not None:
+            rows = functools.partial(features.beamed_interpolation, beams=beams)
         dtype = self.settings.dtype
-        return functools.partial(
-            features.interpolation, grid=problem.lattice, memory=0, dtype=dtype
-        )
+        return functools.partial(rows, grid=problem.lattice, memory=memory, dtype=dtype)
 
     def sizes(self, problem: Problem) -> _memory.GriddedSizes:
         """Sizes of the solve on the map's grid."""
@@ -324,7 +324,7 @@ class LogNormalEngine(AbstractEngine):
         sizes, functional = self.sizes(problem), problem.data.functional
         world, held = world_of(functional), drawing_bytes(sizes) + self._number_bytes(sizes)
         rays = own_rays(functional)
-        own = self.row_bytes(problem)(rays) if len(rays) else 0
+        own = self.row_bytes(problem, rays) if len(rays) else 0
         allot = functools.partial(_memory.Allotment.of_rows, self.settings.memory, sizes)
         if world.size == 1:
             return RankDivision(own, len(rays), allot(held, own))
@@ -334,18 +334,13 @@ class LogNormalEngine(AbstractEngine):
             return RankDivision(rows, len(functional), allotment, draws=world, geometry=geometry)
         return RankDivision(own, len(rays), allot(held, own), rows=world)
 
-    def row_bytes(self, problem: Problem) -> _memory.RowBytes:
+    def row_bytes(self, problem: Problem, rays: LineIntegrals) -> int:
         """Bytes of rows with their transpose, those of shared beams included."""
         grid, dtype, beams = problem.lattice, self.settings.dtype, self.settings.beams
         if beams is None:
-            order = _memory.LINEAR
-            return functools.partial(features.row_bytes, grid=grid, order=order, dtype=dtype)
-
-        def shared(rays: LineIntegrals) -> int:
-            table = features.BeamTable.of(grid, beams, dtype=dtype, device=rays.device)
-            return table.planned_bytes(rays)
-
-        return shared
+            return features.row_bytes(rays, grid, _memory.LINEAR, dtype)
+        table = features.BeamTable.of(grid, beams, dtype=dtype, device=rays.device)
+        return table.planned_bytes(rays)
 
 
 def drawing_bytes(sizes: _memory.GriddedSizes) -> int:
@@ -417,16 +412,12 @@ def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     }
 
 
-def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[MGVIRound], None]:
+def _log(line: MGVIRound, names: tuple[str, ...], watch: Watch) -> None:
     """Log a round, and pass its numbers to `watch`."""
-
-    def after(line: MGVIRound) -> None:
-        log.info(
-            "%s: residuals are %.3g of the errors (rms), %d solver steps",
-            _STAGES.get(line.stage, line.stage),
-            line.misfit,
-            line.cg_steps,
-        )
-        watch.on_step({"part": line.stage, **_numbers(line, names)})
-
-    return after
+    log.info(
+        "%s: residuals are %.3g of the errors (rms), %d solver steps",
+        _STAGES.get(line.stage, line.stage),
+        line.misfit,
+        line.cg_steps,
+    )
+    watch.on_step({"part": line.stage, **_numbers(line, names)})

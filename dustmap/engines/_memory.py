@@ -6,7 +6,7 @@ Numbers of arrays are those of the code at its fullest moment.
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, final
 
@@ -14,7 +14,6 @@ import torch
 
 from dustmap import inference
 from dustmap.gp import NestedGrids, RegularGrid, features, tori_for
-from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
 from dustmap.linalg import AbstractWorld, Alone
@@ -35,9 +34,6 @@ LINEAR, KRIGING = 2, 4
 _CHUNK = 32 * MIB
 #: Columns of a block solve at most, and the rank of its preconditioner.
 _WIDEST, _RANK = 64, 200
-
-#: Bytes of the stored rows of rays, with their transpose.
-RowBytes = Callable[[LineIntegrals], int]
 
 
 @final
@@ -249,8 +245,8 @@ def spectra_component(sizes: GriddedSizes) -> Component:
 
 def solver_components(
     vector: int, column: int, budget: int, samples: int
-) -> tuple[tuple[Component, ...], int]:
-    """A block solve for mean and draws with its preconditioner, and its columns.
+) -> tuple[tuple[Component, ...], str]:
+    """A block solve for mean and draws with its preconditioner, and its columns in words.
 
     vector, column: bytes of one vector of the solve, and of all vectors of one column.
     """
@@ -265,7 +261,7 @@ def solver_components(
         Component("preconditioner", rank * vector, During.SOLVING, f"of rank {rank}"),
         Component("solver", columns * column, During.SOLVING, solving),
     )
-    return parts, columns
+    return parts, f"{columns} of {1 + samples}"
 
 
 def matrices_component(n: int, nodes: int) -> Component:
@@ -276,7 +272,7 @@ def matrices_component(n: int, nodes: int) -> Component:
 
 
 def matrix_components(sizes: GriddedSizes) -> tuple[tuple[Component, ...], str]:
-    """A solve for mean and draws by the covariance of the data, and its columns."""
+    """A solve for mean and draws by the covariance of the data, and its columns in words."""
     at_once = min(inference.DRAWS_TOGETHER, sizes.samples)
     vectors = inference.DRAW_VECTORS * 8 * sizes.torus
     making = f"{at_once} of {inference.DRAW_VECTORS} vectors each, float64"

@@ -6,7 +6,6 @@ evidence of the gridded model; point values on a grid as fine as the learned ker
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, final
@@ -80,11 +79,10 @@ class PathwiseEngine(AbstractEngine):
         if by_matrix:
             solver, together = _memory.matrix_components(s)
         else:
-            solver, columns = _memory.solver_components(
+            solver, together = _memory.solver_components(
                 s.vector, s.column, allotment.vectors, s.samples
             )
-            together = f"{columns} of {1 + s.samples}"
-        rows, how = _memory.row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
+        rows, how = _memory.row_component(self.row_bytes(problem, rays), allotment.rows, len(rays))
         what = f"mean and {s.samples} draws of {s.torus:,} variables, and their solution"
         parts = [
             Component("draws", 2 * (1 + s.samples) * s.vector, During.WHOLE, what),
@@ -142,7 +140,7 @@ class PathwiseEngine(AbstractEngine):
             problem.lattice,
             settings,
             estimator=self.settings.estimator,
-            steps=_logged(names, watch),
+            steps=partial(_log, names=names, watch=watch),
             checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
@@ -239,13 +237,13 @@ class PathwiseEngine(AbstractEngine):
         if not isinstance(rays, LineIntegrals):
             return _memory.Allotment(budget // 2, budget // 2)
         s = self.sizes(problem)
-        held, rows = 2 * (1 + s.samples) * s.vector, self.row_bytes(problem)(rays)
+        held, rows = 2 * (1 + s.samples) * s.vector, self.row_bytes(problem, rays)
         return _memory.Allotment.of_rows(budget, s, held, rows)
 
-    def row_bytes(self, problem: Problem) -> _memory.RowBytes:
+    def row_bytes(self, problem: Problem, rays: LineIntegrals) -> int:
         """Bytes of stored rows of kriging weights."""
-        grid, dtype = problem.lattice, self.settings.points.dtype
-        return partial(features.row_bytes, grid=grid, order=_memory.KRIGING, dtype=dtype)
+        dtype = self.settings.points.dtype
+        return features.row_bytes(rays, problem.lattice, _memory.KRIGING, dtype)
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
         """Bytes of the solve on a grid of its own."""
@@ -307,16 +305,12 @@ def _numbers(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:
     return values
 
 
-def _logged(names: tuple[str, ...], watch: Watch) -> Callable[[LearnStep], None]:
+def _log(step: LearnStep, names: tuple[str, ...], watch: Watch) -> None:
     """Log a step, and pass its numbers to `watch`."""
-
-    def after(step: LearnStep) -> None:
-        pairs = zip(names, step.parameters, strict=True)
-        log.info(
-            "learning hyperparameters: %s, %d solver steps",
-            ", ".join(f"{name} {math.exp(value):.4g}" for name, value in pairs),
-            step.solver_steps,
-        )
-        watch.on_step(_numbers(step, names))
-
-    return after
+    pairs = zip(names, step.parameters, strict=True)
+    log.info(
+        "learning hyperparameters: %s, %d solver steps",
+        ", ".join(f"{name} {math.exp(value):.4g}" for name, value in pairs),
+        step.solver_steps,
+    )
+    watch.on_step(_numbers(step, names))

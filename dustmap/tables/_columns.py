@@ -164,6 +164,7 @@ def typed(
     """
     if kind is ColumnType.TEXT:
         return _text(raw, ref)
+    missing = np.zeros(len(raw), bool) if missing is None else np.asarray(missing, bool)
     if kind is ColumnType.LABEL:
         return _labels(raw, ref, missing)
     if raw.dtype.kind == "b":
@@ -172,13 +173,11 @@ def typed(
         raise wrong_type(ref, kind, _kind_words(raw.dtype))
     if kind is ColumnType.NUMBER:
         values = raw.astype(np.float64)
-        if missing is not None:
-            values[missing] = np.nan
+        values[missing] = np.nan
         return values
     if raw.dtype.kind == "u" and len(raw) and raw.max() > np.iinfo(np.int64).max:
         raise wrong_type(ref, kind, "values above 2^63 - 1")
-    mask = np.zeros(len(raw), bool) if missing is None else missing
-    return np.ma.MaskedArray(raw.astype(np.int64), mask=mask)
+    return np.ma.MaskedArray(raw.astype(np.int64), mask=missing)
 
 
 def wrong_type(ref: ColumnRef | str, kind: ColumnType, got: str) -> UserError:
@@ -199,9 +198,8 @@ def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
     return np.char.strip(raw)
 
 
-def _labels(raw: NDArray[Any], ref: ColumnRef, missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+def _labels(raw: NDArray[Any], ref: ColumnRef, none: NDArray[np.bool_]) -> NDArray[Any]:
     """Return text, or whole numbers as text; "" where there is none, such as NaN."""
-    none = np.zeros(len(raw), bool) if missing is None else np.asarray(missing, bool)
     if raw.dtype.kind in "SUO":
         labels = _text(raw, ref)
         none = none | np.isin(np.char.lower(labels), _NO_LABELS)

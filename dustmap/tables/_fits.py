@@ -181,8 +181,7 @@ def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
         native = raw.astype(raw.dtype.newbyteorder("="))
         unsigned = native.view(native.dtype.str.replace("i", "u"))
         return np.asarray(unsigned ^ unsigned.dtype.type(_UNSIGNED[field.code]))
-    scaled: NDArray[Any] = raw * field.scale + field.zero
-    return scaled
+    return np.asarray(raw * field.scale + field.zero)
 
 
 def _field(header: fits.Header, i: int) -> _Field:

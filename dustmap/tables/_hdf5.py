@@ -303,8 +303,12 @@ class Hdf5Reader(_columns.AbstractReader):
             self._table = _compound(file)
             self._description = _description(file, self._table)
             self.columns = tuple(self._find(file))
-            self._rows = self._length(file)
-            for name in [self._table] if self._table else [c.name for c in self.columns]:
+            names = [self._table] if self._table else [column.name for column in self.columns]
+            lengths = {name: int(file[name].shape[0]) for name in names}
+            if len(set(lengths.values())) > 1:
+                raise UserError(f"the datasets at the root have different lengths: {lengths}")
+            self._rows = next(iter(lengths.values()), 0)
+            for name in names:
                 _check_storage(file[name])
 
     def keyword(self, name: str) -> str:
@@ -344,16 +348,6 @@ class Hdf5Reader(_columns.AbstractReader):
                 units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
                 unit = str(_text(units[0])) if units else ""
                 yield _columns.FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
-
-    def _length(self, file: h5py.File) -> int:
-        if self._table:
-            return int(file[self._table].shape[0])
-        lengths = {column.name: int(file[column.name].shape[0]) for column in self.columns}
-        if len(set(lengths.values())) > 1:
-            raise UserError(
-                f"{self._path}: the datasets at the root have different lengths: {lengths}"
-            )
-        return next(iter(lengths.values()), 0)
 
     def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
         if self._table:

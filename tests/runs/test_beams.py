@@ -38,7 +38,7 @@ def row_bytes(data: Batch, nside: int) -> int:
     engine = engine_of(made)
     assert isinstance(engine, LogNormalEngine)
     assert isinstance(data.functional, LineIntegrals)
-    return engine.row_bytes(problem_of(made, data))(data.functional)
+    return engine.row_bytes(problem_of(made, data), data.functional)
 
 
 def test_pixels_are_a_power_of_two() -> None:

@@ -76,7 +76,7 @@ class Binding:
         sources = {source.ref: source.kind for source in self.sources.values()}
         return sources if self.group is None else {**sources, self.group.ref: self.group.kind}
 
-    def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
+    def values(self, chunk: Chunk) -> Values:
         """Return the columns of the card, in its units."""
         columns = {
             name: chunk[s.ref] if s.factor == 1.0 else chunk[s.ref] * s.factor

@@ -299,10 +299,7 @@ def _test(table: CardTable, key: str, flags: FlagBits | None) -> Condition:
         raise table.error(f"{key}: expected a list that is not empty")
     if key == "one_of":
         return _one_of(entries)
-    try:
-        mask = sum({1 << _bit(entry, flags) for entry in entries})
-    except UserError as error:
-        raise table.error(f"{key}: {error}") from None
+    mask = sum({1 << _bit(table, key, entry, flags) for entry in entries})
     wanted, state = (mask, "set") if key == "bits_set" else (0, "clear")
     return Condition(f"has bits {_shown(entries)} {state}", lambda values: values & mask == wanted)
 
@@ -316,15 +313,15 @@ def _one_of(allowed: tuple[str | float, ...]) -> Condition:
     return Condition(f"{sign} {_shown(allowed)}", passes, allowed)
 
 
-def _bit(entry: str | float, flags: FlagBits | None) -> int:
+def _bit(table: CardTable, key: str, entry: str | float, flags: FlagBits | None) -> int:
     if isinstance(entry, str):
         if flags is None:
-            raise UserError(f"{entry!r}: the card names no flags of this column")
+            raise table.error(f"{key}: {entry!r}: the card names no flags of this column")
         if entry not in flags:
-            raise UserError(f"{entry!r} is no flag; there are {', '.join(flags)}")
+            raise table.error(f"{key}: {entry!r} is no flag; there are {', '.join(flags)}")
         return flags[entry]
     if entry != int(entry) or not 0 <= entry < 63:
-        raise UserError(f"{entry}: expected a bit from 0 to 62")
+        raise table.error(f"{key}: {entry}: expected a bit from 0 to 62")
     return int(entry)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
-from dustmap.sky.catalogs._binding import Binding, bind
+from dustmap.sky.catalogs._binding import Binding, Values, bind
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rules import InvalidRows
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
@@ -240,9 +240,7 @@ class Selection:
                     f"{first.path} has {mine} and {file.path} has {its}; ingest them apart"
                 )
 
-    def _table(
-        self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
-    ) -> StarTable | None:
+    def _table(self, file: CatalogFile, values: Values, factor: float) -> StarTable | None:
         binding, first = file.binding, self.rows
         kept = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
@@ -280,7 +278,7 @@ class Selection:
             magnitude=values[_rules.MAGNITUDE] if self.card.with_magnitudes else None,
         )
 
-    def _numbered(self, path: Path, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    def _numbered(self, path: Path, values: Values) -> NDArray[np.int64]:
         """Number the groups (N,) as they come, those of a chunk in alphabetical order."""
         names, index = np.unique(values[_rules.GROUP], return_inverse=True)
         numbers = [self._groups.setdefault(str(name), len(self._groups)) for name in names]
@@ -330,7 +328,7 @@ def system_of_file(
     return system
 
 
-def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _binding.Problems:
+def problems_of_places(binding: Binding, values: Values) -> _binding.Problems:
     """Return the rows that are wrong, by what is wrong with their directions and distances."""
     problems = _binding.position_problems(binding.position, values)
     return problems | _binding.distance_problems(binding.distance, values)

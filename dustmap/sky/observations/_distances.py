@@ -51,9 +51,8 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
 from dustmap.linalg import chunks
-from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations._segments import draws_of, rays_at_once, segment_draws
-from dustmap.sky.observations._sight_lines import PriorDust
+from dustmap.sky.observations._sight_lines import PriorDust, rays_towards
 from dustmap.sky.stars import (
     AbstractDistances,
     ExponentialDensity,
@@ -244,20 +243,15 @@ class DustAlong:
 
     def _draws(self, l: Array, b: Array, distance: Array, keys: NDArray[np.int64]) -> Array:
         """Draw those of few stars at once."""
-        omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(self.device)
-        omega = omega / omega.norm(dim=-1, keepdim=True)
         ends = np.concatenate([np.zeros((len(l), 1)), np.maximum.accumulate(distance, 1)], axis=1)
         edges = torch.from_numpy(ends).to(self.device)
         names = torch.from_numpy(keys).to(self.device)
-        whole = LineIntegrals(
-            torch.zeros_like(omega), omega, edges, torch.ones_like(edges[:, 1:]), names
-        )
+        whole = rays_towards(l, b, edges, torch.ones_like(edges[:, 1:]), names)
         box = self.grid.lower, self.grid.upper
         rays, kept, _ = whole.clipped(*box, OutsidePolicy.TRUNCATE)
         each = edges.new_zeros(draws_of(self.posterior, _DRAWS), *distance.shape)
         if len(kept) > 0:
-            seeded = torch.Generator().manual_seed(self.seed)
-            each[:, kept] = segment_draws(rays, self.posterior, len(each), seeded).to(each)
+            each[:, kept] = segment_draws(rays, self.posterior, len(each), self.seed).to(each)
         if self.dust is not None:
             within = torch.zeros_like(edges)
             within[kept] = rays.edges

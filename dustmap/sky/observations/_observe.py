@@ -11,7 +11,7 @@ like, so that what tells of the prior is a patch larger than the correlation len
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias, final
 
 import numpy as np
@@ -133,22 +133,19 @@ class Observations:
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""
-        mean, apart = self._outside(dust)
-        own = torch.zeros_like(mean) if self.spread is None else self.spread.uniform(density, mean)
-        return self._added(mean, apart, own, dust)
+        return self._added(dust, partial(DistanceSpread.uniform, density=density))
 
     def added(
         self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
     ) -> Moments:
         """Return the same with the posterior density in the box: the mean over its draws."""
-        mean, apart = self._outside(dust)
-        own = torch.zeros_like(mean)
-        if self.spread is not None:
-            own = self.spread.added_variance(posterior, behind=mean, progress=progress)
-        return self._added(mean, apart, own, dust)
+        drawn = partial(DistanceSpread.added_variance, posterior=posterior, progress=progress)
+        return self._added(dust, drawn)
 
-    def _added(self, mean: Tensor, apart: Tensor, own: Tensor, dust: PriorDust) -> Moments:
+    def _added(self, dust: PriorDust, variance: Callable[..., Tensor]) -> Moments:
         """Gather mean and variance beyond the box and the variance of distances of all ranks."""
+        mean, apart = self._outside(dust)
+        own = torch.zeros_like(mean) if self.spread is None else variance(self.spread, behind=mean)
         rays = self.batch.functional
         mean, apart, own = (gathered(rays, values) for values in (mean, apart, own))
         if self.beyond is None:

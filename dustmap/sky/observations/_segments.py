@@ -145,7 +145,7 @@ def segments_of(quantiles: Array, near: Array | None = None, far: Array | None =
     far = np.full(n, np.inf) if far is None else far
     parts = [
         _segments(quantiles[rows], near[rows, None], far[rows, None])
-        for rows in chunks(n, STARS_AT_ONCE)
+        for rows in chunks(max(n, 1), STARS_AT_ONCE)
     ]
     arrays = zip(*(part._arrays() for part in parts), strict=True)
     return Segments(*(np.concatenate(values) for values in arrays))
@@ -231,14 +231,12 @@ class DistanceSpread:
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
-        generator = torch.Generator()
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
         for rows in chunks(len(self), rays_at_once(posterior, self.variance.shape[1])):
             # Draws know a segment by its key: neither chunks nor ranks change them.
             progress(_SPREADS, rows.start, len(self))
             chunk = self[rows]
-            seeded = generator.manual_seed(seed)
-            a = segment_draws(chunk.rays, posterior, samples, seeded)
+            a = segment_draws(chunk.rays, posterior, samples, seed)
             more = None if behind is None else behind[rows]
             parts.append(chunk.of_segments(a, more).mean(0))
         progress(_SPREADS, len(self), len(self))
@@ -311,13 +309,13 @@ def _cut(rays: LineIntegrals) -> LineIntegrals:
 
 
 def segment_draws(
-    rays: LineIntegrals, posterior: AbstractPosterior, samples: int, generator: torch.Generator
+    rays: LineIntegrals, posterior: AbstractPosterior, samples: int, seed: int
 ) -> Tensor:
     """Draw ∫ρ over every segment of N rays jointly (samples, N, J); 0 for those of no length.
 
     A posterior that is stored as fewer draws gives those it has.
     """
-    count = draws_of(posterior, samples)
+    count, generator = draws_of(posterior, samples), torch.Generator().manual_seed(seed)
     segments, filled = _filled_segments(rays)
     return _in_place(posterior.sample(segments, count, generator), filled)
 

@@ -112,8 +112,7 @@ class PriorDust:
         g, h, apart = (
             self.pairs(torch.from_numpy(np.asarray(t))).numpy() for t in (a, b, np.abs(a - b))
         )
-        correlation: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
-        return correlation
+        return np.asarray(0.5 * (g + h - apart) / np.sqrt(g * h))
 
     def coherence_area(self) -> float:
         """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
@@ -142,8 +141,7 @@ class PriorDust:
         dx = torch.zeros(*distance.shape, self.kernel.dim, dtype=torch.float64, device=device)
         dx[..., 0] = torch.from_numpy(distance).to(device)
         k = self.kernel(dx)
-        c: NDArray[np.float64] = (k.expm1() if self.lognormal else k).cpu().numpy()
-        return c
+        return np.asarray((k.expm1() if self.lognormal else k).cpu().numpy())
 
 
 @final
@@ -166,13 +164,6 @@ class BeyondBox:
     spread: DistanceSpread
     behind: int
     total: int
-
-    @staticmethod
-    def nothing(rays: LineIntegrals) -> "BeyondBox":
-        """Describe rays that are in the box from end to end."""
-        none = rays[:0]
-        index = torch.zeros(0, dtype=torch.int64, device=rays.device)
-        return BeyondBox(index, DistanceSpread(none, none.weights), 1, len(rays))
 
     @torch.no_grad()
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
@@ -309,10 +300,7 @@ def sight_lines(
     else:
         quantiles, negligible = _segments.quantiles_of(distances), _segments.NEGLIGIBLE
         segments = _segments.segments_of(quantiles)
-        omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(device)
-        omega = omega / omega.norm(dim=-1, keepdim=True)
-        edges, weights = _tensors(device, segments.edges, segments.mean)
-        whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
+        whole = rays_towards(l, b, *_tensors(device, segments.edges, segments.mean))
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     rows = kept.cpu().numpy()
     if not may_be_none:
@@ -326,6 +314,15 @@ def sight_lines(
         return SightLines(rays, rows, counts, None, beyond=beyond)
     spread = _within(rays, segments[rows], quantiles)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
+
+
+def rays_towards(
+    l: Array, b: Array, edges: Tensor, weights: Tensor, *keys: Tensor
+) -> LineIntegrals:
+    """Make rays from the Sun in directions (N,) in degrees, of these segments and keys."""
+    omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(edges.device)
+    omega = omega / omega.norm(dim=-1, keepdim=True)
+    return LineIntegrals(torch.zeros_like(omega), omega, edges, weights, *keys)
 
 
 def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
@@ -345,8 +342,6 @@ def _beyond(rays: LineIntegrals, quantiles: Array, grid: RegularGrid) -> BeyondB
     )
     far = quantiles[:, len(_segments.EDGES) - 1]
     rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + functionals.FACE_SLACK)))
-    if len(rows) == 0:
-        return BeyondBox.nothing(rays)
     own = quantiles[rows]
     behind = _segments.segments_of(own, leave[rows]).subdivided(PIECES)
     before = Segments.none(np.zeros(len(rows)))

@@ -20,6 +20,7 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg._toeplitz import multiplicity
 
 #: Margin of the torus that turbulence is drawn on, in outer scales: there the correlation has
 #: fallen below 2 %.
@@ -105,11 +106,8 @@ class Turbulence:
 
 def _rms(root: NDArray[np.float64], last: int) -> float:
     """Root mean square over the whole spectrum, of which `root` is the half of an `rfftn`."""
-    twice = np.full(root.shape[-1], 2.0)
-    twice[0] = 1.0
-    if last % 2 == 0:
-        twice[-1] = 1.0
-    return float(np.sqrt((root**2 * twice).sum() / (root[..., 0].size * last)))
+    counts = multiplicity((last,)).numpy()
+    return float(np.sqrt((root**2 * counts).sum() / (root[..., 0].size * last)))
 
 
 @final

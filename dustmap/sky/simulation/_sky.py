@@ -5,6 +5,7 @@ A disc of stars seen to a limiting magnitude, with extinctions and parallaxes wh
 those of a survey do.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
-from dustmap.sky.maps._trilinear import Rays, quadrature
+from dustmap.sky.maps._trilinear import Rays, quadrature, within_box
 from dustmap.sky.simulation import _dust
 from dustmap.sky.simulation._dust import SUN_RADIUS, Stream, check_between, check_positive
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
@@ -183,8 +184,7 @@ def column_density(
     lower, upper, spacing = map(np.array, (grid.lower, grid.upper, grid.spacing))
     if not ((lower <= 0) & (upper >= 0)).all():
         raise UserError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
-    slack = 1e-6 * spacing
-    outside = ((positions < lower - slack) | (positions > upper + slack)).any(axis=-1)
+    outside = ~within_box(grid, positions)
     if outside.any():
         raise UserError(
             f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
@@ -233,10 +233,8 @@ class SkyModel:
     def grid(self) -> RegularGrid:
         """Return nodes `spacing` apart, or a little less to end on the faces of the box."""
         shape = [int(np.ceil(size / self.spacing - 1e-9)) + 1 for size in self.size]
-        faces = list(zip(self.center, self.size, strict=True))
-        return RegularGrid.from_bounds(
-            [c - size / 2 for c, size in faces], [c + size / 2 for c, size in faces], shape
-        )
+        center, half = np.array(self.center), np.array(self.size) / 2
+        return RegularGrid.from_bounds((center - half).tolist(), (center + half).tolist(), shape)
 
     def dimming(self) -> float:
         """Return A_G over the extinction."""
@@ -329,8 +327,8 @@ def _blocks(
     model: SkyModel, grid: RegularGrid, density: NDArray[np.float64], seed: int
 ) -> Iterator[Columns]:
     """Yield the stars bright enough of one block of candidates after the other, without end."""
-    index = barren = 0
-    while True:
+    barren = 0
+    for index in itertools.count():
         candidates = model.population.candidates(grid, Stream.STARS.generator(seed, index), BLOCK)
         extinction = column_density(grid, density, candidates.positions)
         magnitude = candidates.magnitude + model.dimming() * extinction
@@ -352,7 +350,6 @@ def _blocks(
             **measured,
         }
         yield {name: values[seen] for name, values in columns.items()}
-        index += 1
 
 
 def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:

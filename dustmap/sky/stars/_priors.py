@@ -252,8 +252,7 @@ class ExponentialDensity(AbstractDistancePrior):
         high = heights > highest - depth
 
         def excess(t: Array) -> Array:
-            height: Array = self._volume(parallax, error, t)[0] - (highest - depth)
-            return height
+            return np.asarray(self._volume(parallax, error, t)[0] - (highest - depth))
 
         nearest = np.maximum(parallax, MAS_PC / self.distance_max) + 20.0 * error
         first = np.log(MAS_PC / nearest)

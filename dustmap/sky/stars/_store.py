@@ -29,10 +29,7 @@ CHUNK = 2**17
 #: Chunks that a sample is taken of.
 _PLACES = 64
 FORMAT = "dustmap star store"
-_OWN = (
-    *("format", "extinction_system", "distances", "distance_prior"),
-    *_table.OPTIONAL,
-)
+_OWN = ("format", "extinction_system", "distances", "distance_prior", *_table.OPTIONAL)
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
 #: What a store says of its order.

@@ -76,12 +76,10 @@ def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
     """
     if source == target:
         return 1.0
-    for system in (source, target):
-        if system.per_a_v is None:
-            raise UserError(
-                f"extinctions in {source} cannot become {target}: {system} is a custom system, "
-                "which converts to nothing; convert the catalog, or declare a known system"
-            )
-    assert source.per_a_v is not None
-    assert target.per_a_v is not None
+    if source.per_a_v is None or target.per_a_v is None:
+        custom = source if source.per_a_v is None else target
+        raise UserError(
+            f"extinctions in {source} cannot become {target}: {custom} is a custom system, "
+            "which converts to nothing; convert the catalog, or declare a known system"
+        )
     return target.per_a_v / source.per_a_v
