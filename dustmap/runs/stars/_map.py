@@ -29,7 +29,6 @@ from dustmap.runs.stars import (
     _distance_rounds,
     _distances,
     _engines,
-    _far_column,
     _input,
     _kernel,
     _model,
@@ -410,10 +409,8 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
             "stars: run it again"
         )
-    column = _far_column.reopened(run.config, run.grid, run.device, added)
-    observed = _distances.reopened(run.limit, run.observed, added)
-    observed = _distance_rounds.with_stored(observed, added)
-    run = replace(run, observed=replace(observed, column=column))
+    data = _distance_rounds.FitData.of_arrays(run.config, run.limit, run.observed, added)
+    run = replace(run, observed=data.noisy)
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))
