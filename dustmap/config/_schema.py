@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap.config._values import (
+    BYTES,
+    SECONDS,
     automatic,
     boolean,
-    bytes_of,
     choice,
     choice_or_sum,
     choices,
@@ -21,8 +22,8 @@ from dustmap.config._values import (
     number,
     parsecs,
     power_of_two,
-    seconds_of,
     several,
+    with_unit,
 )
 
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
@@ -297,17 +298,17 @@ class ComputeConfig:
     @property
     def timeout_seconds(self) -> float:
         """`timeout` in seconds."""
-        return seconds_of(self.timeout)
+        return with_unit(self.timeout, SECONDS)
 
     @property
     def checkpoint_seconds(self) -> float:
         """`checkpoint` in seconds."""
-        return seconds_of(self.checkpoint)
+        return with_unit(self.checkpoint, SECONDS)
 
     @property
     def memory_bytes(self) -> int:
         """`memory` in bytes."""
-        return bytes_of(self.memory)
+        return int(with_unit(self.memory, BYTES))
 
 
 @final

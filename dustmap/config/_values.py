@@ -123,7 +123,7 @@ def _whole(accepts: Callable[[int], bool], expected: str) -> Parser:
     return _accepting(lambda raw: type(raw) is int and accepts(raw), expected)
 
 
-def _with_unit(raw: object, units: dict[str, float]) -> float:
+def with_unit(raw: object, units: dict[str, float]) -> float:
     """A number with one of the units, such as `0.3kpc`, in their first one; nan as `_number`."""
     match = _AMOUNT.fullmatch(raw) if isinstance(raw, str) else None
     if match is None or match[2] not in units:
@@ -139,7 +139,7 @@ def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
 
     def parse(raw: object) -> float:
         pc = {"": 1.0, **PARSECS}
-        value = _with_unit(raw, pc) if isinstance(raw, str) else _number(raw)
+        value = with_unit(raw, pc) if isinstance(raw, str) else _number(raw)
         if not (value >= low and (value > 0.0 or not positive)):
             raise Rejected(expected)
         return value
@@ -300,12 +300,7 @@ def choice_or_sum(*allowed: str, alone: tuple[str, ...]) -> Parser:
 def memory_size() -> Parser:
     """An amount of memory such as `8GiB`; kept as the text it came as."""
     expected = f'an amount of memory such as "8GiB" or "500MB", in {", ".join(BYTES)}'
-    return _accepting(lambda raw: _with_unit(raw, BYTES) >= 1.0, expected)
-
-
-def bytes_of(amount: str) -> int:
-    """`"8GiB"` -> 8589934592; for texts that `memory_size` has accepted."""
-    return int(_with_unit(amount, BYTES))
+    return _accepting(lambda raw: with_unit(raw, BYTES) >= 1.0, expected)
 
 
 def duration() -> Parser:
@@ -314,16 +309,11 @@ def duration() -> Parser:
     def parse(raw: object) -> str:
         expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
         written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
-        if not _with_unit(written, SECONDS) >= 0.0:
+        if not with_unit(written, SECONDS) >= 0.0:
             raise Rejected(expected)
         return str(written)
 
     return Parser(parse)
-
-
-def seconds_of(time: str) -> float:
-    """`"5 min"` -> 300.0; for texts that `duration` has accepted."""
-    return _with_unit(time, SECONDS)
 
 
 @final
