@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -80,14 +79,6 @@ _FEW = 16
 _BIAS = 1.0 / 16.0
 
 
-@final
-@dataclass(frozen=True)
-class _ChoiceState:
-    """The choice, as plain values."""
-
-    choice: Mapping[str, Any]
-
-
 def is_open(config: Config) -> bool:
     """Whether the data choose the kernel."""
     return config.model.kernel == "auto"
@@ -145,12 +136,11 @@ def choose_kernel(
     """
     state = watch.checkpointer.load()
     if state is not None:
-        stored = StateReader.of(state, _STATE).read(_ChoiceState)
-        return KernelChoice.of_plain(stored.choice)
+        return StateReader.of(state, _STATE).read(KernelChoice)
     choice = _choice(config, observed, train, watch)
     # Every rank has computed the same; the first has the last word.
-    plain = json.loads(world.texts(json.dumps(choice.as_plain()))[0])
-    watch.checkpointer.finish(state_of(_STATE, _ChoiceState(plain), finished=True))
+    choice = KernelChoice.of_plain(json.loads(world.texts(json.dumps(choice.as_plain()))[0]))
+    watch.checkpointer.finish(state_of(_STATE, choice, finished=True))
     for line in choice.candidates:
         log.info(
             "kernel %s: log predictive density %.4g a star, %.2g ± %.2g from the best, length "
@@ -162,7 +152,7 @@ def choose_kernel(
             line.learned["length"],
         )
     log.info("kernel: %s%s", choice.name, f" ({choice.remark})" if choice.remark else "")
-    return KernelChoice.of_plain(plain)
+    return choice
 
 
 def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch) -> KernelChoice:
