@@ -106,11 +106,12 @@ class StarMap(AbstractFinishedRun):
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
-        data, own = self.run.config.data, self.run.stars
+        own = self.run.stars
+        data = replace(self.run.config.data, catalog=(str(catalog),), cuts=CUTS)
         card = card if isinstance(card, SchemaCard) else sky.card_named(card)
         card = card.with_group(data.groups, required=False)
         named = system_named(system) if system else None
-        read = _input.read_stars(data, (catalog,), card, named, CUTS, _input.prior_of(own))
+        read = _input.read_stars(data, card, named, _input.prior_of(own))
         stars = _input.in_system(read.stars, own.system)
         groups: dict[str, int] = {}
         if stars.groups is not None:
@@ -137,7 +138,7 @@ class StarMap(AbstractFinishedRun):
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
-            truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
+            truth = _input.read_truth(data, card, read.stars, truth_column)
             truth = conversion(read.stars.system, own.system) * truth
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
