@@ -134,12 +134,12 @@ class StarRun(AbstractRun):
         """Estimate the whole run, roughly."""
         config, rays = self.config, self.observed.batch.functional
         seen = own_rays(rays[self.train])
-        fit = _plan.estimated_seconds(config, seen, self.grid)
+        fit = _plan.estimated_seconds(config, seen)
         total = _plan.OVERHEAD + _plan.choice_seconds(config, seen) + fit
         if self.refits and config.engine == "lognormal":
             total += _REFIT_SHARE * fit
         elif self.refits:
-            total += _plan.estimated_seconds(_model.held(config), own_rays(rays), self.grid)
+            total += _plan.estimated_seconds(_model.held(config), own_rays(rays))
         return rounded(total)
 
     def products(self) -> Products:
