@@ -59,14 +59,14 @@ CUTS = "default"
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
     maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
-    predicted them; None where none were scored, and of runs that did not keep it. refitted: whether
-    the map has seen them all the same."""
+    predicted them; None where none were scored, and of runs that did not keep it. fitted: indices
+    of the stars that the map has seen."""
 
     run: _run.StarRun
     fit: _engines.StarFit
     made: Provenance
+    fitted: Tensor
     unseen: Predictions | None = None
-    refitted: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -163,8 +163,7 @@ class StarMap(AbstractFinishedRun):
     def _seen(self, l: Array, b: Array, extinction: Array) -> int:
         """Count the stars among those that the map is made of: numbers of sources may be those of
         rows, so directions and extinctions tell."""
-        fitted = torch.cat([self.run.train, self.run.holdout]) if self.refitted else self.run.train
-        own = self.run.stars[self.run.observed.rows[fitted.cpu().numpy()]]
+        own = self.run.stars[self.run.observed.rows[self.fitted.cpu().numpy()]]
         seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
         return int(seen.sum())
 
@@ -416,4 +415,4 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))
     unseen = Predictions.of_arrays(scored) if scored else None
-    return StarMap(run, fit, made, unseen, refitted)
+    return StarMap(run, fit, made, stars, unseen)
