@@ -165,15 +165,12 @@ class DistanceFinder:
             flat = np.zeros((count, nodes.size))
             flat[:, lines.rows] = drawn.cpu().double().numpy()
             draws, variance = smoothed(flat.reshape(count, *nodes.shape), mean, variance)
-        numbers = torch.from_numpy(y), torch.from_numpy(error**2)
+        numbers = torch.from_numpy(y[:, None]), torch.from_numpy(error[:, None] ** 2)
 
         def log_density(mean: Array, variance: Array) -> Array:
-            some = [each[:, None].expand(mean.shape).reshape(-1) for each in numbers]
-            flat = torch.from_numpy(mean.ravel()), torch.from_numpy(variance.ravel())
-            expected, none = Prediction(*flat), torch.zeros_like(flat[1])
-            at = self.fit.hyperparameters
-            density = at.log_density(some[0], some[1], expected, none)
-            return density.numpy().reshape(mean.shape)
+            expected = Prediction(torch.from_numpy(mean), torch.from_numpy(variance))
+            at, none = self.fit.hyperparameters, torch.zeros(1, dtype=torch.float64)
+            return at.log_density(*numbers, expected, none).numpy()
 
         return distance_posterior(nodes, draws, variance, log_density)
 

@@ -147,11 +147,16 @@ class Hyperparameters:
     def log_density(
         self, y: Tensor, errors: Tensor, predicted: gp.Prediction, added: Tensor
     ) -> Tensor:
-        """Log-densities (N,) of `scored` alone, at a fraction of its cost; float64."""
+        """Log-densities of `scored` alone, at a fraction of its cost, of predictions (...) and
+        what broadcasts to them; float64."""
+        shape = predicted.mean.shape
+        y, errors, added = (v.expand(shape).reshape(-1) for v in (y, errors, added))
+        flat = gp.Prediction(predicted.mean.reshape(-1), predicted.variance.reshape(-1))
         if self.nu is None:
-            return self.scored(y, errors, predicted, added).log_density
-        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
-        return inference.log_density_of_student_t(y, predicted.mean, variance, width2, self.nu)
+            return self.scored(y, errors, flat, added).log_density.view(shape)
+        width2, variance = self.squared_width(errors, flat), flat.variance + added
+        density = inference.log_density_of_student_t(y, flat.mean, variance, width2, self.nu)
+        return density.view(shape)
 
     def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
         """Return the same for Student-t noise whose scale multiplies errors and scatter."""
