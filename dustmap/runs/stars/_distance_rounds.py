@@ -247,7 +247,7 @@ class _Rounds:
         number: int,
         observed: Observations,
         start: Hyperparameters | None,
-        level: tuple[float, float] | None = None,
+        level: tuple[float, float] = (1.0, 0.0),
         field: Arrays = _NONE,
     ) -> StarFit:
         """Fit from `start` and its `field`; level: the factor on the dust beyond the box, which no
@@ -257,9 +257,8 @@ class _Rounds:
         if state is not None:
             return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
         fit = fit_stars(self.config, data, start, part.within("engine"), field)
-        if level is not None:
-            at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
-            fit = replace(fit, hyperparameters=at)
+        at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
+        fit = replace(fit, hyperparameters=at)
         part.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
         return fit
 

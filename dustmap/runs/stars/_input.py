@@ -30,10 +30,9 @@ _UNKNOWN = -1
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
 #: Keys of what has happened to the rows of a star store.
-_PRIOR = ("distance_prior", "distance_max", "distance_scale")
 _INGESTED = (
     *("columns", "cuts", "invalid", "parallax_zero_point", "magnitude_column"),
-    *_PRIOR,
+    *("distance_prior", "distance_max", "distance_scale"),
 )
 
 
