@@ -27,6 +27,9 @@ from dustmap.config._values import (
 )
 
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
+#: Formats of maps, and what they hold.
+_FORMATS = ("zarr", "fits")
+_QUANTITIES = ("mean", "std", "median", "p16", "p84", "coverage")
 #: Pictures of a run on stars, in the order of its report.
 STAR_FIGURES = (
     *("slice", "above", "slices", "shell", "line"),
@@ -316,16 +319,13 @@ class ComputeConfig:
 class ExportConfig:
     """Files that the run writes beside its report."""
 
-    formats: Annotated[tuple[str, ...], choices("zarr", "fits"), "the files map.*"] = (
-        "zarr",
-        "fits",
-    )
+    formats: Annotated[tuple[str, ...], choices(*_FORMATS), "the files map.*"] = _FORMATS
     quantities: Annotated[
         tuple[str, ...],
-        choices("mean", "std", "median", "p16", "p84", "coverage"),
+        choices(*_QUANTITIES),
         "of the density, in these files; coverage is the share of the prior variance that "
         "the data removed",
-    ] = ("mean", "std", "median", "p16", "p84", "coverage")
+    ] = _QUANTITIES
     samples: Annotated[int, integer(0), "draws from the posterior in these files; 0 for none"] = 32
     figures: Annotated[
         tuple[str, ...],

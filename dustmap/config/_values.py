@@ -242,10 +242,8 @@ def names(example: str) -> Parser:
 
     def parse(raw: object) -> tuple[tuple[str, str], ...]:
         # What was read once is pairs already, which JSON makes lists of.
-        pairs = list(raw) if isinstance(raw, list | tuple) else None
-        if isinstance(raw, Mapping):
-            pairs = sorted(raw.items())
-        if pairs is None or not all(map(_is_named, pairs)):
+        pairs = sorted(raw.items()) if isinstance(raw, Mapping) else raw
+        if not (isinstance(pairs, list | tuple) and all(map(_is_named, pairs))):
             raise Rejected('a table such as {l = "GLON"}')
         return tuple((key, one(name)) for key, name in pairs)
 
