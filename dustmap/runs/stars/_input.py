@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
 #: The number of groups that a run does not know.
-_UNKNOWN = -1
+UNKNOWN = -1
 
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
@@ -235,18 +235,7 @@ def group_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 def renumbered(labels: NDArray[np.str_] | Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the numbers (N,) of labels among the names of a run, -1 for others."""
     numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(str(label), _UNKNOWN) for label in labels], np.int64)
-
-
-def in_groups_of_run(
-    stars: StarTable, own: Sequence[str], names: Sequence[str]
-) -> tuple[StarTable, int]:
-    """Return the stars of another catalog with the numbers of the run's groups, and how many are of
-    groups that the run does not know; own: names of the catalog's groups."""
-    if stars.groups is None:
-        return stars, 0
-    groups = renumbered(own, names)[stars.groups]
-    return replace(stars, groups=groups), int((groups == _UNKNOWN).sum())
+    return np.array([numbers.get(str(label), UNKNOWN) for label in labels], np.int64)
 
 
 def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:

@@ -116,8 +116,9 @@ class StarMap(AbstractFinishedRun):
         groups: dict[str, int] = {}
         if stars.groups is not None:
             labels = _input.group_names(read.provenance)
-            stars, unknown = _input.in_groups_of_run(stars, labels, self.run.group_names)
-            groups = {"stars_of_unknown_groups": unknown}
+            numbers = _input.renumbered(labels, self.run.group_names)[stars.groups]
+            stars = replace(stars, groups=numbers)
+            groups = {"stars_of_unknown_groups": int((numbers == _input.UNKNOWN).sum())}
         elif data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
         seen = self._seen(stars.l, stars.b, stars.extinction)
