@@ -128,8 +128,8 @@ def from_mapping(
     Traceback (most recent call last):
     dustmap.errors.UserError: unknown key grid.sizes; did you mean grid.size?
     """
-    tables = _anchored(_tables(content), directory or Path())
-    for section, values in _anchored(_overrides(overrides), Path()).items():
+    tables = _tables(content, directory or Path())
+    for section, values in _overrides(overrides).items():
         _update(tables.setdefault(section, {}), values)
     config = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
     resolved = config.resolved()
@@ -216,19 +216,20 @@ def _parsed(name: str, key: Key, raw: object) -> Any:
         raise UserError(f"{name} = {shown(raw)}: expected {rejected}{unit}") from None
 
 
-def _tables(content: Mapping[str, object]) -> _Tables:
-    """Checks the names of sections and keys; the values come later."""
+def _tables(content: Mapping[str, object], directory: Path) -> _Tables:
+    """Checks the names of sections and keys; of the values, which come later, paths start here."""
     tables: _Tables = {}
     for section, values in content.items():
         if section not in _sections():
             raise UserError(f"unknown section [{_word(section)}]{_nearest(section, _sections())}")
         if not isinstance(values, Mapping):
             raise UserError(f"{section} = {shown(values)}: expected a section [{section}] of keys")
-        for key in values:
-            if key not in _keys(section):
+        keys, table = _keys(section), tables.setdefault(section, {})
+        for key, raw in values.items():
+            if key not in keys:
                 hint = _suggestion(section, key)
                 raise UserError(f"unknown key {section}.{_word(key)}{hint}")
-        tables[section] = dict(values)
+            table[key] = _absolute(raw, directory, keys[key].parse.paths)
     return tables
 
 
@@ -258,7 +259,7 @@ def _overrides(overrides: Sequence[str]) -> _Tables:
             raise UserError(f"--set {override}: expected section.key=value")
         parsed, (key, _, entry) = _value(value.strip()), key.partition(".")
         _update(tables.setdefault(section, {}), {key: {entry: parsed} if entry else parsed})
-    return _tables(tables)
+    return _tables(tables, Path())
 
 
 def _update(table: dict[str, object], values: Mapping[str, object]) -> None:
@@ -279,13 +280,6 @@ def _value(written: str) -> object:
             return [_value(entry.strip()) for entry in written[1:-1].split(",")]
         return written
     return value if isinstance(value, str | bool | int | float | list) else written
-
-
-def _anchored(tables: _Tables, directory: Path) -> _Tables:
-    for section, values in tables.items():
-        for key, raw in values.items():
-            values[key] = _absolute(raw, directory, _keys(section)[key].parse.paths)
-    return tables
 
 
 def _absolute(raw: object, directory: Path, paths: str) -> object:

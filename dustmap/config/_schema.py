@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap.config._values import (
+    BYTES,
+    SECONDS,
     automatic,
     boolean,
-    bytes_of,
     choice,
     choice_or_sum,
     choices,
@@ -21,11 +22,14 @@ from dustmap.config._values import (
     number,
     parsecs,
     power_of_two,
-    seconds_of,
     several,
+    with_unit,
 )
 
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
+#: Formats of maps, and what they hold.
+_FORMATS = ("zarr", "fits")
+_QUANTITIES = ("mean", "std", "median", "p16", "p84", "coverage")
 #: Pictures of a run on stars, in the order of its report.
 STAR_FIGURES = (
     *("slice", "above", "slices", "shell", "line"),
@@ -297,17 +301,17 @@ class ComputeConfig:
     @property
     def timeout_seconds(self) -> float:
         """`timeout` in seconds."""
-        return seconds_of(self.timeout)
+        return with_unit(self.timeout, SECONDS)
 
     @property
     def checkpoint_seconds(self) -> float:
         """`checkpoint` in seconds."""
-        return seconds_of(self.checkpoint)
+        return with_unit(self.checkpoint, SECONDS)
 
     @property
     def memory_bytes(self) -> int:
         """`memory` in bytes."""
-        return bytes_of(self.memory)
+        return int(with_unit(self.memory, BYTES))
 
 
 @final
@@ -315,16 +319,13 @@ class ComputeConfig:
 class ExportConfig:
     """Files that the run writes beside its report."""
 
-    formats: Annotated[tuple[str, ...], choices("zarr", "fits"), "the files map.*"] = (
-        "zarr",
-        "fits",
-    )
+    formats: Annotated[tuple[str, ...], choices(*_FORMATS), "the files map.*"] = _FORMATS
     quantities: Annotated[
         tuple[str, ...],
-        choices("mean", "std", "median", "p16", "p84", "coverage"),
+        choices(*_QUANTITIES),
         "of the density, in these files; coverage is the share of the prior variance that "
         "the data removed",
-    ] = ("mean", "std", "median", "p16", "p84", "coverage")
+    ] = _QUANTITIES
     samples: Annotated[int, integer(0), "draws from the posterior in these files; 0 for none"] = 32
     figures: Annotated[
         tuple[str, ...],

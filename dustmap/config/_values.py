@@ -15,6 +15,8 @@ from typing import Any, final
 #: What leaves a value to be chosen.
 AUTO = "auto"
 _SHOWN = 200  # characters of a value in a message
+_DIGITS = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_AMOUNT = re.compile(rf"\s*([-+]?{_DIGITS}(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {"B": 1.0}
@@ -69,16 +71,15 @@ def _accepting(
     return Parser(parse, options, paths)
 
 
-def _number(raw: object, expected: str) -> float:
+def _number(raw: object) -> float:
+    """A finite number; nan, which no comparison holds of, for anything else."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise Rejected(expected)
+        return math.nan
     try:
         value = float(raw)
     except OverflowError:  # a whole number beyond 1.8e308
-        raise Rejected(expected) from None
-    if not math.isfinite(value):
-        raise Rejected(expected)
-    return value
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def number(
@@ -97,7 +98,7 @@ def number(
     expected = "a number " + " and ".join(bounds) if bounds else "a finite number"
 
     def parse(raw: object) -> float:
-        value = _number(raw, expected)
+        value = _number(raw)
         if not (value > above and low <= value <= high and value < below):
             raise Rejected(expected)
         return value
@@ -122,17 +123,12 @@ def _whole(accepts: Callable[[int], bool], expected: str) -> Parser:
     return _accepting(lambda raw: type(raw) is int and accepts(raw), expected)
 
 
-def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
-    match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*", raw)
+def with_unit(raw: object, units: dict[str, float]) -> float:
+    """A number with one of the units, such as `0.3kpc`, in their first one; nan as `_number`."""
+    match = _AMOUNT.fullmatch(raw) if isinstance(raw, str) else None
     if match is None or match[2] not in units:
-        raise Rejected(expected)
-    try:
-        value = float(match[1]) * units[match[2]]
-    except ValueError:
-        raise Rejected(expected) from None
-    if not math.isfinite(value):  # 1e400pc
-        raise Rejected(expected)
-    return value
+        return math.nan
+    return _number(float(match[1]) * units[match[2]])
 
 
 def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
@@ -143,8 +139,8 @@ def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
 
     def parse(raw: object) -> float:
         pc = {"": 1.0, **PARSECS}
-        value = _with_unit(raw, pc, expected) if isinstance(raw, str) else _number(raw, expected)
-        if value < low or (positive and value <= 0.0):
+        value = with_unit(raw, pc) if isinstance(raw, str) else _number(raw)
+        if not (value >= low and (value > 0.0 or not positive)):
             raise Rejected(expected)
         return value
 
@@ -246,10 +242,8 @@ def names(example: str) -> Parser:
 
     def parse(raw: object) -> tuple[tuple[str, str], ...]:
         # What was read once is pairs already, which JSON makes lists of.
-        pairs = list(raw) if isinstance(raw, list | tuple) else None
-        if isinstance(raw, Mapping):
-            pairs = sorted(raw.items())
-        if pairs is None or not all(map(_is_named, pairs)):
+        pairs = sorted(raw.items()) if isinstance(raw, Mapping) else raw
+        if not (isinstance(pairs, list | tuple) and all(map(_is_named, pairs))):
             raise Rejected('a table such as {l = "GLON"}')
         return tuple((key, one(name)) for key, name in pairs)
 
@@ -304,14 +298,7 @@ def choice_or_sum(*allowed: str, alone: tuple[str, ...]) -> Parser:
 def memory_size() -> Parser:
     """An amount of memory such as `8GiB`; kept as the text it came as."""
     expected = f'an amount of memory such as "8GiB" or "500MB", in {", ".join(BYTES)}'
-    return _accepting(
-        lambda raw: isinstance(raw, str) and _with_unit(raw, BYTES, expected) >= 1.0, expected
-    )
-
-
-def bytes_of(amount: str) -> int:
-    """`"8GiB"` -> 8589934592; for texts that `memory_size` has accepted."""
-    return int(_with_unit(amount, BYTES, "memory"))
+    return _accepting(lambda raw: with_unit(raw, BYTES) >= 1.0, expected)
 
 
 def duration() -> Parser:
@@ -320,16 +307,11 @@ def duration() -> Parser:
     def parse(raw: object) -> str:
         expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
         written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
-        if not isinstance(written, str) or _with_unit(written, SECONDS, expected) < 0.0:
+        if not with_unit(written, SECONDS) >= 0.0:
             raise Rejected(expected)
-        return written
+        return str(written)
 
     return Parser(parse)
-
-
-def seconds_of(time: str) -> float:
-    """`"5 min"` -> 300.0; for texts that `duration` has accepted."""
-    return _with_unit(time, SECONDS, "time")
 
 
 @final

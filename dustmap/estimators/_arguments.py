@@ -6,7 +6,7 @@
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
@@ -182,27 +182,20 @@ def learned_names(learn: object) -> frozenset[str]:
 def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
     """The user's kernel, or the named one with a length scale per axis; "auto" stands for one that
     the data will choose."""
-    if isinstance(kernel, AbstractKernel):
-        if kernel.dim != dim:
-            raise UserError(
-                f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
-                f"kernel with dim={dim}"
-            )
-        made = kernel
-    else:
+    if not isinstance(kernel, AbstractKernel):
         name = engines.FALLBACK if kernel is None else kernel
         if not (isinstance(name, str) and (name.startswith("matern-") or "+" in name)):
             name = one_of("kernel", name, (AUTO, *KERNELS))
-        if name == AUTO:
-            name = engines.FALLBACK
-        made = kernel_named(name, [1.0] * dim)
-    kinds = ["length" if p.is_one_of(("length",)) else "variance" for p in made.parameters()]
-    return made.with_parameters(
-        [
-            replace(p, is_learned=p.is_learned and kind in learned)
-            for p, kind in zip(made.parameters(), kinds, strict=True)
-        ]
-    )
+        kernel = kernel_named(engines.FALLBACK if name == AUTO else name, [1.0] * dim)
+    elif kernel.dim != dim:
+        raise UserError(
+            f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
+            f"kernel with dim={dim}"
+        )
+    own = kernel.parameters()
+    kinds = ["length" if p.is_one_of(("length",)) else "variance" for p in own]
+    held = (p.name for p, kind in zip(own, kinds, strict=True) if kind not in learned)
+    return kernel.holding(*held)
 
 
 def make_mean(mean: object, dim: int, learned: frozenset[str]) -> AbstractMean:

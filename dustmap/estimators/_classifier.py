@@ -152,9 +152,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read the fitted classifier that `save` wrote."""
-        classification, classes, parameters, columns = _saving.read_classification(Path(path))
-        estimator = cls(**parameters)
-        _saving.name_columns(estimator, columns)
+        estimator, classification, classes = _saving.read_classification(Path(path), cls)
         estimator._keep(classification, classes)
         return estimator
 

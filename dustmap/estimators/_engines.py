@@ -5,7 +5,7 @@ There is one latent function for two classes, one against the rest for each of m
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,55 +65,34 @@ class EngineArguments:
     chooses_kernel: bool = False
 
 
-def _exact(a: EngineArguments) -> engines.ExactEngine:
-    return engines.ExactEngine(engines.ExactSettings(a.inducing.learning, a.inducing.max_memory))
-
-
-def _inducing(a: EngineArguments) -> engines.InducingEngine:
-    return engines.InducingEngine(a.inducing)
-
-
-def _pathwise(a: EngineArguments) -> engines.PathwiseEngine:
-    return engines.PathwiseEngine(engines.PathwiseSettings(a.points, a.inducing.learning))
-
-
-def _free(a: EngineArguments, collapsed: bool) -> engines.FreePointsEngine:
-    rows = min(a.inducing.learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
-    return engines.FreePointsEngine(a.free, collapsed, replace(a.inducing.learning, rows=rows))
-
-
-#: Engines by their names in `HIPGPRegressor`.
-REGRESSION_ENGINES: Mapping[str, Callable[[EngineArguments], engines.AbstractEngine]] = {
-    "auto": lambda a: engines.AutomaticEngine(
-        _exact(a), _inducing(a), _pathwise(a), _free(a, collapsed=False)
-    ),
-    "exact": _exact,
-    "hip": _inducing,
-    "global": _pathwise,
-    "svgp": lambda a: _free(a, collapsed=False),
-    "sgpr": lambda a: _free(a, collapsed=True),
-}
-
+#: Names of engines in `HIPGPRegressor`.
+REGRESSION_ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
 #: Those that condition on data at hyperparameters that are known.
 _CONDITIONING = (
     engines.AutomaticEngine | engines.ExactEngine | engines.InducingEngine | engines.PathwiseEngine
 )
-
 #: Those whose inducing points are on a grid, of few axes.
 GRIDDED = ("hip", "global")
 
 
 def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     """The engine of these arguments."""
+    learning = a.inducing.learning
+    exact = engines.ExactEngine(engines.ExactSettings(learning, a.inducing.max_memory))
+    pathwise = engines.PathwiseEngine(engines.PathwiseSettings(a.points, learning))
     if a.student_t:
-        inner = _pathwise(a) if a.engine == "global" else _exact(a)
-        return engines.StudentTEngine(inner, a.inducing.learning)
-    return REGRESSION_ENGINES[a.engine](a)
+        return engines.StudentTEngine(pathwise if a.engine == "global" else exact, learning)
+    rows = min(learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
+    free = engines.FreePointsEngine(a.free, a.engine == "sgpr", replace(learning, rows=rows))
+    inducing = engines.InducingEngine(a.inducing)
+    automatic = engines.AutomaticEngine(exact, inducing, pathwise, free)
+    made: tuple[engines.AbstractEngine, ...] = (automatic, exact, inducing, pathwise, free, free)
+    return dict(zip(REGRESSION_ENGINES, made, strict=True))[a.engine]
 
 
 def engine_name(engine: object, grid: object, n: int, dim: int) -> str:
     """The engine's name, refused where it cannot have so many rows or columns, or a grid."""
-    name = one_of("engine", engine, tuple(REGRESSION_ENGINES))
+    name = one_of("engine", engine, REGRESSION_ENGINES)
     has_grid = not isinstance(grid, str)
     if name in GRIDDED or (name == "auto" and has_grid):
         if dim > engines.MAX_GRID_DIM:

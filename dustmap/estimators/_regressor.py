@@ -260,9 +260,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read the fitted regression that `save` wrote."""
-        regression, parameters, columns = _saving.read_regression(Path(path))
-        estimator = cls(**parameters)
-        _saving.name_columns(estimator, columns)
+        estimator, regression = _saving.read_regression(Path(path), cls)
         estimator._keep(regression)
         return estimator
 

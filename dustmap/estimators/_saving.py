@@ -13,7 +13,7 @@ import json
 import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,11 @@ from dustmap.inference import StudentTNoise
 REGRESSOR, CLASSIFIER, ARRAYS = "model.json", "classifier.json", "arrays.npz"
 FORMAT = 1
 
+#: Fields of a fitted regression that JSON holds as they are.
+_AS_THEY_ARE = ("engine", "evidence", "noise_is_given", "report")
+
 _Json = dict[str, Any]
+E = TypeVar("E", bound=BaseEstimator)
 
 
 def write_regression(path: Path, fitted: FittedRegression, estimator: BaseEstimator) -> None:
@@ -42,16 +46,13 @@ def write_regression(path: Path, fitted: FittedRegression, estimator: BaseEstima
     model, fit = fitted.model, fitted.fit
     content = {
         **_plain_estimator(estimator),
-        "engine": fitted.engine,
+        **{name: getattr(fitted, name) for name in _AS_THEY_ARE},
         "scaling": asdict(fitted.scaling),
         **_plain_kernel_and_mean(model),
         "noise": {
             "scale": value_of(model.noise.log_scale),
             "jitter": value_of(model.noise.log_jitter),
         },
-        "noise_is_given": fitted.noise_is_given,
-        "evidence": fitted.evidence,
-        "report": fitted.report,
         "dof": fitted.dof,
     }
     if fitted.engine == "exact":
@@ -61,9 +62,8 @@ def write_regression(path: Path, fitted: FittedRegression, estimator: BaseEstima
     _write(path, REGRESSOR, content, fit.arrays)
 
 
-def read_regression(path: Path) -> tuple[FittedRegression, _Json, _Json]:
-    """The fitted regression of `write_regression`, the arguments of its estimator, and what that
-    knows of its columns."""
+def read_regression(path: Path, kind: type[E]) -> tuple[E, FittedRegression]:
+    """The estimator of `write_regression`, not yet fitted, and its regression."""
     content, arrays = _read(path, REGRESSOR)
     engine = content["engine"]
     learns_mean = engine != "exact" or content.get("mean_is_fitted", False)
@@ -74,13 +74,10 @@ def read_regression(path: Path) -> tuple[FittedRegression, _Json, _Json]:
     noise = None if dof is None else StudentTNoise(dof)
     fitted = FittedRegression(
         scaling=Standardisation.of_plain(content["scaling"]),
-        engine=engine,
         fit=replace(fit, noise=noise, arrays=arrays),
-        evidence=content["evidence"],
-        noise_is_given=content["noise_is_given"],
-        report=content["report"],
+        **{name: content[name] for name in _AS_THEY_ARE},
     )
-    return fitted, arguments(content["parameters"]), _columns(content, fitted.scaling)
+    return _estimator(kind, content, fitted.scaling), fitted
 
 
 def write_classification(
@@ -101,9 +98,8 @@ def write_classification(
     _write(path, CLASSIFIER, content, arrays)
 
 
-def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json, _Json]:
-    """The latent functions of `write_classification`, the labels, the estimator's arguments, and
-    what that knows of its columns."""
+def read_classification(path: Path, kind: type[E]) -> tuple[E, Classification, NDArray[Any]]:
+    """The estimator of `write_classification`, not yet fitted, its latent functions and labels."""
     content, arrays = _read(path, CLASSIFIER)
     latents = []
     for i, plain in enumerate(content["latents"]):
@@ -116,7 +112,7 @@ def read_classification(path: Path) -> tuple[Classification, NDArray[Any], _Json
     classes = content["classes"]
     fitted = Classification(Standardisation.of_plain(content["scaling"]), tuple(latents))
     labels = np.array(classes["values"], dtype=classes["dtype"])
-    return fitted, labels, arguments(content["parameters"]), _columns(content, fitted.scaling)
+    return _estimator(kind, content, fitted.scaling), fitted, labels
 
 
 def columns_of(estimator: BaseEstimator) -> _Json:
@@ -140,12 +136,14 @@ def _plain_estimator(estimator: BaseEstimator) -> _Json:
     return plain if named is None else plain | {"feature_names": [str(name) for name in named]}
 
 
-def _columns(content: _Json, scaling: Standardisation) -> _Json:
-    """Read what `columns_of` gives; models of earlier versions have no names."""
-    count, names = {"n_features_in_": len(scaling.x_scale)}, content.get("feature_names")
-    if names is None:
-        return count
-    return count | {"feature_names_in_": np.array(names, dtype=object)}
+def _estimator(kind: type[E], content: _Json, scaling: Standardisation) -> E:
+    """Make the estimator of `_plain_estimator`; models of earlier versions have no names."""
+    estimator: E = kind(**{name: _argument(value) for name, value in content["parameters"].items()})
+    columns: _Json = {"n_features_in_": len(scaling.x_scale)}
+    if "feature_names" in content:
+        columns["feature_names_in_"] = np.array(content["feature_names"], dtype=object)
+    name_columns(estimator, columns)
+    return estimator
 
 
 def _write(path: Path, name: str, content: _Json, arrays: Arrays) -> None:
@@ -197,11 +195,6 @@ def _loaded(engine: str, model: GPModel, plan: _Json | None, arrays: Arrays) -> 
         return pathwise.load(problem, arrays, points)
     free = engines.FreePointsEngine(engines.FreePointSettings(), collapsed=engine == "sgpr")
     return free.load(problem, arrays, engines.FreePointPlan.of_plain(plan))
-
-
-def arguments(plain: _Json) -> _Json:
-    """The arguments of an estimator, of their values in JSON."""
-    return {name: _argument(value) for name, value in plain.items()}
 
 
 def _plain(value: Any) -> Any:

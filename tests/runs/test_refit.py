@@ -191,7 +191,7 @@ def test_held_out_predictions_that_are_missing_are_no_reason_to_show_seen_stars(
 
 def test_the_plan_and_the_seconds_count_it(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Seconds are estimated by timing some products; here a ray takes one.
-    monkeypatch.setattr(_plan, "estimated_seconds", lambda config, rays, grid: float(len(rays)))
+    monkeypatch.setattr(_plan, "estimated_seconds", lambda config, rays: float(len(rays)))
     one, two = (
         prepare(load(sky / "run.toml", [*ENGINES["exact"], f"data.refit={refit}"]))
         for refit in ("false", "true")

@@ -189,12 +189,9 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
 def threads_of(path: Path) -> int | None:
     """Return the number of threads that the run at `path` has begun with; None where there is no
     run, or its identity names none."""
-    setup = (
-        _status.Identity.read(path / _status.CHECKPOINT).setup
-        if (path / _status.CONFIG).is_file()
-        else {}
-    )
-    number = setup.get("threads")
+    if not (path / _status.CONFIG).is_file():
+        return None
+    number = _status.Identity.read(path / _status.CHECKPOINT).setup.get("threads")
     return number if isinstance(number, int) and number > 0 else None
 
 

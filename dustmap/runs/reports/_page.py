@@ -233,11 +233,11 @@ def _held(name: str, errors: _Section) -> str:
 
 def _section(section: _Section) -> Iterator[str]:
     """Plain values as one table, each list of rows as another."""
-    plain = {name: value for name, value in section.items() if not _report.is_rows(value)}
-    plain = {name: value for name, value in plain.items() if value not in ("", [], {}, None)}
+    others = {name: value for name, value in section.items() if not _report.is_rows(value)}
+    plain = list(_flat(others))
     if plain:
         yield "<table>"
-        for name, value in _flat(plain):
+        for name, value in plain:
             term = term_of(name)
             yield _row(term.label, _value(value), term.unit, term.meaning)
         yield "</table>"

@@ -17,17 +17,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, Watch
+from dustmap.engines._engine import arrays_of, tensors_of
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _far_column, _model
-from dustmap.runs.stars._distances import DistanceWeights, MagnitudeLimit
+from dustmap.runs.stars._distances import MagnitudeLimit
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Moments, Observations, PriorDust
@@ -49,45 +49,64 @@ _ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
 #: The name of the state of a fit to all stars.
 _REFIT = "refit_stars"
 _NONE: Arrays = {}
+#: The names in files of what is added, and of the weights of distances.
+_ADDED = ("expected_beyond", "added_variance", "shared_variance")
+_LOG_WEIGHT = "selection_log_weight"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FitData:
+    """The data of a fit.
+
+    observed: with the distances of the fit, and nothing added; noisy: with what distances and dust
+    beyond the box add, and with the column; added: to all observations, None where every star is in
+    the box at an exact distance; log_weight (N, K): of the distances, behind a magnitude limit.
+    """
+
+    observed: Observations
+    noisy: Observations
+    added: Moments | None = None
+    log_weight: Tensor | None = None
+
+    def arrays(self) -> Arrays:
+        """Return what the fit has brought into the data, as arrays for `of_arrays`."""
+        if self.added is None:
+            return {}
+        parts = (self.added.mean, self.added.variance, self.added.shared)
+        tensors = dict(zip(_ADDED, parts, strict=True))
+        if self.log_weight is not None:
+            tensors[_LOG_WEIGHT] = self.log_weight
+        return {**arrays_of(tensors), **_far_column.arrays_of(self.noisy)}
+
+    @staticmethod
+    def of_arrays(
+        config: Config, limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays
+    ) -> "FitData":
+        """Return the data of a fit that has left `arrays`: in early versions a variance alone.
+
+        observed: of the catalog; limit: by which distances are weighted.
+        """
+        tensors, device = tensors_of(arrays), observed.measured.device
+        log_weight = tensors.get(_LOG_WEIGHT)
+        if limit is not None:
+            observed = limit.applied(observed, log_weight)
+        noisy, added = observed, None
+        if "added_variance" in tensors:
+            none = torch.zeros_like(tensors["added_variance"])
+            added = Moments(*(tensors.get(name, none).to(device) for name in _ADDED))
+            noisy = observed.with_added(added)
+        return FitData(observed, _far_column.restored(config, noisy, arrays), added, log_weight)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DistanceFit:
-    """The fit, and the observations with what distances and dust beyond the box add to them.
-
-    added: to all observations; None where every star is in the box at an exact distance. rounds: a
-    line for each refreshment, for the report. weights: of the distances, behind a magnitude limit.
-    """
+    """The fit, its data, and a line for each refreshment of these, for the report."""
 
     fit: StarFit
-    observed: Observations
-    added: Moments | None
+    data: FitData
     rounds: tuple[Mapping[str, Any], ...] = ()
-    weights: DistanceWeights | None = None
-
-    def arrays(self) -> Arrays:
-        """Return what is added, as arrays for `with_stored`."""
-        if self.added is None:
-            return {}
-        added = {
-            "added_variance": self.added.variance,
-            "expected_beyond": self.added.mean,
-            "shared_variance": self.added.shared,
-        }
-        arrays = {name: values.cpu().numpy() for name, values in added.items()}
-        weights = {} if self.weights is None else self.weights.arrays()
-        return {**arrays, **_far_column.arrays_of(self.observed), **weights}
-
-
-def with_stored(observed: Observations, arrays: Arrays) -> Observations:
-    """The observations with what an earlier fit added: in early versions a variance alone."""
-    if "added_variance" not in arrays:
-        return observed
-    none = np.zeros_like(arrays["added_variance"])
-    names = ("expected_beyond", "added_variance", "shared_variance")
-    parts = (torch.from_numpy(np.asarray(arrays.get(name, none))) for name in names)
-    return observed.with_added(Moments(*parts))
 
 
 def fit_distances(
@@ -106,15 +125,14 @@ def fit_distances(
     if state is not None:
         reader = StateReader.of(state, _ROUNDS)
         stored = reader.read(_AddedState)
-        _, noisy, added = stored.on(observed, config, limit)
-        fit = reader.read(_FitState).fit(config, noisy.training(train))
-        return DistanceFit(fit, noisy, added, stored.rounds, stored.weights)
+        data = stored.data(config, limit, observed)
+        fit = reader.read(_FitState).fit(config, data.noisy.training(train))
+        return DistanceFit(fit, data, stored.rounds)
     result = _Rounds(config, observed, train, watch, limit).result()
     if not (config.data.refit and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
-    column = _far_column.state_of(config, result.observed)
-    rest = _AddedState(result.added, result.rounds, column, result.weights)
-    watch.checkpointer.finish(state_of(_ROUNDS, _FitState.of(result.fit), rest, finished=True))
+    records = _FitState.of(result.fit), _AddedState.of(result.data, *result.rounds)
+    watch.checkpointer.finish(state_of(_ROUNDS, *records, finished=True))
     return result
 
 
@@ -159,19 +177,13 @@ class _FitState:
     @staticmethod
     def of(fit: StarFit) -> "_FitState":
         """Take a fit without its posterior."""
-        arrays, start = (
-            {name: torch.from_numpy(array) for name, array in arrays.items()}
-            for arrays in (fit.arrays, fit.start)
-        )
+        arrays, start = tensors_of(fit.arrays), tensors_of(fit.start)
         plain = fit.hyperparameters, fit.summary, fit.learning, arrays, start
         return _FitState(*plain, fit.errors)
 
     def fit(self, config: Config, data: Batch) -> StarFit:
         """Return the fit of these data: the same bits."""
-        arrays, start = (
-            {name: tensor.numpy() for name, tensor in tensors.items()}
-            for tensors in (self.arrays, self.start)
-        )
+        arrays, start = arrays_of(self.arrays), arrays_of(self.start)
         fit, summary = load_stars(config, data, self.hyperparameters, arrays), dict(self.summary)
         fit = replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
         return replace(fit, errors=self.errors or {})
@@ -180,27 +192,19 @@ class _FitState:
 @final
 @dataclass(frozen=True, eq=False)
 class _AddedState:
-    """Moments that distances and dust beyond the box add, if any, and the lines of the rounds, with
-    the column and the weights of distances where there are any."""
+    """`FitData.arrays`, and the lines of the rounds that have made them."""
 
-    added: Moments | None
+    added: Mapping[str, Tensor]
     rounds: tuple[Mapping[str, Any], ...]
-    column: _far_column.ColumnState | None
-    weights: DistanceWeights | None
 
-    def on(
-        self, observed: Observations, config: Config, limit: MagnitudeLimit | None
-    ) -> tuple[Observations, Observations, Moments | None]:
-        """Return observations with the weighted distances, these with what is added and with the
-        column, and what is added, on the device of the observations."""
-        if limit is not None and self.weights is not None:
-            observed = limit.applied(observed, self.weights)
-        noisy, added = observed, self.added
-        if added is not None:
-            parts = added.mean, added.variance, added.shared
-            added = Moments(*(values.to(observed.measured.device) for values in parts))
-            noisy = observed.with_added(added)
-        return observed, _far_column.restored(config, self.column, noisy), added
+    @staticmethod
+    def of(data: FitData, *rounds: Mapping[str, Any]) -> "_AddedState":
+        """Take the data of a fit without those of the catalog."""
+        return _AddedState(tensors_of(data.arrays()), rounds)
+
+    def data(self, config: Config, limit: MagnitudeLimit | None, observed: Observations) -> FitData:
+        """Return the data of the fit; observed: of the catalog."""
+        return FitData.of_arrays(config, limit, observed, arrays_of(self.added))
 
 
 @final
@@ -218,11 +222,11 @@ class _Rounds:
         """Fit until the noise no longer changes, or the rounds are used up."""
         observed = self.observed
         if observed.exact and observed.column is None:
-            return DistanceFit(self._fit(0, observed, None), observed, None)
+            return DistanceFit(self._fit(0, observed, None), FitData(observed, observed))
         added, dust = first_added(self.config, observed)
         noisy = _far_column.first(self.config, observed.with_added(added), dust)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
-        data, rounds = _Data(observed, noisy, added), list[Mapping[str, Any]]()
+        data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         most = self.config.fit.distance_rounds
         if self.limit is not None and most > 0:
             most = WEIGHTED_ROUNDS  # more, for the dust moves with weighted distances
@@ -236,14 +240,14 @@ class _Rounds:
             data, start = fresh, fit.start if same else _NONE
             level = line["beyond"], line["beyond_std"]
             fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, level, start)
-        return DistanceFit(fit, data.noisy, data.added, tuple(rounds), data.weights)
+        return DistanceFit(fit, data, tuple(rounds))
 
     def _fit(
         self,
         number: int,
         observed: Observations,
         start: Hyperparameters | None,
-        level: tuple[float, float] | None = None,
+        level: tuple[float, float] = (1.0, 0.0),
         field: Arrays = _NONE,
     ) -> StarFit:
         """Fit from `start` and its `field`; level: the factor on the dust beyond the box, which no
@@ -253,42 +257,40 @@ class _Rounds:
         if state is not None:
             return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
         fit = fit_stars(self.config, data, start, part.within("engine"), field)
-        if level is not None:
-            at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
-            fit = replace(fit, hyperparameters=at)
+        at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
+        fit = replace(fit, hyperparameters=at)
         part.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
         return fit
 
     def _refreshed(
-        self, number: int, fit: StarFit, data: "_Data"
-    ) -> tuple[Mapping[str, Any], "_Data"]:
+        self, number: int, fit: StarFit, data: FitData
+    ) -> tuple[Mapping[str, Any], FitData]:
         """Return the line of a round, and the data as the density of the fit leaves them."""
         part = self.watch.checkpointer.child(f"noise-{number}")
         state = part.load()
         if state is not None:
             stored = StateReader.of(state, _NOISE).read(_AddedState)
-            observed, noisy, added = stored.on(self.observed, self.config, self.limit)
-            assert added is not None
-            return stored.rounds[0], _Data(observed, noisy, added, stored.weights)
+            return stored.rounds[0], stored.data(self.config, self.limit, self.observed)
+        assert data.added is not None
         at = with_level(self.config, fit, data.observed, data.added, self.train)
         dust = _model.prior_dust(self.config, at)
-        observed, weights = self.observed, None
+        observed, log_weight, selected = self.observed, None, dict[str, int]()
         posterior, progress = fit.for_many_rays(), self.watch.progress
         if self.limit is not None:
-            weights = self.limit.weights(observed, posterior, dust, progress)
-            observed = self.limit.applied(observed, weights)
+            log_weight, stars = self.limit.weights(observed, posterior, dust, progress)
+            observed = self.limit.applied(observed, log_weight)
+            selected = {"stars_of_the_luminosity_function": stars}
         added = observed.added(posterior, dust, progress)
-        changes = self._changes(fit, at, data, _Data(observed, observed, added))
+        noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
+        fresh = FitData(observed, noisy, added, log_weight)
         line: dict[str, Any] = {
             "round": number,
-            **changes,
+            **self._changes(fit, at, data, fresh),
             "beyond": at.beyond,
             "beyond_std": at.beyond_std,
+            **moved,
+            **selected,
         }
-        noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
-        line |= moved
-        if weights is not None:
-            line["stars_of_the_luminosity_function"] = weights.selection_stars
         change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
         largest = max([change, *moved.values()])
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED
@@ -297,17 +299,17 @@ class _Rounds:
             "(median)",
             change,
         )
-        column = _far_column.state_of(self.config, noisy)
-        stored = _AddedState(added, (line,), column, weights)
-        part.finish(state_of(_NOISE, stored, finished=True))
-        return line, _Data(observed, noisy, added, weights)
+        part.finish(state_of(_NOISE, _AddedState.of(fresh, line), finished=True))
+        return line, fresh
 
     def _changes(
-        self, fit: StarFit, at: Hyperparameters, old: "_Data", new: "_Data"
+        self, fit: StarFit, at: Hyperparameters, old: FitData, new: FitData
     ) -> Mapping[str, float]:
         """Return the median of |σ_new − σ_old| / σ_old with σ the total noise of the fitted stars,
         and the root mean square of the shift of y over σ_old; with weighted distances, of their
         expected extinctions too, and the median change of the distances in the box."""
+        assert old.added is not None
+        assert new.added is not None
         train = self.train
         errors = self.observed.error_variance[train]
         mean = None
@@ -335,33 +337,15 @@ class _Rounds:
         }
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Data:
-    """The data of a fit. observed: with the distances of the fit, and nothing added; noisy: with
-    what distances and dust beyond the box add, and with the column; weights: of the distances."""
-
-    observed: Observations
-    noisy: Observations
-    added: Moments
-    weights: DistanceWeights | None = None
-
-
-def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperparameters]:
-    """The typical density, and the hyperparameters that dust beyond the box has before a fit."""
+def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperparameters]:
+    """What distances and dust beyond the box add before a fit, with the hyperparameters that this
+    dust has then."""
     density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
-        at = replace(at, mean=mean)
-        if observed.beyond is not None:
-            at = replace(at, beyond_std=LEVEL_STD)
-    return density, at
-
-
-def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperparameters]:
-    """What distances and dust beyond the box add before a fit, with the dust of `first_dust`."""
-    density, dust = first_dust(config, observed)
-    return observed.uniform(density, _model.prior_dust(config, dust)), dust
+        level = LEVEL_STD if observed.beyond is not None else 0.0
+        at = replace(at, mean=mean, beyond_std=level)
+    return observed.uniform(density, _model.prior_dust(config, at)), at
 
 
 @torch.no_grad()

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays, own_rows
@@ -82,8 +81,6 @@ _LITTLE = 0.05
 _STARS = 2**12
 #: Least ln w, beside which nothing is left.
 _DEEPEST = -50.0
-#: The name of the weights in files.
-_LOG_WEIGHT = "selection_log_weight"
 
 
 @final
@@ -168,33 +165,14 @@ class DistanceFinder:
             flat = np.zeros((count, nodes.size))
             flat[:, lines.rows] = drawn.cpu().double().numpy()
             draws, variance = smoothed(flat.reshape(count, *nodes.shape), mean, variance)
-        numbers = torch.from_numpy(y), torch.from_numpy(error**2)
+        numbers = torch.from_numpy(y[:, None]), torch.from_numpy(error[:, None] ** 2)
 
         def log_density(mean: Array, variance: Array) -> Array:
-            some = [each[:, None].expand(mean.shape).reshape(-1) for each in numbers]
-            flat = torch.from_numpy(mean.ravel()), torch.from_numpy(variance.ravel())
-            expected, none = Prediction(*flat), torch.zeros_like(flat[1])
-            at = self.fit.hyperparameters
-            density = at.log_density(some[0], some[1], expected, none)
-            return density.numpy().reshape(mean.shape)
+            expected = Prediction(torch.from_numpy(mean), torch.from_numpy(variance))
+            at, none = self.fit.hyperparameters, torch.zeros(1, dtype=torch.float64)
+            return at.log_density(*numbers, expected, none).numpy()
 
         return distance_posterior(nodes, draws, variance, log_density)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class DistanceWeights:
-    """ln w (N, K) of all observed stars, float32, at the nodes of `WeightedDistances`, and the
-    number of stars whose luminosity function they go by; no weights without enough of these."""
-
-    log_weight: Tensor | None = None
-    selection_stars: int = 0
-
-    def arrays(self) -> Arrays:
-        """Return the weights as arrays for `reopened`."""
-        if self.log_weight is None:
-            return {}
-        return {_LOG_WEIGHT: self.log_weight.cpu().numpy()}
 
 
 @final
@@ -236,13 +214,15 @@ class MagnitudeLimit:
         posterior: AbstractPosterior,
         dust: PriorDust,
         progress: Progress = unwatched,
-    ) -> DistanceWeights:
-        """Return the weights behind a posterior, and the dust expected beyond the box."""
+    ) -> tuple[Tensor | None, int]:
+        """Return ln w (N, K) of all observed stars, float32, at the nodes of `WeightedDistances`,
+        behind a posterior and the dust expected beyond the box, and the number of stars whose
+        luminosity function they go by; no weights without enough of these."""
         beyond = None if observed.beyond is None else dust
         along = DustAlong(posterior, self.grid, beyond, observed.measured.device, self.seed)
         selection, used = self._learned(along)
         if selection is None:
-            return DistanceWeights(None, used)
+            return None, used
         rays, stars = observed.batch.functional, self.stars
         keys = own_rays(rays).keys.cpu().numpy()
         parts = [np.empty((0, len(WEIGHT_SCORES)), np.float32)]
@@ -253,7 +233,7 @@ class MagnitudeLimit:
             log_weight = selection.log_weights(nodes, draws, kind)
             parts.append(np.maximum(log_weight, _DEEPEST).astype(np.float32))
         own = torch.from_numpy(np.concatenate(parts))
-        return DistanceWeights(gathered(rays, own), used)
+        return gathered(rays, own), used
 
     def _learned(self, along: DustAlong) -> tuple[SelectionWeights | None, int]:
         """Learn what is seen behind how much dust, and its mean over the sky, from how many stars;
@@ -284,13 +264,12 @@ class MagnitudeLimit:
         draws = along.draws(some.l, some.b, every, np.arange(len(some)))
         return SelectionWeights.of(seen, self.dimming, some.distances, places, draws), used
 
-    def applied(self, observed: Observations, weights: DistanceWeights) -> Observations:
+    def applied(self, observed: Observations, log_weight: Tensor | None) -> Observations:
         """Return observations of the catalog with weighted distances, and nothing added."""
-        if weights.log_weight is None:
+        if log_weight is None:
             return observed
         mine, stars = own_rows(observed.batch.functional), self.stars
-        log_weight = weights.log_weight[mine].double().numpy()
-        distances = WeightedDistances(stars.distances, log_weight)
+        distances = WeightedDistances(stars.distances, log_weight[mine].double().numpy())
         return observed.with_distances(stars.l, stars.b, distances, self.grid)
 
 
@@ -374,11 +353,3 @@ def _scored(fit: StarFit, observed: Observations, index: Tensor) -> DatumScores:
         values.view(shape) for values in (expected.mean, expected.variance, width2)
     )
     return scores_of_mixture(each, mean, variance, width2, placed.probability, at.nu)
-
-
-def reopened(limit: MagnitudeLimit | None, observed: Observations, arrays: Arrays) -> Observations:
-    """Return observations with the weights that a fit has left, if any."""
-    if limit is None or _LOG_WEIGHT not in arrays:
-        return observed
-    log_weight = torch.from_numpy(np.asarray(arrays[_LOG_WEIGHT], np.float32))
-    return limit.applied(observed, DistanceWeights(log_weight))

@@ -5,13 +5,11 @@ fit has it. An upper bound takes part from the second fit on, beside what the on
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
@@ -133,45 +131,13 @@ def section_of(observed: Observations, fit: StarFit) -> dict[str, dict[str, Any]
     return {"far_column": column.summary(predicted(fit.posterior, column.lines.rays))}
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class ColumnState:
-    """A column as `arrays_of` has it, with its counts: no arrays of one without data."""
-
-    arrays: Mapping[str, Tensor]
-    counts: tuple[int, int, int] = (0, 0, 0)
-
-
-def state_of(config: Config, observed: Observations) -> ColumnState | None:
-    """Return the column for a state; None where the configuration has none."""
-    if not config.data.far_column:
-        return None
-    tensors = {name: torch.from_numpy(array) for name, array in arrays_of(observed).items()}
-    if observed.column is None or not tensors:
-        return ColumnState({})
-    pixels = observed.column.pixels
-    return ColumnState(tensors, (pixels.nside, pixels.missing, pixels.left_out))
-
-
-def restored(config: Config, state: ColumnState | None, observed: Observations) -> Observations:
-    """Return observations with the column of a state, where the configuration has one."""
-    if state is None:
-        return observed
-    if not state.arrays:
-        is_bound = observed.column is not None and observed.column.bound
-        return observed if is_bound else replace(observed, column=None)
-    arrays = {name: tensor.numpy() for name, tensor in state.arrays.items()}
-    grid, device = _model.grid_of(config.grid), observed.measured.device
-    return replace(observed, column=reopened(config, grid, device, arrays, state.counts))
-
-
 def takes_part(observed: Observations) -> bool:
     """Whether there are data of a column, which come before those of the stars."""
     return observed.column is not None and observed.column.target is not None
 
 
 def arrays_of(observed: Observations) -> Arrays:
-    """Return the column with its data as arrays for `reopened`, if it takes part."""
+    """Return the column with its data as arrays for `restored`, if it takes part."""
     column = observed.column
     if column is None or column.target is None or column.variance is None:
         return {}
@@ -179,21 +145,20 @@ def arrays_of(observed: Observations) -> Arrays:
     return {**data, **{name: getattr(column.pixels, key) for name, key in _PIXELS.items()}}
 
 
-def reopened(
-    config: Config,
-    grid: RegularGrid,
-    device: torch.device,
-    arrays: Arrays,
-    counts: tuple[int, ...] = (0, 0, 0),
-) -> FarColumn | None:
-    """Return the column with the data that a fit has left; None where none took part.
+def restored(config: Config, observed: Observations, arrays: Arrays) -> Observations:
+    """Return observations with the column and the data that a fit has left; where none took part,
+    an upper bound that they have has still to.
 
-    counts: nside, pixels that are missing, and those left out, where they are of interest.
+    Only those of a run, which have the column as it was read, have counts of its pixels.
     """
+    before = observed.column
     if _TARGET not in arrays:
-        return None
+        return observed if before is not None and before.bound else replace(observed, column=None)
     l, b, value = (np.asarray(arrays[name], np.float64) for name in _PIXELS)
-    nside, missing, left_out = counts
-    column = _behind(config, grid, ColumnMap(nside, l, b, value, missing, left_out), device)
+    pixels = ColumnMap(0, l, b, value, missing=0)
+    if before is not None:
+        nside, missing = before.pixels.nside, before.pixels.missing
+        pixels = ColumnMap(nside, l, b, value, missing, len(before) - len(value))
+    column = _behind(config, _model.grid_of(config.grid), pixels, observed.measured.device)
     target, variance = (torch.from_numpy(arrays[name]) for name in (_TARGET, _VARIANCE))
-    return column.with_data(target, variance)
+    return replace(observed, column=column.with_data(target, variance))

@@ -25,15 +25,14 @@ log = logging.getLogger(__name__)
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
 #: The number of groups that a run does not know.
-_UNKNOWN = -1
+UNKNOWN = -1
 
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
 #: Keys of what has happened to the rows of a star store.
-_PRIOR = ("distance_prior", "distance_max", "distance_scale")
 _INGESTED = (
     *("columns", "cuts", "invalid", "parallax_zero_point", "magnitude_column"),
-    *_PRIOR,
+    *("distance_prior", "distance_max", "distance_scale"),
 )
 
 
@@ -57,7 +56,7 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
     card = catalogs.card_named(data.schema, dict(data.columns)).with_group(data.groups)
     if data.magnitude_limit > 0.0:
         card = card.with_magnitude(data.magnitude_column)
-    return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
+    return read_stars(data, card, system)
 
 
 def store_of(data: DataConfig) -> star_tables.StarStore | None:
@@ -121,17 +120,15 @@ def archived_stars(run: Path) -> StarInput:
 
 def read_stars(
     data: DataConfig,
-    paths: tuple[Path, ...],
     card: SchemaCard,
     system: ExtinctionSystem | None,
-    cuts: str,
     prior: star_tables.AbstractDistancePrior | None = None,
 ) -> StarInput:
     """Catalogs by a card, everything else as [data] says; prior: instead of that of [data]."""
     catalog = catalogs.read_catalog(
-        list(paths),
+        list(data.catalog),
         card,
-        cuts=cuts,
+        cuts=data.cuts,
         system=system,
         prior=prior or _distance_prior(data),
         invalid=data.invalid or None,
@@ -141,9 +138,9 @@ def read_stars(
 
 
 def read_truth(
-    data: DataConfig, path: Path, card: SchemaCard, stars: StarTable, column: str, cuts: str
+    data: DataConfig, card: SchemaCard, stars: StarTable, column: str
 ) -> NDArray[np.float64]:
-    """Noise-free extinctions (N,) of these stars, which `path` has in `column`."""
+    """Noise-free extinctions (N,) of these stars, which the catalog of [data] has in `column`."""
     aliases = (catalogs.Alias(ColumnRef.parse(column), u.mag),)
     # The errors stay: a cut may ask for them.
     measured = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
@@ -156,15 +153,15 @@ def read_truth(
         constants={**card.constants, "extinction_error": 1.0},
         named=card.named.difference(measured) | {"extinction"},
     )
-    truth = read_stars(data, (path,), noise_free, stars.system, cuts).stars
+    truth = read_stars(data, noise_free, stars.system).stars
     order = np.argsort(truth.source_id)
     at = np.searchsorted(truth.source_id, stars.source_id, sorter=order)
     rows = order[np.minimum(at, len(order) - 1)]
     missing = truth.source_id[rows] != stars.source_id
     if missing.any():
         raise UserError(
-            f"{path}: {int(missing.sum())} stars have no finite value in the column {column}, "
-            f"such as source_id {stars.source_id[missing][0]}"
+            f"{', '.join(data.catalog)}: {int(missing.sum())} stars have no finite value in the "
+            f"column {column}, such as source_id {stars.source_id[missing][0]}"
         )
     return truth.extinction[rows]
 
@@ -238,18 +235,7 @@ def group_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 def renumbered(labels: NDArray[np.str_] | Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the numbers (N,) of labels among the names of a run, -1 for others."""
     numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(str(label), _UNKNOWN) for label in labels], np.int64)
-
-
-def in_groups_of_run(
-    stars: StarTable, own: Sequence[str], names: Sequence[str]
-) -> tuple[StarTable, int]:
-    """Return the stars of another catalog with the numbers of the run's groups, and how many are of
-    groups that the run does not know; own: names of the catalog's groups."""
-    if stars.groups is None:
-        return stars, 0
-    groups = renumbered(own, names)[stars.groups]
-    return replace(stars, groups=groups), int((groups == _UNKNOWN).sum())
+    return np.array([numbers.get(str(label), UNKNOWN) for label in labels], np.int64)
 
 
 def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -80,14 +79,6 @@ _FEW = 16
 _BIAS = 1.0 / 16.0
 
 
-@final
-@dataclass(frozen=True)
-class _ChoiceState:
-    """The choice, as plain values."""
-
-    choice: Mapping[str, Any]
-
-
 def is_open(config: Config) -> bool:
     """Whether the data choose the kernel."""
     return config.model.kernel == "auto"
@@ -145,12 +136,11 @@ def choose_kernel(
     """
     state = watch.checkpointer.load()
     if state is not None:
-        stored = StateReader.of(state, _STATE).read(_ChoiceState)
-        return KernelChoice.of_plain(stored.choice)
+        return StateReader.of(state, _STATE).read(KernelChoice)
     choice = _choice(config, observed, train, watch)
     # Every rank has computed the same; the first has the last word.
-    plain = json.loads(world.texts(json.dumps(choice.as_plain()))[0])
-    watch.checkpointer.finish(state_of(_STATE, _ChoiceState(plain), finished=True))
+    choice = KernelChoice.of_plain(json.loads(world.texts(json.dumps(choice.as_plain()))[0]))
+    watch.checkpointer.finish(state_of(_STATE, choice, finished=True))
     for line in choice.candidates:
         log.info(
             "kernel %s: log predictive density %.4g a star, %.2g ± %.2g from the best, length "
@@ -162,7 +152,7 @@ def choose_kernel(
             line.learned["length"],
         )
     log.info("kernel: %s%s", choice.name, f" ({choice.remark})" if choice.remark else "")
-    return KernelChoice.of_plain(plain)
+    return choice
 
 
 def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch) -> KernelChoice:
@@ -176,9 +166,8 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
             f"{_WIDTH * config.model.length:g} pc: too few to compare kernels"
         )
         return KernelChoice(FALLBACK, remark=remark)
-    noisy = observed
-    if not observed.exact:
-        noisy = observed.with_added(first_added(config, observed)[0])
+    exact = observed.exact
+    noisy = observed if exact else observed.with_added(first_added(config, observed)[0])
     noisy = replace(noisy, column=None)  # patches are of stars
     data, start = whole_batch(noisy.training(some)), compared_on(config)
     model = _model.model_of(start, _model.start_for(start, data), data)
@@ -253,13 +242,9 @@ class _Judges:
         """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
         if len(self) == 0:
             return 0.0
-        mean = self.resolved.mean
-        variance = self.resolved.variance + factor * self.more
-        y, errors, added = (
-            values.repeat_interleave(mean.shape[1]) for values in (self.y, self.errors, self.added)
-        )
-        expected = Prediction(mean.flatten(), variance.flatten())
-        each = at.log_density(y, errors, expected, added).view(mean.shape)
+        y, errors, added = (each[:, None] for each in (self.y, self.errors, self.added))
+        expected = Prediction(self.resolved.mean, self.resolved.variance + factor * self.more)
+        each = at.log_density(y, errors, expected, added)
         return float(torch.logsumexp(each + self.probability.log(), 1).sum())
 
 
@@ -332,17 +317,15 @@ def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> list[_Judges
     that of dust beyond the box: of uncertain distances, stars with much of it are not asked.
     """
     placed = _distances.are_placed(fit, observed, index)
-    one = ~placed
-    if bool(placed.any()):
-        one = _distances.are_known(observed, index)
-    judges = [_predicted(fit, observed, _some(index[one], _STARS))]
-    if bool(placed.any()):
-        some = _some(index[placed], _PLACED)
-        found = _distances.PlacedStars.of(fit, observed, some)
-        y, errors = observed.measured[some], observed.error_variance[some]
-        parts = found.resolved, found.more, found.probability
-        judges.append(_Judges(y, errors, torch.zeros_like(errors), *parts))
-    return judges
+    if not bool(placed.any()):
+        return [_predicted(fit, observed, _some(index, _STARS))]
+    known = index[_distances.are_known(observed, index)]
+    some = _some(index[placed], _PLACED)
+    found = _distances.PlacedStars.of(fit, observed, some)
+    y, errors = observed.measured[some], observed.error_variance[some]
+    parts = found.resolved, found.more, found.probability
+    at_places = _Judges(y, errors, torch.zeros_like(errors), *parts)
+    return [_predicted(fit, observed, _some(known, _STARS)), at_places]
 
 
 def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:

@@ -29,7 +29,6 @@ from dustmap.runs.stars import (
     _distance_rounds,
     _distances,
     _engines,
-    _far_column,
     _input,
     _kernel,
     _model,
@@ -60,14 +59,14 @@ CUTS = "default"
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
     maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
-    predicted them; None where none were scored, and of runs that did not keep it. refitted: whether
-    the map has seen them all the same."""
+    predicted them; None where none were scored, and of runs that did not keep it. fitted: indices
+    of the stars that the map has seen."""
 
     run: _run.StarRun
     fit: _engines.StarFit
     made: Provenance
+    fitted: Tensor
     unseen: Predictions | None = None
-    refitted: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -107,17 +106,19 @@ class StarMap(AbstractFinishedRun):
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
-        data, own = self.run.config.data, self.run.stars
+        own = self.run.stars
+        data = replace(self.run.config.data, catalog=(str(catalog),), cuts=CUTS)
         card = card if isinstance(card, SchemaCard) else sky.card_named(card)
         card = card.with_group(data.groups, required=False)
         named = system_named(system) if system else None
-        read = _input.read_stars(data, (catalog,), card, named, CUTS, _input.prior_of(own))
+        read = _input.read_stars(data, card, named, _input.prior_of(own))
         stars = _input.in_system(read.stars, own.system)
         groups: dict[str, int] = {}
         if stars.groups is not None:
             labels = _input.group_names(read.provenance)
-            stars, unknown = _input.in_groups_of_run(stars, labels, self.run.group_names)
-            groups = {"stars_of_unknown_groups": unknown}
+            numbers = _input.renumbered(labels, self.run.group_names)[stars.groups]
+            stars = replace(stars, groups=numbers)
+            groups = {"stars_of_unknown_groups": int((numbers == _input.UNKNOWN).sum())}
         elif data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
         seen = self._seen(stars.l, stars.b, stars.extinction)
@@ -138,7 +139,7 @@ class StarMap(AbstractFinishedRun):
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
-            truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
+            truth = _input.read_truth(data, card, read.stars, truth_column)
             truth = conversion(read.stars.system, own.system) * truth
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
@@ -163,8 +164,7 @@ class StarMap(AbstractFinishedRun):
     def _seen(self, l: Array, b: Array, extinction: Array) -> int:
         """Count the stars among those that the map is made of: numbers of sources may be those of
         rows, so directions and extinctions tell."""
-        fitted = torch.cat([self.run.train, self.run.holdout]) if self.refitted else self.run.train
-        own = self.run.stars[self.run.observed.rows[fitted.cpu().numpy()]]
+        own = self.run.stars[self.run.observed.rows[self.fitted.cpu().numpy()]]
         seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
         return int(seen.sum())
 
@@ -410,12 +410,10 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
             "stars: run it again"
         )
-    column = _far_column.reopened(run.config, run.grid, run.device, added)
-    observed = _distances.reopened(run.limit, run.observed, added)
-    observed = _distance_rounds.with_stored(observed, added)
-    run = replace(run, observed=replace(observed, column=column))
+    data = _distance_rounds.FitData.of_arrays(run.config, run.limit, run.observed, added)
+    run = replace(run, observed=data.noisy)
     stars = torch.cat([run.train, run.holdout]) if refitted else run.train
     fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, len(stars))
     unseen = Predictions.of_arrays(scored) if scored else None
-    return StarMap(run, fit, made, unseen, refitted)
+    return StarMap(run, fit, made, stars, unseen)

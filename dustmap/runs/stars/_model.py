@@ -147,11 +147,16 @@ class Hyperparameters:
     def log_density(
         self, y: Tensor, errors: Tensor, predicted: gp.Prediction, added: Tensor
     ) -> Tensor:
-        """Log-densities (N,) of `scored` alone, at a fraction of its cost; float64."""
+        """Log-densities of `scored` alone, at a fraction of its cost, of predictions (...) and
+        what broadcasts to them; float64."""
+        shape = predicted.mean.shape
+        y, errors, added = (v.expand(shape).reshape(-1) for v in (y, errors, added))
+        flat = gp.Prediction(predicted.mean.reshape(-1), predicted.variance.reshape(-1))
         if self.nu is None:
-            return self.scored(y, errors, predicted, added).log_density
-        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
-        return inference.log_density_of_student_t(y, predicted.mean, variance, width2, self.nu)
+            return self.scored(y, errors, flat, added).log_density.view(shape)
+        width2, variance = self.squared_width(errors, flat), flat.variance + added
+        density = inference.log_density_of_student_t(y, flat.mean, variance, width2, self.nu)
+        return density.view(shape)
 
     def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
         """Return the same for Student-t noise whose scale multiplies errors and scatter."""
@@ -309,14 +314,13 @@ def hyperparameters_of(
 ) -> Hyperparameters:
     """The present values of a model, and of Student-t noise on top of its likelihood."""
     (term, *others), noise, mean = model.kernel.terms(), model.noise, model.mean
-    coefficients, disc = mean.coefficients().detach(), {}
-    sums = {}
+    coefficients, parts = mean.coefficients().detach(), dict[str, float]()
     for second in others:
-        sums = {"second_length": float(second.lengthscale[0])}
-        sums |= {"first_std": float(term.variance.sqrt())}
-        sums |= {"second_std": float(second.variance.sqrt())}
+        stds = {"first_std": term.variance.sqrt(), "second_std": second.variance.sqrt()}
+        numbers = stds | {"second_length": second.lengthscale[0]}
+        parts |= {name: float(value) for name, value in numbers.items()}
     if isinstance(mean, gp.LogDiscMean):
-        disc = dict(zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True))
+        parts |= zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True)
     at = Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(model.kernel.variance().sqrt()),
@@ -325,8 +329,7 @@ def hyperparameters_of(
         scatter=0.0 if noise.log_jitter is None else float(noise.log_jitter.exp()),
         relative_scatter=0.0 if noise.log_relative is None else float(noise.log_relative.exp()),
         projection=float(model.kernel.share) if isinstance(model.kernel, ProjectedKernel) else 0.0,
-        **disc,
-        **sums,
+        **parts,
     )
     return at if robust is None else at.with_student_t(robust)
 

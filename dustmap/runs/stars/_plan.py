@@ -287,7 +287,7 @@ def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str,
     return parts, chunks
 
 
-def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
+def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
     """Estimate learning, solving and drawing on this machine, by the time of one product here;
     good to a factor of two where it was measured, on skies of some thousand stars."""
     if config.fit.engine == "global":
@@ -298,7 +298,7 @@ def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) ->
     operation = _machine.seconds_per_operation(device)
     if config.fit.engine == "exact":
         return learning + pair * n**2 + operation * n**3
-    return learning + operation * n * grid.size
+    return learning + operation * n * grid_of(config.grid).size
 
 
 def _pair_seconds(config: Config, rays: LineIntegrals) -> float:

@@ -128,7 +128,7 @@ def with_levels(config: Config, stars: StarTable) -> Config:
         )
         levels.append((inner, spacing))
     for size, spacing in levels:
-        log.info("level of %g pc: %s pc", spacing, " × ".join(f"{side:g}" for side in size))
+        log.info("level of %g pc: %s pc", spacing, _sides(size))
     return _with_boxes(config, tuple(levels))
 
 
@@ -187,15 +187,17 @@ def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
     faces = zip("XYZ", grid.lower, grid.upper, strict=True)
     section = {
         "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
-        "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
+        "spacing": f"{_sides(grid.spacing)} pc",
         "nodes": " × ".join(map(str, grid.shape)),
     }
     if config.grid.levels:
-        sizes = (" × ".join(f"{side:g}" for side in size) for size, _ in config.grid.boxes)
-        steps = (spacing for _, spacing in config.grid.boxes)
-        words = (f"{step:g} pc in {size} pc" for size, step in zip(sizes, steps, strict=True))
+        words = (f"{step:g} pc in {_sides(size)} pc" for size, step in config.grid.boxes)
         section["levels"] = "; ".join(words)
     return section
+
+
+def _sides(lengths: tuple[float, ...]) -> str:
+    return " × ".join(f"{length:g}" for length in lengths)
 
 
 def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:

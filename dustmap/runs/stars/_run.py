@@ -134,12 +134,12 @@ class StarRun(AbstractRun):
         """Estimate the whole run, roughly."""
         config, rays = self.config, self.observed.batch.functional
         seen = own_rays(rays[self.train])
-        fit = _plan.estimated_seconds(config, seen, self.grid)
+        fit = _plan.estimated_seconds(config, seen)
         total = _plan.OVERHEAD + _plan.choice_seconds(config, seen) + fit
         if self.refits and config.engine == "lognormal":
             total += _REFIT_SHARE * fit
         elif self.refits:
-            total += _plan.estimated_seconds(_model.held(config), own_rays(rays), self.grid)
+            total += _plan.estimated_seconds(_model.held(config), own_rays(rays))
         return rounded(total)
 
     def products(self) -> Products:
@@ -189,7 +189,7 @@ class StarRun(AbstractRun):
             result, held_out = self._fit(work, refits), None
             if Stage.EVALUATE.reached_by(until):
                 held_out = self._evaluate(work, result)
-            fit, at, observed = result.fit, result.fit.hyperparameters, result.observed
+            fit, at, observed = result.fit, result.fit.hyperparameters, result.data.noisy
             start = fit.start
             if refits:
                 del result, fit  # the first posterior makes room for the second
@@ -237,15 +237,14 @@ class StarRun(AbstractRun):
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             with in_one_part(work.progress, "dust between the nodes"):
                 fit, unresolved = _kernel.judged(
-                    self.config, result.fit, result.observed, self.train, self.holdout
+                    self.config, result.fit, result.data.noisy, self.train, self.holdout
                 )
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
         if not refits:
             directory.write_arrays(POSTERIOR, fit.arrays)
-        if result.added is not None:
-            directory.write_arrays(DISTANCES, result.arrays())
+        directory.write_arrays(DISTANCES, result.data.arrays())
         for line in result.rounds:
             directory.record(stage="distances", **line)
         directory.record(stage="fit", **fit.summary, **hyperparameters)
@@ -255,9 +254,9 @@ class StarRun(AbstractRun):
             "fit": fit.summary | _engines.learning_section(fit),
         }
         work.sections |= _engines.zero_points_section(
-            self.config, self.group_names, fit, result.observed, self.train
+            self.config, self.group_names, fit, result.data.noisy, self.train
         )
-        work.sections |= _far_column.section_of(result.observed, fit)
+        work.sections |= _far_column.section_of(result.data.noisy, fit)
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
@@ -275,7 +274,7 @@ class StarRun(AbstractRun):
         held_out = None
         with work.watch.stage("evaluate"):
             if len(self.holdout):
-                unseen = result.fit, result.observed, self.holdout
+                unseen = result.fit, result.data.noisy, self.holdout
                 held_out = _distances.predictions(*unseen, work.progress)
                 per_a_v = self.stars.system.per_a_v
                 work.directory.write_arrays(HELD_OUT, held_out.arrays())
@@ -284,7 +283,7 @@ class StarRun(AbstractRun):
                     "calibration": reports.calibration(held_out),
                     "quality_proxies": reports.quality_proxies(held_out, per_a_v),
                 }
-                parts = result.observed, self.train, self.holdout
+                parts = result.data.noisy, self.train, self.holdout
                 work.checks += _checks.checks_of_held_out(held_out, result.fit, *parts)
         return held_out
 
