@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap.config._values import (
+    AUTO,
     BYTES,
     SECONDS,
     automatic,
@@ -266,9 +267,7 @@ class FitConfig:
 class ComputeConfig:
     """Where and how it is computed."""
 
-    device: Annotated[str, choice("auto", "cpu", "cuda"), "auto is cuda where there is one"] = (
-        "auto"
-    )
+    device: Annotated[str, choice(AUTO, "cpu", "cuda"), "auto is cuda where there is one"] = AUTO
     dtype: Annotated[
         str,
         choice("float32", "float64"),

@@ -407,11 +407,11 @@ def hyperparameter_errors(fit: EngineFit, scaling: Standardisation) -> dict[str,
         }
         for i in range(terms)
     ]
-    names = [name for name in ("noise_std", "noise_scale", "noise_dof") if name in errors]
+    names = ("noise_std", "noise_scale", "noise_dof")
     size = len(fit.model.mean.coefficients())
     return {
         "kernel": kernel,
-        **{name: errors[name] for name in names},
+        **{name: errors[name] for name in names if name in errors},
         "mean": [errors.get(f"mean[{i}]") for i in range(size)],
         "held": [name for name, error in errors.items() if error is None],
     }

@@ -136,11 +136,8 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class, (N,)."""
-        log_odds = self._log_odds(X)
-        if len(self.classes_) == 2:
-            chosen = (log_odds[:, 0] > 0).astype(int)
-        else:
-            chosen = log_odds.argmax(axis=1)
+        decision = self.decision_function(X)
+        chosen = (decision > 0).astype(int) if decision.ndim == 1 else decision.argmax(axis=1)
         labels: NDArray[Any] = self.classes_[chosen]
         return labels
 

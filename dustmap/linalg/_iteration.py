@@ -127,8 +127,10 @@ class StepRule:
 
     @property
     def loosest(self) -> float:
-        """The largest rtol of a column."""
-        return float(self.rtol.max()) if isinstance(self.rtol, Tensor) else self.rtol
+        """The largest rtol of a column, 0 of no columns."""
+        if not isinstance(self.rtol, Tensor):
+            return self.rtol
+        return float(self.rtol.max()) if self.rtol.numel() else 0.0
 
     def each(self, count: int, device: torch.device) -> Tensor:
         """The rtol of every one of `count` columns, float64."""
@@ -236,7 +238,9 @@ class System:
                 )
             check_vectors("x0", x0, n, b.dtype, b.device)
             _check_finite("x0", x0)
-        least = float(rule.rtol.min()) if isinstance(rule.rtol, Tensor) else rule.rtol
+        least = rule.loosest
+        if isinstance(rule.rtol, Tensor) and rule.rtol.numel():
+            least = float(rule.rtol.min())
         if not (least >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
             raise UserError(
                 "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "

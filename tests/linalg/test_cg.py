@@ -249,6 +249,12 @@ class TestStopping:
         ends = [solve(narrow, b.float(), x0=x, **options) for x in (None, x0.float())]
         assert torch.equal(ends[0].x, ends[1].x)
 
+    def test_no_right_hand_sides_have_no_tolerances(self) -> None:
+        none = torch.zeros(0, 4, dtype=torch.float64)
+        result = pcg(ToeplitzOperator(_exponential_lags((4,))), none, rtol=none[:, 0])
+        assert result.x.shape == (0, 4)
+        assert result.converged
+
     def test_zero_right_hand_side_is_solved_at_step_zero(self) -> None:
         A = ToeplitzOperator(_exponential_lags((60,)))
         b = _right_hand_sides(3, 60)

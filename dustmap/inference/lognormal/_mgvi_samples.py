@@ -130,7 +130,7 @@ class DrawSolver:
         self.progress(_DRAWS, count, count)
         columns = zip(*((end.x, end.status, end.steps, end.residuals) for end in ends), strict=True)
         x, status, steps, residuals = (torch.cat(column) for column in columns)
-        return SolveResult(x, status, steps, residuals, float(rtol.max()))
+        return SolveResult(x, status, steps, residuals, max(end.rtol for end in ends))
 
 
 @torch.no_grad()

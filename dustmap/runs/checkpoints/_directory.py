@@ -268,10 +268,9 @@ def resumed_run(
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
                 yield directory
-        except UserError:
-            raise
         except BaseException as error:
-            error.add_note(_GO_ON)
+            if not isinstance(error, UserError):
+                error.add_note(_GO_ON)
             raise
 
 

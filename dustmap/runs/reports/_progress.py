@@ -177,10 +177,8 @@ class _Course:
         made, passed = self.done - self.first, now - self.start
         if made == 0:
             return f": for {duration_text(passed, 100)} so far"
-        seconds = passed / made * (self.total - self.done)
-        return (
-            f": {'at most' if self.may_end_before else 'about'} {duration_text(seconds, 100)} to go"
-        )
+        rest = duration_text(passed / made * (self.total - self.done), 100)
+        return f": {'at most' if self.may_end_before else 'about'} {rest} to go"
 
 
 def duration_text(seconds: float, most: float) -> str:

@@ -343,8 +343,7 @@ def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperp
     density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
-        level = LEVEL_STD if observed.beyond is not None else 0.0
-        at = replace(at, mean=mean, beyond_std=level)
+        at = replace(at, mean=mean, beyond_std=0.0 if observed.beyond is None else LEVEL_STD)
     return observed.uniform(density, _model.prior_dust(config, at)), at
 
 

@@ -154,17 +154,18 @@ class DistanceFinder:
             own = torch.from_numpy(np.repeat(groups, count)[lines.rows]).to(self.device)
             lines = replace(lines, rays=replace(lines.rays, groups=own))
         along = observations.predict_extinction(self.fit.posterior, lines, self.dust)
-        moments = np.zeros((2, nodes.size))
-        for row, values in zip(moments, (along.mean, along.variance), strict=True):
-            row[lines.rows] = values.cpu().double().numpy()
-        mean, variance = moments.reshape(2, *nodes.shape)
+
+        def at_nodes(values: Tensor) -> Array:
+            flat = np.zeros((len(values), nodes.size))
+            flat[:, lines.rows] = values.cpu().numpy()
+            return flat.reshape(-1, *nodes.shape)
+
+        mean, variance = at_nodes(torch.stack([along.mean.double(), along.variance.double()]))
         draws = mean[None]
         if isinstance(self.fit.posterior, LogNormalPosterior):
             count = min(_DRAWS, self.fit.posterior.n_samples)
             drawn = self.fit.posterior.sample(lines.rays, count, torch.Generator())
-            flat = np.zeros((count, nodes.size))
-            flat[:, lines.rows] = drawn.cpu().double().numpy()
-            draws, variance = smoothed(flat.reshape(count, *nodes.shape), mean, variance)
+            draws, variance = smoothed(at_nodes(drawn.double()), mean, variance)
         numbers = torch.from_numpy(y[:, None]), torch.from_numpy(error[:, None] ** 2)
 
         def log_density(mean: Array, variance: Array) -> Array:

@@ -262,12 +262,12 @@ def draw_figures(
         files = [directory.path / f"plots/{name}.{kind}" for kind in kinds]
         # Pictures are written whole: one that is there was drawn before the run was interrupted.
         missing = [file for file in files if not file.exists()]
-        figure = draw(material) if missing else None
-        if missing and figure is None:
-            continue
-        for file in missing:
-            assert figure is not None
-            figures.save_figure(figure, file, history=material.made.history())
+        if missing:
+            figure = draw(material)
+            if figure is None:
+                continue
+            for file in missing:
+                figures.save_figure(figure, file, history=material.made.history())
         pictures.append(reports.Picture(path, caption))
     if names:
         progress("drawing figures", len(names), len(names))

@@ -166,8 +166,7 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
             f"{_WIDTH * config.model.length:g} pc: too few to compare kernels"
         )
         return KernelChoice(FALLBACK, remark=remark)
-    exact = observed.exact
-    noisy = observed if exact else observed.with_added(first_added(config, observed)[0])
+    noisy = observed if observed.exact else observed.with_added(first_added(config, observed)[0])
     noisy = replace(noisy, column=None)  # patches are of stars
     data, start = whole_batch(noisy.training(some)), compared_on(config)
     model = _model.model_of(start, _model.start_for(start, data), data)

@@ -193,9 +193,8 @@ class StarMap(AbstractFinishedRun):
         data = replace(data, system=system_named(system).name) if system else data
         places = _input.places_of(data, catalog, card, prior, distances)
         table = places.table
-        groups: NDArray[np.int64] | None = None
-        if places.groups is not None:
-            groups = _input.renumbered(places.groups, self.run.group_names)
+        labels, names = places.groups, self.run.group_names
+        groups = None if labels is None else _input.renumbered(labels, names)
         refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
         answers = places.filled({**columns, **refined})

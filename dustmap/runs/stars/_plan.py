@@ -158,9 +158,8 @@ def choice_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def _field_seconds(config: Config, rays: LineIntegrals) -> float:
     """Time the covariance of a ray with all others, by the nodes of a grid."""
-    grid, device = grid_of(config.grid), rays.device
-    torus = torch.zeros(torus_for(start_kernel(config), grid, 2.0), dtype=torch.float64).to(device)
-    fft = _machine.measured_seconds(functools.partial(_there_and_back, torus), device)
+    grid = grid_of(config.grid)
+    fft = _fft_seconds(torus_for(start_kernel(config), grid, 2.0), torch.float64, rays.device)
     rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
     return fft + 2 * _product_seconds(rows)
 
@@ -314,13 +313,16 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
     if takes_matrices(config, len(rays), nodes):
         once = nodes * (_LOOKED_UP[0] * nodes + _LOOKED_UP[1] * len(rays))
         return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
-    fft = 0.0
-    for torus in _tori(config):
-        field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
-        work = functools.partial(_there_and_back, field)
-        fft += _machine.measured_seconds(work, rays.device)
+    dtype = dtype_of(config.compute)
+    fft = sum(_fft_seconds(torus, dtype, rays.device) for torus in _tori(config))
     product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays)
     return expected_products(config) * (fft + product + STEP_SECONDS)
+
+
+def _fft_seconds(torus: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
+    """Time a transform of a field there and back."""
+    field = torch.zeros(torus, dtype=dtype, device=device)
+    return _machine.measured_seconds(functools.partial(_there_and_back, field), device)
 
 
 def _tori(config: Config) -> tuple[tuple[int, ...], ...]:

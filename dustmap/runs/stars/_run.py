@@ -271,21 +271,20 @@ class StarRun(AbstractRun):
         return result
 
     def _evaluate(self, work: "_Work", result: DistanceFit) -> Predictions | None:
-        held_out = None
         with work.watch.stage("evaluate"):
-            if len(self.holdout):
-                unseen = result.fit, result.data.noisy, self.holdout
-                held_out = _distances.predictions(*unseen, work.progress)
-                per_a_v = self.stars.system.per_a_v
-                work.directory.write_arrays(HELD_OUT, held_out.arrays())
-                work.sections |= {
-                    "held_out_stars": held_out.as_dict(),
-                    "calibration": reports.calibration(held_out),
-                    "quality_proxies": reports.quality_proxies(held_out, per_a_v),
-                }
-                parts = result.data.noisy, self.train, self.holdout
-                work.checks += _checks.checks_of_held_out(held_out, result.fit, *parts)
-        return held_out
+            if not len(self.holdout):
+                return None
+            fit, observed = result.fit, result.data.noisy
+            held_out = _distances.predictions(fit, observed, self.holdout, work.progress)
+            work.directory.write_arrays(HELD_OUT, held_out.arrays())
+            work.sections |= {
+                "held_out_stars": held_out.as_dict(),
+                "calibration": reports.calibration(held_out),
+                "quality_proxies": reports.quality_proxies(held_out, self.stars.system.per_a_v),
+            }
+            parts = observed, self.train, self.holdout
+            work.checks += _checks.checks_of_held_out(held_out, fit, *parts)
+            return held_out
 
     def _refit(
         self,
