@@ -388,4 +388,4 @@ def _guesses(start: DataSpaceSolution | None, b: Tensor) -> Tensor | None:
     if start is None or start.solve.x.shape[1:] != b.shape[1:]:
         return None
     known = start.solve.x[: len(b)]
-    return torch.cat([known, known.new_zeros(len(b) - len(known), b.shape[1])])
+    return torch.nn.functional.pad(known, (0, 0, 0, len(b) - len(known)))
