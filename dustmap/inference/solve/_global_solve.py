@@ -114,9 +114,8 @@ def _precision_of(
         assert isinstance(phi, ProductOperator)
         rows, prior = phi.left, features.prior
         entries = prior.grid.size * math.prod([2 * features.order - 1] * prior.grid.dim)
-        is_stored = isinstance(rows, linalg.SparseOperator) and rows.dtype == torch.float64
-        if is_stored and entries <= len(data) * features.stencil.size:
-            assert isinstance(rows, linalg.SparseOperator)
+        is_sparser = entries <= len(data) * features.stencil.size
+        if is_sparser and isinstance(rows, linalg.SparseOperator) and rows.dtype == torch.float64:
             return _precision.NodePrecision(rows, phi.right, weights)
     return _precision.PrecisionOperator(phi, weights)
 
