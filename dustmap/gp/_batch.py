@@ -66,11 +66,16 @@ class Batch:
         >>> Batch(PointValues(x[:, None]), x).random_part(3, seed=0).y
         tensor([0., 1., 4.])
         """
+        rows = self.random_rows(n, seed)
+        return self if isinstance(rows, slice) else self[rows]
+
+    def random_rows(self, n: int, seed: int) -> Tensor | slice:
+        """Return the ascending positions of `random_part`, as a slice where they are all."""
         if len(self) <= n:
-            return self
+            return slice(0, len(self))
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(self), generator=generator)[:n]
-        return self[chosen.sort().values.to(self.y.device)]
+        return chosen.sort().values.to(self.y.device)
 
     def _rows(self, functional: AbstractFunctional, index: Tensor | slice) -> "Batch":
         """Return the rows `index`, whose functionals these are."""

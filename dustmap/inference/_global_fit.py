@@ -162,7 +162,7 @@ def fit_global(
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(grid, settings.grid, using, world)
-    stages = _Stages(maker, data, settings, model.mean.is_learned, steps, progress, checkpointer)
+    stages = _Stages(maker, data, settings, steps, progress, checkpointer)
     return stages.result(deque(stages.states(_State(model)), maxlen=1).pop())
 
 
@@ -193,12 +193,11 @@ class _State:
 @final
 @dataclass(frozen=True, eq=False)
 class _Stages:
-    """The stages of one fit. fit_mean: whether the mean's coefficients are learned."""
+    """The stages of one fit."""
 
     maker: ModelMaker
     data: Batch
     settings: GlobalSettings
-    fit_mean: bool
     steps: Steps | None
     progress: Progress
     checkpointer: AbstractCheckpointer
@@ -263,16 +262,13 @@ class _Stages:
     ) -> Learned:
         """Learning from a random part of the data, with as many deviations as it ended with last;
         with Student-t noise of their sites, with the weights of these (N,), in a turn's steps."""
-        part, settings = _random_part(len(self.data), rows, self.settings.seed), self.settings.learn
+        part, settings = self.data.random_rows(rows, self.settings.seed), self.settings.learn
         if weights is not None:
             settings = replace(settings, max_steps=min(settings.max_steps, _STEPS_OF_TURN))
         if state.learned is not None:
             settings = replace(settings, samples=state.learned.history[-1].samples)
         data = state.site_data(self.data)
-        some = data if part is None else data[part.to(self.data.y.device)]
-        if weights is not None and part is not None:
-            weights = weights[part.to(weights.device)]
-
+        some = data if isinstance(part, slice) else data[part]
         most, numbers = settings.max_steps, itertools.count(1)
 
         def watched(step: _newton.LearnStep) -> None:
@@ -289,7 +285,7 @@ class _Stages:
             settings,
             self._solver(some),
             prior_draws=_newton.keyed_prior_draws(self.settings.seed),
-            weights=weights,
+            weights=None if weights is None else weights[part],
             ceilings=self.maker.ceilings(state.gp.kernel),
             bend=None if state.started is None else state.started.bend,
             floors=scatter_floor(state.gp.noise, some),
@@ -308,13 +304,12 @@ class _Stages:
         return solution if whole and solution.covariance is not None else None
 
     def _solver(self, data: Batch) -> "GlobalSolver":
-        return GlobalSolver(self._at_hand(data), self.settings, self.fit_mean, self.progress)
+        return GlobalSolver(self._at_hand(data), self.settings, self.progress)
 
     def _at_hand(self, data: Batch) -> Batch:
         """All of few data on every rank: ranks do not share a matrix, each does the same."""
-        memory = self.settings.solve(1, self.fit_mean).memory
-        few = self.settings.by_matrix and suits_dense(len(data), self.maker.grid.size, memory)
-        return whole_batch(data) if few else data
+        few = suits_dense(len(data), self.maker.grid.size, self.settings.for_solve)
+        return whole_batch(data) if self.settings.by_matrix and few else data
 
     @torch.no_grad()
     def result(self, state: _State) -> GlobalFit:
@@ -326,7 +321,7 @@ class _Stages:
         solution = solve_gridded(
             model,
             self._at_hand(state.site_data(self.data)),
-            self.settings.solve(self.settings.samples, self.fit_mean),
+            self.settings.solve(self.settings.samples, model.mean.is_learned),
             sigma=sigma,
             start=self._factorised(state),
             checkpointer=self.checkpointer.child("solve"),
@@ -355,11 +350,10 @@ class _Stages:
 @final
 @dataclass(frozen=True, eq=False)
 class GlobalSolver(AbstractSolver[GlobalSolution]):
-    """`solve_gridded` of some data. fit_mean: whether the mean's coefficients are learned."""
+    """`solve_gridded` of some data."""
 
     data: Batch
     settings: GlobalSettings
-    fit_mean: bool
     progress: Progress = unwatched
 
     def __call__(
@@ -370,7 +364,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         start: GlobalSolution | None,
         checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> GlobalSolution:
-        settings = self.settings.solve(samples, self.fit_mean)
+        settings = self.settings.solve(samples, model.mean.is_learned)
         settings = replace(settings, spread=False, shared_residuals=False)
         return solve_gridded(
             model,
@@ -383,20 +377,11 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         )
 
     def takes_matrix(self, model: GridModel) -> bool:
-        memory = self.settings.solve(1, self.fit_mean).memory
-        by_matrix = takes_matrix(model.features, self.data.functional, memory)
-        return self.settings.by_matrix and by_matrix
+        few = takes_matrix(model.features, self.data.functional, self.settings.for_solve)
+        return self.settings.by_matrix and few
 
     def snapshot(self, solution: GlobalSolution) -> State:
         return _solution.solution_state(solution)
 
     def restored(self, model: GridModel, state: State) -> GlobalSolution:
         return _solution.restored_solution(model, self.data, StateReader.of(state, _solution.SOLVE))
-
-
-def _random_part(n: int, count: int, seed: int) -> Tensor | None:
-    """Sorted positions of `count` of n data, None for all of them."""
-    if n <= count:
-        return None
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return order[:count].sort().values

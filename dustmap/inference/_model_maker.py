@@ -119,8 +119,7 @@ class ModelMaker(AbstractMaker):
 
     def build(self, model: gp.GPModel) -> GridModel:
         """The model; its torus stays that of the last one while the padding suits the kernel."""
-        self._torus = self._fitting(model.kernel, self._torus)
-        return self.on_torus(model, self._torus, self.order)
+        return self.on_torus(model, self._fitted_torus(model.kernel), self.order)
 
     def snapshot(self) -> State:
         """The torus, and how the order of the stencils was chosen."""
@@ -177,8 +176,8 @@ class ModelMaker(AbstractMaker):
         """Choose the order of the stencils for this model, unless it is given."""
         if self.settings.order is not None:
             return
-        self._torus = self._fitting(model.kernel, self._torus)
-        prior, noise = self._prior(model.kernel, self._torus), model.likelihood.noise_variance(data)
+        prior = self._prior(model.kernel, self._fitted_torus(model.kernel))
+        noise = model.likelihood.noise_variance(data)
         compared = {order: self._of_order(prior, order) for order in ORDERS}
         self.stencils = stencil_order(compared, data.functional, noise)
         self._compared = compared[self.stencils.order]
@@ -208,14 +207,15 @@ class ModelMaker(AbstractMaker):
             world=self.world,
         )
 
-    def _fitting(self, kernel: AbstractKernel, present: tuple[int, ...] | None) -> tuple[int, ...]:
+    def _fitted_torus(self, kernel: AbstractKernel) -> tuple[int, ...]:
+        """The present torus while it suits the kernel, else another one from now on."""
         wanted = self._padded(kernel, self.settings.padding)
-        if present is None:
-            return wanted
+        present = self._torus or wanted
         least = self._padded(kernel, _LEAST_PADDING * self.settings.padding)
         covers = all(have >= need for have, need in zip(present, least, strict=True))
         lavish = math.prod(present) > _MOST_POINTS * math.prod(wanted)
-        return present if covers and not lavish else wanted
+        self._torus = present if covers and not lavish else wanted
+        return self._torus
 
     def _padded(self, kernel: AbstractKernel, padding: float) -> tuple[int, ...]:
         torus = gp.torus_for(kernel, self._box, padding)
@@ -300,6 +300,11 @@ class GlobalSettings:
         """How the grid carries the field."""
         return GridSettings(self.padding, self.order, self.dtype, self.memory, self.rows_memory)
 
+    @property
+    def for_solve(self) -> int:
+        """Bytes that a solve's vectors may take."""
+        return self.memory // 2 if self.solve_memory is None else self.solve_memory
+
     def solve(self, samples: int, fit_mean: bool) -> SolveSettings:
         """The settings of a solve for so many draws."""
         return SolveSettings(
@@ -308,7 +313,7 @@ class GlobalSettings:
             samples=samples,
             seed=self.seed,
             rank=self.rank,
-            memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
+            memory=self.for_solve,
             fit_mean=fit_mean,
             shared_residuals=self.shared_residuals,
             by_matrix=self.by_matrix,

@@ -91,6 +91,7 @@ from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
 from dustmap.linalg._toeplitz import fast_length as fast_length
 from dustmap.linalg._toeplitz import mirrored as mirrored
+from dustmap.linalg._toeplitz import multiplicity as multiplicity
 from dustmap.linalg._toeplitz import quadratic_forms as quadratic_forms
 from dustmap.linalg._world import AbstractWorld as AbstractWorld
 from dustmap.linalg._world import Alone as Alone

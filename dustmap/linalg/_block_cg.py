@@ -68,8 +68,7 @@ def block_pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        rooms = _iteration.verdicts(system.b)
-        outcome = _iteration.SolveResult(torch.zeros_like(system.b), *rooms, rtol)
+        outcome = _iteration.SolveResult.into(torch.zeros_like(system.b), rtol)
         _Block(system, _iteration.Columns(system, rule, outcome)).solve(progress)
     return _iteration.batched(outcome, b.shape)
 

@@ -86,9 +86,8 @@ def pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        count, rooms = len(system.b), _iteration.verdicts(system.b)
-        outcome = _iteration.SolveResult(torch.zeros_like(system.b), *rooms, rule.loosest)
-        size = _columns_together(system)
+        outcome = _iteration.SolveResult.into(torch.zeros_like(system.b), rule.loosest)
+        count, size = len(system.b), _columns_together(system)
         for part in chunks(count, size):
             columns = _iteration.Columns(system.rows(part), rule, outcome, part.start)
             if size < count:

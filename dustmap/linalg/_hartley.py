@@ -73,8 +73,8 @@ class HartleyOperator(AbstractSymmetric):
             _leading_rows(m, length).to(spectrum.device, dtype)
             for m, length in zip(box, torus_shape, strict=True)
         )
-        from_first = _begins_with_first(tuple(box), tuple(torus_shape))
-        return HartleyOperator(whole.to(dtype).contiguous(), factors, from_first)
+        first, last = _both_ways(box, torus_shape)
+        return HartleyOperator(whole.to(dtype).contiguous(), factors, from_first=first <= last)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -121,9 +121,7 @@ def suits_matrices(
     if device.type != "cpu" or math.prod(box) < _FEWEST:
         return False
     most = _MOST.get(torch.backends.cpu.get_cpu_capability(), _MOST_OF_OTHERS)
-    axes = range(len(box))
-    operations = min(_operations(box, torus_shape, order) for order in (axes, axes[::-1]))
-    return operations <= most * _of_fast_transforms(box, torus_shape)
+    return min(_both_ways(box, torus_shape)) <= most * _of_fast_transforms(box, torus_shape)
 
 
 def circulant_block(
@@ -160,19 +158,17 @@ def _leading_rows(m: int, length: int) -> Tensor:
     return (angle.cos() + angle.sin()) / math.sqrt(length)
 
 
-def _begins_with_first(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:
-    """Tell whether the first axis at the start takes no more operations than the last one."""
-    axes = range(len(box))
-    return _operations(box, torus_shape, axes) <= _operations(box, torus_shape, axes[::-1])
+def _both_ways(box: Sequence[int], torus_shape: Sequence[int]) -> tuple[float, float]:
+    """Count the operations of the way there, the first axis first and the last axis first."""
 
+    def operations(order: range) -> float:
+        sides, total = list(box), 0.0
+        for axis in order:
+            total += 2.0 * math.prod(sides) * torus_shape[axis]
+            sides[axis] = torus_shape[axis]
+        return total
 
-def _operations(box: tuple[int, ...], torus_shape: tuple[int, ...], order: Sequence[int]) -> float:
-    """Count the operations of the way there by products of matrices."""
-    sides, total = list(box), 0.0
-    for axis in order:
-        total += 2.0 * math.prod(sides) * torus_shape[axis]
-        sides[axis] = torus_shape[axis]
-    return total
+    return operations(range(len(box))), operations(range(len(box))[::-1])
 
 
 def _of_fast_transforms(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> float:

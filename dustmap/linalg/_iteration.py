@@ -72,6 +72,11 @@ class SolveResult:
     residuals: Tensor
     rtol: float
 
+    @staticmethod
+    def into(x: Tensor, rtol: float) -> "SolveResult":
+        """Return room for solutions x (k, n), with the verdicts of right-hand sides of zero."""
+        return SolveResult(x, *verdicts(x), rtol)
+
     @property
     def worst(self) -> SolveStatus:
         """Worst status of any right-hand side."""

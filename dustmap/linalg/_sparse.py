@@ -52,7 +52,8 @@ class SparseOperator(AbstractAdjointPair):
                 f"{self.matrix.layout} of shape {tuple(self.matrix.shape)}; "
                 "use SparseOperator.from_coo(rows, cols, values, shape)"
             )
-        matrix = _with_narrow_indices(self.matrix.detach())
+        matrix, (m, n) = self.matrix.detach(), self.matrix.shape
+        matrix = csr_from_parts(*csr_parts(matrix), (m, n), check_invariants=False)
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "transposed", transposed_csr(matrix))
 
@@ -304,11 +305,6 @@ def _starts(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _index_dtype(shape: tuple[int, int], count: int) -> torch.dtype:
-    """Choose 32-bit indices where they suffice."""
-    return torch.int32 if max(*shape, count) < 2**31 else torch.int64
-
-
 def csr_from_parts(
     starts: Tensor,
     cols: Tensor,
@@ -317,23 +313,14 @@ def csr_from_parts(
     *,
     check_invariants: bool = True,
 ) -> Tensor:
-    """Make a CSR tensor with the narrowest indices."""
-    index = _index_dtype(shape, values.numel())
+    """Make a CSR tensor, with 32-bit indices where they suffice."""
+    index = torch.int32 if max(*shape, values.numel()) < 2**31 else torch.int64
     with warnings.catch_warnings():
         # torch announces once per process that CSR is in beta; nothing for the user to act on.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
             starts.to(index), cols.to(index), values, shape, check_invariants=check_invariants
         )
-
-
-def _with_narrow_indices(matrix: Tensor) -> Tensor:
-    """Convert the indices of a CSR tensor where narrower ones suffice."""
-    m, n = matrix.shape
-    starts, cols, values = csr_parts(matrix)
-    if cols.dtype == _index_dtype((m, n), len(values)):
-        return matrix
-    return csr_from_parts(starts, cols, values, (m, n))
 
 
 def transposed_csr(matrix: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg._chunks import chunks
-from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractComposite, check_vectors
 
 # Vectors that stay in cache from one step of a solver to the next: 32 MB of shared last level.
 CACHE_BYTES = 16 * 2**20
@@ -310,7 +310,6 @@ class ToeplitzOperator(AbstractComposite):
                 "ToeplitzOperator: lags must be a real floating-point tensor (M1, ..., MD) with "
                 f"at least one lag per axis, got {lags.dtype} of shape {tuple(lags.shape)}"
             )
-        self.lags = lags
         box = tuple(lags.shape)
         torus_shape = embedding_shape(box)
         # the first column of the circulant mirrors lags, zero where no lag falls
@@ -320,9 +319,7 @@ class ToeplitzOperator(AbstractComposite):
         spectrum = torch.fft.rfftn(column).real
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
-
-    def _made_of(self) -> AbstractOperator:
-        return self.circulant
+        self.lags = lags
 
     def to(self, dtype: torch.dtype) -> "ToeplitzOperator":
         """Return the matrix with products in `dtype`."""

@@ -17,7 +17,7 @@ from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import SolveSettings
 from dustmap.inference.solve import _solution
-from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
+from dustmap.linalg import OutOfMemory, SolveResult, SparseOperator, block_pcg, unwatched
 from dustmap.runs.reports._progress import Stopwatch
 from dustmap.runs.stars import _export
 
@@ -48,8 +48,8 @@ def solve(columns: int) -> Any:
 
     rows, cols = dense.nonzero().T
     A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
-    x = torch.empty(columns, 6, dtype=torch.float64)
-    begun = _solution.PartialSolve(SimpleNamespace(), None, False, False, x)  # type: ignore[arg-type]
+    room = SolveResult.into(torch.empty(columns, 6, dtype=torch.float64), 1e-10)
+    begun = _solution.PartialSolve(SimpleNamespace(), None, False, False, room)  # type: ignore[arg-type]
     *_, last = _solution.blocks(
         A,
         System(),  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def solve(columns: int) -> Any:
         SolveSettings(rtol=1e-10, max_steps=50, memory=1),
         unwatched,
     )
-    found = last.result(1e-10)
+    found = last.room
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)
     assert len(found.steps) == columns
     return found

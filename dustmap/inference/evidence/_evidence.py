@@ -20,7 +20,7 @@ from dustmap.gp.features import AbstractFeatureMap, KrigingFeatures, chunks, fie
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.evidence import _steps
 from dustmap.inference.solve._grid_model import GridModel, prior_of
-from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
+from dustmap.linalg import AbstractOperator, CirculantOperator, multiplicity, pcg
 
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
@@ -78,12 +78,7 @@ class Recolouring:
         for torus, first, second in zip(self.tori, left, right, strict=True):
             modes = _modes(first, torus)
             product = (modes * (modes if b is a else _modes(second, torus))).sum(-1)
-            # Modes of the half spectrum stand for two, but the first, and the last of an even
-            # length.
-            count = torch.full_like(product[(0,) * (product.ndim - 1)], 2.0)
-            count[0] = 1.0
-            if torus[-1] % 2 == 0:
-                count[-1] = 1.0
+            count = multiplicity(torus[-1:]).to(product)  # along the last axis
             found.append((product * (count / math.prod(torus))).flatten())
         return torch.cat(found)
 

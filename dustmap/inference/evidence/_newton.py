@@ -195,11 +195,6 @@ class _Newton(Generic[T]):
     checkpointer: _state.AbstractCheckpointer
     bend: Tensor | None
 
-    def first(self) -> _State[T]:
-        """Start at the parameters of the model."""
-        theta = self.evaluator.parameters.theta
-        return _State(theta, self.settings.largest_step, self.settings.samples)
-
     def states(self, state: _State[T]) -> Iterator[_State[T]]:
         """Yield the state after every solve that follows."""
         while not state.is_over and len(state.history) < self.settings.max_steps:
@@ -374,8 +369,8 @@ def learn_evidence(
     reader = _state.load_reader(checkpointer, _NEWTON)
     if reader is not None and reader.finished:
         return newton.restored_result(reader)
-    start = newton.first() if reader is None else newton.restored(reader)
-    state = start
+    first = _State[T](limited.theta, settings.largest_step, settings.samples)
+    state = start = first if reader is None else newton.restored(reader)
     for state in newton.states(start):
         if progress is not None:
             progress(state.history[-1])

@@ -29,7 +29,7 @@ from dustmap.inference.evidence import _student_t_noise
 from dustmap.inference.evidence._newton_point import AbstractSolver, T
 from dustmap.inference.evidence._steps import noise_variance
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, chunks
 
 #: Least precision of a site, in units of 1/s²: no solve can take a negative one.
 _LEAST_PRECISION = 1e-3
@@ -80,8 +80,7 @@ def student_t_moments(
     tensor([1.0000, 0.0500], dtype=torch.float64)
     """
     parts: list[tuple[Tensor, ...]] = []
-    for first in range(0, len(y), _SITE_ROWS):
-        rows = slice(first, first + _SITE_ROWS)
+    for rows in chunks(len(y), _SITE_ROWS):
         a2 = (nu * width2[rows].double())[:, None]
         target, m, v = (x[rows].double() for x in (y, mean, variance))
         x, log_weights = SinhTrapezoid(target, a2[:, 0].sqrt(), _SITE_NODES).standard(m, v)

@@ -216,7 +216,7 @@ def fitted_around(
     step of expectation–maximisation, which creeps where data determine a field of much freedom:
     its variance goes with s² σ². With that in mind a step gets where plain ones creep to.
     """
-    part = _some(len(data), data.y.device)
+    part = data.random_rows(_ROWS, seed=0)
     some, m, v = data[part], mean[part].double(), variance[part].double()
     p = torch.ones_like(m) if share is None else share[part].to(m)
     objective = _Objective(
@@ -292,14 +292,6 @@ class _Objective:
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails
         value: Tensor = (self.share * each).mean() - 0.5 * self.weight * log_scale.square().sum()
         return value
-
-
-def _some(n: int, device: torch.device) -> Tensor | slice:
-    """Positions of at most `_ROWS` of n data, at random but always the same."""
-    if n <= _ROWS:
-        return slice(0, n)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    return order[:_ROWS].sort().values.to(device)
 
 
 @final

@@ -76,24 +76,34 @@ def solve_dense(
     sigma, cells = checked(model, data, sigma), residual_cells(model, settings)
     phi = covariance.phi
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
-    mean = _Mean.of(profile, covariance, settings, model.features.dtype)
+    # generalised least squares along the directions of H that the data determine
+    target, basis = profile.target / profile.D, (profile.U / profile.D[:, None]).mT
+    right = torch.cat([target[None], basis])
+    solved = covariance.solve(right)
+    X, gram = solved[1:], basis @ solved[1:].mT
+    change = torch.linalg.solve(gram, X @ target)
+    alpha, left = solved[0] - change @ X, target - change @ basis
+    beta, spread = profile.coefficients + profile.directions @ change, None
+    if profile.is_fitted and settings.spread:
+        fields = phi.rmatmul(X).to(model.features.dtype)
+        spread = CoefficientSpread.of_gram(
+            gram, profile.directions, fields, settings.seed, settings.samples
+        )
     shared = _grid_model.SharedResiduals.of(model.features, cells, data.functional)
     if shared is not None:
         shared = replace(shared, variance=shared.variance.to(phi.dtype))
     draws = Draws(phi, sigma, settings.seed, settings.samples, shared)
     x = torch.empty(1 + draws.count, phi.shape[1], dtype=model.features.dtype, device=phi.device)
-    x[0] = phi.rmatmul(mean.alpha)
+    x[0] = phi.rmatmul(alpha)
     together = max(1, min(DRAWS_TOGETHER, settings.memory // (8 * DRAW_VECTORS * phi.shape[1])))
     residuals = _deviations(x[1:], covariance, draws, together, progress)
-    residuals = torch.cat([residuals.new_full((1,), mean.residual), residuals])
+    residuals = torch.cat([covariance.residuals(solved, right).max()[None], residuals])
     return _solution.GlobalSolution(
-        posterior=PathwisePosterior(
-            model, mean.coefficients, x[0], x[1:], spread=mean.spread, residuals=cells
-        ),
+        posterior=PathwisePosterior(model, beta, x[0], x[1:], spread=spread, residuals=cells),
         sigma=sigma,
         solve=_direct(x, residuals, settings.rtol),
         preconditioner=None,
-        quadratic_form=mean.quadratic_form,
+        quadratic_form=float(left @ alpha),
         scale=draws.length,
         rounding=0.0,
         covariance=covariance if isinstance(covariance, DenseCovariance) else None,
@@ -126,42 +136,6 @@ def _deviations(
         out[part] = out[part].to(phi.dtype) - phi.rmatmul(z[part])
     progress(_solution.DRAWS, draws.count, draws.count)
     return covariance.residuals(z, seen)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Mean:
-    """α = A⁻¹(y − Hβ̂) (N,), β̂ (P,), their quadratic form, spread, and residual of the solve."""
-
-    alpha: Tensor
-    coefficients: Tensor
-    quadratic_form: float
-    spread: CoefficientSpread | None
-    residual: float
-
-    @staticmethod
-    def of(
-        profile: MeanProfile,
-        covariance: DataCovariance,
-        settings: SolveSettings,
-        dtype: torch.dtype,
-    ) -> "_Mean":
-        """Generalised least squares along the directions of H that the data determine."""
-        target, basis = profile.target / profile.D, (profile.U / profile.D[:, None]).mT
-        right = torch.cat([target[None], basis])
-        solved = covariance.solve(right)
-        residual = float(covariance.residuals(solved, right).max())
-        X, gram = solved[1:], basis @ solved[1:].mT
-        change = torch.linalg.solve(gram, X @ target)
-        alpha, left = solved[0] - change @ X, target - change @ basis
-        spread = None
-        if profile.is_fitted and settings.spread:
-            fields = profile.phi.rmatmul(X).to(dtype)
-            spread = CoefficientSpread.of_gram(
-                gram, profile.directions, fields, settings.seed, settings.samples
-            )
-        beta = profile.coefficients + profile.directions @ change
-        return _Mean(alpha, beta, float(left @ alpha), spread, residual)
 
 
 @torch.no_grad()
@@ -235,6 +209,7 @@ class DataSpaceSolution(AbstractSolution):
     solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
     neighbours : the preconditioner of A
     quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
+    preconditioner, covariance : None: A is preconditioned here, not Λ, and has no matrix
     """
 
     posterior: PathwisePosterior
@@ -242,16 +217,8 @@ class DataSpaceSolution(AbstractSolution):
     solve: linalg.SolveResult
     neighbours: NeighbourPrecision
     quadratic_form: float
-
-    @property
-    def preconditioner(self) -> AbstractOperator | None:
-        """None: A is preconditioned here, not Λ."""
-        return None
-
-    @property
-    def covariance(self) -> DenseCovariance | None:
-        """None: A has no matrix here."""
-        return None
+    preconditioner: AbstractOperator | None = None
+    covariance: DenseCovariance | None = None
 
     @property
     def block_steps(self) -> int:
@@ -360,10 +327,7 @@ class _DataCovariance(linalg.AbstractSymmetric):
     """A = W C Wᵀ + diag(Σ) (N, N)."""
 
     def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
-        self._W, self._C, self._sigma = W, C, sigma.to(W.dtype)
-
-    def _made_of(self) -> Tensor:
-        return self._sigma
+        self._sigma, self._W, self._C = sigma.to(W.dtype), W, C
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._W.matmul(self._C.matmul(self._W.rmatmul(x))) + self._sigma * x
@@ -391,4 +355,4 @@ def _guesses(start: DataSpaceSolution | None, b: Tensor) -> Tensor | None:
     if start is None or start.solve.x.shape[1:] != b.shape[1:]:
         return None
     known = start.solve.x[: len(b)]
-    return torch.cat([known, known.new_zeros(len(b) - len(known), b.shape[1])])
+    return torch.nn.functional.pad(known, (0, 0, 0, len(b) - len(known)))

@@ -92,7 +92,7 @@ def solve_global(
         begun = solve.approached()
         checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
-        begun = _solution.PartialSolve.restored(reader, draws, solve.columns(), earlier)
+        begun = _solution.PartialSolve.restored(reader, draws, solve.room(), earlier)
     done, system = begun, _solution.System(draws, profile.residual(begun.mean.x), known)
     for done in _solution.blocks(A, system, begun, settings, progress):
         checkpointer.save_if_due(partial(done.snapshot, len(data)))
@@ -114,9 +114,8 @@ def _precision_of(
         assert isinstance(phi, ProductOperator)
         rows, prior = phi.left, features.prior
         entries = prior.grid.size * math.prod([2 * features.order - 1] * prior.grid.dim)
-        is_stored = isinstance(rows, linalg.SparseOperator) and rows.dtype == torch.float64
-        if is_stored and entries <= len(data) * features.cells.stencil.size:
-            assert isinstance(rows, linalg.SparseOperator)
+        is_sparser = entries <= len(data) * features.cells.stencil.size
+        if is_sparser and isinstance(rows, linalg.SparseOperator) and rows.dtype == torch.float64:
             return _precision.NodePrecision(rows, phi.right, weights)
     return _precision.PrecisionOperator(phi, weights)
 
@@ -140,10 +139,11 @@ class _Solve:
     start: _solution.GlobalSolution | None
     progress: linalg.Progress
 
-    def columns(self) -> Tensor:
-        """Room for the mean and the draws, (1 + S, M_w)."""
+    def room(self) -> linalg.SolveResult:
+        """Room for the mean and the draws."""
         A = self.A
-        return torch.empty(1 + self.draws.count, A.shape[0], dtype=A.dtype, device=A.device)
+        x = torch.empty(1 + self.draws.count, A.shape[0], dtype=A.dtype, device=A.device)
+        return linalg.SolveResult.into(x, self.settings.rtol)
 
     def approached(self) -> _solution.PartialSolve:
         """The preconditioner, and the mean to a residual of the length of a draw's right-hand
@@ -152,18 +152,19 @@ class _Solve:
         x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
         own = start is None or T is not start.preconditioner
         mean, shared = self._refined(x, draws.length, T), draws.residuals is not None
-        return _solution.PartialSolve(mean, T, own, shared, self.columns())
+        return _solution.PartialSolve(mean, T, own, shared, self.room())
 
     def solved(
         self, model: GridModel, done: _solution.PartialSolve, cells: _Residuals
     ) -> _solution.GlobalSolution:
         """The mean within its tolerance beside the draws, which share the residuals of cells, and
         the uncertainty of its coefficients."""
-        profile, draws, T = self.profile, self.draws, done.preconditioner
-        solve = done.result(self.settings.rtol)
-        solve = _with_mean(solve, self._finished(done.mean, solve, T), draws.length)
+        profile, draws, T, solve = self.profile, self.draws, done.preconditioner, done.room
+        mean = self._finished(done.mean, solve, T)
+        eps_mean = solve.x[0].copy_(mean.x)
+        solve.status[0], solve.steps[0] = mean.status.value, mean.steps
+        solve.residuals[0] = mean.residual / draws.length
         spread = self._spread(T)
-        eps_mean = solve.x[0]
         beta = profile.fitted_coefficients(eps_mean)
         return _solution.GlobalSolution(
             PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread, residuals=cells),
@@ -238,14 +239,6 @@ class _Solve:
         if width < _TINY or self.draws.length**2 < width + _EASY:
             return 0
         return min(_RANK, self.settings.memory // (_RANK_VECTORS * width * itemsize))
-
-
-def _with_mean(solve: linalg.SolveResult, mean: MeanEstimate, length: float) -> linalg.SolveResult:
-    """`solve` with the mean itself in its first column."""
-    status, steps, residuals = solve.status.clone(), solve.steps.clone(), solve.residuals.clone()
-    solve.x[0] = mean.x
-    status[0], steps[0], residuals[0] = mean.status.value, mean.steps, mean.residual / length
-    return linalg.SolveResult(solve.x, status, steps, residuals, solve.rtol)
 
 
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:

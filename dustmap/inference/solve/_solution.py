@@ -112,8 +112,7 @@ class System:
         if self.known is None:
             return None
         known = torch.cat([self.known[:1], self.known])[first:last]
-        missing = last - first - len(known)
-        return torch.cat([known, known.new_zeros(missing, known.shape[1])])
+        return torch.nn.functional.pad(known, (0, 0, 0, last - first - len(known)))
 
 
 @final
@@ -125,6 +124,21 @@ class SolvedColumns:
     status: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int8)]
     steps: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int64)]
     residuals: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.float64)]
+
+    @staticmethod
+    def of(solve: SolveResult, count: int | None = None) -> "SolvedColumns":
+        """The first `count` columns of a solve, or all."""
+        few = slice(count)
+        return SolvedColumns(
+            solve.x[few], solve.status[few], solve.steps[few], solve.residuals[few]
+        )
+
+    def written_to(self, room: SolveResult, first: int) -> int:
+        """Fill the columns of a room from the first on; return the next."""
+        last = first + len(self.x)
+        room.x[first:last], room.status[first:last] = self.x, self.status
+        room.steps[first:last], room.residuals[first:last] = self.steps, self.residuals
+        return last
 
 
 @final
@@ -143,54 +157,45 @@ class PartialSolve:
     """An unfinished global solve: the first approach to the mean, then one block after the other.
 
     preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
-    x (columns, M_w): room for all columns, which blocks fill in place; the first `filled` of them
-    are solved for; ends: status, steps and residuals (see `SolveResult`) of one block after the
-    other. shared_residuals: whether the data share those of the draws.
+    room: for all columns, which blocks fill in place; the first `filled` of them are solved for.
+    shared_residuals: whether the data share those of the draws.
     """
 
     mean: MeanEstimate
     preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
     own: bool
     shared_residuals: bool
-    x: Annotated[Tensor, _state.REBUILT]
+    room: Annotated[SolveResult, _state.REBUILT]
     filled: int = 0
-    ends: Annotated[tuple[tuple[Tensor, Tensor, Tensor], ...], _state.REBUILT] = ()
 
     def snapshot(self, n: int) -> _state.State:
         """All of it, for n data."""
-        columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
+        columns = SolvedColumns.of(self.room, self.filled) if self.filled else None
         made = _state.NystromState.of(self.preconditioner) if self.own else None
         return _state.state_of(SOLVE, self, _Filled(n, columns, made))
 
     @staticmethod
     def restored(
-        reader: _state.StateReader, draws: Draws, x: Tensor, earlier: AbstractOperator | None
+        reader: _state.StateReader,
+        draws: Draws,
+        room: SolveResult,
+        earlier: AbstractOperator | None,
     ) -> "PartialSolve":
-        """From a state, for such draws; x (columns, M_w): to be filled; earlier: the preconditioner
-        of an earlier solution, if that is used."""
-        (count, width), like = x.shape, {"field": x, "space": x}
+        """From a state, for such draws; room: to be filled; earlier: the preconditioner of an
+        earlier solution, if that is used."""
+        (count, width), like = room.x.shape, {"field": room.x, "space": room.x}
         n, shared = len(draws.sigma), draws.residuals is not None
         stored = reader.read(_Filled, like, M=width, d=width)
         reader.refuse_other("data", stored.data, n)
         values = reader.fields(PartialSolve, like, M=width)
         reader.refuse_other("shared_residuals", values["shared_residuals"], shared)
         made = None if stored.made is None else stored.made.operator()
-        begun = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        begun = PartialSolve(preconditioner=made if values["own"] else earlier, room=room, **values)
         if begun.filled > count:
             raise reader.refusal(f"{begun.filled} columns where this solve has {count}")
-        columns = stored.columns
-        if columns is None:
-            return begun
-        x[: begun.filled] = columns.x
-        return replace(begun, ends=((columns.status, columns.steps, columns.residuals),))
-
-    def result(self, rtol: float) -> SolveResult:
-        """Return the result of all columns."""
-        return SolveResult(self.x, *self._ends(), rtol)
-
-    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
-        status, steps, residuals = (torch.cat(parts) for parts in zip(*self.ends, strict=True))
-        return status, steps, residuals
+        if stored.columns is not None:
+            stored.columns.written_to(room, 0)
+        return begun
 
 
 def blocks(
@@ -222,11 +227,8 @@ def blocks(
     at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
     while state.filled < count:
         progress(DRAWS, state.filled, count)
-        part, first = at_once.attempt(block), state.filled
-        filled = first + len(part.x)
-        state.x[first:filled] = part.x
-        ends = *state.ends, (part.status, part.steps, part.residuals)
-        state = replace(state, filled=filled, ends=ends)
+        part = SolvedColumns.of(at_once.attempt(block))
+        state = replace(state, filled=part.written_to(state.room, state.filled))
         del part
         yield state
     progress(DRAWS, count, count)
@@ -346,7 +348,7 @@ def solution_state(solution: GlobalSolution) -> _state.State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
     stored = _SolutionState(
-        SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals),
+        SolvedColumns.of(solve),
         solve.rtol,
         posterior.coefficients,
         posterior.spread,

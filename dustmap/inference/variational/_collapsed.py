@@ -63,9 +63,9 @@ class AbstractCollapsedObjective(ABC):
     def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
         """s_n > 0 of σ_n² and Var r_n."""
 
-    @abstractmethod
     def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        """Return what is subtracted from the log density of datum n."""
+        """Return what is subtracted from the log density of datum n: nothing but of a bound."""
+        return torch.zeros_like(noise_variance)
 
 
 @final
@@ -88,9 +88,6 @@ class DTC(AbstractCollapsedObjective):
     def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
         return noise_variance
 
-    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        return torch.zeros_like(noise_variance)
-
 
 @final
 @dataclass(frozen=True)
@@ -99,9 +96,6 @@ class FITC(AbstractCollapsedObjective):
 
     def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
         return noise_variance + residual_variance
-
-    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        return torch.zeros_like(noise_variance)
 
 
 @final

@@ -94,27 +94,23 @@ class RowSource:
         # As the rank with most data does, for all have to do alike.
         most = max(functional.counts) if isinstance(functional, Sharded) else len(functional)
         keep = most * features.n_features * features.dtype.itemsize <= memory
-        self._stored = self._rows(self._own) if keep else None
+        #: All rows, if they are kept.
+        self.stored = self._rows(self._own) if keep else None
 
     def __len__(self) -> int:
         return len(self._functional)
-
-    @property
-    def stored(self) -> Features | None:
-        """All rows, if they are kept."""
-        return self._stored
 
     def select(self, index: Tensor | slice) -> Features:
         """Rows of some data, of which a rank that shares them has those of its own."""
         if not isinstance(self._functional, Sharded):
             return self._of(index)
-        if self._stored is None:
+        if self.stored is None:
             return self._rows(self._functional[index].local)
         positions = torch.arange(len(self), device=self._functional.device)
         at = torch.full_like(positions, -1)
         at[self._functional.own] = positions[: len(self._own)]
         mine = at[index]
-        return self._stored[mine[mine >= 0]]
+        return self.stored[mine[mine >= 0]]
 
     def chunks(self) -> Iterator[tuple[slice, Features]]:
         """All rows in order, or this rank's, a memory-bounded chunk at a time."""
@@ -131,7 +127,7 @@ class RowSource:
 
     def operator(self) -> linalg.AbstractOperator:
         """Φ (N, M_w): the stored rows, or the matrix-free product where that is cheaper."""
-        stored = self._stored
+        stored = self.stored
         if stored is not None and not self._features.prefers_products:
             return functionals.operator_by_rows(
                 self._functional, lambda _: linalg.DenseOperator(stored.phi)
@@ -139,8 +135,8 @@ class RowSource:
         return self._features.operator(self._functional)
 
     def _of(self, index: Tensor | slice) -> Features:
-        if self._stored is not None:
-            return self._stored[index]
+        if self.stored is not None:
+            return self.stored[index]
         return self._rows(self._own[index])
 
     @torch.no_grad()
