@@ -37,6 +37,9 @@ class PrecisionOperator(linalg.AbstractSymmetric):
     def __init__(self, phi: linalg.AbstractOperator, weights: Tensor) -> None:
         self._phi, self._weights = phi, weights.to(phi.dtype)
 
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
+
     def matmul(self, x: Tensor) -> Tensor:
         return x + self._phi.rmatmul(self._weights * self._phi.matmul(x))
 
@@ -63,8 +66,11 @@ class NodePrecision(linalg.AbstractSymmetric):
     def __init__(
         self, rows: linalg.SparseOperator, root: linalg.AbstractOperator, weights: Tensor
     ) -> None:
-        self._root, self._index = root, linalg.entered_columns(rows)
+        self._index, self._root = linalg.entered_columns(rows), root
         self._gram = linalg.SparseGram.of(rows, weights, self._index)
+
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._root
 
     def matmul(self, x: Tensor) -> Tensor:
         field = self._root.matmul(x)
@@ -96,12 +102,15 @@ class SeenCovariance(linalg.AbstractSymmetric):
     def __init__(
         self, state: AbstractGaussian, phi: linalg.AbstractOperator, weights: Tensor
     ) -> None:
-        self._phi, self._state = phi, state
+        self._state, self._phi = state, phi
         self._root_weights = weights.sqrt().to(phi.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._phi.shape[0], self._phi.shape[0]
+
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
 
     def matmul(self, x: Tensor) -> Tensor:
         seen = self._phi.rmatmul(self._root_weights * x)

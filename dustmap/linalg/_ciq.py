@@ -271,6 +271,9 @@ class InverseRootOperator(_operator.AbstractComposite):
         self._warned |= not result.converged
         return y
 
+    def _made_of(self) -> _operator.AbstractOperator:
+        return self._K
+
     def matmul(self, x: Tensor) -> Tensor:
         _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*inverse_root(lambda: self._K, (), x, self._method))

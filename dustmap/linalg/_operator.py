@@ -52,7 +52,7 @@ class AbstractOperator(ABC):
 
 
 class AbstractComposite(AbstractOperator):
-    """An operator of the precision, device and shape of what it is made of: its first attribute.
+    """An operator of the precision, device and shape of what it is made of: its first field.
 
     Where that is something else `_made_of` says so, where it is of another shape `shape`.
     """

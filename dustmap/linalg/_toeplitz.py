@@ -310,6 +310,7 @@ class ToeplitzOperator(AbstractComposite):
                 "ToeplitzOperator: lags must be a real floating-point tensor (M1, ..., MD) with "
                 f"at least one lag per axis, got {lags.dtype} of shape {tuple(lags.shape)}"
             )
+        self.lags = lags
         box = tuple(lags.shape)
         torus_shape = embedding_shape(box)
         # the first column of the circulant mirrors lags, zero where no lag falls
@@ -319,7 +320,9 @@ class ToeplitzOperator(AbstractComposite):
         spectrum = torch.fft.rfftn(column).real
         working = lags.dtype if dtype is None else dtype
         self.circulant = CirculantOperator(spectrum.to(working), torus_shape, box, box)
-        self.lags = lags
+
+    def _made_of(self) -> AbstractOperator:
+        return self.circulant
 
     def to(self, dtype: torch.dtype) -> "ToeplitzOperator":
         """Return the matrix with products in `dtype`."""

@@ -195,6 +195,9 @@ class ShardedRows(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return sum(self._counts), self._local.shape[1]
 
+    def _made_of(self) -> AbstractOperator:
+        return self._local
+
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         own = self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
@@ -218,6 +221,9 @@ class DividedColumns(AbstractComposite):
 
     def __init__(self, operator: AbstractOperator, world: AbstractWorld) -> None:
         self._operator, self._world = operator, world
+
+    def _made_of(self) -> AbstractOperator:
+        return self._operator
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._divided(x, self._operator, self.shape[0])
@@ -264,6 +270,9 @@ class DividedRows(AbstractAdjointPair):
         self._operator, self._world = operator, world
         self._rows = _own_rows(operator.matrix, world)
         self._columns = _own_rows(operator.transposed, world)
+
+    def _made_of(self) -> AbstractOperator:
+        return self._operator
 
     def _product(self, x: Tensor) -> Tensor:
         return self._gathered(x, *self._rows)

@@ -327,7 +327,10 @@ class _DataCovariance(linalg.AbstractSymmetric):
     """A = W C Wᵀ + diag(Σ) (N, N)."""
 
     def __init__(self, W: AbstractOperator, C: AbstractOperator, sigma: Tensor) -> None:
-        self._sigma, self._W, self._C = sigma.to(W.dtype), W, C
+        self._W, self._C, self._sigma = W, C, sigma.to(W.dtype)
+
+    def _made_of(self) -> Tensor:
+        return self._sigma
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._W.matmul(self._C.matmul(self._W.rmatmul(x))) + self._sigma * x

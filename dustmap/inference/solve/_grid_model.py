@@ -253,6 +253,9 @@ class _ProfiledPrecision(linalg.AbstractSymmetric):
         self._phi = profile.phi
         self._D, self._U = profile.D.to(self.dtype), profile.U.to(self.dtype)
 
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self._phi
+
     def matmul(self, x: Tensor) -> Tensor:
         seen = self._D * self._phi.matmul(x)
         seen = seen - (seen @ self._U) @ self._U.mT
