@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg._chunks import chunks
-from dustmap.linalg._operator import AbstractComposite, check_vectors
+from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Vectors that stay in cache from one step of a solver to the next: 32 MB of shared last level.
 CACHE_BYTES = 16 * 2**20
