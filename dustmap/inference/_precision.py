@@ -96,12 +96,8 @@ class SeenCovariance(linalg.AbstractSymmetric):
     def __init__(
         self, state: AbstractGaussian, phi: linalg.AbstractOperator, weights: Tensor
     ) -> None:
-        self._phi, self._state = phi, state
         self._root_weights = weights.sqrt().to(phi.dtype)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._phi.shape[0], self._phi.shape[0]
+        self._phi, self._state = phi, state
 
     def matmul(self, x: Tensor) -> Tensor:
         seen = self._phi.rmatmul(self._root_weights * x)
