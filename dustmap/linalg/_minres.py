@@ -242,7 +242,7 @@ class _Columns:
         self.index, self.next = first + nonzero, self.b
         count, n = self.b.shape
         self.solutions = self.b.new_zeros(count, len(self.mix), n)
-        self.carried: tuple[Tensor, Tensor, Tensor] | None = None
+        self.carried: tuple[Tensor, ...] | None = None
         self.block = self.b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
         self.recurrences, self.beta = ShiftedRecurrences(t, count), t.new_zeros(count)
         self.open = torch.ones_like(self.index, dtype=torch.bool)
@@ -311,7 +311,7 @@ class _Columns:
         blocks = [torch.bmm(part.transpose(0, 1).to(v.dtype), v) for part in of_v]
         if self.carried is not None:
             blocks = [a + b for a, b in zip(blocks, self._moved(of_p, share), strict=True)]
-        self.carried = blocks[0], blocks[1], blocks[2]
+        self.carried = tuple(blocks)
         self.solutions = torch.einsum("pq,rqn->rpn", self.mix.to(v.dtype), blocks[0])
 
     def _moved(self, of_p: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -369,8 +369,7 @@ class _Columns:
             setattr(self, name, getattr(self, name)[stays])
         self.block = self.block[: len(stays)]
         if self.carried is not None:
-            x, g, p = (part[stays] for part in self.carried)
-            self.carried = x, g, p
+            self.carried = tuple(part[stays] for part in self.carried)
         self.diagonal = [a[stays] for a in self.diagonal]
         self.off_diagonal = [b[stays] for b in self.off_diagonal]
         self.recurrences.keep(stays)

@@ -58,11 +58,6 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         """r."""
         return self.vectors.shape[0]
 
-    @property
-    def bytes(self) -> int:
-        """Memory held."""
-        return self.vectors.nbytes
-
     def matmul(self, x: Tensor) -> Tensor:
         _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return _operator.apply_linear(x, self._product, self._product)

@@ -151,11 +151,6 @@ class SparseGram(AbstractSymmetric):
         bands = [_band(rows, weights, place, a, own) for own in own_rows]
         return SparseGram(_stacked(bands, a))
 
-    @property
-    def entries(self) -> int:
-        """Count the stored entries."""
-        return int(self.matrix.values().numel())
-
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         product = sparse_product(self.matrix, x.reshape(-1, x.shape[-1]))

@@ -38,7 +38,7 @@ def test_a_gram_matrix_is_that_of_the_weighted_rows(
     torch.testing.assert_close(
         G.matmul(x).double(), x.double() @ expected, rtol=10 * tight, atol=10 * tight
     )
-    assert (G.dtype, G.entries) == (dtype, int((A.mT @ A != 0).sum()))
+    assert (G.dtype, len(G.matrix.values())) == (dtype, int((A.mT @ A != 0).sum()))
 
 
 def test_entries_of_few_columns_are_counted_and_of_many_estimated() -> None:

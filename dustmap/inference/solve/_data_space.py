@@ -96,27 +96,20 @@ def solve_dense(
     x = torch.empty(1 + draws.count, phi.shape[1], dtype=model.features.dtype, device=phi.device)
     x[0] = phi.rmatmul(alpha)
     together = max(1, min(DRAWS_TOGETHER, settings.memory // (8 * DRAW_VECTORS * phi.shape[1])))
-    residuals = _deviations(x[1:], covariance, draws, together, progress)
-    residuals = torch.cat([covariance.residuals(solved, right).max()[None], residuals])
+    solve = linalg.SolveResult.into(x, settings.rtol)
+    solve.residuals[0] = covariance.residuals(solved, right).max()
+    solve.residuals[1:] = _deviations(x[1:], covariance, draws, together, progress)
+    solve.status[~(solve.residuals <= solve.rtol)] = linalg.SolveStatus.STAGNATED.value
     return _solution.GlobalSolution(
         posterior=PathwisePosterior(model, beta, x[0], x[1:], spread=spread, residuals=cells),
         sigma=sigma,
-        solve=_direct(x, residuals, settings.rtol),
+        solve=solve,
         preconditioner=None,
         quadratic_form=float(left @ alpha),
         scale=draws.length,
         rounding=0.0,
         covariance=covariance if isinstance(covariance, DenseCovariance) else None,
     )
-
-
-def _direct(x: Tensor, residuals: Tensor, rtol: float) -> linalg.SolveResult:
-    """The verdict of a solve without steps."""
-    ended = torch.where(
-        residuals <= rtol, linalg.SolveStatus.CONVERGED.value, linalg.SolveStatus.STAGNATED.value
-    )
-    steps = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    return linalg.SolveResult(x, ended.to(torch.int8), steps, residuals, rtol)
 
 
 def _deviations(
