@@ -206,7 +206,7 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
     for k in range(_ROUNDS):
         model, mean, variance = _posterior(robust.model, data, covariance, sites)
         robust, before = replace(robust, model=model), robust.law
-        law = _widened(model, data, inference.fitted_around(before, data, mean, variance, None))
+        law = _widened(model, data, inference.fitted_around(before, data, mean, variance))
         robust = RobustModel(replace(model, likelihood=law.likelihood), law.noise)
         nats.append(noise_nats(before.logs(), law.logs(), len(data)))
         sites, _, change = sites.moved(law, data, mean, variance, k == 0)

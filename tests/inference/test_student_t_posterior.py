@@ -182,13 +182,13 @@ def test_noise_of_a_known_field_is_that_of_its_residuals(nu: float) -> None:
     data = batch(np.zeros((5000, 1)), e.numpy(), 1.0)
     zeros = torch.zeros_like(e)
     start = StudentTModel.of(StudentTNoise(4.0), GaussianLikelihood(), True, True)
-    got = fitted_around(start, data, zeros, zeros, None).noise
+    got = fitted_around(start, data, zeros, zeros).noise
     expected, _, scale = scipy.stats.t.fit(e.numpy(), floc=0.0)
     assert got.nu == pytest.approx(expected, rel=0.02)
     assert got.scale == pytest.approx(scale, rel=0.01)
     own = GaussianLikelihood(scale=1.0)
     start = StudentTModel.of(StudentTNoise(4.0), own, learn_nu=True, learn_scale=False)
-    law = fitted_around(start, data, zeros, zeros, None)
+    law = fitted_around(start, data, zeros, zeros)
     assert law.likelihood.log_scale is not None
     assert law.noise.scale == 1.0
     assert float(law.likelihood.log_scale.exp()) == pytest.approx(scale, rel=0.01)

@@ -358,9 +358,7 @@ class _Rounds(Generic[T]):
         seen = phi.matmul(fields.to(phi.dtype)).double()
         mean = model.mean.basis(data.functional) @ solution.mean_coefficients + seen[0]
         mean, variance = sites.seen(mean, seen[1:].square().mean(0), residual)
-        law = _student_t_noise.fitted_around(
-            state.law, data, mean, variance, _student_t_noise.measured_share(data)
-        )
+        law = _student_t_noise.fitted_around(state.law, data, mean, variance)
         nats = _student_t_noise.noise_nats(state.law.logs(), law.logs(), len(data))
         is_first = self.is_new and not state.history
         sites, weights, change = sites.moved(law, data, mean, variance, is_first)

@@ -208,17 +208,18 @@ def _information_of_nu(nu: float) -> float:
 
 
 def fitted_around(
-    present: StudentTModel, data: Batch, mean: Tensor, variance: Tensor, share: Tensor | None
+    present: StudentTModel, data: Batch, mean: Tensor, variance: Tensor
 ) -> StudentTModel:
     """The law of largest Σ_n p_n E ln t + ln N(ln s; 0, τ²) over ν, s and the likelihood.
 
-    f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = share. At a fixed field that is a
-    step of expectation–maximisation, which creeps where data determine a field of much freedom:
-    its variance goes with s² σ². With that in mind a step gets where plain ones creep to.
+    f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = `measured_share`. At a fixed field
+    that is a step of expectation–maximisation, which creeps where data determine a field of much
+    freedom: its variance goes with s² σ². With that in mind a step gets where plain ones creep to.
     """
     part = data.random_rows(_ROWS, seed=0)
     some, m, v = data[part], mean[part].double(), variance[part].double()
-    p = torch.ones_like(m) if share is None else share[part].to(m)
+    share = measured_share(some)
+    p = torch.ones_like(m) if share is None else share.to(m)
     objective = _Objective(
         some, m, p / p.mean(), _weight(present.scale_std, float(p.mean()) * len(data))
     )
