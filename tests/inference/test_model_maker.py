@@ -54,7 +54,7 @@ def test_the_ceiling_is_the_longest_length_on_the_largest_torus(make: type, dim:
     maker = maker_of(dim)
     (limit,) = maker.ceilings(kernel).values()
     assert limit <= 0.0
-    kernel = kernel.with_value("length", torch.full_like(kernel.log_lengthscale, limit))
+    kernel = kernel.with_value("length", torch.full_like(kernel.length.value, limit))
     prior = prior_of(maker, kernel)
     assert inflation(prior) < 0.0501
     assert max(prior.torus_shape) <= 3.2 * NODES[dim]

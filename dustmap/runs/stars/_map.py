@@ -59,8 +59,8 @@ CUTS = "default"
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
     maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
-    predicted them; None where none were scored, and of runs that did not keep it. fitted: indices
-    of the stars that the map has seen."""
+    predicted them; None where none were scored, and of runs that did not keep it. fitted (n,): the
+    indices of the stars that the map has seen."""
 
     run: _run.StarRun
     fit: _engines.StarFit
