@@ -10,8 +10,8 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.gp import features
 from dustmap.gp.features import _dense_covariance
-from dustmap.inference.evidence import _steps
 from dustmap.linalg import _toeplitz
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs import _machine as timing
@@ -100,7 +100,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return covariance(*arguments)
 
     monkeypatch.setattr(_toeplitz, "cropped_irfftn", transformed)
-    for module in (_dense_covariance, _steps):
+    for module in (_dense_covariance, features):
         monkeypatch.setattr(module, "dense_covariance", covariances)
     return counted
 
