@@ -124,11 +124,11 @@ def automatic_grid(
     coarsest of all. The lattice of the data, if they have one, leaves nothing unexplained: it is
     taken where it fits and has no more nodes.
     """
-    lower, upper = (end.double().numpy() for end in (x.amin(0), x.amax(0)))
+    lower, upper = (end.cpu().double().numpy() for end in (x.amin(0), x.amax(0)))
     _refuse_flat(lower, upper)
     shortest = lengths_of(kernel).amin(0)
     expected = expected_variance(kernel, typical_density(x, shortest), noise_variance)
-    lengths, longest = (t.double().numpy() for t in (shortest, lengths_of(kernel).amax(0)))
+    lengths, longest = (t.cpu().double().numpy() for t in (shortest, lengths_of(kernel).amax(0)))
 
     def judged(grid: RegularGrid) -> GridChoice:
         unexplained = float(unexplained_variance(kernel, grid.spacing).median())
@@ -217,7 +217,7 @@ def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
 def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:
     """A grid of so many points per axis over the data x (N, D), a quarter of a cell beyond them."""
     lower, upper = x.amin(0), x.amax(0)
-    _refuse_flat(lower.numpy(), upper.numpy())
+    _refuse_flat(lower.cpu().numpy(), upper.cpu().numpy())
     if len(shape) != len(lower):
         raise UserError(
             f"grid = {tuple(shape)} gives the points of {len(shape)} axes but X has {len(lower)} "

@@ -308,7 +308,7 @@ class _Stages:
 
     def _at_hand(self, data: Batch) -> Batch:
         """All of few data on every rank: ranks do not share a matrix, each does the same."""
-        few = suits_dense(len(data), self.maker.grid.size, self.settings.for_solve)
+        few = suits_dense(len(data), self.maker.grid.size, self.settings.vector_memory)
         return whole_batch(data) if self.settings.by_matrix and few else data
 
     @torch.no_grad()
@@ -377,7 +377,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         )
 
     def takes_matrix(self, model: GridModel) -> bool:
-        few = takes_matrix(model.features, self.data.functional, self.settings.for_solve)
+        few = takes_matrix(model.features, self.data.functional, self.settings.vector_memory)
         return self.settings.by_matrix and few
 
     def snapshot(self, solution: GlobalSolution) -> State:

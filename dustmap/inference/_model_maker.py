@@ -301,7 +301,7 @@ class GlobalSettings:
         return GridSettings(self.padding, self.order, self.dtype, self.memory, self.rows_memory)
 
     @property
-    def for_solve(self) -> int:
+    def vector_memory(self) -> int:
         """Bytes that a solve's vectors may take."""
         return self.memory // 2 if self.solve_memory is None else self.solve_memory
 
@@ -313,7 +313,7 @@ class GlobalSettings:
             samples=samples,
             seed=self.seed,
             rank=self.rank,
-            memory=self.for_solve,
+            memory=self.vector_memory,
             fit_mean=fit_mean,
             shared_residuals=self.shared_residuals,
             by_matrix=self.by_matrix,

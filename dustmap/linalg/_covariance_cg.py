@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -142,22 +142,33 @@ class _Columns:
         system: AbstractInformation, b: Tensor, x0: Tensor | None, squared: Tensor
     ) -> "_Columns":
         """Before the first step."""
-        index, zero = torch.arange(len(b), device=b.device), torch.zeros_like(b)
-        gains = torch.full((len(b), _DELAY), math.inf, dtype=torch.float64, device=b.device)
-        going, never = torch.full_like(index, GO_ON), torch.zeros_like(index, dtype=torch.bool)
-        z = _turned(system, b)
-        cold = _Columns(system, index, b, zero, zero, b, *z, gains, squared, going, never)
-        if x0 is None:
-            return cold
-        covaried = system.covaried(x0)
-        r = b - x0 - system.informed(covaried)
-        p, covaried_p, rz = _turned(system, r)
-        closer = (rz <= cold.rz)[:, None]
-        warm = {"x": x0, "covaried": covaried, "r": r, "p": p, "covaried_p": covaried_p}
-        begun: dict[str, Any] = {
-            name: torch.where(closer, v, vars(cold)[name]) for name, v in warm.items()
-        }
-        return replace(cold, **begun, rz=torch.minimum(rz, cold.rz))
+        x = covaried = torch.zeros_like(b)
+        r, (p, covaried_p, rz) = b, _turned(system, b)
+        if x0 is not None:
+            warm = system.covaried(x0)
+            left = b - x0 - system.informed(warm)
+            z, covaried_z, square = _turned(system, left)
+            closer = (square <= rz)[:, None]
+            x, covaried = torch.where(closer, x0, 0.0), torch.where(closer, warm, 0.0)
+            r, p = torch.where(closer, left, r), torch.where(closer, z, p)
+            covaried_p = torch.where(closer, covaried_z, covaried_p)
+            rz = torch.minimum(square, rz)
+        index = torch.arange(len(b), device=b.device)
+        return _Columns(
+            system,
+            index,
+            b,
+            x,
+            covaried,
+            r,
+            p,
+            covaried_p,
+            rz,
+            torch.full((len(b), _DELAY), math.inf, dtype=torch.float64, device=b.device),
+            squared,
+            torch.full_like(index, GO_ON),
+            torch.zeros_like(index, dtype=torch.bool),
+        )
 
     def advanced(self) -> "_Columns":
         """Take a step along p, and turn p."""

@@ -1,5 +1,6 @@
 """Common parts of the iterative solvers: results, rules to stop by, columns (k, n) of vectors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
@@ -133,9 +134,17 @@ class StepRule:
     @property
     def loosest(self) -> float:
         """The largest rtol of a column, 0 of no columns."""
+        return self._of_columns(torch.amax)
+
+    @property
+    def tightest(self) -> float:
+        """The smallest rtol of a column, 0 of no columns."""
+        return self._of_columns(torch.amin)
+
+    def _of_columns(self, extreme: Callable[[Tensor], Tensor]) -> float:
         if not isinstance(self.rtol, Tensor):
             return self.rtol
-        return float(self.rtol.max()) if self.rtol.numel() else 0.0
+        return float(extreme(self.rtol)) if self.rtol.numel() else 0.0
 
     def each(self, count: int, device: torch.device) -> Tensor:
         """The rtol of every one of `count` columns, float64."""
@@ -243,13 +252,10 @@ class System:
                 )
             check_vectors("x0", x0, n, b.dtype, b.device)
             _check_finite("x0", x0)
-        least = rule.loosest
-        if isinstance(rule.rtol, Tensor) and rule.rtol.numel():
-            least = float(rule.rtol.min())
-        if not (least >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
+        if not (rule.tightest >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
             raise UserError(
                 "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
-                f"rtol={least}, max_steps={rule.max_steps}, refresh={rule.refresh}"
+                f"rtol={rule.tightest}, max_steps={rule.max_steps}, refresh={rule.refresh}"
             )
         flat = b.reshape(-1, b.shape[-1])
         return System(

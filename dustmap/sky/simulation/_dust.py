@@ -20,7 +20,7 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.linalg._toeplitz import multiplicity
+from dustmap.linalg import multiplicity
 
 #: Margin of the torus that turbulence is drawn on, in outer scales: there the correlation has
 #: fallen below 2 %.

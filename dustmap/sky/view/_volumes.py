@@ -122,7 +122,9 @@ class Volume:
         """Describe it for the page."""
         return {
             "name": self.name,
-            **vars(self.scale),
+            "logarithmic": self.scale.logarithmic,
+            "low": self.scale.low,
+            "high": self.scale.high,
             "shape": self.shape,
             "spacing": self.spacing,
             "factor": self.factor,
