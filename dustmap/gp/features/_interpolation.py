@@ -383,6 +383,9 @@ class BeamExpansion(AbstractAdjointPair):
     def shape(self) -> tuple[int, int]:
         return self._sums + self._pieces.shape[1], self._pieces.shape[1]
 
+    def _made_of(self) -> AbstractOperator:
+        return self._pieces
+
     def _product(self, x: Tensor) -> Tensor:
         out = x.new_empty(self.shape[0], len(x))
         for few in chunks(len(x), _TOGETHER):

@@ -191,8 +191,11 @@ class RecomputedOperator(linalg.AbstractAdjointPair):
     def __init__(
         self, source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
     ) -> None:
-        self._like = like.new_empty(()).expand(shape)
         self._source, self._rows_at_once = source, rows_at_once
+        self._like = like.new_empty(()).expand(shape)
+
+    def _made_of(self) -> Tensor:
+        return self._like
 
     @torch.no_grad()
     def _product(self, x: Tensor) -> Tensor:

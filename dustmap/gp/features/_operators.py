@@ -29,6 +29,9 @@ class ProductOperator(linalg.AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self.left.shape[0], self.right.shape[1]
 
+    def _made_of(self) -> linalg.AbstractOperator:
+        return self.left
+
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         between = self.right.matmul(x.to(self.right.dtype))
@@ -150,8 +153,8 @@ class CrossCovariance(linalg.AbstractComposite):
         like: Tensor,
         budget: int,
     ) -> None:
-        self._like = like.new_empty(()).expand(len(functional), columns)
         self._evaluate, self._functional, self._columns = evaluate, functional, columns
+        self._like = like.new_empty(()).expand(len(functional), columns)
         width = columns * like.element_size()
         self._chunk = _base.rows_within(budget, 8 * width)
         self._matrix: Tensor | None = None
@@ -160,6 +163,9 @@ class CrossCovariance(linalg.AbstractComposite):
             for part, block in self._blocks():
                 matrix[part] = block
             self._matrix = matrix
+
+    def _made_of(self) -> Tensor:
+        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         linalg.check_vectors("x", x, self._columns, self.dtype, self.device)
