@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _COORDINATES = ("l", "b", "ra", "dec", "x", "y", "z")
 
 #: Whether what columns are named after is integrated along the line of sight.
-_INTEGRATED = {"extinction": True, "density": False}
+_IS_INTEGRATED = {"extinction": True, "density": False}
 #: Percentiles of a profile.
 PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
@@ -324,14 +324,14 @@ def _of_map(
     places, answers = places_at(l, b, distance), {}
     if density.n_samples < 2:
         log.info("no extinction_std: the map has no samples, export it with --samples")
-    for quantity, integrated in _INTEGRATED.items():
+    for quantity, integrated in _IS_INTEGRATED.items():
         answers[f"{quantity}_mean"] = density.query(places, integrated=integrated)
         spread = spread_of(density, places, integrated)
         if spread is not None:
             answers[f"{quantity}_std"] = spread
     if np.isnan(answers["density_mean"][density.contains(places)]).any():
         raise UserError("the map has no density at places inside its box: a part of it is missing")
-    for quantity, integrated in _INTEGRATED.items() if levels else ():
+    for quantity, integrated in _IS_INTEGRATED.items() if levels else ():
         values = density.query(places, "percentile", levels, integrated)
         answers |= _named(quantity, levels, values.T)
     return answers

@@ -29,8 +29,8 @@ from dustmap.config._values import (
 
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
 #: Formats of maps, and what they hold.
-_FORMATS = ("zarr", "fits")
-_QUANTITIES = ("mean", "std", "median", "p16", "p84", "coverage")
+_MAP_FORMATS = ("zarr", "fits")
+_MAP_QUANTITIES = ("mean", "std", "median", "p16", "p84", "coverage")
 #: Pictures of a run on stars, in the order of its report.
 STAR_FIGURES = (
     *("slice", "above", "slices", "shell", "line"),
@@ -318,13 +318,13 @@ class ComputeConfig:
 class ExportConfig:
     """Files that the run writes beside its report."""
 
-    formats: Annotated[tuple[str, ...], choices(*_FORMATS), "the files map.*"] = _FORMATS
+    formats: Annotated[tuple[str, ...], choices(*_MAP_FORMATS), "the files map.*"] = _MAP_FORMATS
     quantities: Annotated[
         tuple[str, ...],
-        choices(*_QUANTITIES),
+        choices(*_MAP_QUANTITIES),
         "of the density, in these files; coverage is the share of the prior variance that "
         "the data removed",
-    ] = _QUANTITIES
+    ] = _MAP_QUANTITIES
     samples: Annotated[int, integer(0), "draws from the posterior in these files; 0 for none"] = 32
     figures: Annotated[
         tuple[str, ...],

@@ -36,7 +36,7 @@ _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "below": ("<", operator.lt),
     "at_most": ("<=", operator.le),
 }
-_QUANTITIES = ("column", "sum", "ratio")
+_OPERANDS = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
 
 
@@ -241,12 +241,12 @@ class Cut:
 
 def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
     """Parse a cut of a card; UserError names the key that is wrong."""
-    table.only((*_QUANTITIES, *_TESTS))
-    named = [key for key in _QUANTITIES if key in table]
+    table.only((*_OPERANDS, *_TESTS))
+    named = [key for key in _OPERANDS if key in table]
     tests = [key for key in _TESTS if key in table]
     if len(named) != 1 or not tests:
         raise table.error(
-            f"a cut has one of {', '.join(_QUANTITIES)} and at least one of {', '.join(_TESTS)}"
+            f"a cut has one of {', '.join(_OPERANDS)} and at least one of {', '.join(_TESTS)}"
         )
     quantity = _quantity(table, named[0])
     names = flags.get(quantity.columns[0]) if named[0] == "column" else None

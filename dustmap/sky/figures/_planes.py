@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -110,23 +110,41 @@ class Plane(_panels.AbstractImage):
 def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None = None) -> Plane:
     """Read the plane of voxels nearest to `level` in pc, which must lie inside the map.
 
-    The truth is interpolated at the centres of the same voxels.
+    The standard deviation is that of the stored samples where the map has no other. The truth is
+    interpolated at the centres of the same voxels.
     """
+    plane = mean_slice_of(density, axis, level)
+    true = None if truth is None else _truth(density, axis, plane.at[0], truth)
+    return replace(plane, std=_spread(density, axis, level), truth=true)
+
+
+def mean_slice_of(density: DustMap, axis: Axis, level: float) -> Plane:
+    """Read the mean and the coverage of the plane of voxels nearest to `level` in pc."""
     index = density.layout.nearest_slice(axis.value, level)
     shown = float(density.axes()[axis.value][index])
-    quantities = (Quantity.MEAN, Quantity.STD, Quantity.COVERAGE)
-    known = [quantity for quantity in quantities if quantity in density.available]
-    values = {quantity: _plane(density, axis, index, quantity) for quantity in known}
+    covered = Quantity.COVERAGE in density.available
     return Plane(
         integrated=False,
         axis=axis,
         at=(shown, shown),
         extent=_extent(density, axis),
-        mean=values[Quantity.MEAN],
-        std=values.get(Quantity.STD),
-        coverage=values.get(Quantity.COVERAGE),
-        truth=None if truth is None else _truth(density, axis, shown, truth),
+        mean=_plane(density, axis, index, Cube(Quantity.MEAN)),
+        std=None,
+        coverage=_plane(density, axis, index, Cube(Quantity.COVERAGE)) if covered else None,
+        truth=None,
     )
+
+
+def _spread(density: DustMap, axis: Axis, level: float) -> Array | None:
+    """Read the standard deviation, or take that of the samples; None of a map that has neither."""
+    index = density.layout.nearest_slice(axis.value, level)
+    if Quantity.STD in density.available:
+        return _plane(density, axis, index, Cube(Quantity.STD))
+    if density.n_samples < 2:
+        return None
+    samples = (Cube(Quantity.SAMPLES, k) for k in range(density.n_samples))
+    drawn = [_plane(density, axis, index, sample) for sample in samples]
+    return np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
 
 
 def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) -> Plane:
@@ -173,12 +191,12 @@ def _extent(density: DustMap, axis: Axis) -> tuple[float, float, float, float]:
     return left, right, bottom, top
 
 
-def _plane(density: DustMap, axis: Axis, index: int, quantity: Quantity) -> Array:
+def _plane(density: DustMap, axis: Axis, index: int, cube: Cube) -> Array:
     """Read one plane, and nothing else."""
     parts = [slice(None)] * 3
     parts[axis.of_cube] = slice(index, index + 1)
     z, y, x = parts
-    read = density.cubes.read(Cube(quantity), (z, y, x))
+    read = density.cubes.read(cube, (z, y, x))
     return np.asarray(read.take(0, axis=axis.of_cube), np.float64)
 
 
@@ -248,7 +266,7 @@ def slices_figure(
     clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the mean on several planes of voxels, with one scale: those nearest to levels in pc."""
-    planes = [slice_of(density, axis, level) for level in levels]
+    planes = [mean_slice_of(density, axis, level) for level in levels]
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
     named = {**_PANELS, "grey": "outside the map"}

@@ -21,6 +21,7 @@ from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
+from dustmap.sky.maps._answers import spread_of
 from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
@@ -212,14 +213,13 @@ def sky_image(
 ) -> SkyImage:
     """Ask for ρ at a distance from the Sun in pc, or A(<d); NaN where that leaves the map.
 
-    The standard deviation of A is that of the stored samples, if there are any; that of ρ is the
-    field's, where there is one: between voxels a map has only what its voxels have.
+    The standard deviation of ρ is the field's, where there is one: between voxels a map has only
+    what its voxels have. That of A, and of a map without its own, is of the stored samples.
     """
-    image, known = mean_image(density, distance, pixels, integrated), density.available
+    image = mean_image(density, distance, pixels, integrated)
     coords = pixels.at(distance)
-    spread = density.n_samples > 1 if integrated else Quantity.STD in known
     with muted_reports():  # the mean has reported how many places are outside
-        std = density.query(coords, mode="std", integrated=integrated) if spread else None
+        std = spread_of(density, coords, integrated)
         if field is not None and not integrated:
             std = _spread_of(field, coords, np.isfinite(image.mean), device)
         true = None if truth is None else truth.query(coords, integrated=integrated)

@@ -24,8 +24,8 @@ def cloud(x: float, y: float, z: float) -> DustMap:
     return DustMap.from_nodes(GRID, np.where(inside, 5e-2, 1e-3), None, "A_V")
 
 
-def posterior(seed: int = 0, positive: bool = True) -> DustMap:
-    """A map with every quantity, of random samples; coverage rises from 0 to 1 along X."""
+def posterior(seed: int = 0, positive: bool = True, left_out: tuple[Quantity, ...] = ()) -> DustMap:
+    """A map with every other quantity, of random samples; coverage rises from 0 to 1 along X."""
     shape = (SAMPLES, *GRID.shape[::-1])
     samples = 2e-3 * np.random.default_rng(seed).lognormal(0.0, 0.5, shape)
     if not positive:
@@ -39,9 +39,8 @@ def posterior(seed: int = 0, positive: bool = True) -> DustMap:
         Quantity.COVERAGE: coverage,
         Quantity.SAMPLES: samples,
     }
-    return DustMap.from_arrays(
-        GRID, {q: np.ascontiguousarray(v, np.float32) for q, v in arrays.items()}, "A_V", positive
-    )
+    held = {q: np.ascontiguousarray(v, np.float32) for q, v in arrays.items() if q not in left_out}
+    return DustMap.from_arrays(GRID, held, "A_V", positive)
 
 
 def titled(figure: Figure) -> dict[str, Axes]:

@@ -7,6 +7,7 @@ import pytest
 
 from dustmap.sky.figures import CloudMarks
 from dustmap.sky.figures._planes import Axis, projection_figure, projection_of, slice_of
+from dustmap.sky.maps import Quantity
 from tests.sky.figures.clouds import GRID, cloud, posterior
 
 LEVELS = {Axis.X: 20.0, Axis.Y: 40.0, Axis.Z: 5.0}
@@ -23,6 +24,18 @@ def test_a_slice_is_the_plane_of_the_cube(axis: Axis) -> None:
     assert plane.std is not None
     np.testing.assert_array_equal(plane.std, density.std.take(index, of_cube))
     assert plane.at == (LEVELS[axis], LEVELS[axis])
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_map_without_a_standard_deviation_has_that_of_its_samples(axis: Axis) -> None:
+    samples_alone = posterior(left_out=(Quantity.STD,))
+    found = slice_of(samples_alone, axis, LEVELS[axis]).std
+    expected = slice_of(posterior(), axis, LEVELS[axis]).std
+    assert found is not None
+    assert expected is not None
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    neither = posterior(left_out=(Quantity.STD, Quantity.SAMPLES))
+    assert slice_of(neither, axis, LEVELS[axis]).std is None
 
 
 @pytest.mark.parametrize("axis", list(Axis))

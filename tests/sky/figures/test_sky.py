@@ -70,6 +70,17 @@ def test_a_window_grows_leftwards_and_is_to_scale() -> None:
     assert axis.transData.transform((80.0, 0.0))[0] > axis.transData.transform((90.0, 0.0))[0]
 
 
+def test_a_shell_of_a_map_without_a_standard_deviation_has_that_of_its_samples() -> None:
+    """At a node the map has what its samples have; between nodes they vary less than it says."""
+    density = posterior(left_out=(Quantity.STD,))
+    image = sky_image(density, 15.0, COARSE, None, integrated=False)
+    drawn = density.query(COARSE.at(15.0), mode="samples")
+    assert image.std is not None
+    np.testing.assert_allclose(image.std, drawn.std(-1, ddof=1), rtol=1e-5)
+    neither = posterior(left_out=(Quantity.STD, Quantity.SAMPLES))
+    assert sky_image(neither, 15.0, COARSE, None, integrated=False).std is None
+
+
 def test_a_shell_is_what_the_map_answers() -> None:
     density = posterior()
     image = sky_image(density, 15.0, COARSE, None, integrated=False)
