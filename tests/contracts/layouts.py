@@ -87,7 +87,7 @@ class LayoutCase:
 
     read(path): mean at coordinates, or its integral, as the layout's own reader has it. labels:
     unit and system that the file states; unit, system: what they should be; factor: from mag of
-    the system per pc to that unit.
+    the system per pc to that unit; leaves_box: whether some of its places are outside the map.
     """
 
     name: str
@@ -99,6 +99,7 @@ class LayoutCase:
     unit: str
     system: str
     factor: float = 1.0
+    leaves_box: bool = True
 
 
 def coordinates(positions: Floats) -> SkyCoord:
@@ -304,6 +305,7 @@ LAYOUT_CASES = (
         fits_labels(0, "UNIT"),
         GTOMO,
         "A0_550",
+        leaves_box=False,
     ),
     LayoutCase(
         "gtomo_hdf5",
@@ -314,5 +316,6 @@ LAYOUT_CASES = (
         hdf5_labels,
         GTOMO,
         "A0_550",
+        leaves_box=False,
     ),
 )

@@ -77,7 +77,7 @@ def test_counts_are_of_numbers_outside(written: Written) -> None:
     case, counts = written.case, written.counts
     assert counts.values >= counts.outside >= 0
     assert counts.raised == 0
-    assert (counts.outside > 0) != case.name.startswith("gtomo")
+    assert (counts.outside > 0) == case.leaves_box
 
 
 def test_file_states_unit_system_and_configuration(written: Written) -> None:
