@@ -12,8 +12,8 @@ from pipelines.reproduce._experiment import Request, Row
 from pipelines.reproduce._results import environment
 from pipelines.reproduce._versions import ROOT, dustmap
 
-#: A box of known hyperparameters.
-KNOWN = """
+#: A box of hyperparameters that are known, or where learning starts.
+BOX = """
 [data]
 system = "A_V"
 [grid]
@@ -25,10 +25,11 @@ noise = "gaussian"
 length = 60
 std = 1.0
 mean_density = 0.001
-learn = []
+learn = {learn}
 [fit]
 samples = 32
 """
+_LEARNED = ["length", "std", "mean", "noise"]
 #: Real directions and parallaxes, extinctions of a published map; all else as it comes.
 SEMIREAL = """
 [data]
@@ -59,12 +60,14 @@ class Case:
 
 
 def cases(quick: bool) -> tuple[Case, ...]:
-    """The embedded example; 20,000 stars on 600,000 nodes; the paper's sample; many stars."""
+    """The embedded example; 20,000 stars on 600,000 nodes, known hyperparameters and learned ones;
+    the paper's sample; many stars."""
     bare = ("export.formats=[]", "export.figures=[]")
     single = (*bare, "data.refit=false")
     coarse = ("grid.spacing=40pc", "fit.samples=4") if quick else ()
-    fine = KNOWN.format(size=[990, 990, 432], spacing=18 if quick else 9)
-    known = KNOWN.format(size=[1000, 1000, 400], spacing=50 if quick else 20)
+    nodes = {"size": [990, 990, 432], "spacing": 18 if quick else 9}
+    fine, learned = (BOX.format(**nodes, learn=names) for names in ([], _LEARNED))
+    known = BOX.format(size=[1000, 1000, 400], spacing=50 if quick else 20, learn=[])
     fewer = 100 if quick else 1
 
     def stars(count: int) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ def cases(quick: bool) -> tuple[Case, ...]:
             is_compared=True,
         ),
         Case("grid", fine, stars(20_000), settings=(*coarse[1:], *single), is_compared=True),
+        Case("learned", learned, stars(20_000), settings=(*coarse[1:], *single), is_compared=True),
         Case(
             "ananke",
             _of_pipeline("ananke"),
