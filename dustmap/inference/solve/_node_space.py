@@ -133,8 +133,7 @@ class NodeCovariance:
         return self._over_noise(v - self.matmul(z))
 
     def _over_noise(self, left: Tensor) -> Tensor:
-        rms: Tensor = (left.square() / self.sigma).mean(-1).sqrt()
-        return rms
+        return (left.square() / self.sigma).mean(-1).sqrt()
 
     def _solved(self, v: Tensor) -> Tensor:
         """Σ⁻¹ (v − W L x), S x = LᵀWᵀΣ⁻¹ v."""
