@@ -352,12 +352,16 @@ def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
     return _shifted(state, 11).to(torch.float64) * 2.0**-53
 
 
+def counter_normal(seed: int, key: Tensor, counter: Tensor) -> Tensor:
+    """Return the standard normal numbers with the probabilities of `counter_uniform`."""
+    normal: Tensor = torch.special.ndtri(counter_uniform(seed, key, counter) + 2.0**-54)
+    return normal
+
+
 def keyed_normal(seed: int, keys: Tensor, count: int) -> Tensor:
     """Standard normal numbers (count, N) as a pure function of (seed, keys (N,), i), float64."""
     draw = torch.arange(count, device=keys.device)
-    uniform = counter_uniform(seed, keys[None], draw[:, None])
-    normal: Tensor = torch.special.ndtri(uniform + 2.0**-54)
-    return normal
+    return counter_normal(seed, keys[None], draw[:, None])
 
 
 def _normal(state: Tensor) -> Tensor:

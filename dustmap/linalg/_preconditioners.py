@@ -233,8 +233,7 @@ def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:
 
 def _check(A: _operator.AbstractOperator, shift: float) -> None:
     """Raise unless A is square and the shift positive."""
-    if A.shape[0] != A.shape[1]:
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+    _operator.check_square(A)
     if not shift > 0:
         raise UserError(f"shift: expected > 0, got {shift}")
 
