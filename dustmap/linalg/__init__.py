@@ -47,6 +47,7 @@ from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._chunks import return_memory as return_memory
 from dustmap.linalg._chunks import standard_normal as standard_normal
 from dustmap.linalg._chunks import unwatched as unwatched
+from dustmap.linalg._chunks import watched_chunks as watched_chunks
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
 from dustmap.linalg._ciq import RootResult as RootResult

@@ -102,6 +102,14 @@ def chunks(n: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, n))
 
 
+def watched_chunks(n: int, size: int, what: str, progress: Progress) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` rows covering range(n), and tell the progress."""
+    for part in chunks(n, size):
+        progress(what, part.start, n)
+        yield part
+    progress(what, n, n)
+
+
 def numbers_together(in_cache: int, device: torch.device) -> int:
     """Count the numbers of a block: as many as stay in a processor's cache, or enough to keep an
     accelerator at work beside the start of each of its kernels.

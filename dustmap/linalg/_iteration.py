@@ -78,6 +78,16 @@ class SolveResult:
         """Return room for solutions x (k, n), with the verdicts of right-hand sides of zero."""
         return SolveResult(x, *verdicts(x), rtol)
 
+    def batched(self, batch: torch.Size) -> "SolveResult":
+        """Return the same of right-hand sides (*batch, n)."""
+        return SolveResult(
+            self.x.reshape(*batch, self.x.shape[-1]),
+            self.status.reshape(batch),
+            self.steps.reshape(batch),
+            self.residuals.reshape(batch),
+            self.rtol,
+        )
+
     @property
     def worst(self) -> SolveStatus:
         """Worst status of any right-hand side."""
@@ -170,18 +180,6 @@ def verdicts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for kind in (torch.int8, torch.int64, torch.float64)
     )
     return status, steps, residuals
-
-
-def batched(result: SolveResult, shape: torch.Size) -> SolveResult:
-    """Reshape to the batch of the right-hand sides."""
-    batch = shape[:-1]
-    return SolveResult(
-        result.x.reshape(shape),
-        result.status.reshape(batch),
-        result.steps.reshape(batch),
-        result.residuals.reshape(batch),
-        result.rtol,
-    )
 
 
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
