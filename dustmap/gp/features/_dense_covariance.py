@@ -166,7 +166,7 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
 def _on_box(W: object, torus: tuple[int, ...], box: tuple[int, ...], margin: int) -> SparseOperator:
     """W with columns in the box whose first node is `margin` before that of the grid."""
     assert isinstance(W, SparseOperator)
-    rows, columns = W.matrix.to_sparse_coo().indices()
+    rows, columns = W.matrix.to_sparse().indices()
     axes = zip(torch.unravel_index(columns, torus), torus, box, strict=True)
     places = flat_index([(i + margin).remainder(L) if m < L else i for i, L, m in axes], box)
     return SparseOperator.from_coo(rows, places, W.matrix.values(), (W.shape[0], math.prod(box)))
