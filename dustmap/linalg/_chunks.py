@@ -361,7 +361,7 @@ def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
 
 
 def counter_normal(seed: int, key: Tensor, counter: Tensor) -> Tensor:
-    """Return the standard normal numbers with the probabilities of `counter_uniform`."""
+    """Return the standard normal numbers (...) with the probabilities of `counter_uniform`."""
     normal: Tensor = torch.special.ndtri(counter_uniform(seed, key, counter) + 2.0**-54)
     return normal
 
