@@ -53,8 +53,7 @@ def add_clouds(commands: _options.Commands) -> None:
         "known clouds: name, l, b and distance_pc [163 lines of sight of Zucker et al. 2020]",
     )
     _options.add_output(command, "the table: .ecsv, .fits or another that keeps units")
-    _options.add_compute(command, ("memory",), "how it is computed")
-    _options.add_json(command)
+    _options.add_compute_and_json(command, ("memory",), "how it is computed")
 
 
 def execute_clouds(options: argparse.Namespace) -> int:
@@ -131,8 +130,7 @@ def add_compare(commands: _options.Commands) -> None:
     command.option("--distance PC", "where rays end [the farthest face]")
     command.option("--figure FILE", "draw them, too: .png or .pdf")
     _options.add_output(command, "the scores: .ecsv, .fits, .csv")
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 def execute_compare(options: argparse.Namespace) -> int:

@@ -124,8 +124,7 @@ def add_ingest(commands: _options.Commands) -> None:
     )
     _add_parallaxes(command)
     _options.add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
-    _options.add_compute(command, ("threads",), "how it is computed")
-    _options.add_json(command)
+    _options.add_compute_and_json(command, ("threads",), "how it is computed")
 
 
 def _add_parallaxes(command: _options.Command) -> None:
@@ -251,9 +250,8 @@ def add_simulate(commands: _options.Commands) -> None:
     command.option("--limit G", "faintest magnitude [17.5]", type=float)
     command.option("--system NAME", "of the extinctions [A_V]")
     command.option("--exact-distances", "write distances in place of parallaxes")
-    _options.add_compute(command, ("threads", "memory"), "how it is computed")
     command.option("--dry-run", "say what would be done, and stop")
-    _options.add_json(command)
+    _options.add_compute_and_json(command, ("threads", "memory"), "how it is computed")
 
 
 def execute_simulate(options: argparse.Namespace) -> int:

@@ -72,9 +72,8 @@ def add_export(commands: _options.Commands) -> None:
         type=float,
     )
     command.option("--clouds FILE", "glb: mark the clouds of this table")
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
     command.option("--dry-run", "say what would be done, and stop")
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 def execute_export(options: argparse.Namespace) -> int:
@@ -295,8 +294,7 @@ def add_merge(commands: _options.Commands) -> None:
         "--format", choices=("zarr", "fits"), help="as --output ends by default, else zarr"
     )
     command.option("--partial", "voxels that lie in no tile given are NaN")
-    _options.add_compute(command, ("memory",), "how it is computed")
-    _options.add_json(command)
+    _options.add_compute_and_json(command, ("memory",), "how it is computed")
 
 
 def execute_merge(options: argparse.Namespace) -> int:

@@ -87,20 +87,21 @@ def add_set(command: Command) -> None:
     )
 
 
-def add_compute(
+def add_compute_and_json(
     command: Command,
     names: Sequence[str] = tuple(COMPUTE),
     title: str = "the [compute] section of the configuration",
 ) -> None:
-    """Add the options of [compute] that the command uses."""
+    """Add the options of [compute] that the command uses, and --json, which end its options."""
     group = command.add_argument_group(title)
     for name in names:
         metavar, meaning = COMPUTE[name]
         group.add_argument(f"--{name}", metavar=metavar, help=meaning)
+    add_json(command)
 
 
 def compute_overrides(options: argparse.Namespace) -> list[str]:
-    """Return the options of `add_compute` as overrides of a configuration."""
+    """Return the options of `add_compute_and_json` as overrides of a configuration."""
     given = [(name, getattr(options, name, None)) for name in COMPUTE]
     return [f"compute.{name}={value}" for name, value in given if value is not None]
 

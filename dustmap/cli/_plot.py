@@ -79,8 +79,7 @@ def add_plot(commands: _options.Commands) -> None:
     command.option("--truth TRUTH.zarr", "draw the true density beside it")
     command.option("--clouds FILE", "outline the clouds of this table")
     _options.add_output(command, ".png or .pdf")
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 #: What is drawn of a run's held-out stars.

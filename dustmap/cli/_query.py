@@ -71,8 +71,7 @@ def add_query(commands: _options.Commands) -> None:
     )
     _options.add_schema(command, "columns of --file [generic]")
     command.option("--percentiles P...", "these, too, such as 5 50 95", type=float)
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 def execute_query(options: argparse.Namespace) -> int:
@@ -357,8 +356,7 @@ def add_predict(commands: _options.Commands) -> None:
     _options.add_system(
         command, "with --distances: of the measured extinctions [what its header or card says]"
     )
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 def execute_predict(options: argparse.Namespace) -> int:
@@ -395,8 +393,7 @@ def add_evaluate(commands: _options.Commands) -> None:
         "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
     )
     _options.add_system(command, "of its extinctions [what its header or card says]")
-    _options.add_compute(command, title=_options.COMPUTE_TITLE)
-    _options.add_json(command)
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
 def execute_evaluate(options: argparse.Namespace) -> int:

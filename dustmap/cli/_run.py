@@ -77,8 +77,7 @@ def add_run(commands: _options.Commands) -> None:
     command.option("--ranks K", "processes that share the work", type=int)
     _options.add_columns(command)
     _options.add_set(command)
-    _options.add_compute(command)
-    _options.add_json(command)
+    _options.add_compute_and_json(command)
 
 
 def execute_run(options: argparse.Namespace) -> int:

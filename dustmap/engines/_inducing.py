@@ -371,11 +371,8 @@ def _within_the_box(model: GPModel, box: RegularGrid | None) -> tuple[GPModel, d
     if length <= longest:
         return model, {}
     log.info("length scale %.4g, beyond the box: %.4g taken", length, longest)
-    at_longest = [
-        p.at(torch.full_like(p.value, math.log(longest))) if p.is_one_of(("length",)) else p
-        for p in model.kernel.parameters()
-    ]
-    kernel = model.kernel.with_parameters(at_longest)
+    log_longest = torch.tensor(math.log(longest), dtype=torch.float64)
+    kernel = model.kernel.with_value("length", log_longest)
     return replace(model, kernel=kernel), {"length_learned_beyond_the_box": length}
 
 

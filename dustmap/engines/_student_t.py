@@ -22,7 +22,7 @@ from dustmap.engines._learning import EvidenceSettings, learn, searched_start
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
-from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, fit_hyperparameters
+from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, Parameters, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import Sites, StudentTModel, StudentTNoise, Turns, nats_left, noise_nats
 
@@ -221,11 +221,9 @@ def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:
         return law
-    wider = [
-        p.at(p.value + math.log(least / typical)) if p.is_learned else p
-        for p in law.likelihood.parameters()
-    ]
-    return replace(law, likelihood=law.likelihood.with_parameters(wider))
+    learned = Parameters.of(law.likelihood)
+    wider = learned.build(learned.theta + math.log(least / typical))
+    return replace(law, likelihood=wider)
 
 
 def _posterior(

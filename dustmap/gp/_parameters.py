@@ -59,8 +59,10 @@ class Parameter:
         return replace(self, value=value)
 
     def reshaped(self, value: Tensor) -> "Parameter":
-        """The same parameter at another value of any shape, in its own shape and dtype."""
-        return self.at(value.to(self.value).reshape(self.value.shape))
+        """The same parameter at another value of any shape, or at one number for all of its own, in
+        its own shape and dtype."""
+        every = value.to(self.value).flatten().expand(self.value.numel())
+        return self.at(every.reshape(self.value.shape))
 
     def indexed(self, index: int) -> "Parameter":
         """The same as one of several of a name: length[0], length[1], ..."""
@@ -121,7 +123,7 @@ class AbstractParametric:
         return self.learning()
 
     def with_value(self, name: str, value: Tensor) -> Self:
-        """The same with another unconstrained value of the parameters of a name."""
+        """The same with another unconstrained value of the parameters of a name, or one number."""
         return self._mapped(lambda p: p.reshaped(value) if p.is_one_of((name,)) else p)
 
     def detached(self) -> Self:

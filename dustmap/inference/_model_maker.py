@@ -163,9 +163,8 @@ class ModelMaker(AbstractMaker):
         low = high - _RANGE
         while high - low > _BISECTED:
             middle = 0.5 * (low + high)
-            if gp.wrap_inflation(_with_length(kernel, middle), self._box, self._largest()) > (
-                gp.MOST_INFLATION
-            ):
+            there = kernel.with_value("length", torch.tensor(middle, dtype=torch.float64))
+            if gp.wrap_inflation(there, self._box, self._largest()) > gp.MOST_INFLATION:
                 high = middle
             else:
                 low = middle
@@ -232,16 +231,6 @@ class ModelMaker(AbstractMaker):
     def _largest(self) -> tuple[int, ...]:
         """The largest torus that learning asks for."""
         return tuple(max(_MOST_LENGTH, _MOST_BOXES * m) for m in self._box.shape)
-
-
-def _with_length(kernel: AbstractKernel, log_length: float) -> AbstractKernel:
-    """The kernel with all its length scales exp(log_length)."""
-    return kernel.with_parameters(
-        [
-            p.at(torch.full_like(p.value, log_length)) if p.is_one_of(("length",)) else p
-            for p in kernel.parameters()
-        ]
-    )
 
 
 def nugget_for(kernel: AbstractKernel, dtype: torch.dtype) -> float:

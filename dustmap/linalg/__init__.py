@@ -38,6 +38,7 @@ from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import Progress as Progress
 from dustmap.linalg._chunks import TilePartition as TilePartition
 from dustmap.linalg._chunks import chunks as chunks
+from dustmap.linalg._chunks import counter_normal as counter_normal
 from dustmap.linalg._chunks import counter_uniform as counter_uniform
 from dustmap.linalg._chunks import in_one_part as in_one_part
 from dustmap.linalg._chunks import keyed_normal as keyed_normal
@@ -46,6 +47,7 @@ from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._chunks import return_memory as return_memory
 from dustmap.linalg._chunks import standard_normal as standard_normal
 from dustmap.linalg._chunks import unwatched as unwatched
+from dustmap.linalg._chunks import watched_chunks as watched_chunks
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
 from dustmap.linalg._ciq import RootResult as RootResult

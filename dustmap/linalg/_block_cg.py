@@ -70,7 +70,7 @@ def block_pcg(
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
         outcome = _iteration.SolveResult.into(torch.zeros_like(system.b), rtol)
         _Block(system, _iteration.Columns(system, rule, outcome)).solve(progress)
-    return _iteration.batched(outcome, b.shape)
+    return outcome.batched(b.shape[:-1])
 
 
 @final

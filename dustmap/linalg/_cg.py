@@ -94,7 +94,7 @@ def pcg(
                 progress(SOLVES, part.start, count)
             _Recurrence(system, columns, rule.each(count, b.device)).solve(progress)
         progress(SOLVES, count, count)
-    return _iteration.batched(outcome, b.shape)
+    return outcome.batched(b.shape[:-1])
 
 
 @final

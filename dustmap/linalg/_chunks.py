@@ -102,6 +102,14 @@ def chunks(n: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, n))
 
 
+def watched_chunks(n: int, size: int, what: str, progress: Progress) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` rows covering range(n), and tell the progress."""
+    for part in chunks(n, size):
+        progress(what, part.start, n)
+        yield part
+    progress(what, n, n)
+
+
 def numbers_together(in_cache: int, device: torch.device) -> int:
     """Count the numbers of a block: as many as stay in a processor's cache, or enough to keep an
     accelerator at work beside the start of each of its kernels.
@@ -352,12 +360,16 @@ def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
     return _shifted(state, 11).to(torch.float64) * 2.0**-53
 
 
+def counter_normal(seed: int, key: Tensor, counter: Tensor) -> Tensor:
+    """Return the standard normal numbers (...) with the probabilities of `counter_uniform`."""
+    normal: Tensor = torch.special.ndtri(counter_uniform(seed, key, counter) + 2.0**-54)
+    return normal
+
+
 def keyed_normal(seed: int, keys: Tensor, count: int) -> Tensor:
     """Standard normal numbers (count, N) as a pure function of (seed, keys (N,), i), float64."""
     draw = torch.arange(count, device=keys.device)
-    uniform = counter_uniform(seed, keys[None], draw[:, None])
-    normal: Tensor = torch.special.ndtri(uniform + 2.0**-54)
-    return normal
+    return counter_normal(seed, keys[None], draw[:, None])
 
 
 def _normal(state: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._operator import AbstractOperator, check_square
 
 # Lanczos finds the smallest eigenvalue from above and late: taken so many times smaller. Ten times
 # too small costs a tenth of the digits of the rule.
@@ -116,8 +116,7 @@ def spectrum_bounds(A: AbstractOperator, *, floor: float = 0.0) -> SpectrumBound
     products is not one. floor: what λ_min is known not to be below, such as a nugget. A θ_min that
     is negative beyond rounding is an error: A is not positive definite.
     """
-    if A.shape[0] != A.shape[1]:
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+    check_square(A)
     if not floor >= 0:
         raise UserError(f"expected floor >= 0, got floor={floor}")
     with torch.no_grad():
@@ -205,8 +204,7 @@ def largest_eigenvalue(A: AbstractOperator) -> float:
     >>> round(largest_eigenvalue(DiagonalOperator(eigenvalues)), 9)
     3.0
     """
-    if A.shape[0] != A.shape[1]:
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+    check_square(A)
     with torch.no_grad():
         *_, space = _lanczos(A, _LARGEST_STEPS)
         return space.highest()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.linalg._operator import AbstractOperator, AbstractStack, check_vectors
+from dustmap.linalg._operator import AbstractOperator, AbstractStack, check_square, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
 # A restart that does not shrink the true residual by this factor is at the rounding level.
@@ -77,6 +77,16 @@ class SolveResult:
     def into(x: Tensor, rtol: float) -> "SolveResult":
         """Return room for solutions x (k, n), with the verdicts of right-hand sides of zero."""
         return SolveResult(x, *verdicts(x), rtol)
+
+    def batched(self, batch: torch.Size) -> "SolveResult":
+        """Return the same of right-hand sides (*batch, n)."""
+        return SolveResult(
+            self.x.reshape(*batch, self.x.shape[-1]),
+            self.status.reshape(batch),
+            self.steps.reshape(batch),
+            self.residuals.reshape(batch),
+            self.rtol,
+        )
 
     @property
     def worst(self) -> SolveStatus:
@@ -172,18 +182,6 @@ def verdicts(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return status, steps, residuals
 
 
-def batched(result: SolveResult, shape: torch.Size) -> SolveResult:
-    """Reshape to the batch of the right-hand sides."""
-    batch = shape[:-1]
-    return SolveResult(
-        result.x.reshape(shape),
-        result.status.reshape(batch),
-        result.steps.reshape(batch),
-        result.residuals.reshape(batch),
-        result.rtol,
-    )
-
-
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
     """Return the rows `which`, ascending, of x (R, n): x itself if they are all."""
     return x if len(which) == len(x) else x.index_select(0, which)
@@ -236,21 +234,19 @@ class System:
         rule: StepRule,
     ) -> "System":
         """Check the arguments of a solver and bring them into one form."""
-        n = A.shape[0]
-        if A.shape != (n, n):
-            raise UserError(f"A: expected a square operator, got shape {A.shape}")
+        check_square(A)
         if preconditioner is not None and preconditioner.shape != A.shape:
             raise UserError(
                 f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
             )
-        check_vectors("b", b, n, b.dtype, A.device)
+        check_vectors("b", b, A.shape[0], b.dtype, A.device)
         _check_finite("b", b)
         if x0 is not None:
             if x0.shape != b.shape:
                 raise UserError(
                     f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}"
                 )
-            check_vectors("x0", x0, n, b.dtype, b.device)
+            check_vectors("x0", x0, A.shape[0], b.dtype, b.device)
             _check_finite("x0", x0)
         if not (rule.tightest >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
             raise UserError(

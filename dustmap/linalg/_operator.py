@@ -183,6 +183,12 @@ class DiagonalOperator(AbstractSymmetric):
         return x * self.diagonal
 
 
+def check_square(A: AbstractOperator) -> None:
+    """Refuse an operator of another shape than (n, n)."""
+    if A.shape[0] != A.shape[1]:
+        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+
+
 def check_vectors(
     name: str, x: Tensor, length: int, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg import _operator, _world
-from dustmap.linalg._chunks import PRODUCTS, Progress, chunks, unwatched
+from dustmap.linalg._chunks import PRODUCTS, Progress, chunks, unwatched, watched_chunks
 from dustmap.linalg._toeplitz import CirculantOperator
 
 # Eigenvalues below this many rounding errors of the largest are none, and below minus as many
@@ -184,10 +184,8 @@ def _approximation(
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
         return NystromPreconditioner(omega, none, shift, 0.0, world)
     mine, parts = world.share(n), list[Tensor]()
-    for rows in chunks(len(omega), _ROWS_TOGETHER):
-        progress(PRODUCTS, rows.start, len(omega))
+    for rows in watched_chunks(len(omega), _ROWS_TOGETHER, PRODUCTS, progress):
         parts.append(A.matmul(omega[rows])[:, mine].sub(omega[rows, mine], alpha=shift))
-    progress(PRODUCTS, len(omega), len(omega))
     Y = torch.cat(parts)  # this rank's columns of ω G = ω A − shift ω
     parts.clear()
     core = world.total(_world.gram(omega[:, mine], Y))
@@ -233,8 +231,7 @@ def _whole(part: Tensor, n: int, world: _world.AbstractWorld) -> Tensor:
 
 def _check(A: _operator.AbstractOperator, shift: float) -> None:
     """Raise unless A is square and the shift positive."""
-    if A.shape[0] != A.shape[1]:
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
+    _operator.check_square(A)
     if not shift > 0:
         raise UserError(f"shift: expected > 0, got {shift}")
 

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.linalg._chunks import chunks
-from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
+from dustmap.linalg._operator import (
+    AbstractComposite,
+    AbstractOperator,
+    AbstractSymmetric,
+    check_vectors,
+)
 
 # Vectors that stay in cache from one step of a solver to the next: 32 MB of shared last level.
 CACHE_BYTES = 16 * 2**20
@@ -288,7 +293,7 @@ def _product(
 
 
 @final
-class ToeplitzOperator(AbstractComposite):
+class ToeplitzOperator(AbstractSymmetric):
     """K_ij = lags[|i₁−j₁|, …, |i_D−j_D|]: a stationary covariance on a regular grid.
 
     Products go through the smallest circulant of fast length that contains K. They are exact
@@ -330,9 +335,6 @@ class ToeplitzOperator(AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.circulant.matmul(x)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.circulant.rmatmul(y)
 
 
 def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:

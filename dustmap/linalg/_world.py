@@ -213,31 +213,29 @@ class ShardedRows(AbstractComposite):
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class DividedColumns(AbstractComposite):
     """An operator that every rank applies to its share of a batch of vectors.
 
     A single vector, or a gradient, is computed by every rank.
     """
 
-    def __init__(self, operator: AbstractOperator, world: AbstractWorld) -> None:
-        self._operator, self._world = operator, world
-
-    def _made_of(self) -> AbstractOperator:
-        return self._operator
+    operator: AbstractOperator
+    world: AbstractWorld
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._divided(x, self._operator, self.shape[0])
+        return self._divided(x, self.operator, self.shape[0])
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return self._divided(y, self._operator.transpose(), self.shape[1])
+        return self._divided(y, self.operator.transpose(), self.shape[1])
 
     def _divided(self, x: Tensor, operator: AbstractOperator, width: int) -> Tensor:
         columns = x.shape[:-1].numel()
         if columns <= 1 or (torch.is_grad_enabled() and x.requires_grad):
             return operator.matmul(x)
-        mine = x.reshape(columns, -1)[self._world.share(columns)]
+        mine = x.reshape(columns, -1)[self.world.share(columns)]
         own = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
-        return self._world.stacked(own, columns).reshape(*x.shape[:-1], width)
+        return self.world.stacked(own, columns).reshape(*x.shape[:-1], width)
 
 
 def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperator:

@@ -25,7 +25,7 @@ from dustmap.distributed import check_agreement, world_from_environment
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.functionals import AbstractFunctional, Sharded
-from dustmap.linalg import AbstractWorld, Alone, Progress, chunks, unwatched
+from dustmap.linalg import AbstractWorld, Alone, Progress, unwatched, watched_chunks
 from dustmap.runs import checkpoints
 
 #: Products of a run, and how many of each a step takes.
@@ -80,14 +80,6 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return all(mallopt(*setting) == 1 for setting in _ALLOCATOR.values())
-
-
-def watched_chunks(n: int, size: int, what: str, progress: Progress) -> Iterator[slice]:
-    """Yield consecutive slices of at most `size` rows covering range(n), and tell the progress."""
-    for part in chunks(n, size):
-        progress(what, part.start, n)
-        yield part
-    progress(what, n, n)
 
 
 def predicted(

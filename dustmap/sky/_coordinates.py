@@ -53,8 +53,7 @@ def _rotation() -> Array:
     axes = SkyCoord(
         x=[1.0, 0.0, 0.0], y=[0.0, 1.0, 0.0], z=[0.0, 0.0, 1.0], representation_type="cartesian"
     )
-    rotation: Array = np.asarray(axes.galactic.cartesian.xyz.to_value(u.one), np.float64)
-    return rotation
+    return np.asarray(axes.galactic.cartesian.xyz.to_value(u.one), np.float64)
 
 
 def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:

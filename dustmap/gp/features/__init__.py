@@ -54,6 +54,7 @@ from dustmap.gp.features._nested import StencilOrder as StencilOrder
 from dustmap.gp.features._nested import residual_draws as residual_draws
 from dustmap.gp.features._nested import stencil_order as stencil_order
 from dustmap.gp.features._nodes import Nodes as Nodes
+from dustmap.gp.features._nodes import in_cells as in_cells
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
 from dustmap.gp.features._operators import CrossCovariance as CrossCovariance

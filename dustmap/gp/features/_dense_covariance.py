@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.gp._grid import flat_index
 from dustmap.gp.features._base import AbstractFeatureMap
 from dustmap.gp.features._grouped import GroupedFeatures, SideBySide, field_features
 from dustmap.gp.features._local import LocalFeatures
@@ -147,15 +148,13 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
     lines = lags.reshape(-1, m)[:, apart].transpose(0, 1).contiguous()  # (m_D, lags, m_D)
     count = math.prod(others)
     for part in chunks(count, max(1, _COLUMNS // m)):
-        line, stride = torch.arange(part.start, part.stop, device=lags.device), 1
+        line = torch.arange(part.start, part.stop, device=lags.device)
         place = torch.zeros_like(line)
-        for axis, length in reversed(list(enumerate(others))):
-            along = torch.arange(length, device=lags.device)[:, None]
+        for axis, at in enumerate(torch.unravel_index(line, others)):
+            along = torch.arange(others[axis], device=lags.device)[:, None]
             shape = [1] * len(others)
-            shape[axis] = length
-            lag = (along - line.remainder(length)).abs()
-            place = place + stride * lag.reshape(*shape, -1)
-            line, stride = line // length, stride * length
+            shape[axis] = others[axis]
+            place = others[axis] * place + (along - at).abs().reshape(*shape, -1)
         columns = lags.new_empty(count, m, len(line), m)
         for i in range(m):
             picked = lines[i].index_select(0, place.flatten())
@@ -167,15 +166,10 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
 def _on_box(W: object, torus: tuple[int, ...], box: tuple[int, ...], margin: int) -> SparseOperator:
     """W with columns in the box whose first node is `margin` before that of the grid."""
     assert isinstance(W, SparseOperator)
-    rest, stride = W.matrix.col_indices().long(), 1
-    places = torch.zeros_like(rest)
-    for L, m in zip(reversed(torus), reversed(box), strict=True):
-        column = (rest.remainder(L) + margin).remainder(L) if m < L else rest.remainder(L)
-        places += stride * column
-        rest, stride = rest // L, stride * m
-    starts = W.matrix.crow_indices().long()
-    rows = torch.arange(W.shape[0], device=rest.device).repeat_interleave(starts.diff())
-    return SparseOperator.from_coo(rows, places, W.matrix.values(), (W.shape[0], stride))
+    rows, columns = W.matrix.to_sparse().indices()
+    axes = zip(torch.unravel_index(columns, torus), torus, box, strict=True)
+    places = flat_index([(i + margin).remainder(L) if m < L else i for i, L, m in axes], box)
+    return SparseOperator.from_coo(rows, places, W.matrix.values(), (W.shape[0], math.prod(box)))
 
 
 def suits_dense(n: int, nodes: int, memory: int) -> bool:

@@ -18,7 +18,7 @@ from dustmap import linalg
 from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid, flat_index
 from dustmap.gp.features._nodes import Nodes, node_count, nodes_of
-from dustmap.linalg import chunks, counter_uniform
+from dustmap.linalg import chunks, counter_normal
 
 log = logging.getLogger(__name__)
 
@@ -436,9 +436,7 @@ class CellResiduals:
     def _white(self, cells: Tensor, draws: Tensor) -> Tensor:
         """Return ξ (C, S) of cells (C,)."""
         numbers = draws.to(cells.device)[None]
-        uniform = counter_uniform(self.seed + _STREAM, cells.to(torch.int64)[:, None], numbers)
-        white: Tensor = torch.special.ndtri(uniform + 2.0**-54)
-        return white
+        return counter_normal(self.seed + _STREAM, cells.to(torch.int64)[:, None], numbers)
 
 
 def has_cells(functional: functionals.AbstractFunctional) -> bool:

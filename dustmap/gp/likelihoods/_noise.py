@@ -206,8 +206,7 @@ class NormalMixture:
         for k in range(weights.shape[1]):
             pairs = (variances + variances[:, k, None]).sqrt()
             apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
-        score: Tensor = (weights * apart).sum(-1)
-        return score
+        return (weights * apart).sum(-1)
 
 
 def mean_size(mean: Tensor, std: Tensor) -> Tensor:

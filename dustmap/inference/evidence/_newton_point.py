@@ -350,5 +350,4 @@ def _regular(information: Tensor) -> Tensor:
 
 
 def _root_diagonal(covariance: Tensor) -> Tensor:
-    roots: Tensor = covariance.diagonal().clamp_min(0.0).sqrt()
-    return roots
+    return covariance.diagonal().clamp_min(0.0).sqrt()

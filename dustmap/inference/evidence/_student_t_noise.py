@@ -291,8 +291,7 @@ class _Objective:
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails
-        value: Tensor = (self.share * each).mean() - 0.5 * self.weight * log_scale.square().sum()
-        return value
+        return (self.share * each).mean() - 0.5 * self.weight * log_scale.square().sum()
 
 
 @final
@@ -372,8 +371,7 @@ class StudentTWeights:
 
 def _weights(noise: StudentTNoise, ratio: Tensor) -> Tensor:
     """τ_n = (ν + 1) / (ν + u_n / s²) (N,)."""
-    weights: Tensor = (noise.nu + 1.0) / (noise.nu + ratio / noise.scale**2)
-    return weights
+    return (noise.nu + 1.0) / (noise.nu + ratio / noise.scale**2)
 
 
 def fitted_noise(

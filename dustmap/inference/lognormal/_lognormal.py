@@ -128,9 +128,6 @@ class LatentRoot(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self.root.shape[0], self.n_field + self.groups
 
-    def _made_of(self) -> Tensor:
-        return self.columns
-
     @property
     def n_white(self) -> int:
         """M_w, where ε ends and b begins."""

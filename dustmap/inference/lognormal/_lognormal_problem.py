@@ -326,7 +326,7 @@ class _NodeSolver:
         max_steps: int,
         progress: linalg.Progress = linalg.unwatched,
     ) -> linalg.SolveResult:
-        rows, each = b.reshape(-1, b.shape[-1]), b.shape[:-1]
+        rows = b.reshape(-1, b.shape[-1])
         densities = self.information.densities
         size = rows.norm(dim=-1).double()
         asked = torch.as_tensor(rtol, dtype=torch.float64, device=b.device)
@@ -342,13 +342,8 @@ class _NodeSolver:
         u = solved.x / densities.clamp_min(torch.finfo(b.dtype).tiny)
         loosest = float(torch.as_tensor(rtol).max())
         residuals = solved.errors / _ANSWERED / size.clamp_min(torch.finfo(torch.float64).tiny)
-        return linalg.SolveResult(
-            u.reshape(*each, -1),
-            solved.status.reshape(each),
-            solved.steps.reshape(each),
-            residuals.reshape(each),
-            loosest,
-        )
+        result = linalg.SolveResult(u, solved.status, solved.steps, residuals, loosest)
+        return result.batched(b.shape[:-1])
 
 
 @final

@@ -303,8 +303,7 @@ def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Te
         return None
     beta = deviations[:, first : first + len(scales)].to(scales) * scales
     centred = beta - beta.mean(0)
-    covariance: Tensor = centred.mT @ centred / (len(beta) - 1)
-    return covariance
+    return centred.mT @ centred / (len(beta) - 1)
 
 
 def _status(state: FitState) -> MGVIStatus:

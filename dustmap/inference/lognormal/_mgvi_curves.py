@@ -95,9 +95,7 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
 
 
 @torch.no_grad()
-def determined_share(
-    mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None
-) -> float:
+def determined_share(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch) -> float:
     """γ/N of the numbers γ = tr(Λ⁻¹ JᵀWJ) that N data determine, Λ = I + JᵀWJ, from draws δ_s
     (K, n) of N(0, Λ⁻¹):
 
@@ -106,7 +104,6 @@ def determined_share(
     Reference: MacKay (1992), "Bayesian interpolation", section 4.
     """
     world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
-    at_once = draws_at_once(count) if at_once is None else at_once
     own, tangent = straight[world.share(count)], problem.tangent(mean.log_density.exp(), mean.c)
 
     def square(part: slice) -> Tensor:

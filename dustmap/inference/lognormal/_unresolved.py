@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
+from dustmap.gp.features import in_cells
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
@@ -199,17 +200,13 @@ class Unresolved:
         corners = torch.tensor(
             list(itertools.product((0.0, 1.0), repeat=grid.dim)), dtype=torch.float64
         ).to(x.device)
-        lower, spacing = (
-            torch.tensor(values, dtype=torch.float64, device=x.device)
-            for values in (grid.lower, grid.spacing)
-        )
-        cells = (x.double() - lower) / spacing
+        spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=x.device)
+        cells = in_cells(x.double(), grid)
         offset = (cells - cells.floor())[:, None]
         weight = torch.where(corners == 1.0, offset, 1.0 - offset).prod(-1)
         around = self.kernel((corners[:, None] - corners) * spacing)
-        c = self.kernel.variance() - 2.0 * (weight * self.kernel((offset - corners) * spacing)).sum(
-            -1
-        )
+        towards = self.kernel((offset - corners) * spacing)
+        c = self.kernel.variance() - 2.0 * (weight * towards).sum(-1)
         c = c + ((weight @ around) * weight).sum(-1)
         return c.clamp_min(0.0)
 

@@ -114,8 +114,7 @@ class SharedResiduals:
     def errors(self, noise: Tensor, sigma: Tensor, some: slice) -> Tensor:
         """Return Σ⁻¹(e − r_s) (k, N), e ~ N(0, Σ − Var r) from white noise (k, N)."""
         own = (sigma - self.variance).clamp_min(0.0).sqrt().to(noise)
-        errors: Tensor = self.draws(some).neg_().addcmul_(noise, own).div_(sigma.to(noise))
-        return errors
+        return self.draws(some).neg_().addcmul_(noise, own).div_(sigma.to(noise))
 
 
 @runtime_checkable

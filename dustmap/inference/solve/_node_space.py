@@ -133,8 +133,7 @@ class NodeCovariance:
         return self._over_noise(v - self.matmul(z))
 
     def _over_noise(self, left: Tensor) -> Tensor:
-        rms: Tensor = (left.square() / self.sigma).mean(-1).sqrt()
-        return rms
+        return (left.square() / self.sigma).mean(-1).sqrt()
 
     def _solved(self, v: Tensor) -> Tensor:
         """Σ⁻¹ (v − W L x), S x = LᵀWᵀΣ⁻¹ v."""
@@ -146,17 +145,13 @@ class NodeCovariance:
 def _among(local: LocalFeatures, index: Tensor) -> Tensor:
     """K (a, a), the prior covariance of nodes of the torus by their flat indices (a,)."""
     torus = local.prior.torus_shape
-    lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus).flatten()
+    lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus)
+    axes = list(zip(torch.unravel_index(index, torus), torus, strict=True))
     count = len(index)
     K: Tensor = lags.new_empty(count, count)
     for part in linalg.chunks(count, max(1, _PLACES // (8 * count))):
-        place = torch.zeros(part.stop - part.start, count, dtype=torch.int64, device=index.device)
-        rest, stride = index, math.prod(torus)
-        for length in torus:
-            stride //= length
-            along, rest = rest // stride, rest % stride
-            place += (along[part, None] - along).remainder(length) * stride
-        K[part] = lags[place]
+        apart = [(i[part, None] - i).remainder(length) for i, length in axes]
+        K[part] = lags[tuple(apart)]
     return K
 
 

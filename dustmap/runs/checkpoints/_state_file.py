@@ -235,8 +235,7 @@ def _to_numpy(name: str, tensor: Tensor) -> NDArray[np.generic]:
         known = ", ".join(_DTYPES)
         raise TypeError(f"{name}: {_named(tensor.dtype)} cannot be kept; known are {known}")
     bits = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    array: NDArray[np.generic] = bits.view(_AS_BITS.get(bits.dtype, bits.dtype)).numpy()
-    return array
+    return bits.view(_AS_BITS.get(bits.dtype, bits.dtype)).numpy()
 
 
 def _named(dtype: torch.dtype) -> str:

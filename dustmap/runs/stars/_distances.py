@@ -28,8 +28,8 @@ from dustmap.inference import (
     LogNormalPosterior,
     scores_of_mixture,
 )
-from dustmap.linalg import Progress, unwatched
-from dustmap.runs._machine import TOGETHER, watched_chunks
+from dustmap.linalg import Progress, unwatched, watched_chunks
+from dustmap.runs._machine import TOGETHER
 from dustmap.runs.reports import Predictions
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._parts import StarShare

@@ -18,9 +18,9 @@ from dustmap.errors import UserError
 from dustmap.gp import Prediction, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
 from dustmap.inference import LogNormalPosterior, scores
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import Progress, unwatched, watched_chunks
 from dustmap.runs._interface import AbstractFinishedRun
-from dustmap.runs._machine import TOGETHER, watched_chunks
+from dustmap.runs._machine import TOGETHER
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (

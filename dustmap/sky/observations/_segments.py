@@ -18,7 +18,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
-from dustmap.linalg import Progress, chunks, unwatched
+from dustmap.linalg import Progress, chunks, unwatched, watched_chunks
 from dustmap.sky.stars import AbstractDistances
 from dustmap.sky.stars._priors import Array
 
@@ -232,14 +232,13 @@ class DistanceSpread:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
-        for rows in chunks(len(self), rays_at_once(posterior, self.variance.shape[1])):
-            # Draws know a segment by its key: neither chunks nor ranks change them.
-            progress(_SPREADS, rows.start, len(self))
+        at_once = rays_at_once(posterior, self.variance.shape[1])
+        # Draws know a segment by its key: neither chunks nor ranks change them.
+        for rows in watched_chunks(len(self), at_once, _SPREADS, progress):
             chunk = self[rows]
             a = segment_draws(chunk.rays, posterior, samples, seed)
             more = None if behind is None else behind[rows]
             parts.append(chunk.of_segments(a, more).mean(0))
-        progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
 
 
