@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
+#: Directions around which others are counted, and how many in a ring, on average.
+_COUNTED, _IN_A_RING = 2**15, 64
 
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> Array:
@@ -144,3 +146,46 @@ def _galactic(coords: SkyCoord) -> SkyCoord:
 
 def _stacked(xyz: Array) -> Array:
     return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)
+
+
+def weighted_neighbours(direction: Array, chords: Array, weights: Array) -> Array:
+    """Return Σ_r w_r n_ir (N,) of the other directions n_ir in the rings r around each.
+
+    Beyond `_COUNTED` directions they are counted around some: all others have the density of the
+    nearest of these.
+
+    Parameters
+    ----------
+    direction : (N, 3), unit vectors
+    chords : (N, R), outer radii of the rings on the unit sphere, ascending
+    weights : (R,), w
+
+    Examples
+    --------
+    >>> ahead = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    >>> weighted_neighbours(ahead, np.full((3, 2), [0.1, 1.5]), np.array([1.0, 0.5]))
+    array([1.5, 1.5, 1. ])
+    """
+    from scipy.spatial import cKDTree  # which takes half a second
+
+    random = np.random.default_rng(0)
+    some = np.sort(random.permutation(len(direction))[:_COUNTED])
+    number, inner = np.zeros(len(some)), np.zeros(len(some))
+    for outer, weight in zip(chords[some].T, weights, strict=True):
+        # Where rings have many, a random part of them, so that the cost grows with N alone.
+        expected = len(direction) * float(np.square(outer).mean()) / 4.0
+        share = min(1.0, _IN_A_RING / max(expected, 1.0))
+        chosen = random.uniform(size=len(direction)) < share
+        tree = cKDTree(direction[chosen])
+        within, nearer = (
+            tree.query_ball_point(direction[some], radius, return_length=True)
+            for radius in (outer, inner)
+        )
+        # Without an inner radius only the direction itself is nearer, not others that equal it.
+        number += weight / share * (within - np.where(inner > 0.0, nearer, chosen[some]))
+        inner = outer
+    if len(some) == len(direction):
+        return number
+    nearest = cKDTree(direction[some]).query(direction)[1]
+    wider = np.square(chords[:, -1] / chords[some][nearest, -1])
+    return np.asarray(number[nearest] * wider, np.float64)

@@ -18,7 +18,13 @@ from dustmap.gp.kernels import (
 )
 from dustmap.sky.observations import Observations, PriorDust, observe
 from dustmap.sky.observations._sight_lines import crowding
-from dustmap.sky.stars import AbstractDistances, ExactDistances, GaussianDistances, StarTable
+from dustmap.sky.stars import (
+    AbstractDistances,
+    ExactDistances,
+    GaussianDistances,
+    StarTable,
+    combined,
+)
 from dustmap.sky.systems import system_named
 
 Array = NDArray[np.float64]
@@ -191,6 +197,70 @@ def test_crowding_makes_independent_noise_that_claims_no_more(count: int) -> Non
     # Noise of V n bounds the correlated one in all directions but a few, and those by little.
     bound = covariance / np.sqrt(np.outer(v * found, v * found))
     assert np.linalg.eigvalsh(bound).max() < 2.0
+
+
+@pytest.mark.parametrize(("clusters", "each"), [(2, 5), (8, 8), (4, 15), (4, 30), (1, 40)])
+def test_stars_of_clusters_are_crowded_by_those_of_their_own(clusters: int, each: int) -> None:
+    """Within a cluster all see the same dust beyond the box, and other clusters see other dust."""
+    rng = np.random.default_rng(2)
+    centre = rng.standard_normal((clusters, 3))
+    centre /= np.linalg.norm(centre, axis=1, keepdims=True)
+    direction = np.repeat(centre, each, 0) + 2e-3 * rng.standard_normal((clusters * each, 3))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    tracks = np.concatenate([direction, np.full((len(direction), 2), (60.0, 200.0))], axis=1)
+    found = crowding(torch.from_numpy(tracks), dust(KERNELS["matern32"], lognormal=True))
+    s = 60.0 + 200.0 * (np.arange(100) + 0.5) / 100
+    points = torch.from_numpy(centre[:, None] * s[:, None]).reshape(-1, 3)
+    c = KERNELS["matern32"](points[:, None] - points).detach().expm1().numpy()
+    covariance = c.reshape(clusters, 100, clusters, 100).mean((1, 3))
+    v = covariance.diagonal()
+    exact = each * (covariance / np.sqrt(v[:, None] * v)).sum(1)
+    ratio = found.numpy().reshape(clusters, each) / exact[:, None]
+    assert 0.8 < ratio.min() <= ratio.max() < 1.1
+
+
+def test_many_stars_are_crowded_as_their_density_says() -> None:
+    """Of more than are counted around, and of more in a ring than are counted."""
+    rng = np.random.default_rng(3)
+    direction = rng.standard_normal((50_000, 3))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    path = rng.uniform(500.0, 550.0, len(direction))
+    tracks = np.concatenate([direction, np.full((len(direction), 1), 400.0), path[:, None]], axis=1)
+    prior = dust(KERNELS["matern32"], lognormal=True)
+    found = crowding(torch.from_numpy(tracks), prior).numpy()
+    t = np.linspace(0.0, 400.0, 4001)
+    dx = torch.from_numpy(np.stack([t, 0 * t, 0 * t], axis=-1))
+    c = KERNELS["matern32"](dx).detach().expm1().numpy()
+    area = 2.0 * np.pi * np.trapezoid(c * t, t) / c[0]
+    expected = len(direction) / (4.0 * np.pi) * area / (400.0 * (400.0 + path))
+    assert np.median(found / expected) == pytest.approx(1.0, abs=0.05)
+    assert np.quantile(np.abs(found / expected - 1.0), 0.95) < 0.3
+
+
+@pytest.mark.parametrize("each", [1, 16])
+@pytest.mark.parametrize(
+    ("box", "distance", "error"),
+    [
+        ((100.0, 200.0), 150.0, 20.0),  # a box that the Sun is outside of
+        ((100.0, 200.0), 190.0, 30.0),
+        ((100.0, 200.0), 110.0, 20.0),
+        ((-50.0, 50.0), 60.0, 20.0),
+        ((-50.0, 50.0), 150.0, 20.0),
+    ],
+)
+def test_distances_add_the_variance_of_uniform_dust(
+    box: tuple[float, float], distance: float, error: float, each: int
+) -> None:
+    """ρ² Var d, of which a mean of stars has a part; no star is nearer than the Sun."""
+    grid = RegularGrid.from_bounds((-50.0, box[0], -50.0), (50.0, box[1], 50.0), (5, 5, 5))
+    stars = table(GaussianDistances(np.full(each, distance), np.full(each, error)))
+    if each > 1:
+        stars = combined(stars, np.full(each, 20.0))
+        assert len(stars) == 1
+    known = PriorDust(Matern32(40.0, 1e-12, dim=3), ConstantMean(2e-3), lognormal=False)
+    added = seen(stars, grid).uniform(2e-3, known)
+    # Of segments in which a star may end, a fraction of their lengths.
+    assert float(added.variance) == pytest.approx((2e-3 * error) ** 2 / each, rel=0.02)
 
 
 def test_a_lone_star_is_not_crowded() -> None:

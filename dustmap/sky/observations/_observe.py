@@ -145,7 +145,10 @@ class Observations:
     def _added(self, dust: PriorDust, variance: Callable[..., Tensor]) -> Moments:
         """Gather mean and variance beyond the box and the variance of distances of all ranks."""
         mean, apart = self._outside(dust)
-        own = torch.zeros_like(mean) if self.spread is None else variance(self.spread, behind=mean)
+        outside = None if self.beyond is None else self.beyond.outside(dust)
+        own = torch.zeros_like(mean)
+        if self.spread is not None:
+            own = variance(self.spread, outside=outside)
         rays = self.batch.functional
         mean, apart, own = (gathered(rays, values) for values in (mean, apart, own))
         if self.beyond is None:
@@ -261,13 +264,15 @@ def _observed(
     measured, noise = (
         gathered(rays, torch.from_numpy(values).to(lines.rays.device, dtype)) for values in columns
     )
-    batch, spread = Batch(rays, measured, noise), lines.spread
-    if spread is not None and stars.multiplicity is not None:
-        many = torch.from_numpy(stars.multiplicity[lines.rows]).to(spread.rays.device)
-        spread = replace(spread, multiplicity=many)
-    return Observations(
-        batch, lines.rows, lines.counts, spread, measured, noise, lines.cut, lines.beyond
-    )
+    batch, spread, beyond = Batch(rays, measured, noise), lines.spread, lines.beyond
+    if stars.multiplicity is not None:
+        many = torch.from_numpy(stars.multiplicity[lines.rows]).to(lines.rays.device)
+        if spread is not None:
+            spread = replace(spread, multiplicity=many)
+        if beyond is not None:
+            outside = replace(beyond.spread, multiplicity=many[beyond.rows])
+            beyond = replace(beyond, spread=outside)
+    return Observations(batch, lines.rows, lines.counts, spread, measured, noise, lines.cut, beyond)
 
 
 def observe_share(

@@ -171,6 +171,22 @@ def _segments(quantiles: Array, near: Array, far: Array) -> Segments:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Outside:
+    """What N rays have before and behind their segments, as `DistanceSpread` asks for it.
+
+    behind (N,): E A behind the last edge; before (N,): Σ_k E a_k (1 − E U_k) before the first one,
+    the dust that a star is not behind.
+    """
+
+    behind: Tensor
+    before: Tensor
+
+    def __getitem__(self, index: slice) -> "Outside":
+        return Outside(self.behind[index], self.before[index])
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class DistanceSpread:
     """Var_d A(<d) of N stars whose distances d are distributions, for a density ρ:
 
@@ -193,11 +209,14 @@ class DistanceSpread:
         many = None if self.multiplicity is None else self.multiplicity[index]
         return DistanceSpread(self.rays[index], self.variance[index], many)
 
-    def of_segments(self, a: Tensor, behind: Tensor | None = None) -> Tensor:
+    def of_segments(self, a: Tensor, outside: Outside | None = None) -> Tensor:
         """Return V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
 
-        behind (N,): E A of what the rays have behind their last edge, which only stars see that
-        have all of a before them: Cov(A, A_behind) = E A_behind Σ_k a_k (1 − E U_k).
+        outside: what the rays have besides. Only stars that have all of a before them see what is
+        behind it, and only stars behind what is before it see a:
+
+            Cov(A, A_behind) = E A_behind Σ_k a_k (1 − E U_k)
+            Cov(A, A_before) = Σ_i E a_i (1 − E U_i) Σ_k a_k E U_k
         """
         a = a.to(self.variance)
         unseen = a * (1.0 - self.rays.weights)
@@ -205,14 +224,16 @@ class DistanceSpread:
         own = a.square() * self.variance
         # Not negative for ρ ≥ 0; of a field that dips below 0, but for round-off.
         spread = (own + 2.0 * a * self.rays.weights * before).sum(-1).clamp_min(0.0)
-        if behind is not None:
-            spread = (spread + 2.0 * behind.to(a) * unseen.sum(-1)).clamp_min(0.0)
+        if outside is not None:
+            spread = spread + 2.0 * outside.behind.to(a) * unseen.sum(-1)
+            spread = spread + 2.0 * outside.before.to(a) * (a - unseen).sum(-1)
+            spread = spread.clamp_min(0.0)
         return spread if self.multiplicity is None else spread / self.multiplicity
 
-    def uniform(self, density: float | Tensor, behind: Tensor | None = None) -> Tensor:
+    def uniform(self, density: float | Tensor, outside: Outside | None = None) -> Tensor:
         """Return V_n (N,) of the same density all along a ray, ρ² Var d: a start. Float64."""
         each = torch.as_tensor(density, dtype=self.variance.dtype, device=self.rays.device)
-        return self.of_segments(self.rays.edges.diff(dim=-1) * each[..., None], behind)
+        return self.of_segments(self.rays.edges.diff(dim=-1) * each[..., None], outside)
 
     @torch.no_grad()
     def added_variance(
@@ -220,13 +241,13 @@ class DistanceSpread:
         posterior: AbstractPosterior,
         samples: int = 8,
         seed: int = 0,
-        behind: Tensor | None = None,
+        outside: Outside | None = None,
         progress: Progress = unwatched,
     ) -> Tensor:
         """Return V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
 
-        A posterior that is stored as fewer draws gives those it has. behind (N,): E A of what the
-        rays have behind their last edge. progress: of the rays.
+        A posterior that is stored as fewer draws gives those it has. outside: what the rays have
+        besides. progress: of the rays.
 
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
@@ -237,7 +258,7 @@ class DistanceSpread:
         for rows in watched_chunks(len(self), at_once, _SPREADS, progress):
             chunk = self[rows]
             a = segment_draws(chunk.rays, posterior, samples, seed)
-            more = None if behind is None else behind[rows]
+            more = None if outside is None else outside[rows]
             parts.append(chunk.of_segments(a, more).mean(0))
         return torch.cat(parts)
 

@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.integrate import trapezoid
+from scipy.integrate import cumulative_trapezoid
 from scipy.interpolate import CubicHermiteSpline
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -21,9 +21,9 @@ from dustmap.gp import AbstractMean, AbstractPosterior, Prediction, RegularGrid,
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks
-from dustmap.sky._coordinates import cartesian
+from dustmap.sky._coordinates import cartesian, weighted_neighbours
 from dustmap.sky.observations import _segments
-from dustmap.sky.observations._segments import DistanceSpread, Segments
+from dustmap.sky.observations._segments import DistanceSpread, Outside, Segments
 from dustmap.sky.stars import AbstractDistances
 from dustmap.sky.stars._priors import Array
 
@@ -34,8 +34,8 @@ NODES = 4096
 FAINT = 1e-7
 #: Rays whose pairs of segments are in memory at once.
 RAYS_AT_ONCE = 2**13
-#: Neighbours on the sky by which the density of stars is measured.
-NEIGHBOURS = 16
+#: Neighbours on the sky whose depths are compared; parts of ∫c t dt within the rings around a ray.
+NEIGHBOURS, RINGS = 16, np.array([0.02, 0.15, 0.45, 0.75, 0.95])
 
 
 @final
@@ -49,6 +49,11 @@ class Moments:
     mean: Tensor
     variance: Tensor
     shared: Tensor
+
+    def times(self, factor: Tensor) -> "Moments":
+        """Make those of additions that are so many times (N,) as large."""
+        square = factor.square()
+        return Moments(factor * self.mean, square * self.variance, square * self.shared)
 
     @staticmethod
     def of_noise(variance: Tensor) -> "Moments":
@@ -114,11 +119,15 @@ class PriorDust:
         )
         return np.asarray(0.5 * (g + h - apart) / np.sqrt(g * h))
 
-    def coherence_area(self) -> float:
-        """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
+    def rings(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the outer radii in pc of rings around a ray, which have equal parts of ∫c(t) t dt
+        but for the last, which has the tail as well; and the mean of c(t) / c(0) in each."""
         t = self._table.x
         c = self._covariance(t)
-        return float(2.0 * np.pi * trapezoid(c * t, t) / c[0])
+        area = cumulative_trapezoid(c * t, t, initial=0.0) / c[0]
+        edges = np.interp(np.append(0.0, RINGS) * area[-1], area, t)
+        parts = np.diff(np.append(np.append(0.0, RINGS[:-1]), 1.0)) * area[-1]
+        return edges[1:], parts / (0.5 * np.diff(edges**2))
 
     @cached_property
     def _table(self) -> CubicHermiteSpline:
@@ -157,7 +166,8 @@ class BeyondBox:
         E A = Σ_k E a_k E U_k
         Var A = Σ_ik Cov(a_i, a_k) E U_i U_k + Σ_ik E a_i E a_k Cov(U_i, U_k),
 
-    with E U_i U_k = E U_k for i < k, since U_k > 0 only where U_i = 1.
+    with E U_i U_k = E U_k for i < k, since U_k > 0 only where U_i = 1. Of the mean of n stars along
+    one ray, with distances of their own, Cov(U_i, U_k) is divided by n (`spread.multiplicity`).
     """
 
     rows: Tensor
@@ -174,11 +184,23 @@ class BeyondBox:
             mean[rows], variance[rows] = self._moments(self.spread[part], dust)
         return mean, variance
 
+    @torch.no_grad()
+    def outside(self, dust: PriorDust) -> Outside:
+        """Return E A behind the box, and what a star is not behind of the dust before it."""
+        behind, before = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
+        for part in chunks(len(self.rows), RAYS_AT_ONCE):
+            rows, rays = self.rows[part], self.spread.rays[part]
+            a = _expected(rays, dust)[1]
+            box = a.shape[1] - self.behind - 1
+            behind[rows] = (a * rays.weights)[:, box + 1 :].sum(-1)
+            before[rows] = (a * (1.0 - rays.weights))[:, :box].sum(-1)
+        return Outside(behind, before)
+
     def tracks(self) -> Tensor:
         """Return direction, distance to the face of the box, and E of the path behind it (N, 5)."""
         rays = self.spread.rays
         out = torch.zeros(self.total, 5, dtype=torch.float64, device=self.rows.device)
-        length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
+        length = (rays.weights * rays.edges.diff(dim=-1))[:, -self.behind :].sum(-1)
         face = rays.edges[:, -1 - self.behind]
         out[self.rows] = torch.cat([rays.direction, face[:, None], length[:, None]], dim=-1)
         return out
@@ -186,10 +208,8 @@ class BeyondBox:
     @staticmethod
     def _moments(spread: DistanceSpread, dust: PriorDust) -> tuple[Tensor, Tensor]:
         rays = spread.rays
-        length = rays.edges.diff(dim=-1) * (rays.weights > 0)
-        density = dust.expected(rays.at(0.5 * (rays.edges[:, 1:] + rays.edges[:, :-1])))
-        a = density * length
-        joint = _joint(rays.weights, spread.variance)
+        density, a = _expected(rays, dust)
+        joint = _joint(rays.weights, spread.variance, spread.multiplicity)
         size = dust.size(density) * (rays.weights > 0)
         g = dust.pairs((rays.edges[:, :, None] - rays.edges[:, None, :]).abs())
         pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
@@ -200,12 +220,23 @@ class BeyondBox:
         return mean, prior + spread.of_segments(a) + level
 
 
-def _joint(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return E U_i U_k (N, K, K)."""
+def _expected(rays: LineIntegrals, dust: PriorDust) -> tuple[Tensor, Tensor]:
+    """Return E ρ and E a of the segments (N, K); those of no weight have no dust."""
+    length = rays.edges.diff(dim=-1) * (rays.weights > 0)
+    density = dust.expected(rays.at(0.5 * (rays.edges[:, 1:] + rays.edges[:, :-1])))
+    return density, density * length
+
+
+def _joint(mean: Tensor, variance: Tensor, multiplicity: Tensor | None) -> Tensor:
+    """Return E U_i U_k (N, K, K), of the means over so many stars (N,)."""
     count = mean.shape[1]
     later = torch.arange(count, device=mean.device)
     joint = mean[:, torch.maximum(later[:, None], later[None, :])]
-    return joint + torch.diag_embed(variance + mean.square() - mean)
+    joint = joint + torch.diag_embed(variance + mean.square() - mean)
+    if multiplicity is None:
+        return joint
+    apart = mean[:, :, None] * mean[:, None, :]
+    return apart + (joint - apart) / multiplicity[:, None, None]
 
 
 def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
@@ -213,9 +244,10 @@ def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
 
     For additions of covariance C ≥ 0 with variances V, diag(V n) − C is not negative definite if
     n_i = Σ_j C_ij / √(V_i V_j), so that noise of V n, independent from star to star, claims no more
-    than the correlated one of V. The sum is the density of stars on the sky, from the nearest 16,
-    times the solid angle 2π ∫c t dt / c(0) / s² in which rays see the same dust, averaged from the
-    face of the box to the end, times the mean correlation of the neighbours' depths.
+    than the correlated one of V. The sum is that of the stars in rings around i on the sky, each
+    star times the mean of c(t) / c(0) in its ring, and times the mean correlation of the depths of
+    the nearest 16 of them. Rays at an angle θ are t = θ s apart, s² the face of the box times the
+    end of the dust, so that stars all over the sky have their density times 2π ∫c t dt / c(0) / s².
     """
     out = torch.ones(len(tracks), dtype=torch.float64, device=tracks.device)
     values = tracks.cpu().numpy()
@@ -224,12 +256,14 @@ def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
     if count < 1:
         return out
     direction, face, path = values[rows, :3], values[rows, 3], values[rows, 4]
+    middle = np.sqrt(face * (face + path))
     apart, others = cKDTree(direction).query(direction, k=np.arange(2, count + 2))
-    radius = np.maximum(apart[:, -1], 1e-6)
-    per_angle = count / (np.pi * np.minimum(radius, 2.0) ** 2)
-    area = np.minimum(dust.coherence_area() / (face * (face + path)), 4.0 * np.pi)
-    alike = dust.correlation(path[:, None], path[others]).mean(1)
-    number = np.minimum(per_angle * area, len(rows) - 1.0) * alike
+    radii, weights = dust.rings()
+    chords = 2.0 * np.sin(0.5 * np.minimum(radii / middle[:, None], np.pi))
+    number = weighted_neighbours(direction, chords, weights)
+    near = apart <= chords[:, -1:]
+    depths = np.where(near, dust.correlation(path[:, None], path[others]), 0.0).sum(1)
+    number *= depths / np.maximum(near.sum(1), 1)
     out[torch.from_numpy(rows).to(out.device)] += torch.from_numpy(number).to(out.device)
     return out
 
@@ -401,11 +435,12 @@ def predict_extinction(
     tensor([0.2000], dtype=torch.float64)
     """
     inside = posterior.predict(lines.rays)
-    mean, variance, behind = inside.mean, inside.variance, None
+    mean, variance, outside = inside.mean, inside.variance, None
     if lines.beyond is not None and beyond is not None:
-        behind, apart = lines.beyond.moments(beyond)
-        mean, variance = mean + behind.to(mean), variance + apart.to(variance)
+        more, apart = lines.beyond.moments(beyond)
+        mean, variance = mean + more.to(mean), variance + apart.to(variance)
+        outside = lines.beyond.outside(beyond)
     if lines.spread is not None:
-        added = lines.spread.added_variance(posterior, samples, seed, behind)
+        added = lines.spread.added_variance(posterior, samples, seed, outside)
         variance = variance + added.to(variance)
     return Prediction(mean, variance, inside.clamped)
