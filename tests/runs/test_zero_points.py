@@ -175,6 +175,7 @@ def test_dust_between_the_nodes_is_that_of_the_field(sky: Path) -> None:
     judges = _left_out(fit, observed, torch.arange(len(observed.measured)))
     S = posterior.n_samples
     rays = whole_batch(observed.batch).functional
+    assert isinstance(rays, LineIntegrals)
     drawn = [
         posterior.sample(each, S, torch.manual_seed(0)) for each in (without_groups(rays), rays)
     ]
@@ -185,7 +186,7 @@ def test_dust_between_the_nodes_is_that_of_the_field(sky: Path) -> None:
     noise = fit.hyperparameters.noise**2 * observed.error_variance
     kept = torch.isin(observed.measured, judges.y)
     without = F + C.square() / (noise - total)
-    whole = posterior.lacking(without_groups(rays)).double()
+    whole = posterior.lacking(rays).double()
     expected = (torch.minimum(without, whole) * whole).sqrt()
     assert 0.5 < float(kept.double().mean()) < 1.0
     torch.testing.assert_close(judges.more[:, 0].double(), expected[kept], rtol=1e-3, atol=1e-9)
