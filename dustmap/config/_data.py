@@ -93,7 +93,8 @@ class DataConfig:
         float,
         number(low=0.0, high=4.0),
         "stars: width of cells, in spacings of the nodes there, whose stars make one datum, "
-        "their mean; 1 for millions of stars; 0: every star is one",
+        "their mean; 1 for millions of stars; 0: every star is one. Not with model.scatter or "
+        "model.relative_scatter, which are of single stars",
         "spacings",
     ] = 0.0
     magnitude_limit: Annotated[

@@ -26,7 +26,7 @@ class Batch:
     functional: N functionals; y (N,); noise_variance (N,) = σ_n² > 0, or None where the noise is
     learned; response (N,): f_n as far as it is known, for noise that grows with it, or None;
     added_variance (N,) <= noise_variance: the part of it that no error of measurement has made and
-    no factor on the errors scales, None for 0.
+    no factor on the errors scales, None for 0; where it is all, no scatter is added either.
     Validated once, here: whatever accepts a `Batch` may trust it.
     """
 

@@ -1,6 +1,7 @@
 """The Gaussian likelihood's noise: given, scaled, learned, refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,19 @@ def test_noise_given_scaled_and_learned(dtype: torch.dtype) -> None:
     grows = GaussianLikelihood(jitter=0.5, relative=0.2)
     got = grows.noise_variance(batch(noise, dtype, response))
     torch.testing.assert_close(got, noise + 0.25 + 0.04 * response.square())
+    assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_data_that_are_no_measurements_have_no_scatter(dtype: torch.dtype) -> None:
+    noise, response = data(dtype=dtype)[3], torch.arange(-2.0, 4.0, dtype=dtype)
+    added = torch.where(torch.arange(6) < 2, noise, 0.5 * noise)
+    mixed = replace(batch(noise, dtype, response), added_variance=added)
+    got = GaussianLikelihood(scale=2.0, jitter=0.5, relative=0.2).noise_variance(mixed)
+    for n in range(6):
+        own = float(noise[n] - added[n])
+        scatter = 0.25 + 0.04 * float(response[n]) ** 2 if own > 0.0 else 0.0
+        assert float(got[n]) == pytest.approx(4.0 * own + float(added[n]) + scatter, rel=1e-6)
     assert got.dtype == dtype
 
 

@@ -1,12 +1,14 @@
 """What a grid leaves out of a log-normal density, against dense projections and drawn numbers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import RegularGrid, features
+from dustmap.gp import RegularGrid, ZeroPoints, features
+from dustmap.gp.features._grouped import GroupSamples
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, kernel_named
 from dustmap.inference import LogNormalPosterior, Unresolved
@@ -119,6 +121,28 @@ def test_what_data_do_not_know_lacks_all_of_it() -> None:
     whole = lacking.length * features.interpolation(rays, BOX, dtype=torch.float64).matmul(squares)
     assert bool((plain.variance > whole).all())
     torch.testing.assert_close(more.variance, plain.variance + whole)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3])
+def test_zero_points_say_nothing_of_what_lies_between_the_nodes(scale: float) -> None:
+    """Against the draws (1 + s)(f ± u) + b of measurements, with u² = √(S V) of the field f."""
+    lacking, rays = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX), _rays(20)
+    seen = replace(rays, groups=torch.arange(20) % 2)
+    points = ZeroPoints(2, 0.4, scale)
+    white = torch.randn(16, points.n_variables, generator=torch.manual_seed(4)).double()
+    groups = GroupSamples(points, white)
+    plain = replace(_posterior(0.05, None), groups=groups)
+    more = replace(_posterior(0.05, lacking), groups=groups)
+    u = (more.predict(rays).variance - plain.predict(rays).variance).sqrt()
+    b, s = 0.4 * white[:, :2], scale * white[:, -2:]
+    field = plain.sample(rays, 16, torch.manual_seed(0))
+    drawn = torch.cat([(1.0 + s[:, seen.groups]) * (field + e * u) for e in (1, -1)])
+    drawn = drawn + b[:, seen.groups].repeat(2, 1)
+    # 16 draws of f know its variance as 15, but u² is known.
+    between = more.predict(seen).variance - plain.predict(seen).variance
+    expected = between + plain.predict(seen).variance * 15 / 16
+    torch.testing.assert_close(drawn.var(0, correction=0), expected)
+    torch.testing.assert_close(more.covariance(seen).diagonal(), more.predict(seen).variance)
 
 
 def test_without_a_factor_nothing_is_lacking() -> None:

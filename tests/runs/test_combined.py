@@ -9,6 +9,7 @@ import pytest
 
 from dustmap.cli import BAD_INPUT, main
 from dustmap.config import load
+from dustmap.errors import UserError
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.sky.simulation import write_sky
 from dustmap.sky.stars import open_star_store
@@ -95,3 +96,13 @@ def test_magnitudes_of_means_are_refused(folder: Path, capsys: pytest.CaptureFix
     assert main(["run", str(folder / "run.toml"), "--output", out, *settings]) == BAD_INPUT
     assert "does not go with data.magnitude_limit" in capsys.readouterr().err
     assert not Path(out).exists()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["scatter=0.1", "relative_scatter=0.1", "learn=['scatter']", "learn=['relative_scatter']"],
+)
+def test_scatter_of_means_is_refused(folder: Path, setting: str) -> None:
+    with pytest.raises(UserError, match=r"combine = 1 does not go with model\..*of single stars"):
+        load(folder / "run.toml", ["data.combine=1", f"model.{setting}"])
+    assert load(folder / "run.toml", [f"model.{setting}"]).data.combine == 0.0

@@ -2,18 +2,21 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 import healpy
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from dustmap.config import load
 from dustmap.errors import UserError
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
+from dustmap.runs.stars._model import model_of
 from dustmap.sky import DustMap, Provenance, cartesian, column_density, write_map
 from dustmap.sky.simulation import Measurements, SimulatedSky
 from dustmap.sky.simulation._sky import sky_table
@@ -193,3 +196,32 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert interrupted(monkeypatch, states, lambda: run(path), Killed())
     run(path)
     assert differences(tmp_path / "whole", path) == []
+
+
+def test_columns_have_no_scatter_of_stars_and_no_say_in_it(sky: Path) -> None:
+    """Columns that are 30 % off from pixel to pixel leave the scatter that stars alone have, and
+    the noise of the data is what `far_column_scatter` says, whatever the scatter."""
+    true, rng = healpy.read_map(sky / "true.fits", dtype=np.float64), np.random.default_rng(0)
+    rough = true * (1.0 + 0.3 * rng.standard_normal(len(true)))
+    healpy.write_map(sky / "rough.fits", rough, dtype=np.float64)
+    learn = ('model.learn=["mean", "scatter"]', "model.scatter=0.02")
+    alone, held = (
+        mapped(sky, name, *learn, *column)[0]
+        for name, column in (
+            ("scatter", ()),
+            ("rough", (f"data.far_column={sky / 'rough.fits'}", "data.far_column_scatter=0.3")),
+        )
+    )
+    observed = held.run.observed
+    assert observed.column is not None
+    assert observed.column.variance is not None
+    at, before = held.fit.hyperparameters, alone.fit.hyperparameters
+    data = observed.training(held.run.train)
+    noise = model_of(held.run.config, replace(at, scatter=0.2), data).likelihood.noise_variance(
+        data
+    )
+    count = len(observed.column)
+    torch.testing.assert_close(noise[:count], observed.column.variance.to(noise))
+    stars = observed.error_variance[held.run.train] + 0.2**2
+    torch.testing.assert_close(noise[count:], stars.to(noise))
+    assert at.scatter < 2.0 * before.scatter

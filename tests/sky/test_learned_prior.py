@@ -208,6 +208,23 @@ def test_a_catalog_of_any_size_is_learned_from_evenly() -> None:
     assert samples[0][-1] > n - 10
 
 
+def test_stars_that_repeat_others_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior is that of the others alone, also where the sample is every so many of all."""
+    survey = Survey(900, 0.3, limited=True).under(FLAT)
+    twice = np.arange(1, 900, 3)
+    sample = ParallaxSample()
+    sample.add(survey)
+    found = sample.learned(ToLearn(), twice)
+    assert found == learn_prior(survey[np.delete(np.arange(900), twice)])
+    assert (found.stars, found.used) == (600, 600)
+    monkeypatch.setattr("dustmap.sky.stars._learned_prior.MOST", 500)
+    few = ParallaxSample()
+    few.add(survey)
+    others = np.setdiff1d(np.arange(0, 900, 2), twice)
+    assert few.learned(ToLearn(), twice).prior == learn_prior(survey[others]).prior
+    assert few.learned(ToLearn(), twice).stars == 600
+
+
 def test_what_was_learned_is_kept_to_the_bit() -> None:
     prior = learn_prior(Survey(600, 0.3, limited=True).under(FLAT)).prior
     assert prior.ratio is not None

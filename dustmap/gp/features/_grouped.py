@@ -337,3 +337,10 @@ class GroupSamples:
             return draws
         white = self.white.to(draws)
         return GroupTerms.of(self.prior, functional, white).measured(draws, white)
+
+    def mean_square_gain(self, functional: AbstractFunctional, like: Tensor) -> Tensor:
+        """E[(1 + s_g)²] (N,) of measurements; 1 without scales."""
+        terms = GroupTerms.of(self.prior, functional, like)
+        if not terms.has_scales:
+            return like.new_ones(len(functional))
+        return terms.gains(self.white.to(like)).square().mean(0)

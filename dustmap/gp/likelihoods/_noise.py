@@ -38,7 +38,8 @@ _PARAMETERS = {"scale": "noise", "jitter": "scatter", "relative": "relative_scat
 @final
 class GaussianLikelihood(AbstractLikelihood):
     """y_n ~ N(f_n, scale² σ_n² + v_n + jitter² + (relative a_n)²), σ_n² and v_n from the batch:
-    σ_n² = noise_variance − added_variance, v_n = added_variance.
+    σ_n² = noise_variance − added_variance, v_n = added_variance. Data with σ_n² = 0 are no
+    measurements, and have v_n alone.
 
     GaussianLikelihood()                          the given σ_n alone
     GaussianLikelihood(jitter=0.1)                learned homoscedastic noise; σ_n may be absent
@@ -103,19 +104,22 @@ class GaussianLikelihood(AbstractLikelihood):
                 + ": give the batch noise_variance (N,), or use GaussianLikelihood(jitter=...)"
             )
         total = torch.zeros_like(batch.y) if stated is None else stated
+        measured: Tensor | float = 1.0
+        if stated is not None and batch.added_variance is not None:
+            measured = (stated > batch.added_variance).to(total)
         if self.log_scale is not None:
             added = 0.0 if batch.added_variance is None else batch.added_variance
             total = (total - added) * (2.0 * self.log_scale).exp().to(total) + added
         if self.log_jitter is not None:
-            total = total + (2.0 * self.log_jitter).exp().to(total)
+            total = total + measured * (2.0 * self.log_jitter).exp().to(total)
         if self.log_relative is not None:
             if batch.response is None:
                 raise UserError(
                     "the batch has response=None, but the noise of this GaussianLikelihood grows "
                     "with the response: give the batch response (N,), or fit it with fit_mgvi"
                 )
-            response = batch.response.to(total)
-            total = total + (2.0 * self.log_relative).exp().to(total) * response.square()
+            square = measured * batch.response.to(total).square()
+            total = total + (2.0 * self.log_relative).exp().to(total) * square
         return total
 
     def expected_log_prob(

@@ -236,11 +236,9 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
     def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean (N,) and variance (N,) of f = L ρ over the samples, with what is unresolved."""
-        parts = [(part, self._draws(part)) for part in self._parts(functional)]
-        means = torch.cat([draws.mean(0) for _, draws in parts])
-        variances = torch.cat(
-            [draws.var(0) + self._unresolved_variance(part, draws) for part, draws in parts]
-        )
+        parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
+        means = torch.cat([draws.mean(0) for draws, _ in parts])
+        variances = torch.cat([draws.var(0) + lacking for draws, lacking in parts])
         if self.groups is not None:
             square = means.square() + variances
             unknown = self.groups.prior.unknown_variance(functional, square)
@@ -248,11 +246,17 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return gp.Prediction(means, variances)
 
     @torch.no_grad()
-    def _unresolved_variance(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
-        """Variance (N,) that draws (S, N) of L ρ do not have."""
-        if self.unresolved is None:
-            return draws.new_zeros(draws.shape[1])
-        return self.unresolved.variance(functional, draws.var(0), self._squares)
+    def _draws_and_lacking(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
+        """Draws (S, N) of (1 + s) L ρ + b, and the variance (N,) that they lack: E[(1 + s)²] times
+        that of L ρ alone, since zero points say nothing of what lies between the nodes."""
+        field = self._field_draws(functional)
+        draws, lacking = field, torch.zeros_like(field[0])
+        if self.unresolved is not None:
+            lacking = self.unresolved.variance(functional, field.var(0), self._squares)
+        if self.groups is not None:
+            draws = self.groups.measured(functional, field)
+            lacking = lacking * self.groups.mean_square_gain(functional, field)
+        return draws, lacking
 
     def lacking(self, rays: LineIntegrals) -> Tensor:
         """∫ Λ w² E[ρ²] dt (N,): the variance that a grid leaves out of integrals along rays, before
@@ -276,7 +280,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
             if nodes is not None:
                 share = rows.matmul((self._mean_square * nodes).to(rows.dtype)) / squares
             else:
-                share = (self._draws(some).var(0) / lacking).sqrt()
+                share = (self._field_draws(some).var(0) / lacking).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
@@ -306,9 +310,9 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1, with what is unresolved on its diagonal."""
-        draws = self._all_draws(functional)
+        parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
+        draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
         centred = draws - draws.mean(0)
-        unresolved = self._unresolved_variance(functional, draws)
         return centred.mT @ centred / (self.n_samples - 1) + unresolved.diag()
 
     def sample(
@@ -321,7 +325,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
                 "fit with more samples"
             )
         few = replace(self, log_samples=self.log_samples[:count], groups=self._first_groups(count))
-        return few._all_draws(functional)
+        return torch.cat([few._draws(part) for part in few._parts(functional)], dim=-1)
 
     def log_moments(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln f (N,) over the samples; −∞ and 0 where f = 0.
@@ -330,9 +334,9 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """
         found = []
         for part in self._parts(functional):
-            draws = self._draws(part)
+            draws, lacking = self._draws_and_lacking(part)
             mean, std = _log_moments(draws)
-            relative = self._unresolved_variance(part, draws) / draws.mean(0).square()
+            relative = lacking / draws.mean(0).square()
             found.append((mean, torch.where(std > 0, std.square() + relative.log1p(), 0.0).sqrt()))
         return torch.cat([mean for mean, _ in found]), torch.cat([std for _, std in found])
 
@@ -370,14 +374,16 @@ class LogNormalPosterior(gp.AbstractPosterior):
             return None
         return replace(self.groups, white=self.groups.white[:count])
 
-    def _draws(self, functional: AbstractFunctional) -> Tensor:
+    @torch.no_grad()
+    def _field_draws(self, functional: AbstractFunctional) -> Tensor:
+        """Draws (S, N) of L ρ."""
         rows = self.interpolation(functional)
-        with torch.no_grad():
-            draws = rows.matmul(self.log_samples.exp().to(rows.dtype))
-            return draws if self.groups is None else self.groups.measured(functional, draws)
+        return rows.matmul(self.log_samples.exp().to(rows.dtype))
 
-    def _all_draws(self, functional: AbstractFunctional) -> Tensor:
-        return torch.cat([self._draws(part) for part in self._parts(functional)], dim=-1)
+    def _draws(self, functional: AbstractFunctional) -> Tensor:
+        """Draws (S, N) of (1 + s) L ρ + b."""
+        draws = self._field_draws(functional)
+        return draws if self.groups is None else self.groups.measured(functional, draws)
 
     def _parts(self, functional: AbstractFunctional) -> list[AbstractFunctional]:
         return [functional[part] for part in chunks(len(functional), _CHUNK)]

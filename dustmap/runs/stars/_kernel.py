@@ -358,22 +358,23 @@ def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
     if bool(_distances.are_placed(fit, observed, index).any()):
         index = index[_distances.are_known(observed, index)]
     fitted, at = _predicted(fit, observed, index), fit.hyperparameters
-    mean, variance, more = (
-        values[:, 0] for values in (fitted.resolved.mean, fitted.resolved.variance, fitted.more)
-    )
+    mean, variance = fitted.resolved.mean[:, 0], fitted.resolved.variance[:, 0]
     noise = at.noise_variance(fitted.errors, Prediction(mean, variance), fitted.added).to(variance)
     ratio = math.sqrt(0.5 * _BIAS * posterior.n_samples)
     kept = variance < ratio / (1.0 + ratio) * noise
-    known, more = variance[kept], more[kept]
-    without = without_each(fitted.y[kept], Prediction(mean[kept], known), noise[kept])
-    # more is √(S V), at most V, for the variance S after the fit.
-    whole = torch.where(more > known, more.square() / known, more)
+    seen, noise = Prediction(mean[kept], variance[kept]), noise[kept]
+    without = without_each(fitted.y[kept], seen, noise)
+    alone, more, covariance = _of_field(fit, observed, index[kept], seen.variance)
+    # more is √(S V), at most V, for the variance S of the field after the fit.
+    whole = torch.where(more > alone, more.square() / alone, more)
+    gain = torch.where(more > 0.0, fitted.more[kept, 0] / more, 1.0)
+    field = alone + covariance.square() / (noise - seen.variance)
     return _Judges(
         fitted.y[kept],
         fitted.errors[kept],
         fitted.added[kept],
         Prediction(without.mean[:, None], without.variance[:, None]),
-        posterior.unresolved.of_integrals(without.variance, whole)[:, None],
+        (gain * posterior.unresolved.of_integrals(field, whole))[:, None],
         fitted.probability,
     )
 
@@ -389,6 +390,26 @@ def without_each(y: Tensor, after: Prediction, noise: Tensor) -> Prediction:
     """
     rest = 1.0 - after.variance / noise
     return Prediction((y - (y - after.mean) / rest).to(rest), after.variance / rest)
+
+
+def _of_field(
+    fit: StarFit, observed: Observations, index: Tensor, measured: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The variance (N,) of L ρ, without zero points and scales, what it has more between the nodes,
+    and its covariance with the measurement L ρ + r of variance (N,) `measured`:
+
+        4 C[L ρ, r] = V[L ρ + r] − V[L ρ − r].
+    """
+    posterior = fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    alone = _predicted(replace(fit, posterior=replace(posterior, groups=None)), observed, index)
+    variance = alone.resolved.variance[:, 0]
+    if posterior.groups is None:
+        return variance, alone.more[:, 0], variance
+    turned = replace(posterior.groups, white=-posterior.groups.white)
+    other = _predicted(replace(fit, posterior=replace(posterior, groups=turned)), observed, index)
+    covariance = variance + 0.25 * (measured - other.resolved.variance[:, 0])
+    return variance, alone.more[:, 0], covariance
 
 
 def _some(index: Tensor, most: int) -> Tensor:

@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TypeAlias, final
 
 import numpy as np
@@ -138,6 +138,8 @@ class Pairs:
     system : of both
     theirs, ours : (P,)
     distance, b : (P,), in pc and degrees
+    edges : (K + 1,) or None
+        Of the segments in pc that all rays are cut into; None of stars.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Pairs:
     ours: Array
     distance: Array
     b: Array
+    edges: Array | None = None
 
     def __len__(self) -> int:
         return len(self.ours)
@@ -167,8 +170,10 @@ class Pairs:
                 yield what, low, high, self._part(inside & (values <= high))
 
     def _part(self, chosen: NDArray[np.bool_]) -> "Pairs":
-        columns = (self.theirs, self.ours, self.distance, self.b)
-        return Pairs(self.name, self.kind, self.system, *(column[chosen] for column in columns))
+        theirs, ours, distance, b = (
+            column[chosen] for column in (self.theirs, self.ours, self.distance, self.b)
+        )
+        return replace(self, theirs=theirs, ours=ours, distance=distance, b=b)
 
     def score(self) -> Score:
         """Score the pairs."""
@@ -199,19 +204,25 @@ def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments
     width = np.diff(segments.edges)
     b = np.broadcast_to(segments.b[:, None], mine.shape)
     ends, middles = (np.broadcast_to(d, mine.shape) for d in (segments.edges[1:], segments.middles))
-    columns = [np.cumsum(values[:, first:], axis=-1) for values in (theirs, mine)]
-    integrated = (*columns, ends[:, first:], b[:, first:])
+    before, own = (np.cumsum(values[:, first:], axis=-1) for values in (theirs, mine))
+    integrated = (before, own, ends[:, first:], b[:, first:])
     differential = (theirs / width, mine / width, middles, b)
     return [
-        Pairs(other.name, kind, ours.system, *values).known()
+        Pairs(other.name, kind, ours.system, *values, segments.edges).known()
         for kind, values in ((INTEGRATED, integrated), (DIFFERENTIAL, differential))
     ]
 
 
 def distance_edges(compared: Sequence[Pairs]) -> list[float]:
-    """Return the edges of DISTANCES bins, equal in width, up to the farthest pair."""
+    """Return the edges of DISTANCES bins, equal in width, up to the farthest pair; where rays are
+    cut into segments, of as many bins at most, each of whole segments."""
     far = max((float(pairs.distance.max()) for pairs in compared if len(pairs)), default=1.0)
-    return [float(edge) for edge in np.linspace(0.0, far, DISTANCES + 1)]
+    cut = next((pairs.edges for pairs in compared if pairs.edges is not None), None)
+    if cut is None:
+        return [float(edge) for edge in np.linspace(0.0, far, DISTANCES + 1)]
+    whole = cut[: 1 + int(np.searchsorted(cut, far))]
+    chosen = np.unique(np.linspace(0.0, len(whole) - 1.0, DISTANCES + 1).round().astype(int))
+    return [float(edge) for edge in np.union1d(whole[chosen], [0.0, max(far, whole[-1])])]
 
 
 def score_table(compared: Sequence[Pairs]) -> QTable:

@@ -153,13 +153,13 @@ def read_catalog(
     selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     parts = list(selection.tables())
     selection.check_some()
-    stars = selection.with_prior(concatenate(parts))
+    stars = concatenate(parts)
     if selection.has_identifiers:
         twice = repeated(stars.source_id)
         _check_repeated(selection, twice, stars.source_id[twice[:1]])
         if len(twice):
             stars = stars[np.delete(np.arange(len(stars)), twice)]
-    return Catalog(stars, selection.counts, selection.provenance())
+    return Catalog(selection.with_prior(stars), selection.counts, selection.provenance())
 
 
 def ingest(
@@ -255,8 +255,8 @@ def _whole_chunks(tables: Iterator[StarTable]) -> Iterator[StarTable]:
 def _check_repeated(
     selection: Selection, rows: NDArray[np.int64], example: NDArray[np.int64]
 ) -> None:
-    """Count stars that occur before, or refuse them."""
-    selection.duplicates = len(rows)
+    """Note stars that occur before, or refuse them."""
+    selection.twice = rows
     if len(rows) and selection.invalid is _rules.InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(

@@ -109,7 +109,8 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills counts and sample.
+    """The stars of some files. `tables` goes through them once and fills counts and sample; `twice`
+    are then the numbers of stars that repeat an earlier one, which are not kept.
 
     system: of the extinctions that come out, None for what the first file or the card says;
     prior: None for one that is learned from the parallaxes, up to 10 kpc.
@@ -134,7 +135,7 @@ class Selection:
         self._preset, self._declared, self._prior = cuts, system, prior or ToLearn()
         self._stated = self._prior.stated if isinstance(self._prior, ToLearn) else self._prior
         self.invalid, self._zero_point = policy, float(u.Quantity(zero_point, u.mas).value)
-        self.rows = self.duplicates = 0
+        self.rows, self.twice = 0, np.empty(0, np.int64)
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid: Counter[str] = Counter()
@@ -158,13 +159,14 @@ class Selection:
 
     @cached_property
     def learned(self) -> stars.LearnedPrior | None:
-        """The prior that the parallaxes of all tables teach, if that is wanted."""
+        """The prior that the parallaxes of all stars but `twice` teach, if that is wanted."""
         if not self._sample or not isinstance(self._prior, ToLearn):
             return None
-        return self._sample.learned(self._prior)
+        return self._sample.learned(self._prior, self.twice)
 
     def with_prior(self, table: StarTable) -> StarTable:
-        """Return the stars under the prior that was learned, once all tables have been seen."""
+        """Return the stars under the prior that was learned, once all have been seen and `twice`
+        is known."""
         if self.learned is None:
             return table
         assert isinstance(table.distances, ParallaxDistances)
@@ -175,7 +177,7 @@ class Selection:
     def counts(self) -> Counts:
         """Account for the rows of all chunks so far."""
         cuts, invalid = (MappingProxyType(dict(each)) for each in (self._cut, self._invalid))
-        return Counts(self.rows, cuts, invalid, self.duplicates)
+        return Counts(self.rows, cuts, invalid, len(self.twice))
 
     @property
     def has_identifiers(self) -> bool:

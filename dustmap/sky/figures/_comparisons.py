@@ -262,7 +262,8 @@ def _cells(compared: Comparison) -> Panel:
 def agreement_figure(compared: Sequence[Pairs]) -> Figure:
     """Draw a row for each set of pairs: numbers of pairs, bias and RMSE, slope and correlation.
 
-    The last two panels are by distance from the Sun, in the bins of the table.
+    The last two panels are by distance from the Sun, in the bins of the table that have pairs, at
+    the mean distance of these.
     """
     if not compared:
         raise UserError("compare: expected one other map or catalog at least")
@@ -299,15 +300,12 @@ def _pairs(figure: Figure, axis: Axes, pairs: Pairs) -> None:
 def _scores(spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float]) -> None:
     """Draw bias and RMSE on one axis, slope and correlation on the other, against distance."""
     factor, _, unit = quantity_of(pairs.system, pairs.kind == INTEGRATED)
-    bins = [
-        (0.5 * (low + high), part.score())
-        for what, low, high, part in pairs.bins(edges)
-        if what == "distance"
-    ]
-    middle = np.array([at for at, _ in bins])
+    bins = [part for what, _, _, part in pairs.bins(edges) if what == "distance" and len(part)]
+    middle = np.array([part.distance.mean() for part in bins])
+    scores = [part.score() for part in bins]
 
     def curve(name: str) -> Array:
-        return np.array([getattr(score, name) for _, score in bins], np.float64)
+        return np.array([getattr(score, name) for score in scores], np.float64)
 
     looks: tuple[dict[str, Any], ...] = (
         {"color": style.MODEL_COLOUR, "marker": "o", "markersize": 3.0},
@@ -323,7 +321,7 @@ def _scores(spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float]) -> N
     spread.set_ylabel(f"{pairs.kind} [{unit}]")
     line.set_ylim(bottom=min(0.0, line.get_ylim()[0]))
     for axis in (spread, line):
-        axis.set_xlim(0.0, edges[-1])
+        axis.set_xlim(0.0, 1.04 * edges[-1])
         axis.legend(loc="best")
 
 

@@ -235,7 +235,8 @@ class FarColumn:
     def before(self, stars: Batch) -> Batch:
         """Return these data, if there are any yet, and those of stars after them.
 
-        No factor on the errors of stars scales theirs, and they have no say in it.
+        No factor on the errors of stars scales theirs, no scatter of stars is added to them, and
+        they have no say in either.
         """
         if self.target is None or self.variance is None:
             return stars

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
@@ -81,8 +82,10 @@ class ParallaxSample:
         while len(self._rows) > MOST:
             self._rows, self._every = self._rows[::2], 2 * self._every
 
-    def learned(self, wanted: ToLearn) -> LearnedPrior:
+    def learned(self, wanted: ToLearn, without: NDArray[np.int64] | None = None) -> LearnedPrior:
         """Learn the distribution p(d) of the stars' distances, selection included.
+
+        without: numbers of stars that do not count, such as those that repeat an earlier one.
 
         d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale. From
         LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
@@ -90,13 +93,15 @@ class ParallaxSample:
         evidence. So is what classes of stars with similar errors differ by: faint stars are not
         where bright ones are.
         """
-        parallax, error = self._rows.T
+        without = np.empty(0, np.int64) if without is None else without
+        number = self._every * np.arange(len(self._rows))
+        parallax, error = self._rows[~np.isin(number, without)].T
         usable = parallax > -_STRANGE * error
         strange = int((~usable).sum())
         prior = wanted.stated
         if usable.any():
             prior = _learned(parallax[usable], error[usable], prior)
-        return LearnedPrior(prior, self._seen, len(parallax), strange)
+        return LearnedPrior(prior, self._seen - len(without), len(parallax), strange)
 
 
 def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:

@@ -1,6 +1,7 @@
 """Maps beside themselves, scaled ones, and files as published maps are laid out."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -17,9 +18,11 @@ from dustmap.sky.agreement import (
     Score,
     Segments,
     compare_maps,
+    distance_edges,
     published_source,
     score_table,
 )
+from dustmap.sky.agreement._scores import INTEGRATED
 from dustmap.sky.layouts import (
     BayestarOptions,
     EdenhoferOptions,
@@ -115,6 +118,36 @@ def test_every_pair_is_in_one_bin_of_distance_and_one_of_latitude(ours: MapSourc
             assert rows["n"][rows["bin"] == what].sum() == len(one)
     assert set(table["unit"]) == {"mag", "mag / pc"}
     assert table.meta["EXTSYS"] == "A_V"
+
+
+@pytest.mark.parametrize("count", [5, 6, 7, 13])
+def test_bins_are_of_whole_segments(ours: MapSource, count: int) -> None:
+    """Each has as many segments as another or one more, and none is empty."""
+    cut = 10.0 * np.arange(count + 1.0)
+    pairs = compare_maps(ours, ours, Segments.of_pixels(4, cut))
+    edges = distance_edges(pairs)
+    held = [int(((cut[1:] > low) & (cut[1:] <= high)).sum()) for low, high in pairwise(edges)]
+    assert set(edges) <= set(cut)
+    assert sum(held) == count
+    assert max(held) - min(held) <= 1
+    for one in pairs:
+        found = [
+            (low, high, part) for what, low, high, part in one.bins(edges) if what == "distance"
+        ]
+        assert len(found) == min(count, 6)
+        ends = one.kind == INTEGRATED
+        for low, high, part in found:
+            inside = cut[(cut >= low) & (cut <= high)]
+            where = inside[1:] if ends else 0.5 * (inside[1:] + inside[:-1])
+            assert set(part.distance) == set(where)
+
+
+def test_stars_and_maps_share_bins(ours: MapSource) -> None:
+    pairs = compare_maps(ours, ours, Segments.of_pixels(4, 40.0 * np.arange(4.0)))
+    values, away = np.ones(3), np.array([0.0, 70.0, 150.0])
+    stars = Pairs("stars", INTEGRATED, system_named("A_V"), values, values, away, np.zeros(3))
+    assert distance_edges([*pairs, stars]) == [0.0, 40.0, 80.0, 120.0, 150.0]
+    assert distance_edges([stars]) == pytest.approx([0.0, 25.0, 50.0, 75.0, 100.0, 125.0, 150.0])
 
 
 def test_what_one_of_them_does_not_know_is_left_out() -> None:

@@ -73,6 +73,24 @@ def test_a_store_is_the_catalog(tmp_path: Path, format_name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_the_learned_prior_is_that_of_the_stars_that_are_kept(tmp_path: Path) -> None:
+    table, rng = Table(star_columns(300)), np.random.default_rng(1)
+    table["parallax"] = 1e3 / table["distance_pc"].value * u.mas
+    table["parallax_error"] = 0.05 * table["parallax"]
+    table.remove_column("distance_pc")
+    again = table[np.concatenate([np.arange(300), rng.integers(0, 300, 90)])]
+    once, twice = write(tmp_path, "csv", table, "once"), write(tmp_path, "csv", again, "twice")
+    expected = read_catalog(once, system=A_V).provenance["distance_prior"]
+    catalog = read_catalog(twice, system=A_V, invalid="drop")
+    assert catalog.counts.duplicates == 90
+    assert catalog.provenance["distance_prior"] == expected
+    assert expected["stars"] == catalog.counts.kept == 300
+    ingest(twice, "generic", tmp_path / "stars.zarr", system=A_V, invalid="drop")
+    store = open_star_store(tmp_path / "stars.zarr")
+    assert store.attributes["catalog"]["distance_prior"] == expected
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_row_numbers_go_on_over_files_and_chunks(tmp_path: Path) -> None:
     table = Table(star_columns(30))
     table.remove_column("source_id")

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dustmap.sky.agreement import Pairs, Score
 from dustmap.sky.figures import (
     Comparison,
+    agreement_figure,
     calibration_figure,
     extinction_figure,
     residual_figure,
@@ -122,3 +124,24 @@ def test_impossible_comparisons_are_refused() -> None:
         replace(stars, std=np.zeros(5))
     with pytest.raises(ValueError, match="expected columns of one length"):
         replace(stars, l=np.zeros(4))
+
+
+def test_scores_are_drawn_where_their_segments_are() -> None:
+    """Every point stands at the mean distance of its pairs and has their score."""
+    rng, cut = np.random.default_rng(0), 40.0 * np.arange(6.0)
+    middles = np.repeat(0.5 * (cut[1:] + cut[:-1]), 30)
+    theirs = rng.exponential(1e-3, len(middles))
+    ours = theirs + middles * 1e-6 * rng.standard_normal(len(middles))
+    pairs = Pairs(
+        "other", "differential", system_named("A_V"), theirs, ours, middles, 0.0 * middles, cut
+    )
+    spread, line = agreement_figure([pairs]).axes[1:3]
+    for axis, name in ((spread, "RMSE"), (line, "slope")):
+        drawn = next(each for each in axis.lines if each.get_label() == name)
+        x, y = np.asarray(drawn.get_data(), np.float64)
+        np.testing.assert_allclose(x, [20.0, 60.0, 100.0, 140.0, 180.0])
+        for at, value in zip(x, y, strict=True):
+            here = middles == at
+            score = Score.of(theirs[here], ours[here])
+            expected = 1e3 * score.rmse if name == "RMSE" else score.slope
+            assert value == pytest.approx(expected)
