@@ -234,6 +234,9 @@ def _direction(options: argparse.Namespace) -> tuple[float, float, float]:
     latitude = getattr(options, name)
     if not abs(latitude) <= 90.0:
         raise UserError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
+    name = "l" if options.ra is None else "ra"
+    if not math.isfinite(getattr(options, name)):
+        raise UserError(f"--{name} {getattr(options, name):g}: expected a number of degrees")
     if options.ra is None:
         return options.l, options.b, math.nan
     import numpy as np

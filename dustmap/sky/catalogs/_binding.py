@@ -293,13 +293,16 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
     guess = _guess(matcher, names[0], close)
     card = matcher.card
-    said = [f"{n} = {card.columns[n].aliases[0].ref}" for n in names if n in card.named]
+    first = {n: str(card.columns[n].aliases[0].ref) for n in names if n in card.columns}
+    said = [f"{n} = {ref}" for n, ref in first.items() if n in card.named or ref != n]
     looked = f"; looked for as {', '.join(said)}" if said else ""
+    advice = (
+        f"the other columns, closest first, are {shown}; name it, such as --column "
+        f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}"
+    )
     return UserError(
-        f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; the "
-        f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
-        f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}; "
-        "catalogs/README.md says more"
+        f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
+        f"{advice if close else 'the table has no other column'}; catalogs/README.md says more"
     )
 
 

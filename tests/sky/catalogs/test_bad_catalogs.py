@@ -60,7 +60,14 @@ def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> No
     table.rename_column("EBV", "extinction")
     table.remove_column("e_EBV")
     path.unlink()
+    table["EBV"] = 0.1
     refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
+
+
+def test_advice_names_no_column_where_all_have_a_use(tmp_path: Path) -> None:
+    table = plain()
+    table.remove_column("extinction_error")
+    refused(write(tmp_path, "csv", table), "extinction_p84; the table has no other column; ")
 
 
 def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path) -> None:
@@ -69,7 +76,7 @@ def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path)
     )
     table = plain()
     table["dec"] = table["glon"] = 0.0
-    with pytest.raises(UserError, match="such as --column l=l or"):
+    with pytest.raises(UserError, match=r"looked for as l = glon_deg; .* such as --column l=l or"):
         read_catalog(write(tmp_path, "csv", table), tmp_path / "card.toml", system=A_V)
 
 

@@ -243,6 +243,8 @@ def test_an_unknown_ending() -> None:
         open_table("stars.doc")
     with pytest.raises(UserError, match=r"data\.catalog takes it as it is"):
         open_table("stars.zarr")
+    with pytest.raises(UserError, match=r'format="ascii\.ipac"\)\.write\("stars\.ecsv"\)'):
+        open_table("stars.tbl")
 
 
 def test_comments_delimiters_and_quotes(tmp_path: Path) -> None:
