@@ -34,6 +34,7 @@ _TURNS = 720.0
 _FARTHEST = 1e7
 #: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
 _NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
+NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
@@ -383,7 +384,7 @@ def extinction_problems(kind: _rules.ExtinctionKind, values: Values) -> Problems
 
 def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
     """Find rows without a number in some column."""
-    return {f"{name} is not finite": ~np.isfinite(values[name]) for name in names}
+    return {f"{name}{NOT_FINITE}": ~np.isfinite(values[name]) for name in names}
 
 
 def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:

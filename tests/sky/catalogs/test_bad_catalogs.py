@@ -140,6 +140,19 @@ def test_a_bad_row(
     assert catalog.counts.kept == len(catalog.stars) == 6
 
 
+@pytest.mark.parametrize("text", ["n/a", "null", ""])
+def test_text_in_the_place_of_a_number_is_quoted(tmp_path: Path, text: str) -> None:
+    """With its row in its own file."""
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    rows = ["l,b,distance_pc,extinction,extinction_error", *["30,5,100,0.1,0.01"] * 3]
+    good.write_text("\n".join(rows) + "\n")
+    bad.write_text("\n".join([*rows, f"30,5,100,{text},0.01"]) + "\n")
+    quoted = f'"{text}"' if text else "nothing"
+    words = rf"bad\.csv: extinction is not finite in row 3 .*, where the table has {quoted}; "
+    with pytest.raises(UserError, match=words):
+        read_catalog([good, bad], system=A_V)
+
+
 @pytest.mark.parametrize(
     ("parallax", "words"),
     [
@@ -244,7 +257,7 @@ def test_the_second_file_is_bad_after_the_first_was_read(tmp_path: Path) -> None
     other["source_id"] += 1
     other["extinction_error"][3] = -1.0
     second = write(tmp_path, "fits", other, "second")
-    with pytest.raises(UserError, match=r"second.fits: extinction_error is not > 0 in row 10"):
+    with pytest.raises(UserError, match=r"second.fits: extinction_error is not > 0 in row 3"):
         ingest([first, second], "generic", tmp_path / "new" / "stars.zarr", system=A_V)
     assert not list((tmp_path / "new").iterdir())
 
