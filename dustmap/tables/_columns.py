@@ -222,12 +222,22 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 
 
 def refuse_taken(table: Table, names: Iterable[str]) -> None:
-    """Refuse a table that has columns of the names of answers, which would be overwritten."""
+    """Refuse a table that has columns of the names of answers, which would be overwritten.
+
+    Raises
+    ------
+    UserError
+        Where it has such columns, which it names.
+
+    Examples
+    --------
+    >>> refuse_taken(Table({"l": [10.0], "density": [0.1]}), ["density_mean", "density_std"])
+    """
     taken = [name for name in names if name in table.colnames]
     if taken:
         raise UserError(
-            f"the table has columns {', '.join(taken)} already, as the answers are called; rename "
-            "these columns of the table"
+            f"the table has columns {', '.join(taken)} already, the names of answers; rename "
+            "these columns in the table"
         )
 
 
