@@ -26,6 +26,8 @@ def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ("query map.zarr --l 30 --b 95 --distance 100", "--b 95: expected -90 to 90 degrees"),
+        ("query map.zarr --l nan --b 5 --distance 100", "--l nan: expected a number of degrees"),
+        ("query map.zarr --ra inf --dec 5 --distance 1", "--ra inf: expected a number of degrees"),
         ("query map.zarr --l 30 --b 5 --distance -1", "--distance -1: expected more than 0"),
         ("query sky.fits --l 30 --b 5 --distance 100", "a map with an image MEAN"),
         ("simulate --stars 9 --seed 1 --output s.fits --truth t.txt", "t.txt: expected a name"),

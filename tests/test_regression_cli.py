@@ -154,6 +154,15 @@ def test_predict_needs_inputs_only_and_adds_columns(
     assert predicted["target_std"][2] > 5 * predicted["target_std"][0]
 
 
+def test_predict_keeps_the_columns_of_the_table(
+    curve: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Table({"a": [0.1], "target_std": [99.0]}).write(tmp_path / "new.csv")
+    arguments = ["--catalog", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
+    assert main(["predict", str(curve / "run"), *arguments]) == BAD_INPUT
+    assert "columns target_std already" in capsys.readouterr().err
+
+
 def test_export_and_read_back(curve: Path, tmp_path: Path) -> None:
     for kind in ("zarr", "fits"):
         output = ["--format", kind, "--output", str(tmp_path / f"map.{kind}")]

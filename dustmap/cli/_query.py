@@ -33,6 +33,8 @@ _COORDINATES = ("l", "b", "ra", "dec", "x", "y", "z")
 
 #: Whether what columns are named after is integrated along the line of sight.
 _IS_INTEGRATED = {"extinction": True, "density": False}
+#: What JSON says of the rows of a file.
+_COUNTS = ("rows", "rows_outside_the_box", "rows_without_a_place")
 #: Percentiles of a profile.
 PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
@@ -127,22 +129,28 @@ def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
     from dustmap.runs import places_of_map
+    from dustmap.sky import labels
+    from dustmap.tables import refuse_taken
 
     card = _options.card_of(options)
     named = _names_of_file(Path(options.file), card)
     places = named or places_of_map(Path(options.map), Path(options.file), card)
     source = _opened(options)
     levels = options.percentiles or ()
+    counted = _COUNTS if options.json else ()
+    refuse_taken(places.table, (*counted, *_answered(levels), *labels(source.system)))
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
-    counts = {
-        "rows": len(places.table),
-        "rows_outside_the_box": outside,
-        "rows_without_a_place": places.missing,
-    }
+    counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
     filled = places.filled(answers)
     return _print_table(places.table, filled, source.system, counts if options.json else None)
+
+
+def _answered(levels: Sequence[float]) -> list[str]:
+    """Name the answers that there may be, with these percentiles."""
+    kinds = ("mean", "std", *(f"p{level:g}" for level in levels))
+    return [f"{quantity}_{kind}" for quantity in _IS_INTEGRATED for kind in kinds]
 
 
 def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
@@ -225,6 +233,9 @@ def _direction(options: argparse.Namespace) -> tuple[float, float, float]:
     latitude = getattr(options, name)
     if not abs(latitude) <= 90.0:
         raise UserError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
+    name = "l" if options.ra is None else "ra"
+    if not math.isfinite(getattr(options, name)):
+        raise UserError(f"--{name} {getattr(options, name):g}: expected a number of degrees")
     if options.ra is None:
         return options.l, options.b, math.nan
     import numpy as np

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dustmap.tables._columns import check_rows as check_rows
     from dustmap.tables._columns import number_column as number_column
     from dustmap.tables._columns import raised_here as raised_here
+    from dustmap.tables._columns import refuse_taken as refuse_taken
     from dustmap.tables._columns import text_column as text_column
     from dustmap.tables._columns import translating as translating
     from dustmap.tables._columns import words_of_damage as words_of_damage

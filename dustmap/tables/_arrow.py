@@ -37,6 +37,7 @@ _ARROW = {
     ColumnType.LABEL: pa.string(),
 }
 _NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _ROW = re.compile(r"Row #(\d+)")
 _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
 
@@ -180,7 +181,8 @@ def write_parquet(path: Path, table: Table) -> None:
 
 @final
 class TextReader(_columns.AbstractReader):
-    """Read delimited text; the first line that is no comment (#) names the columns."""
+    """Read delimited text; the first line that is no comment (#) names the columns, or where it
+    holds numbers the comment before it, as `numpy.savetxt` writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -197,11 +199,32 @@ class TextReader(_columns.AbstractReader):
             self._separator = self._description.delimiter
         self._squeeze = self._separator == " " and self._description is _columns.NO_DESCRIPTION
         with _columns.translating(path, "text"):
-            self._names = _names(header, self._separator, self._squeeze)
-        if self._squeeze and len(first.split()) == len(self._names) + 1:
+            words = _words(header, self._separator, self._squeeze)
+            plain = self._description is _columns.NO_DESCRIPTION
+            self._names_in_comment = plain and _are_numbers(words)
+            if self._names_in_comment:
+                words = self._commented_names(comments, len(words))
+        # A table with the index of its rows has no name above them.
+        self._names = [name or f"column{i}" for i, name in enumerate(words)]
+        if (
+            self._squeeze
+            and not self._names_in_comment
+            and len(first.split()) == len(self._names) + 1
+        ):
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
         unit = self._description.attribute
         self.columns = tuple(_columns.FileColumn(name, unit(name, "unit")) for name in self._names)
+
+    def _commented_names(self, comments: list[str], count: int) -> list[str]:
+        """Take so many names from the last comment before rows of numbers."""
+        last = comments[-1] if comments else ""
+        for names in _words(last, self._separator, self._squeeze), last.split():
+            if len(names) == count and not _are_numbers(names):
+                return names
+        raise UserError(
+            "the first line holds numbers where names of columns are expected; write a line of "
+            f"{count} names before it"
+        )
 
     def keyword(self, name: str) -> str:
         return self._description.keyword(name)
@@ -212,6 +235,8 @@ class TextReader(_columns.AbstractReader):
         options: dict[str, Any] = {"delimiter": self._separator, "comment": "#", "guess": False}
         if self._description is not _columns.NO_DESCRIPTION:
             kind, options = "ascii.ecsv", {}
+        elif self._names_in_comment:
+            kind, options = "ascii.no_header", {**options, "names": self._names}
         elif self._separator != " ":
             kind = "ascii.csv"
         else:  # the numbers of the rows may have no name in the first line
@@ -227,9 +252,9 @@ class TextReader(_columns.AbstractReader):
             if self._names.count(ref.name) > 1:
                 raise UserError(f"{self._path}: two columns have the name {ref.name}")
         with _columns.translating(self._path, "text"), _columns.opened(self._path) as stream:
-            _header(stream)
+            _, header = _header(stream)
             before = 0
-            for block in _blocks(stream):
+            for block in _blocks(stream, f"{header}\n" if self._names_in_comment else ""):
                 try:
                     table = self._parsed(_squeezed(block) if self._squeeze else block, wanted)
                 except pa.ArrowException as error:
@@ -275,9 +300,9 @@ class TextReader(_columns.AbstractReader):
         return UserError(f"{self._path}: {wrong}")
 
 
-def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield whole lines, some _BLOCK bytes of them at a time."""
-    left = b""
+def _blocks(stream: IO[bytes], first: str) -> Iterator[bytes]:
+    """Yield whole lines, some _BLOCK bytes of them at a time, after those of `first`."""
+    left = first.encode()
     while block := stream.read(_BLOCK):
         end = block.rfind(b"\n") + 1
         if end:
@@ -327,15 +352,19 @@ def _check_length(line: bytes, size: int = 0) -> None:
         raise UserError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
 
 
-def _names(header: str, separator: str, squeeze: bool) -> list[str]:
+def _words(line: str, separator: str, squeeze: bool) -> list[str]:
     if squeeze:
-        return header.split()
+        return line.split()
     try:
-        names = [name.strip() for name in next(csv.reader([header], delimiter=separator))]
+        return [word.strip() for word in next(csv.reader([line], delimiter=separator))]
     except csv.Error as error:
         raise UserError(f"the names of the columns cannot be read: {error}") from None
-    # A table with the index of its rows has no name above them.
-    return [name or f"column{i}" for i, name in enumerate(names)]
+
+
+def _are_numbers(words: list[str]) -> bool:
+    """Tell whether words are numbers, some of which may be missing."""
+    there = [word for word in words if word not in _NULLS]
+    return bool(there) and all(_NUMBER.fullmatch(word) for word in there)
 
 
 def csv_text(table: Table, separator: str = ",") -> str:

@@ -10,7 +10,7 @@ import re
 import traceback
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,6 +219,26 @@ def _labels(raw: NDArray[Any], ref: ColumnRef, none: NDArray[np.bool_]) -> NDArr
 def _kind_words(dtype: np.dtype[Any]) -> str:
     names = {"f": "floating point", "i": "whole numbers", "u": "whole numbers", "b": "truth values"}
     return names.get(dtype.kind, "text")
+
+
+def refuse_taken(table: Table, names: Iterable[str]) -> None:
+    """Refuse a table that has columns of the names of answers, which would be overwritten.
+
+    Raises
+    ------
+    UserError
+        Where it has such columns, which it names.
+
+    Examples
+    --------
+    >>> refuse_taken(Table({"l": [10.0], "density": [0.1]}), ["density_mean", "density_std"])
+    """
+    taken = [name for name in names if name in table.colnames]
+    if taken:
+        raise UserError(
+            f"the table has columns {', '.join(taken)} already, the names of answers; rename "
+            "these columns in the table"
+        )
 
 
 def number_column(table: Table, name: str) -> NDArray[np.float64]:

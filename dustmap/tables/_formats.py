@@ -110,7 +110,11 @@ def open_table(path: str | Path) -> AbstractReader:
             return each.reader(path)
     if name.endswith(".zarr"):
         raise UserError(f"{path}: a star store is no table; data.catalog takes it as it is")
-    raise UserError(f"{path}: expected a table that ends in {ENDINGS}")
+    remedy = ""
+    if name.endswith(".tbl"):
+        made = f'Table.read("{path.name}", format="ascii.ipac").write("{path.stem}.ecsv")'
+        remedy = f"; astropy converts a table of IPAC: {made}"
+    raise UserError(f"{path}: expected a table that ends in {ENDINGS}{remedy}")
 
 
 def read_tables(*paths: str | Path) -> Table:

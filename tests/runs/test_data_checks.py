@@ -228,6 +228,25 @@ def test_other_units_of_distances_fail_a_check_without_a_box(
     assert not check.passed
 
 
+@pytest.mark.parametrize(
+    ("of_parallax", "of_error", "unit"),
+    [(1.0, 1e-3, "arcsec"), (1.0, 2e3, "uas"), (1e-3, 1e-3, "arcsec")],
+)
+def test_advice_on_units_is_on_the_columns_that_are_in_others(
+    tmp_path: Path, of_parallax: float, of_error: float, unit: str
+) -> None:
+    stars = with_parallaxes(sky())
+    stars["parallax"] *= of_parallax
+    stars["parallax_error"] *= of_error
+    Table(dict(stars)).write(tmp_path / "stars.csv")
+    checks = catalog_checks(
+        read_catalog([tmp_path / "stars.csv"], system=system_named("A_V")).stars
+    )
+    (check,) = [check for check in checks if check.name == "median parallax error in mas"]
+    assert f'"parallax_error=NAME [{unit}]"' in check.advice
+    assert (f'"parallax=NAME [{unit}]"' in check.advice) == (of_parallax != 1.0)
+
+
 def test_ingest_and_dry_run_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stars = in_radians(sky())
     (tmp_path / "run.toml").write_text(configuration.echo(config(tmp_path, stars)))

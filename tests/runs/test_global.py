@@ -210,6 +210,7 @@ def test_rays_beyond_the_box_follow_the_policy(sky: Path) -> None:
         counts.append(prepare(config).plan().counts)
     assert int(str(counts[0]["rays_truncated_at_the_box"])) > 0
     assert int(str(counts[1]["stars_dropped_outside_the_box"])) > 0
+    assert counts[0]["stars_beyond_the_box"] == counts[1]["stars_beyond_the_box"] > 0
     with pytest.raises(ValueError, match="leave the box"):
         prepare(load(sky / "run.toml", (*half, "grid.outside=error")))
 

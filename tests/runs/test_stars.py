@@ -15,14 +15,14 @@ from astropy.wcs import WCS
 from numpy.typing import NDArray
 from PIL import Image
 
-from dustmap.cli import DONE, main
+from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.runs.stars import _export
 from dustmap.sky.catalogs import read_catalog
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances
-from dustmap.tables import open_table
+from dustmap.tables import open_table, read_tables
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
@@ -263,6 +263,36 @@ def test_predict_adds_columns_and_keeps_rows(sky: Path, finished: StarMap, tmp_p
     assert out["extinction_mean"].info.description == f"mean of the extinction in {finished.system}"
     extinctions = fits.getdata(tmp_path / "out.fits")["extinction_mean"]
     np.testing.assert_array_equal(np.isnan(extinctions), [False, True])
+
+
+@pytest.mark.parametrize(
+    ("taken", "ending", "code"),
+    [
+        ("extinction_mean", "fits", BAD_INPUT),
+        ("density_std", "csv", BAD_INPUT),
+        ("extinction_unit", "csv", BAD_INPUT),
+        ("extinction_unit", "fits", DONE),
+        ("distance_mean", "fits", DONE),
+    ],
+)
+def test_predict_keeps_the_columns_of_the_table(
+    sky: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    taken: str,
+    ending: str,
+    code: int,
+) -> None:
+    """It refuses a table with columns that answers would overwrite, and names them."""
+    places, output = tmp_path / "places.csv", tmp_path / f"out.{ending}"
+    places.write_text(f"l,b,distance_pc,{taken}\n90,0,20,99\n")
+    arguments = ["--catalog", str(places), "--output", str(output)]
+    assert main(["predict", str(sky / "run"), *arguments]) == code
+    if code == DONE:
+        assert read_tables(output)[taken][0] == 99
+    else:
+        assert f"columns {taken} already" in capsys.readouterr().err
+        assert not output.exists()
 
 
 @pytest.mark.parametrize("ending", ["fits", "ecsv", "vot", "parquet", "csv"])

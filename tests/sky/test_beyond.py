@@ -155,7 +155,19 @@ def test_expected_dust_is_taken_from_what_was_measured_and_its_variance_is_noise
     np.testing.assert_allclose(after.expected_beyond.numpy(), added.mean.numpy())
     np.testing.assert_allclose(noise.numpy(), 0.02**2 + added.variance.numpy())
     assert added.mean[0] == added.variance[0] == 0
-    assert after.counts_at_the_box()["rays_that_leave_the_box"] == 1
+    assert after.counts_at_the_box() == {
+        "rays_that_leave_the_box": 1,
+        "stars_beyond_the_box": 1,
+        "stars_dropped_outside_the_box": 0,
+    }
+
+
+def test_stars_beyond_the_box_are_those_of_such_a_median_distance() -> None:
+    """Also where all rays leave it, since no distance is certain, and whatever the policy."""
+    distances = GaussianDistances(np.array([5.0, 40.0, 250.0]), np.array([1.0, 20.0, 20.0]))
+    for policy in (OutsidePolicy.PRIOR, OutsidePolicy.TRUNCATE, OutsidePolicy.DROP):
+        counts = observe(table(distances), BOX, policy).counts_at_the_box()
+        assert counts["stars_beyond_the_box"] == 1
 
 
 def test_an_uncertain_level_adds_to_the_variance() -> None:

@@ -212,12 +212,13 @@ class RobustFit(Generic[T]):
         return int((self.weights < _student_t_noise.OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
-        """One sentence on how it ended."""
+        """One sentence on how it ended, without the scale, which is relative to the noise that the
+        fit began with: reports have it relative to the errors of the data."""
         how = "converged" if self.converged else "stopped before sites and noise settled"
         text = (
             f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
-            f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
-            f"weight below {_student_t_noise.OUTLIER_WEIGHT:g}"
+            f"{self.outliers} of {len(self.weights)} data have a weight below "
+            f"{_student_t_noise.OUTLIER_WEIGHT:g}"
         )
         return text if self.converged else f"{text}; increase max_rounds"
 

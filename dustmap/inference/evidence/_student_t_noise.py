@@ -362,10 +362,11 @@ class StudentTWeights:
         return int((self.tau < OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
-        """One clause for the report."""
+        """One clause for the report, without the scale, which is relative to the noise that the
+        fit began with: reports have it relative to the errors of the data."""
         return (
-            f"Student-t noise of ν = {self.noise.nu:.3g} and scale {self.noise.scale:.3g}, "
-            f"{self.outliers} of {len(self.tau)} data have a weight below {OUTLIER_WEIGHT:g}"
+            f"Student-t noise of ν = {self.noise.nu:.3g}, {self.outliers} of {len(self.tau)} data "
+            f"have a weight below {OUTLIER_WEIGHT:g}"
         )
 
 

@@ -24,7 +24,7 @@ from dustmap.runs.regression._field import GriddedField, plot_field, predict_fie
 from dustmap.runs.regression._model import Rows, grid_of, inputs_of, map_grid, read_rows
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
-from dustmap.tables import read_tables, replacing, table_format, write_table
+from dustmap.tables import read_tables, refuse_taken, replacing, table_format, write_table
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,7 @@ class RegressionResult(AbstractFinishedRun):
         del card, progress
         table_format(output)  # before anything is computed
         table = read_tables(catalog)
+        refuse_taken(table, ("target_mean", "target_std"))
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)
         write_table(output, table, overwrite)

@@ -395,6 +395,7 @@ TERMS: Mapping[str, Term] = {
     "rays_truncated_at_the_box": Term(
         "Sight lines cut at the box", "whose dust beyond it is neglected"
     ),
+    "stars_beyond_the_box": Term("Stars beyond the box", "at their median distances"),
     "stars_dropped_outside_the_box": Term("Stars dropped, beyond the box"),
     "stars_with_distances_cut": Term("Distances cut at the box"),
     "system": Term("Extinction in"),

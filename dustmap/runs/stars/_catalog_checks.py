@@ -92,12 +92,16 @@ def _distances(stars: StarTable) -> Check:
 
 
 def _parallax_errors(distances: ParallaxDistances) -> Check:
-    advice = (
-        "column parallax_error: expected mas; if parallaxes and errors are in other units, name "
-        'them in the file, or as --column "parallax=NAME [arcsec]"'
-    )
     middle = float(np.median(distances.error))
     least, most = _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR
+    unit = "arcsec" if middle < least else "uas"
+    advice = (
+        "column parallax_error: expected mas; if it is in another unit, name that in the file, or "
+        f'as --column "parallax_error=NAME [{unit}]"'
+    )
+    parallax = float(np.median(np.abs(distances.parallax)))
+    if not 1e3 / _FARTHEST <= parallax <= 1e3 / _NEAREST:
+        advice += f', with --column "parallax=NAME [{unit}]"'
     return Check("median parallax error in mas", middle, least, most, advice)
 
 

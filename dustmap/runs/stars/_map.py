@@ -41,7 +41,7 @@ from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
-from dustmap.tables import table_format, write_table
+from dustmap.tables import refuse_taken, table_format, write_table
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,8 @@ class StarMap(AbstractFinishedRun):
         table = places.table
         labels, names = places.groups, self.run.group_names
         groups = None if labels is None else _input.renumbered(labels, names)
+        added = (*_columns(groups), *(_distances.COLUMNS if distances else ()))
+        refuse_taken(table, (*added, *(sky.labels(self.system) if kind.bare else ())))
         refined = self._refined(places, groups, progress) if distances else {}
         columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
         answers = places.filled({**columns, **refined})
@@ -218,10 +220,7 @@ class StarMap(AbstractFinishedRun):
     def _refined(
         self, places: Places, groups: NDArray[np.int64] | None, progress: Progress
     ) -> Mapping[str, Array]:
-        """Return the columns of distances given extinctions, which the table must not have yet."""
-        taken = [name for name in _distances.COLUMNS if name in places.table.colnames]
-        if taken:
-            raise UserError(f"the table has columns {', '.join(taken)} already: rename them")
+        """Return the columns of distances given extinctions."""
         assert places.extinctions is not None
         where = places.l, places.b, places.distances
         return self.distance_finder().columns(*where, places.extinctions, groups, progress)
@@ -292,8 +291,7 @@ class StarMap(AbstractFinishedRun):
         distances: AbstractDistances,
         groups: NDArray[np.int64] | None,
     ) -> dict[str, Array]:
-        names = PREDICTED if groups is None else (*PREDICTED, *MEASURED)
-        columns = {name: np.full(len(l), np.nan) for name in names}
+        columns = {name: np.full(len(l), np.nan) for name in _columns(groups)}
         places, inside = self._places(l, b, distances)
         at = np.flatnonzero(inside.cpu().numpy())
         if len(at) == 0:
@@ -380,6 +378,11 @@ class StarMap(AbstractFinishedRun):
                 raise UserError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
             shape.append(round(cells) + 1)
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
+
+
+def _columns(groups: NDArray[np.int64] | None) -> tuple[str, ...]:
+    """Name the columns of predictions for stars of groups, or of none."""
+    return PREDICTED if groups is None else (*PREDICTED, *MEASURED)
 
 
 def _marks(l: Array, b: Array, extinction: Array) -> NDArray[np.void]:

@@ -34,6 +34,7 @@ _TURNS = 720.0
 _FARTHEST = 1e7
 #: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
 _NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
+NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
@@ -293,13 +294,16 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
     guess = _guess(matcher, names[0], close)
     card = matcher.card
-    said = [f"{n} = {card.columns[n].aliases[0].ref}" for n in names if n in card.named]
+    first = {n: str(card.columns[n].aliases[0].ref) for n in names if n in card.columns}
+    said = [f"{n} = {ref}" for n, ref in first.items() if n in card.named or ref != n]
     looked = f"; looked for as {', '.join(said)}" if said else ""
+    advice = (
+        f"the other columns, closest first, are {shown}; name it, such as --column "
+        f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}"
+    )
     return UserError(
-        f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; the "
-        f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
-        f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}; "
-        "catalogs/README.md says more"
+        f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
+        f"{advice if close else 'the table has no other column'}; catalogs/README.md says more"
     )
 
 
@@ -380,7 +384,7 @@ def extinction_problems(kind: _rules.ExtinctionKind, values: Values) -> Problems
 
 def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
     """Find rows without a number in some column."""
-    return {f"{name} is not finite": ~np.isfinite(values[name]) for name in names}
+    return {f"{name}{NOT_FINITE}": ~np.isfinite(values[name]) for name in names}
 
 
 def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:

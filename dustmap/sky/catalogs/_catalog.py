@@ -410,9 +410,10 @@ def _values_of_places(
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     absent = _binding.not_finite(values, (*binding.position.columns, *binding.distance.columns))
     rows = ~np.any(list(absent.values()), axis=0)
+    if not rows.any():
+        reasons = [f"{why} in {bad.sum()} of them" for why, bad in absent.items() if bad.any()]
+        raise UserError(f"{path}: no row is a place; {', '.join(reasons)}")
     for reason, bad in _selection.problems_of_places(binding, values).items():
-        if reason in absent and not rows.any():
-            raise UserError(f"{path}: no row is a place; {reason} in {int(bad.sum())} of them")
         if reason not in absent and (bad & rows).any():
             raise _selection.invalid_row(path, reason, np.flatnonzero(bad & rows), "remove them")
     return {name: column[rows] for name, column in values.items()}, rows

@@ -1,6 +1,7 @@
 """Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rules import InvalidRows
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
-from dustmap.tables import AbstractReader, open_table
+from dustmap.tables import AbstractReader, ColumnType, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -149,9 +150,9 @@ class Selection:
         """Yield stars of `self.system` in chunks; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
         for file in self.files:
-            factor = conversion(file.system, self.system)
+            factor, start = conversion(file.system, self.system), self.rows
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
-                table = self._table(file, file.binding.values(chunk), factor)
+                table = self._table(file, file.binding.values(chunk), factor, start)
                 if table is not None:
                     if isinstance(table.distances, ParallaxDistances):
                         self._sample.add(table.distances)
@@ -242,7 +243,10 @@ class Selection:
                     f"{first.path} has {mine} and {file.path} has {its}; ingest them apart"
                 )
 
-    def _table(self, file: CatalogFile, values: Values, factor: float) -> StarTable | None:
+    def _table(
+        self, file: CatalogFile, values: Values, factor: float, start: int
+    ) -> StarTable | None:
+        """Make a table of the stars of a chunk; `start`: rows of the files before this one."""
         binding, first = file.binding, self.rows
         kept = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
@@ -261,7 +265,7 @@ class Selection:
             problems[reason] = values[_rules.GROUP] == ""
         if self.card.with_magnitudes:
             problems |= _binding.not_finite(values, (_rules.MAGNITUDE,))
-        valid = self._valid(file.path, problems, first + kept)
+        valid = self._valid(file, problems, first - start + kept)
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
@@ -293,14 +297,15 @@ class Selection:
         return np.array(numbers, np.int64)[index]
 
     def _valid(
-        self, path: Path, problems: _binding.Problems, rows: NDArray[np.int64]
+        self, file: CatalogFile, problems: _binding.Problems, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Mask rows without a problem; count the others, or end the reading."""
+        """Mask rows of a file without a problem; count the others, or end the reading."""
         valid = np.ones(len(rows), bool)
         for reason, bad in problems.items():
             fresh = bad & valid
             if self.invalid is InvalidRows.ERROR and fresh.any():
-                raise invalid_row(path, reason, rows[fresh])
+                written = _as_written(file, reason, int(rows[fresh][0]))
+                raise invalid_row(file.path, reason, rows[fresh], written=written)
             if fresh.any():
                 self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
@@ -341,13 +346,35 @@ DROPPED = 'data.invalid = "drop", --invalid drop of ingest, or invalid = "drop" 
 
 
 def invalid_row(
-    path: Path, reason: str, rows: NDArray[np.int64], remedy: str = f"leave them out: {DROPPED}"
+    path: Path,
+    reason: str,
+    rows: NDArray[np.int64],
+    remedy: str = f"leave them out: {DROPPED}",
+    written: str = "",
 ) -> UserError:
-    """Say which row has what is wrong, and what to do."""
+    """Say which row has what is wrong, what is written there, and what to do."""
     more = f", and in {len(rows) - 1} more of the same chunk" if len(rows) > 1 else ""
     return UserError(
-        f"{path}: {reason} in row {rows[0]} (counted from 0){more}; correct such rows, or {remedy}"
+        f"{path}: {reason} in row {rows[0]} (counted from 0){written}{more}; correct such rows, or "
+        f"{remedy}"
     )
+
+
+def _as_written(file: CatalogFile, reason: str, row: int) -> str:
+    """Quote what a table of text has in a row without a number; say nothing of other tables."""
+    source = file.binding.sources.get(reason.removesuffix(_binding.NOT_FINITE))
+    if source is None:
+        return ""
+    try:
+        for chunk in file.reader.chunks(ROWS, {source.ref: ColumnType.TEXT}):
+            words = chunk[source.ref]
+            if row < len(words):
+                found = json.dumps(str(words[row][:40])) if words[row] else "nothing"
+                return f", where the table has {found}"
+            row -= len(words)
+    except UserError:  # its numbers are no text
+        return ""
+    return ""
 
 
 def _kinds(binding: Binding) -> str:

@@ -5,6 +5,7 @@ deviations promise: of a predictive distribution P that is right, the probabilit
 transform P(less than measured) is uniform in (0, 1).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -31,8 +32,9 @@ _CHANCE = 0.95
 _LIKELY_RANGE: dict[str, Any] = {"color": "0.85", "linewidth": 0.0}
 #: Where predictions keep what they promise.
 _IDEAL: dict[str, Any] = {"color": "0.4", "linewidth": 0.8, "linestyle": (0, (4, 1.5))}
-#: Nominal probabilities whose shares are printed.
-_PRINTED = (0.68, 0.95)
+#: Nominal probabilities whose shares are printed: of ±1σ and of 95 %, as scores have them
+#: (`dustmap.inference.Scores`, which this module does not import: pictures need no torch).
+_PRINTED = (math.erf(math.sqrt(0.5)), 0.95)
 #: Stars beyond which their number in cells is drawn instead of dots.
 _MOST_DOTS = 3000
 _GRID = 50

@@ -1,6 +1,7 @@
 """Planes through a map, and the map projected on a plane, as arrays and as pictures."""
 
 import enum
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -23,7 +24,12 @@ _TALLEST = 4.2
 _BESIDE, _ABOVE = 1.12, 0.53
 #: Inches beside and above each of many.
 _MARGIN = 0.2
+#: Voxels between a plane that is asked for and the one that is drawn, without a word.
+_AWAY = 0.1
 _PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
+
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -267,6 +273,10 @@ def slices_figure(
 ) -> Figure:
     """Draw the mean on several planes of voxels, with one scale: those nearest to levels in pc."""
     planes = [mean_slice_of(density, axis, level) for level in levels]
+    shown = np.array([plane.at[0] for plane in planes])
+    if (np.abs(shown - levels) > _AWAY * density.grid.spacing[axis.value]).any():
+        words = ", ".join(map(style.plain, shown))
+        log.info("the nearest planes of voxels are drawn: %s = %s pc", axis.name, words)
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
     named = {**_PANELS, "grey": "outside the map"}

@@ -182,7 +182,10 @@ class Answers:
         report = f"{count} of {len(beyond)} {what} outside the map ({box})"
         if outside is Outside.ERROR:
             first = int(beyond.argmax())
-            raise UserError(f"{report}, the first is number {first}; or choose outside='nan'")
+            raise UserError(
+                f"{report}, the first is number {first} (counted from 0); leave them out, or "
+                "choose outside='nan'"
+            )
         log.info("%s: %s", report, outside.value)
 
     def require(self, quantity: Quantity) -> None:

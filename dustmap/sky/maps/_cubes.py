@@ -88,12 +88,15 @@ class Layout:
         return x, y, z
 
     def nearest_slice(self, axis: int, level: float) -> int:
-        """Find the voxels whose centres are nearest to `level` in pc along X, Y or Z."""
+        """Find the voxels whose centres are nearest to `level` in pc along X, Y or Z; of two those
+        nearer to 0."""
         half = self.grid.spacing[axis] / 2
         low, high = self.grid.lower[axis] - half, self.grid.upper[axis] + half
         if not low <= level <= high:
             raise UserError(f"{'xyz'[axis]} = {level:g} pc: expected {low:g} to {high:g} pc")
-        return int(np.abs(self.axes[axis] - level).argmin())
+        away = np.abs(self.axes[axis] - level)
+        nearest = np.flatnonzero(away <= away.min() + 1e-6 * half)
+        return int(min(nearest, key=lambda voxel: abs(self.axes[axis][voxel])))
 
     @property
     def request(self) -> MapRequest:

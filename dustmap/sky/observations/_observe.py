@@ -72,6 +72,7 @@ class Observations:
     beyond : parts of the rays outside the box whose dust the prior expects; None if it expects none
     shared : (N,), variance that a fit takes on top: stars behind the same dust are not independent
     column : all of the dust in the directions of a map of the sky; None where there is none
+    stars_beyond : stars whose median distance is outside the box
     """
 
     batch: Batch
@@ -84,6 +85,7 @@ class Observations:
     beyond: BeyondBox | None = None
     shared: Tensor | None = None
     column: FarColumn | None = None
+    stars_beyond: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,9 +107,14 @@ class Observations:
         return self.batch.noise_variance - self.error_variance
 
     def counts_at_the_box(self) -> dict[str, int]:
-        """Return how many rays leave the box, and how many stars were left out for it."""
+        """Return how many rays leave the box, how many stars are beyond it, and how many of them
+        were left out."""
         left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
-        return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
+        return {
+            left: self.counts.truncated,
+            "stars_beyond_the_box": self.stars_beyond,
+            "stars_dropped_outside_the_box": self.counts.dropped,
+        }
 
     def counts_of_the_column(self) -> dict[str, int]:
         """Return how many pixels the column has, if there is one."""
@@ -245,7 +252,12 @@ def observe(
     (tensor([100.], dtype=torch.float64), tensor([0.2000], dtype=torch.float64))
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
-    return _observed(lines, _grouped(lines, stars), stars, dtype)
+    data = _observed(lines, _grouped(lines, stars), stars, dtype)
+    return replace(data, stars_beyond=_count_beyond(stars, grid))
+
+
+def _count_beyond(stars: StarTable, grid: RegularGrid) -> int:
+    return int((~grid.contains(torch.from_numpy(stars.positions()))).sum())
 
 
 def _grouped(lines: SightLines, stars: StarTable) -> LineIntegrals:
@@ -298,15 +310,16 @@ def observe_share(
     lines = _sight_lines.sight_lines(*where, grid, outside, device, may_be_none=True)
     rays = Sharded.of(_counted_from(first, _grouped(lines, stars)), world)
     _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
-    tally = torch.tensor([lines.counts.truncated, lines.counts.dropped, lines.cut])
-    truncated, dropped, cut = world.total(tally).tolist()
-    counts = replace(lines.counts, truncated=truncated, dropped=dropped)
+    counts = lines.counts
+    tally = [counts.truncated, counts.dropped, lines.cut, _count_beyond(stars, grid)]
+    truncated, dropped, cut, far = world.total(torch.tensor(tally)).tolist()
+    counts = replace(counts, truncated=truncated, dropped=dropped)
     rows = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
     data = _observed(lines, rays, stars, dtype)
     spread = data.spread
     if spread is not None:
         spread = replace(spread, rays=_counted_from(first, spread.rays))
-    return replace(data, rows=rows, counts=counts, spread=spread, cut=cut)
+    return replace(data, rows=rows, counts=counts, spread=spread, cut=cut, stars_beyond=far)
 
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:

@@ -60,7 +60,14 @@ def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> No
     table.rename_column("EBV", "extinction")
     table.remove_column("e_EBV")
     path.unlink()
+    table["EBV"] = 0.1
     refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
+
+
+def test_advice_names_no_column_where_all_have_a_use(tmp_path: Path) -> None:
+    table = plain()
+    table.remove_column("extinction_error")
+    refused(write(tmp_path, "csv", table), "extinction_p84; the table has no other column; ")
 
 
 def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path) -> None:
@@ -69,7 +76,7 @@ def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path)
     )
     table = plain()
     table["dec"] = table["glon"] = 0.0
-    with pytest.raises(UserError, match="such as --column l=l or"):
+    with pytest.raises(UserError, match=r"looked for as l = glon_deg; .* such as --column l=l or"):
         read_catalog(write(tmp_path, "csv", table), tmp_path / "card.toml", system=A_V)
 
 
@@ -131,6 +138,19 @@ def test_a_bad_row(
     catalog = read_catalog(path, system=A_V, invalid="drop")
     assert catalog.counts.invalid == {words.removesuffix(" in row 4"): 1}
     assert catalog.counts.kept == len(catalog.stars) == 6
+
+
+@pytest.mark.parametrize("text", ["n/a", "null", ""])
+def test_text_in_the_place_of_a_number_is_quoted(tmp_path: Path, text: str) -> None:
+    """With its row in its own file."""
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    rows = ["l,b,distance_pc,extinction,extinction_error", *["30,5,100,0.1,0.01"] * 3]
+    good.write_text("\n".join(rows) + "\n")
+    bad.write_text("\n".join([*rows, f"30,5,100,{text},0.01"]) + "\n")
+    quoted = f'"{text}"' if text else "nothing"
+    words = rf"bad\.csv: extinction is not finite in row 3 .*, where the table has {quoted}; "
+    with pytest.raises(UserError, match=words):
+        read_catalog([good, bad], system=A_V)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +257,7 @@ def test_the_second_file_is_bad_after_the_first_was_read(tmp_path: Path) -> None
     other["source_id"] += 1
     other["extinction_error"][3] = -1.0
     second = write(tmp_path, "fits", other, "second")
-    with pytest.raises(UserError, match=r"second.fits: extinction_error is not > 0 in row 10"):
+    with pytest.raises(UserError, match=r"second.fits: extinction_error is not > 0 in row 3"):
         ingest([first, second], "generic", tmp_path / "new" / "stars.zarr", system=A_V)
     assert not list((tmp_path / "new").iterdir())
 
@@ -286,9 +306,11 @@ def test_places_without_a_direction(tmp_path: Path) -> None:
     table["b"][5] = 91.0
     with pytest.raises(UserError, match=r"b is not between -90 and 90 degrees in row 5"):
         read_places(write(tmp_path, "parquet", table))
-    table["l"] = np.nan
-    with pytest.raises(UserError, match=r"no row is a place; l is not finite in \d+ of them"):
+    table["distance_pc"] = np.nan
+    with pytest.raises(UserError, match=r"place; l is .* in 1 of them, distance is .* in 7 of"):
         read_places(write(tmp_path, "ecsv", table))
+    with pytest.raises(UserError, match=r"no row is a place; distance is not finite in 3 of them"):
+        read_places(write(tmp_path, "hdf5", table[3:6]))
     table.remove_column("distance_pc")
     with pytest.raises(UserError, match=r"missing distance \(card generic\) for distances"):
         read_places(write(tmp_path, "csv", table))

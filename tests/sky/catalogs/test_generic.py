@@ -182,3 +182,16 @@ def test_files_of_two_kinds(tmp_path: Path) -> None:
     uncertain = write(tmp_path, "csv", Table(shared | DISTANCES["error"]), "uncertain")
     with pytest.raises(UserError, match="ingest them apart"):
         read_catalog([exact, uncertain], system=A_V)
+
+
+def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
+    """Of the system that is named, and of none where none is."""
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    table = Table({**columns, "E(B-V)": VALUE, "e_E(B-V)": np.full(N, 0.15)})
+    path, reddening = write(tmp_path, "csv", table), system_named("E(B-V)")
+    stars = read_catalog(path, system=reddening).stars
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    np.testing.assert_allclose(stars.extinction_error, 0.15)
+    assert stars.system == reddening
+    with pytest.raises(UserError, match="EXTSYS"):
+        read_catalog(path)

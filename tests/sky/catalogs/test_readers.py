@@ -243,6 +243,8 @@ def test_an_unknown_ending() -> None:
         open_table("stars.doc")
     with pytest.raises(UserError, match=r"data\.catalog takes it as it is"):
         open_table("stars.zarr")
+    with pytest.raises(UserError, match=r'format="ascii\.ipac"\)\.write\("stars\.ecsv"\)'):
+        open_table("stars.tbl")
 
 
 def test_comments_delimiters_and_quotes(tmp_path: Path) -> None:
@@ -253,6 +255,38 @@ def test_comments_delimiters_and_quotes(tmp_path: Path) -> None:
     found = read_all(reader, {"name": ColumnType.TEXT, "b": ColumnType.NUMBER})
     assert found["name"].tolist() == ["a; b", "c"]
     assert found["b"].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(("separator", "header"), [(" ", "l b d"), (",", "l,b,d"), (",", "l b d")])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_names_in_a_comment_above_numbers(
+    tmp_path: Path, separator: str, header: str, rows: int
+) -> None:
+    """As numpy.savetxt writes them; no row is taken for names."""
+    path, values = tmp_path / "stars.txt", np.arange(3.0 * rows).reshape(rows, 3)
+    values[0, 1] = np.nan
+    np.savetxt(path, values, delimiter=separator, header=f"of 2024\n{header}")
+    reader = open_table(path)
+    assert [column.name for column in reader.columns] == ["l", "b", "d"]
+    found = read_all(reader, dict.fromkeys("lbd", ColumnType.NUMBER))
+    np.testing.assert_array_equal(np.stack([found[name] for name in "lbd"], axis=1), values)
+    whole = reader.whole()
+    np.testing.assert_array_equal(np.array([whole[name] for name in "lbd"], float).T, values)
+
+
+def test_names_in_a_comment_as_astropy_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "stars.dat"
+    Table({"l": [1, 2], "b": [3.0, 4.5]}).write(path, format="ascii.commented_header")
+    found = read_all(open_table(path), {"b": ColumnType.NUMBER})
+    assert found["b"].tolist() == [3.0, 4.5]
+
+
+@pytest.mark.parametrize("above", ["", "# made by hand of old lists\n", "# 1 2 3\n", "#\n"])
+def test_numbers_without_names(tmp_path: Path, above: str) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text(f"{above}30,5,\n40,5,100\n")
+    with pytest.raises(UserError, match=r"the first line holds numbers .* write a line of 3 names"):
+        open_table(path)
 
 
 def test_an_index_without_a_name(tmp_path: Path) -> None:

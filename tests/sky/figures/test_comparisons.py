@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from scipy.special import ndtr
 
+from dustmap.inference import scores
 from dustmap.sky.agreement import Pairs, Score
 from dustmap.sky.figures import (
     Comparison,
@@ -84,11 +87,14 @@ def test_cells_are_of_like_area_and_hold_every_place() -> None:
 
 
 def test_calibration_tells_shares_in_numbers() -> None:
+    """The shares are those of the scores: 3 of 400 more are within 1 σ than within 68 %."""
     stars = compared(400)
-    figure = calibration_figure(stars.pit)
-    inside = 100.0 * coverage_curve(stars.pit, np.array([0.68]))[0]
+    normal = torch.from_numpy(np.concatenate([np.full(3, 0.9972), stars.standardised[3:]]))
+    found = scores(normal, torch.zeros(400), torch.ones(400))
+    figure = calibration_figure(ndtr(normal.numpy()))
     told = every_text(figure)
-    assert f"68% intervals hold {inside:.1f}%" in told
+    assert f"68% intervals hold {found.coverage68:.1%}" in told
+    assert f"95% intervals hold {found.coverage95:.1%}" in told
     assert "Calibration of predicted measurements: 400 held-out stars" in told
     assert "probability integral transform" in told
     figure.draw_without_rendering()

@@ -36,6 +36,17 @@ def test_images_are_the_numbers_of_the_map_in_thousandths() -> None:
     np.testing.assert_allclose(ratio, density.std[3] / density.mean[3], rtol=1e-6)
 
 
+def test_planes_that_are_not_those_asked_for_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dustmap.sky.figures")
+    density = DustMap.from_nodes(
+        RegularGrid((-40.0,) * 3, (20.0,) * 3, (5,) * 3), np.ones(125), None, "A_V"
+    )
+    slices_figure(density, Axis.X, [-40.0, -1.9, 21.9])
+    assert caplog.messages == []
+    slices_figure(density, Axis.X, [-30.0, 0.0, 30.0])
+    assert caplog.messages == ["the nearest planes of voxels are drawn: X = −20, 0, 20 pc"]
+
+
 def test_differences_of_log_normal_densities_are_standard_normal() -> None:
     """Every voxel with its own law, and a truth that is drawn from it."""
     grid = RegularGrid((-50.0, -50.0, 0.0), (1.0, 1.0, 1.0), (101, 101, 2))

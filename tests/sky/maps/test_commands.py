@@ -95,6 +95,25 @@ def test_many_places_are_answered_in_their_order(
     assert (out["extinction_unit"][0], out["density_unit"][0]) == ("mag", "mag / pc")
 
 
+@pytest.mark.parametrize("source", ["", "map.zarr"])
+def test_columns_of_the_table_are_not_overwritten(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    places = tmp_path / "coords.csv"
+    places.write_text("l,b,distance_pc,density_mean,extinction_p5\n30,5,30,99,98\n")
+    arguments = ["query", str(run / source), "--file", str(places)]
+    assert main([*arguments, "--percentiles", "5"]) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert "columns extinction_p5, density_mean already" in error
+    assert "rename" in error
+    places.write_text("l,b,distance_pc,rows,extinction_p5\n30,5,30,99,98\n")
+    assert main([*arguments, "--json"]) == BAD_INPUT
+    assert "columns rows already" in capsys.readouterr().err
+    assert main(arguments) == DONE
+    out = Table.read(capsys.readouterr().out, format="ascii.csv")
+    assert (out["rows"][0], out["extinction_p5"][0]) == (99, 98)
+
+
 def test_answers_for_people_have_units_and_a_system(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -304,5 +304,7 @@ def test_a_map_checks_its_arrays() -> None:
 def test_slices_are_found_by_their_height() -> None:
     density = cloud(0.0, 0.0, 0.0)
     assert density.nearest_slice(1.0) == 2
+    voxels = [density.nearest_slice(level) for level in (-7.5, -2.5, 2.5, 7.5)]  # all of them ties
+    assert voxels == [1, 2, 2, 3]
     with pytest.raises(ValueError, match=r"z = 13 pc: expected -12\.5 to 12\.5 pc"):
         density.nearest_slice(13.0)
