@@ -26,7 +26,9 @@ class Batch:
     functional: N functionals; y (N,); noise_variance (N,) = σ_n² > 0, or None where the noise is
     learned; response (N,): f_n as far as it is known, for noise that grows with it, or None;
     added_variance (N,) <= noise_variance: the part of it that no error of measurement has made and
-    no factor on the errors scales, None for 0; where it is all, no scatter is added either.
+    no factor on the errors scales, None for 0; where it is all, no scatter is added either;
+    offset (N,): what y has lost of the measurement, which noise that grows with the response grows
+    with as well, None for 0.
     Validated once, here: whatever accepts a `Batch` may trust it.
     """
 
@@ -35,9 +37,10 @@ class Batch:
     noise_variance: Tensor | None = None
     response: Tensor | None = None
     added_variance: Tensor | None = None
+    offset: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("y", "response", "added_variance", "noise_variance"):
+        for name in ("y", "response", "offset", "added_variance", "noise_variance"):
             value = getattr(self, name)
             if name == "y" or value is not None:
                 _check_vector(name, value, self.functional)

@@ -42,6 +42,9 @@ def test_noise_given_scaled_and_learned(dtype: torch.dtype) -> None:
     got = grows.noise_variance(batch(noise, dtype, response))
     torch.testing.assert_close(got, noise + 0.25 + 0.04 * response.square())
     assert got.dtype == dtype
+    lost = replace(batch(noise, dtype, response), offset=torch.full_like(response, 3.0))
+    whole = grows.noise_variance(lost[1:4])
+    torch.testing.assert_close(whole, noise[1:4] + 0.25 + 0.04 * (response[1:4] + 3.0).square())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

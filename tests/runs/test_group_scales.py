@@ -10,7 +10,10 @@ from astropy.table import Table
 
 from dustmap.config import load
 from dustmap.errors import UserError
+from dustmap.gp.functionals import groups_of
+from dustmap.inference import LogNormalPosterior
 from dustmap.runs import StarMap, open_run, prepare
+from dustmap.runs.stars._model import prior_dust
 from tests.run_outputs import differences
 from tests.runs.test_resume import Killed, interrupted
 from tests.runs.test_zero_points import CONFIG, DENSITIES, ERROR, OFFSET, run, stars
@@ -144,3 +147,27 @@ def test_a_run_without_scales_is_one_of_earlier_versions(sky: Path) -> None:
 def test_what_has_no_scales_says_so(sky: Path, settings: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
         prepare(load(sky / "run.toml", settings))
+
+
+@pytest.mark.slow
+def test_dust_beyond_the_box_is_scaled_as_that_within(sky: Path, tmp_path: Path) -> None:
+    """What is taken from a survey's measurements is so many times what the prior expects."""
+    smaller = "grid.size=[60, 60, 40]", *DENSITIES["lognormal"], *SETTINGS
+    finished = open_run(run(sky, tmp_path / "run", *smaller))
+    assert isinstance(finished, StarMap)
+    observed, fit = finished.run.observed, finished.fit
+    expected = observed.expected(prior_dust(finished.run.config, fit.hyperparameters))
+    known, groups = expected > 0.02, groups_of(observed.batch.functional)
+    assert groups is not None
+    taken = (observed.expected_beyond / expected)[known]
+    gains = fit.gains(observed.batch.functional)[known]
+    assert isinstance(fit.posterior, LogNormalPosterior)
+    scales = fit.posterior.scales()
+    assert scales is not None
+    torch.testing.assert_close(gains, 1.0 + scales.mean.double()[groups[known]])
+    # The last fit has moved the scales by a little.
+    by_group = [float(taken[groups[known] == g].median()) for g in (0, 1)]
+    assert max(by_group) / min(by_group) == pytest.approx(
+        float(gains.max() / gains.min()), rel=0.03
+    )
+    assert float(gains.max() / gains.min()) > 1.15

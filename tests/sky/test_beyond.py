@@ -16,6 +16,7 @@ from dustmap.gp.kernels import (
     Matern52,
     SquaredExponential,
 )
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.sky.observations import Observations, PriorDust, observe
 from dustmap.sky.observations._sight_lines import crowding
 from dustmap.sky.stars import (
@@ -168,6 +169,26 @@ def test_stars_beyond_the_box_are_those_of_such_a_median_distance() -> None:
     for policy in (OutsidePolicy.PRIOR, OutsidePolicy.TRUNCATE, OutsidePolicy.DROP):
         counts = observe(table(distances), BOX, policy).counts_at_the_box()
         assert counts["stars_beyond_the_box"] == 1
+
+
+def test_noise_grows_with_what_has_been_taken_for_the_dust_beyond() -> None:
+    observed = seen(table(ExactDistances(np.array([30.0, 250.0]))))
+    after = observed.with_added(observed.uniform(2e-3, dust(KERNELS["matern32"], lognormal=True)))
+    batch = replace(after.batch, response=torch.full_like(after.batch.y, 0.1))
+    noise, whole = batch.noise_variance, 0.1 + after.expected_beyond
+    assert noise is not None
+    found = GaussianLikelihood(relative=0.2).noise_variance(batch)
+    torch.testing.assert_close(found, noise + 0.04 * whole.square())
+
+
+def test_measurements_are_so_many_times_the_dust_beyond() -> None:
+    observed = seen(table(GaussianDistances(np.array([150.0]), np.array([40.0]))))
+    prior = dust(KERNELS["matern32"], lognormal=False)
+    once = observed.uniform(2e-3, prior)
+    twice = once.times(torch.tensor([2.0]).double())
+    torch.testing.assert_close(twice.mean, 2.0 * once.mean)
+    torch.testing.assert_close(twice.variance, 4.0 * once.variance)
+    torch.testing.assert_close(twice.shared, 4.0 * once.shared)
 
 
 def test_an_uncertain_level_adds_to_the_variance() -> None:

@@ -118,7 +118,8 @@ class GaussianLikelihood(AbstractLikelihood):
                     "the batch has response=None, but the noise of this GaussianLikelihood grows "
                     "with the response: give the batch response (N,), or fit it with fit_mgvi"
                 )
-            square = measured * batch.response.to(total).square()
+            response = batch.response if batch.offset is None else batch.response + batch.offset
+            square = measured * response.to(total).square()
             total = total + (2.0 * self.log_relative).exp().to(total) * square
         return total
 

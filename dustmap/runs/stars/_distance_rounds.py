@@ -23,7 +23,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, Watch
 from dustmap.engines._engine import arrays_of, tensors_of
-from dustmap.gp import Batch
+from dustmap.gp import Batch, Prediction
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _far_column, _model
@@ -280,7 +280,8 @@ class _Rounds:
             log_weight, stars = self.limit.weights(observed, posterior, dust, progress)
             observed = self.limit.applied(observed, log_weight)
             selected = {"stars_of_the_luminosity_function": stars}
-        added = observed.added(posterior, dust, progress)
+        gains = fit.gains(observed.batch.functional)
+        added = observed.added(posterior, dust, progress).times(gains)
         noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
         fresh = FitData(observed, noisy, added, log_weight)
         line: dict[str, Any] = {
@@ -293,7 +294,9 @@ class _Rounds:
         }
         change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
         largest = max([change, *moved.values()])
-        line["refitted"] = largest >= SETTLED or shift >= SHIFTED
+        # The first fit takes all scales of groups for 1.
+        rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
+        line["refitted"] = largest >= SETTLED or shift >= SHIFTED or rescaled
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
             "(median)",
@@ -315,8 +318,9 @@ class _Rounds:
         mean = None
         if at.relative_scatter > 0 or self.limit is not None:
             mean = predicted(fit.posterior, old.observed.batch.functional[train])
+        expected = None if mean is None else _whole(mean, old.added, train)
         before, after = (
-            at.noise_variance(errors, mean, (m.variance + m.shared)[train]).sqrt()
+            at.noise_variance(errors, expected, (m.variance + m.shared)[train]).sqrt()
             for m in (old.added, new.added)
         )
         shift = (new.added.mean - old.added.mean)[train]
@@ -364,22 +368,28 @@ def typical_density(config: Config, observed: Observations) -> float:
     return density if density > 0 else abs(config.model.mean_density)
 
 
+def _whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
+    """Return a prediction within the box with what is expected beyond it."""
+    return replace(inside, mean=inside.mean + added.mean[index].to(inside.mean))
+
+
 @torch.no_grad()
 def with_level(
     config: Config, fit: StarFit, observed: Observations, added: Moments, train: Tensor
 ) -> Hyperparameters:
     """The hyperparameters of the fit with the level that its stars say, where the mean is learned.
 
-    Least squares of y − A_in = level · E A_beyond, under the noise of the fit and the variance of
-    its extinctions A_in within the box, around a level of 1 ± 0.5 before.
+    Least squares of y − (1 + s) A_in = level · (1 + s) E A_beyond, under the noise of the fit and
+    the variance of its extinctions A_in within the box, around a level of 1 ± 0.5 before.
     """
     at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0)
     if observed.beyond is None or "mean" not in config.model.learn:
         return at
-    expected = observed.expected(_model.prior_dust(config, at))[train]
-    inside = predicted(fit.posterior, observed.batch.functional[train])
-    noise = added.variance[train] + added.shared[train]
-    variance = at.noise_variance(observed.error_variance[train], inside, noise) + inside.variance
+    rays = observed.batch.functional[train]
+    expected = fit.gains(rays) * observed.expected(_model.prior_dust(config, at))[train]
+    inside = predicted(fit.posterior, rays)
+    noise, whole = added.variance[train] + added.shared[train], _whole(inside, added, train)
+    variance = at.noise_variance(observed.error_variance[train], whole, noise) + inside.variance
     left, precision = observed.measured[train] - inside.mean, expected.square() / variance
     each = torch.where(expected > 0, left / expected.clamp_min(1e-300), 0.0)
     level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)

@@ -16,7 +16,7 @@ from dustmap.config import Config, DataConfig
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.gp.functionals import groups_of
+from dustmap.gp.functionals import AbstractFunctional, groups_of
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSettings, Unresolved
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
@@ -142,6 +142,20 @@ class StarFit:
         """Return the posterior, or its draws on a grid where every ray is a solve."""
         return self.posterior if self.on_grid is None else self.on_grid()
 
+    def gains(self, functional: AbstractFunctional) -> Tensor:
+        """Return E(1 + s_g) (N,) of the scales of the groups of measurements, float64; 1 for those
+        of no group that the fit knows."""
+        posterior, groups = self.posterior, groups_of(functional)
+        gains = torch.ones(len(functional), dtype=torch.float64, device=functional.device)
+        if groups is None or not isinstance(posterior, PathwisePosterior | LogNormalPosterior):
+            return gains
+        scales = posterior.scales()
+        if scales is None:
+            return gains
+        known = (groups >= 0) & (groups < len(scales.mean))
+        gains[known] += scales.mean.to(gains)[groups[known]]
+        return gains
+
     def predictions(
         self, observed: Observations, index: Tensor, progress: Progress = unwatched
     ) -> Predictions:
@@ -149,10 +163,10 @@ class StarFit:
         at, rays = self.hyperparameters, observed.batch.functional[index]
         inside = predicted(self.posterior, rays, progress)
         errors, added = observed.error_variance[index], observed.added_variance[index]
-        std = (inside.variance + at.noise_variance(errors, inside, added)).sqrt()
         # What has been taken for the dust beyond the box comes back.
         y, beyond = observed.measured[index], observed.expected_beyond[index]
         whole = replace(inside, mean=inside.mean + beyond.to(inside.mean))
+        std = (inside.variance + at.noise_variance(errors, whole, added)).sqrt()
         rows = observed.rows[index.cpu().numpy()]
         return Predictions(y, whole.mean, std, at.scored(y, errors, whole, added), rows)
 

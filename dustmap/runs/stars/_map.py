@@ -134,7 +134,8 @@ class StarMap(AbstractFinishedRun):
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
         if not observed.exact:
-            observed = observed.with_added(observed.added(self.fit.for_many_rays(), self._dust))
+            added = observed.added(self.fit.for_many_rays(), self._dust)
+            observed = observed.with_added(added.times(self.fit.gains(observed.batch.functional)))
         everything = torch.arange(len(observed))
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
@@ -156,8 +157,9 @@ class StarMap(AbstractFinishedRun):
         """Score extinctions without noise, of all stars in the system of the run, whose predicted
         variance has no noise in it."""
         predicted = self.fit.posterior.predict(without_groups(observed.batch.functional))
-        added = observed.added_variance.to(predicted.variance)
-        mean = predicted.mean + observed.expected_beyond.to(added)
+        gains = self.fit.gains(observed.batch.functional)  # which extinctions do not have
+        added = (observed.added_variance / gains.square()).to(predicted.variance)
+        mean = predicted.mean + (observed.expected_beyond / gains).to(added)
         y = torch.from_numpy(truth[observed.rows]).to(added)
         return labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
 
@@ -305,7 +307,8 @@ class StarMap(AbstractFinishedRun):
         if groups is not None:
             own = torch.from_numpy(groups[at][lines.rows]).to(self.device)
             grouped = replace(lines, rays=replace(lines.rays, groups=own))
-            measured = observations.predict_extinction(posterior, grouped, self._dust)
+            gains = self.fit.gains(grouped.rays)
+            measured = observations.predict_extinction(posterior, grouped, self._dust, gains=gains)
             answers.append(("measurement", at[lines.rows], measured))
         for name, rows, prediction in answers:
             columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()

@@ -248,7 +248,11 @@ class FarColumn:
         own = self.variance.to(stars.y)
         parts = (self.target.to(stars.y), stars.y), (own, stars.noise_variance), (own, added)
         y, noise, added = (torch.cat(both) for both in parts)
-        return Batch(_joined(self.lines.rays, rays), y, noise, added_variance=added)
+        offset = stars.offset
+        if offset is not None:
+            offset = torch.cat([torch.zeros_like(own), offset])
+        joined = _joined(self.lines.rays, rays)
+        return Batch(joined, y, noise, added_variance=added, offset=offset)
 
     def summary(self, inside: Prediction) -> dict[str, Any]:
         """Count pixels for the report, beside the columns that the fit has inside the box."""

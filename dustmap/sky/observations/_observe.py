@@ -179,6 +179,8 @@ class Observations:
         )
         noise = self.error_variance + variance
         batch = Batch(self.batch.functional, self.measured - mean, noise, added_variance=variance)
+        if self.beyond is not None:
+            batch = replace(batch, offset=mean)
         return replace(self, batch=batch, shared=shared)
 
     def with_distances(

@@ -411,13 +411,21 @@ def predict_extinction(
     beyond: PriorDust | None = None,
     samples: int = 8,
     seed: int = 0,
+    gains: Tensor | None = None,
 ) -> Prediction:
     """Predict A(<d): mean and variance (N,) over the posterior of ρ and the distribution of d.
 
         E A = E_ρ ∫ρ sf ds,    Var A = Var_ρ ∫ρ sf ds + E_ρ Var_d A(<d)
 
-    The last term is the mean over `samples` draws of the posterior; 0 for known distances.
-    beyond: the dust of the parts outside the box, where the lines have any.
+    The last term is the mean over draws of the posterior; 0 for known distances.
+
+    Parameters
+    ----------
+    posterior, lines
+    beyond : the dust of the parts outside the box, where the lines have any
+    samples, seed : of the draws
+    gains : (N,) or None
+        E(1 + s) of measurements that are so many times A, where the rays have groups; None for A.
 
     Examples
     --------
@@ -436,11 +444,12 @@ def predict_extinction(
     """
     inside = posterior.predict(lines.rays)
     mean, variance, outside = inside.mean, inside.variance, None
+    gains = torch.ones_like(mean) if gains is None else gains.to(mean)
     if lines.beyond is not None and beyond is not None:
         more, apart = lines.beyond.moments(beyond)
-        mean, variance = mean + more.to(mean), variance + apart.to(variance)
+        mean, variance = mean + gains * more.to(mean), variance + gains.square() * apart.to(mean)
         outside = lines.beyond.outside(beyond)
     if lines.spread is not None:
         added = lines.spread.added_variance(posterior, samples, seed, outside)
-        variance = variance + added.to(variance)
+        variance = variance + gains.square() * added.to(mean)
     return Prediction(mean, variance, inside.clamped)
