@@ -26,9 +26,9 @@ from dustmap.sky.observations._observe import observe_share as observe_share
 from dustmap.sky.observations._observe import sky_patches as sky_patches
 from dustmap.sky.observations._observe import stream as stream
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
+from dustmap.sky.observations._segments import Moments as Moments
 from dustmap.sky.observations._segments import Stops as Stops
 from dustmap.sky.observations._sight_lines import BeyondBox as BeyondBox
-from dustmap.sky.observations._sight_lines import Moments as Moments
 from dustmap.sky.observations._sight_lines import PriorDust as PriorDust
 from dustmap.sky.observations._sight_lines import SightLines as SightLines
 from dustmap.sky.observations._sight_lines import predict_extinction as predict_extinction

@@ -39,8 +39,8 @@ from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
-from dustmap.sky.observations._segments import DistanceSpread, Stops
-from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
+from dustmap.sky.observations._segments import DistanceSpread, Moments, Stops
+from dustmap.sky.observations._sight_lines import BeyondBox, PriorDust, SightLines
 from dustmap.sky.stars import AbstractDistances, StarTable
 from dustmap.sky.stars._priors import Array
 

@@ -40,30 +40,6 @@ NEIGHBOURS, RINGS = 16, np.array([0.02, 0.15, 0.45, 0.75, 0.95])
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Expectation and variance (N,) of what is added to N extinctions, in mag and mag².
-
-    shared (N,): variance that a fit takes on top, for data whose additions are correlated.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    shared: Tensor
-
-    def times(self, factor: Tensor) -> "Moments":
-        """Make those of additions that are so many times (N,) as large."""
-        square = factor.square()
-        return Moments(factor * self.mean, square * self.variance, square * self.shared)
-
-    @staticmethod
-    def of_noise(variance: Tensor) -> "Moments":
-        """Make independent additions of mean 0."""
-        none = torch.zeros_like(variance)
-        return Moments(none, variance, none)
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class PriorDust:
     """The density before any star is seen: its expectation, and its covariance along a line.
 
