@@ -44,8 +44,8 @@ NOISE_CONDITIONALS = 20_000
 #: dense fit holds: covariance, factor, and one at work.
 MOST_DENSE, _MATRICES = 10_000, 3
 #: Dense matrices of the evidence and its gradient, beside one for the factor; bytes of a chunk of
-#: covariances of rays, of which two are held for gradients.
-MATRICES_OF_GRADIENT, CHUNK = 4, 64 * MIB
+#: covariances of rays, of which two are held for gradients, and of a pair of rays in it.
+MATRICES_OF_GRADIENT, CHUNK, _PAIR = 4, 64 * MIB, 32
 
 
 def bytes_of_exact(n: int) -> int:
@@ -105,7 +105,8 @@ def learning_component(problem: Problem, settings: EvidenceSettings) -> tuple[Co
         return ()
     n = min(len(problem.data), settings.rows)
     what = f"dense covariances of {n:,} data and their gradients"
-    chunks = 0 if isinstance(problem.data.functional, PointValues) else 2 * CHUNK
+    is_plain = isinstance(problem.data.functional, PointValues)
+    chunks = 0 if is_plain else 2 * min(CHUNK, _PAIR * n**2)
     return (Component("learning", MATRICES_OF_GRADIENT * n**2 * 8 + chunks, During.LEARNING, what),)
 
 
