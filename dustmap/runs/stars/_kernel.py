@@ -52,16 +52,12 @@ _WIDER, _LEAST_PATCHES, _PIXELS = 1.5, 8, 12
 #: The name of the state of a choice.
 _STATE = "choose_kernel"
 
-#: Stars that judge the dust between the nodes, at most: held out at one place each, at many places,
-#: and fitted.
-_STARS, _PLACED, _FITTED = 5_000, 1_000, 2_000
+#: Held-out stars that judge the dust between the nodes, at most: at one place each, at many places.
+_STARS, _PLACED = 5_000, 1_000
 #: Before the data: weight and standard deviation of normal distributions of the factor's logarithm
 #: around 0; the rest of the weight for no variance at all. Simulated skies of 500 to 8,000 stars
 #: with errors of 2 to 10 % have factors of 0.7 to 1.3, and others where the kernel is wrong.
 _MIXTURE = ((0.75, 0.4), (0.15, 1.2))
-#: Of the logarithm of the factor that fitted stars have, how far it may be off: 0.3 on average on
-#: skies of 20,000 stars.
-_INEXACT = 0.4
 #: Logarithms of factors: as far, densities at so many, cubic splines at so many.
 _WITHIN, _KNOTS, _STEPS = 4.0, 17, 129
 #: The factor above which it is not the kernel's variance that stars ask for, and what it may be.
@@ -73,10 +69,6 @@ _FINER = (
 #: Scales of a learned noise: densities at so many, splines at so many, from below the least to
 #: above the largest of it and 1.
 _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
-#: Samples below which what a star has told the fit is not known.
-_FEW = 16
-#: Of a leave-one-out residual, the relative bias that few samples may give its square.
-_BIAS = 1.0 / 16.0
 
 
 def is_open(config: Config) -> bool:
@@ -249,17 +241,16 @@ class _Judges:
 
 @torch.no_grad()
 def judged(
-    config: Config, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
+    config: Config, fit: StarFit, observed: Observations, holdout: Tensor
 ) -> tuple[StarFit, dict[str, Any]]:
     """Return the fit with the factor on that variance which the stars suggest, and a section of the
     report; 1 where there are none to ask, and fits of other engines unchanged.
 
-    Those that were held out say how large the factor is. Whether it is 0 is asked of those fitted,
-    too, by what the others say of them: there are more of them, and to tell nothing from something
-    needs no exact account of what each has told the fit. A scale of the noise that was learned has
-    taken what lies between the nodes for noise: then fitted stars say how large it is, too, as well
-    as they know. Both kinds sum over scales, each for itself, or the many fitted ones would set the
-    scale that goes with their own, inexact factor.
+    Those that were held out say how large the factor is. Fitted ones do not: their residuals, less
+    what each has told the fit, are as small without that variance where Student-t noise is as wide
+    as noise and the variance together, and there are so many that on skies drawn from the prior
+    they find none. Of a noise whose scale was learned, all scales around it are as likely: it may
+    have taken what lies between the nodes for noise.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -270,26 +261,17 @@ def judged(
     lengths = [level.length for level in posterior.unresolved.levels]
     section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
     unseen = _unseen(whole, observed, holdout)
-    few = posterior.n_samples < _FEW
-    fitted = _left_out(whole, observed, _some(train[:0] if few else train, _FITTED))
-    held_out = sum(len(each) for each in unseen)
-    stars = held_out + len(fitted)
+    stars = sum(len(each) for each in unseen)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
     at = fit.hyperparameters
     scales, (logs, log_prior) = _noise_scales(config, at), _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    *sizes, presence = (each.log_densities(at, scales, logs) for each in (*unseen, fitted))
-    joint = log_prior + sum(sizes)
-    relative = torch.log_softmax(log_prior[1:], 0)
-    joint[:, 0] += torch.logsumexp(presence[:, 0], 0)
-    joint[:, 1:] += torch.logsumexp((relative + presence[:, 1:]).flatten(), 0)
-    if len(scales) > 1:
-        joint[:, 1:] += _smoothed(logs, torch.logsumexp(presence[:, 1:], 0))
+    joint = log_prior + sum(each.log_densities(at, scales, logs) for each in unseen)
     weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
-    share = float(torch.cat([each.share for each in (*unseen, fitted)]).median())
+    share = float(torch.cat([each.share for each in unseen]).median())
     log.info(
         "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
         factor,
@@ -304,7 +286,7 @@ def judged(
         "factor": factor,
         "factor_std": std,
         "stars": stars,
-        "held_out": held_out,
+        "held_out": stars,
         "median_share_of_the_variance": factor * share / (factor * share + 1.0 - share),
     }
 
@@ -346,72 +328,6 @@ def _predicted(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
     )
 
 
-def _left_out(fit: StarFit, observed: Observations, index: Tensor) -> _Judges:
-    """Stars of the fit as a fit without each would predict them: those for which samples tell, and
-    where others are placed, those of known distances.
-
-    h = S/σ² has the relative error √(2/K) of K samples, and (1 − h)⁻¹ the bias (2/K) (h/(1 − h))².
-    """
-    posterior = fit.posterior
-    assert isinstance(posterior, LogNormalPosterior)
-    assert posterior.unresolved is not None
-    if bool(_distances.are_placed(fit, observed, index).any()):
-        index = index[_distances.are_known(observed, index)]
-    fitted, at = _predicted(fit, observed, index), fit.hyperparameters
-    mean, variance = fitted.resolved.mean[:, 0], fitted.resolved.variance[:, 0]
-    noise = at.noise_variance(fitted.errors, Prediction(mean, variance), fitted.added).to(variance)
-    ratio = math.sqrt(0.5 * _BIAS * posterior.n_samples)
-    kept = variance < ratio / (1.0 + ratio) * noise
-    seen, noise = Prediction(mean[kept], variance[kept]), noise[kept]
-    without = without_each(fitted.y[kept], seen, noise)
-    alone, more, covariance = _of_field(fit, observed, index[kept], seen.variance)
-    # more is √(S V), at most V, for the variance S of the field after the fit.
-    whole = torch.where(more > alone, more.square() / alone, more)
-    gain = torch.where(more > 0.0, fitted.more[kept, 0] / more, 1.0)
-    field = alone + covariance.square() / (noise - seen.variance)
-    return _Judges(
-        fitted.y[kept],
-        fitted.errors[kept],
-        fitted.added[kept],
-        Prediction(without.mean[:, None], without.variance[:, None]),
-        (gain * posterior.unresolved.of_integrals(field, whole))[:, None],
-        fitted.probability,
-    )
-
-
-def without_each(y: Tensor, after: Prediction, noise: Tensor) -> Prediction:
-    """Return what all other data say of each response, of a linear model.
-
-    Of a datum y of noise σ² whose response has the mean m and variance S after a fit to all,
-
-        m₋ = y − (y − m)/(1 − h),    S₋ = S/(1 − h),    h = S/σ² < 1
-
-    y, noise (N,).
-    """
-    rest = 1.0 - after.variance / noise
-    return Prediction((y - (y - after.mean) / rest).to(rest), after.variance / rest)
-
-
-def _of_field(
-    fit: StarFit, observed: Observations, index: Tensor, measured: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The variance (N,) of L ρ, without zero points and scales, what it has more between the nodes,
-    and its covariance with the measurement L ρ + r of variance (N,) `measured`:
-
-        4 C[L ρ, r] = V[L ρ + r] − V[L ρ − r].
-    """
-    posterior = fit.posterior
-    assert isinstance(posterior, LogNormalPosterior)
-    alone = _predicted(replace(fit, posterior=replace(posterior, groups=None)), observed, index)
-    variance = alone.resolved.variance[:, 0]
-    if posterior.groups is None:
-        return variance, alone.more[:, 0], variance
-    turned = replace(posterior.groups, white=-posterior.groups.white)
-    other = _predicted(replace(fit, posterior=replace(posterior, groups=turned)), observed, index)
-    covariance = variance + 0.25 * (measured - other.resolved.variance[:, 0])
-    return variance, alone.more[:, 0], covariance
-
-
 def _some(index: Tensor, most: int) -> Tensor:
     """All of few stars, every so many of many."""
     if len(index) <= most:
@@ -426,13 +342,6 @@ def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:
         return torch.tensor([math.log(at.noise)], dtype=torch.float64)
     low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
     return torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
-
-
-def _smoothed(logs: Tensor, likelihood: Tensor) -> Tensor:
-    """The logarithm of a likelihood (F,) of factors whose logarithms it knows to _INEXACT only, up
-    to a constant."""
-    kernel = -0.5 * ((logs[:, None] - logs) / _INEXACT).square()
-    return torch.logsumexp(kernel + likelihood - likelihood.max(), 1)
 
 
 def _prior() -> tuple[Tensor, Tensor]:

@@ -236,9 +236,8 @@ class StarRun(AbstractRun):
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             with in_one_part(work.progress, "dust between the nodes"):
-                fit, unresolved = _kernel.judged(
-                    self.config, result.fit, result.data.noisy, self.train, self.holdout
-                )
+                noisy = result.data.noisy
+                fit, unresolved = _kernel.judged(self.config, result.fit, noisy, self.holdout)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
