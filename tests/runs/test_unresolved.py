@@ -164,6 +164,32 @@ def test_held_lengths_and_earlier_runs_have_values_at_the_nodes(finer: Path) -> 
     assert Hyperparameters.from_dict(json.loads(text)).projection == 0.0
 
 
+@pytest.mark.slow
+def test_noise_of_outliers_does_not_take_its_place(tmp_path: Path) -> None:
+    """Errors of 0.03 mag and outliers, where ν = 5 is as wide as noise and what is missing: four
+    skies that the prior has drawn on finer nodes, each as uncertain as it is."""
+    factors, chi2, within = list[float](), list[float](), list[float]()
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "run.toml").write_text(CONFIG)
+        learn = "model.learn=['length','std','mean','noise']"
+        config = load(folder / "run.toml", (learn, "export.formats=[]"))
+        model = replace(prior_sky(config, 5.0), measurements=Measurements(error=0.03))
+        write_sky(folder / "all.fits", simulate(model, 3000, seed=seed), exact_distances=True)
+        table = Table.read(folder / "all.fits")
+        table[:2000].write(folder / "sky.fits")
+        table[2000:].write(folder / "unseen.fits")
+        report = execute_run(prepare(config), folder / "run", config, False, Stage.EVALUATE)
+        factors.append(report.sections["unresolved"]["factor"])
+        scores = truth_scores(folder)
+        chi2.append(scores["chi2"])
+        within.append(scores["coverage68"])
+    assert 0.5 < float(np.mean(factors)) < 2.0, factors
+    assert 0.7 < float(np.mean(chi2)) < 1.4, chi2
+    assert 0.6 < float(np.mean(within)) < 0.8, within
+
+
 def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) -> None:
     learn = ('model.learn=["noise"]', "model.noise=gaussian", "export.formats=[]")
     report = run(tmp_path, 5.0, *learn, stars=2400)
