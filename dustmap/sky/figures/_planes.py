@@ -119,9 +119,10 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
     The standard deviation is that of the stored samples where the map has no other. The truth is
     interpolated at the centres of the same voxels.
     """
+    index = density.layout.nearest_slice(axis.value, level)
     plane = mean_slice_of(density, axis, level)
     true = None if truth is None else _truth(density, axis, plane.at[0], truth)
-    return replace(plane, std=_spread(density, axis, level), truth=true)
+    return replace(plane, std=_spread(density, axis, index), truth=true)
 
 
 def mean_slice_of(density: DustMap, axis: Axis, level: float) -> Plane:
@@ -141,9 +142,8 @@ def mean_slice_of(density: DustMap, axis: Axis, level: float) -> Plane:
     )
 
 
-def _spread(density: DustMap, axis: Axis, level: float) -> Array | None:
+def _spread(density: DustMap, axis: Axis, index: int) -> Array | None:
     """Read the standard deviation, or take that of the samples; None of a map that has neither."""
-    index = density.layout.nearest_slice(axis.value, level)
     if Quantity.STD in density.available:
         return _plane(density, axis, index, Cube(Quantity.STD))
     if density.n_samples < 2:

@@ -122,7 +122,7 @@ class Observations:
 
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
-        return gathered(self.batch.functional, self._outside(dust)[0])
+        return gathered(self.batch.functional, self._moments_beyond(dust)[0])
 
     @torch.no_grad()
     def extinctions_at(
@@ -151,10 +151,10 @@ class Observations:
 
     def _added(self, dust: PriorDust, variance: Callable[..., Tensor]) -> Moments:
         """Gather mean and variance beyond the box and the variance of distances of all ranks."""
-        mean, apart = self._outside(dust)
-        outside = None if self.beyond is None else self.beyond.outside(dust)
+        mean, apart = self._moments_beyond(dust)
         own = torch.zeros_like(mean)
         if self.spread is not None:
+            outside = None if self.beyond is None else self.beyond.outside(dust)
             own = variance(self.spread, outside=outside)
         rays = self.batch.functional
         mean, apart, own = (gathered(rays, values) for values in (mean, apart, own))
@@ -163,7 +163,7 @@ class Observations:
         alike = _sight_lines.crowding(gathered(rays, self.beyond.tracks()), dust)
         return Moments(mean, apart + own, (alike - 1.0) * apart)
 
-    def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
+    def _moments_beyond(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
         """Return expectation and variance beyond the box, of this rank's rays."""
         if self.beyond is not None:
             return self.beyond.moments(dust)

@@ -419,13 +419,15 @@ def predict_extinction(
     tensor([0.2000], dtype=torch.float64)
     """
     inside = posterior.predict(lines.rays)
-    mean, variance, outside = inside.mean, inside.variance, None
+    mean, variance = inside.mean, inside.variance
     gains = torch.ones_like(mean) if gains is None else gains.to(mean)
     if lines.beyond is not None and beyond is not None:
         more, apart = lines.beyond.moments(beyond)
         mean, variance = mean + gains * more.to(mean), variance + gains.square() * apart.to(mean)
-        outside = lines.beyond.outside(beyond)
     if lines.spread is not None:
+        outside = None
+        if lines.beyond is not None and beyond is not None:
+            outside = lines.beyond.outside(beyond)
         added = lines.spread.added_variance(posterior, samples, seed, outside)
         variance = variance + gains.square() * added.to(mean)
     return Prediction(mean, variance, inside.clamped)
