@@ -101,7 +101,7 @@ def execute_export(options: argparse.Namespace) -> int:
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:
     """An option that the format has no use for would be a wish that is passed over."""
-    for given, name, takers in (
+    for value, name, takers in (
         (options.box, "--box", BOXED),
         (options.step, "--step", BOXED),
         (options.nside, "--nside", PIXELS),
@@ -110,7 +110,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         (options.iso, "--iso", (SCENE,)),
         (options.clouds, "--clouds", (SCENE,)),
     ):
-        if given is not None and options.format not in takers:
+        if value is not None and options.format not in takers:
             raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
     if options.distances is not None and options.shells is not None:
         raise UserError("--distances, --shells: expected one of them")
@@ -184,17 +184,17 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
 def _export_map(options: argparse.Namespace) -> int:
     """Write the scene of a map in a file."""
     path = Path(options.run)
-    idle = _given(options, ("box", "step", "dry_run"))
+    idle = _set_options(options, ("box", "step", "dry_run"))
     if idle:
         raise UserError(f"{idle}: for runs, and {path} is a map")
     result = _write_scene(_options.map_at(options, path), options, ())
     return print_result({"output": options.output, "format": SCENE, **result}, options.json)
 
 
-def _given(options: argparse.Namespace, names: Sequence[str]) -> str:
+def _set_options(options: argparse.Namespace, names: Sequence[str]) -> str:
     """List those of the named options that are given, as they are written."""
-    given = (name for name in names if getattr(options, name) not in (None, False))
-    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    set_names = (name for name in names if getattr(options, name) not in (None, False))
+    return ", ".join(f"--{name.replace('_', '-')}" for name in set_names)
 
 
 def _write_scene(
@@ -271,7 +271,7 @@ def _layout(
 def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
     if options.format not in CUBES:
         raise UserError(f"--format {options.format} is for maps of the dust; take zarr or fits")
-    idle = _given(options, ("box", "step", "quantity", "samples", "dry_run"))
+    idle = _set_options(options, ("box", "step", "quantity", "samples", "dry_run"))
     if idle:
         raise UserError(f"{idle}: for maps of the dust; [grid] says where this one is")
     result = finished.export(options.format, Path(options.output), options.overwrite)

@@ -102,8 +102,8 @@ def add_compute_and_json(
 
 def compute_overrides(options: argparse.Namespace) -> list[str]:
     """Return the options of `add_compute_and_json` as overrides of a configuration."""
-    given = [(name, getattr(options, name, None)) for name in COMPUTE]
-    return [f"compute.{name}={value}" for name, value in given if value is not None]
+    values = [(name, getattr(options, name, None)) for name in COMPUTE]
+    return [f"compute.{name}={value}" for name, value in values if value is not None]
 
 
 def add_catalog(command: Command) -> None:

@@ -94,8 +94,8 @@ def execute_plot(options: argparse.Namespace) -> int:
     from dustmap.sky.figures import check_picture, save_figure
 
     check_picture(options.output)
-    given = options.truth, options.clouds
-    output = _options.output_of(options, *given, map_or_run=options.map)
+    inputs = options.truth, options.clouds
+    output = _options.output_of(options, *inputs, map_or_run=options.map)
     chosen = _check(options)
     regression, history = _regression(options), _options.history(options)
     if regression is not None:

@@ -84,8 +84,8 @@ def execute_query(options: argparse.Namespace) -> int:
 
 
 def _refuse_half_a_place(options: argparse.Namespace) -> None:
-    given = (options.l, options.b, options.ra, options.dec, options.name)
-    present = [value is not None for value in given]
+    values = (options.l, options.b, options.ra, options.dec, options.name)
+    present = [value is not None for value in values]
     named = present == [False] * 4 + [True]
     direction = present[:4] in ([True, True, False, False], [False, False, True, True])
     ways = (options.distance is not None) + options.profile

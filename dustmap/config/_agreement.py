@@ -1,4 +1,4 @@
-"""What the sections of a configuration must agree on."""
+"""Agreement among the sections of a configuration."""
 
 import itertools
 import math

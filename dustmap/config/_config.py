@@ -246,8 +246,8 @@ def _suggestion(section: str, key: str) -> str:
 
 
 def _nearest(word: str, known: Mapping[str, object] | Sequence[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {prefix}{found[0]}?" if found else f"; known are {', '.join(known)}"
+    nearest = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {prefix}{nearest[0]}?" if nearest else f"; known are {', '.join(known)}"
 
 
 def _overrides(overrides: Sequence[str]) -> _Tables:

@@ -177,7 +177,7 @@ class LogNormalEngine(AbstractEngine):
         return MemoryPlan(parts, {"rows of the stars": how, **division.in_words})
 
     def _information(self, problem: Problem, division: RankDivision) -> tuple[Component, ...]:
-        """What solves among the nodes take where fits may choose them (`SeenNodes.of`), at most."""
+        """The most that solves among nodes take, where fits may choose them (`SeenNodes.of`)."""
         s, model, rows = self.sizes(problem), problem.model, division.row_bytes
         alone = division.draws.size == 1 and division.rows.size == 1
         stored = 0 < rows <= division.allotment.rows and self.settings.beams is None
@@ -376,7 +376,7 @@ def _report(solution: MGVISolution) -> dict[str, object]:
 
 
 def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
-    """Of kernel, noise and coefficients of the mean, as far as these are learned."""
+    """Errors of what is learned of kernel, noise and coefficients of the mean."""
     errors, of_mean = solution.errors, solution.coefficient_covariance
     if of_mean is None:
         return errors

@@ -102,10 +102,10 @@ class MemoryPlan:
         return sum(component.bytes for component in self._held(part))
 
     def _held(self, part: During) -> list[Component]:
-        beside = {During.WHOLE, part}
+        parts = {During.WHOLE, part}
         if part in (During.LEARNING, During.PREPARING, During.SOLVING, During.DRAWING):
-            beside.add(During.FIT)
-        return [component for component in self.components if component.during in beside]
+            parts.add(During.FIT)
+        return [component for component in self.components if component.during in parts]
 
 
 def table_of(components: Iterable[Component]) -> list[str]:
@@ -200,7 +200,7 @@ class Allotment:
 @final
 @dataclass(frozen=True, eq=False)
 class RankDivision:
-    """What a rank has, and what the ranks divide.
+    """The memory and the rows of a rank, and the division of draws or rows among ranks.
 
     row_bytes, count: of the rows of a rank; allotment: of its memory; draws, rows: the ranks that
     divide one or the other; geometry: bytes of the rays of all that it gathers.
@@ -215,7 +215,7 @@ class RankDivision:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """What ranks need beside what one process does."""
+        """Components that a rank holds and a single process does not."""
         if self.draws.size == 1:
             return ()
         return (Component("rays", self.geometry, During.FIT, f"of all {self.count:,} stars"),)

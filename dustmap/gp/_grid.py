@@ -227,10 +227,10 @@ class NestedGrids:
         """1 − g² (M,) at the nodes of all grids, 0 at those of the coarsest; float64."""
         import torch
 
-        found = [torch.zeros(self.outer.size, dtype=torch.float64)]
+        shares = [torch.zeros(self.outer.size, dtype=torch.float64)]
         for before, grid in itertools.pairwise(self.grids):
-            found.append(1.0 - fading(grid, before.spacing).square())
-        return torch.cat(found)
+            shares.append(1.0 - fading(grid, before.spacing).square())
+        return torch.cat(shares)
 
 
 def flat_index(place: "Sequence[Tensor]", shape: Sequence[int]) -> "Tensor":
@@ -309,7 +309,7 @@ def interpolation_matrices(source: RegularGrid, target: RegularGrid) -> "tuple[T
     """
     import torch
 
-    found = []
+    matrices = []
     axes = zip(source.lower, source.spacing, source.shape, target.axes(), strict=True)
     for a, h, m, nodes in axes:
         place = (nodes - a) / h
@@ -317,8 +317,8 @@ def interpolation_matrices(source: RegularGrid, target: RegularGrid) -> "tuple[T
         inside = 1.0 - (lag / _TAPS).square()
         window = torch.special.i0(_WINDOW * inside.clamp_min(0.0).sqrt()) * (inside > 0)
         matrix = torch.sinc(lag) * window
-        found.append(matrix / matrix.sum(1, keepdim=True))
-    return tuple(found)
+        matrices.append(matrix / matrix.sum(1, keepdim=True))
+    return tuple(matrices)
 
 
 def fading(grid: RegularGrid, spacing: Sequence[float]) -> "Tensor":

@@ -58,7 +58,7 @@ class AbstractSlopes(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class CirculantSlopes(AbstractSlopes):
-    """Of one grid: leading blocks of circulants on its torus."""
+    """Slopes of K on one grid: leading blocks of circulants on its torus."""
 
     circulants: tuple[linalg.CirculantOperator, ...]
 

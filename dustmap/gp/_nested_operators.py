@@ -66,15 +66,15 @@ class Chain:
         """A w (..., M)."""
         count = len(self.wide)
         a, q = fields[0], fields[count]
-        found = [_cropped(a + q, self.nested.grids[0], self.wide[0])]
+        levels = [_cropped(a + q, self.nested.grids[0], self.wide[0])]
         for level, (link, g, f) in enumerate(self._steps, start=1):
             a = link.interpolated(a).addcmul_(f, link.interpolated(q)).addcmul_(g, fields[level])
             here = a
             if level + 1 < count:
                 q = g * fields[count + level]
                 here = a + q
-            found.append(_cropped(here, self.nested.grids[level], self.wide[level]))
-        return torch.cat(found, dim=-1)
+            levels.append(_cropped(here, self.nested.grids[level], self.wide[level]))
+        return torch.cat(levels, dim=-1)
 
     def adjoint(self, x: Tensor) -> list[Tensor]:
         """Aᵀ x for x (..., M): what each field meets (..., M_j of the widened grid)."""
@@ -130,10 +130,10 @@ class Link:
         """Pᵀ y (..., Π M) of y (..., Π m)."""
         fine = tuple(len(P) for P in self.matrices)
         block = y.reshape(*y.shape[:-1], *fine)
-        found = _along_axes(tuple(P.mT for P in self.matrices), block, len(fine))
+        spread = _along_axes(tuple(P.mT for P in self.matrices), block, len(fine))
         out = y.new_zeros((*y.shape[:-1], *self.source))
         at: tuple[Any, ...] = (..., *self.taken)
-        out[at] = found.reshape(out[at].shape)
+        out[at] = spread.reshape(out[at].shape)
         return out.reshape(*y.shape[:-1], math.prod(self.source))
 
 
@@ -238,8 +238,8 @@ def _along_axes(matrices: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:
         for matrix in reversed(matrices):
             vector = matrix @ vector.reshape(-1, matrix.shape[1]).mT
         vectors.append(vector.reshape(-1))
-    found = torch.stack(vectors) if vectors else x.new_zeros(0, math.prod(map(len, matrices)))
-    return found.reshape(*lead, found.shape[-1])
+    products = torch.stack(vectors) if vectors else x.new_zeros(0, math.prod(map(len, matrices)))
+    return products.reshape(*lead, products.shape[-1])
 
 
 def _cropped(x: Tensor, grid: RegularGrid, wide: RegularGrid) -> Tensor:

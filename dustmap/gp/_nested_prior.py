@@ -193,11 +193,11 @@ def tori_for(
     ((80,), (100,), (80,))
     """
     wide = widened_grids(nodes)
-    found = [torus_for(kernel, wide[0], padding)]
+    tori = [torus_for(kernel, wide[0], padding)]
     for before, around in zip(nodes.grids, wide[1:], strict=False):
-        found.append(_padded_torus(around, before.spacing))
-    found += [_padded_torus(around, around.spacing) for around in wide[:-1]]
-    return tuple(found)
+        tori.append(_padded_torus(around, before.spacing))
+    tori += [_padded_torus(around, around.spacing) for around in wide[:-1]]
+    return tuple(tori)
 
 
 def _padded_torus(grid: RegularGrid, spacing: Sequence[float]) -> tuple[int, ...]:
@@ -218,7 +218,7 @@ def divided_spectra(
     kernel: AbstractKernel, nested: NestedGrids, tori: Sequence[tuple[int, ...]]
 ) -> tuple[Tensor, ...]:
     """λ = S / Π h of w_0, …, w_J, r_0, …, r_{J−1} on the half spectra of their tori, float64."""
-    found, count = list[Tensor](), len(nested.grids)
+    eigenvalues, count = list[Tensor](), len(nested.grids)
     for number, torus in enumerate(tori):
         level = number % count
         spacing = nested.grids[level].spacing
@@ -235,8 +235,8 @@ def divided_spectra(
             held = low_pass(omega, nested.grids[coarser].spacing)
             power = power - kernel.spectral_density(omega) * held
         half = linalg.mirrored(power.clamp_min(0.0), torus[:-1]).contiguous()
-        found.append(half / math.prod(spacing))
-    return tuple(found)
+        eigenvalues.append(half / math.prod(spacing))
+    return tuple(eigenvalues)
 
 
 def _aliased(kernel: AbstractKernel, omega: Tensor, spacing: Sequence[float]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run of any kind is: its plan, and its interface before and after it is executed."""
+"""The interface of a run of any kind before and after it is executed, and its plan."""
 
 import math
 from abc import ABC, abstractmethod

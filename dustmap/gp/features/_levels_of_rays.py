@@ -1,4 +1,4 @@
-"""What each of nested grids sees of data: rays cut at the faces of boxes, places by owner."""
+"""Parts of data on nested grids: rays cut at the faces of boxes, places by owner."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -44,8 +44,8 @@ def level_parts(
     if isinstance(functional, functionals.Stacked):
         row_of = functional.order.argsort()
         for kind, start in zip(functional.parts, functional.offsets, strict=False):
-            for found in level_parts(kind, nested, order):
-                yield replace(found, rows=row_of[start + found.rows])
+            for part in level_parts(kind, nested, order):
+                yield replace(part, rows=row_of[start + part.rows])
         return
     if isinstance(functional, functionals.LineIntegrals):
         parts = _of_rays(functional, nested)
@@ -63,15 +63,15 @@ def level_parts(
 
 
 def _by_core(part: LevelPart, order: int) -> Iterator[LevelPart]:
-    """What lies within the outermost cells, and what lies in them."""
+    """Cut a part where it enters and leaves the outermost cells."""
     grid, f = part.grid, part.functional
     margins = zip(grid.lower, grid.spacing, grid.shape, strict=True)
     ends = [(a + h, a + (m - 2) * h) for a, h, m in margins]
     lower, upper = (tuple(end) for end in zip(*ends, strict=True))
-    found: list[tuple[functionals.AbstractFunctional, Tensor, int]] = []
+    pieces: list[tuple[functionals.AbstractFunctional, Tensor, int]] = []
     if isinstance(f, functionals.LineIntegrals):
         before, inside, behind = _cut(f, f.edges, lower, upper)
-        found = [
+        pieces = [
             (*_seen(f, edges), width)
             for edges, width in ((before, 2), (inside, order), (behind, 2))
         ]
@@ -80,8 +80,8 @@ def _by_core(part: LevelPart, order: int) -> Iterator[LevelPart]:
         core = ((f.x >= low) & (f.x <= high)).all(1)
         for chosen, width in ((core, order), (~core, 2)):
             rows = chosen.nonzero().squeeze(-1)
-            found.append((f[rows], rows, width))
-    for piece, rows, width in found:
+            pieces.append((f[rows], rows, width))
+    for piece, rows, width in pieces:
         if len(rows):
             yield LevelPart(piece, part.rows[rows], grid, part.first, width)
 

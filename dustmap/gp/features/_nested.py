@@ -123,7 +123,7 @@ class NodeFeatures(AbstractFeatureMap):
         return functionals.by_rows(functional, lambda own: self._residuals(own).value)
 
     def _residuals(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
-        """What the grids leave, parts of a ray on two of them taken for independent."""
+        """Sum the residual variances of parts of rays on different grids as independent."""
         total = torch.zeros(len(functional), dtype=torch.float64, device=functional.device)
         for part, variance in self.residuals_of_parts(functional):
             total = total.index_add(0, part.rows, variance)

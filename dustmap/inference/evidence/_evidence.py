@@ -73,14 +73,14 @@ class Recolouring:
     def power(self, a: Tensor, b: Tensor) -> Tensor:
         """p_k with Σ_k p_k = aᵀb for fields a, b (M_w,), float64: where in k the product arises, on
         the half spectra of all tori, one after the other."""
-        found = []
+        powers = []
         left, right = self._fields(a)[:-1], self._fields(b)[:-1]
         for torus, first, second in zip(self.tori, left, right, strict=True):
             modes = _modes(first, torus)
             product = (modes * (modes if b is a else _modes(second, torus))).sum(-1)
             count = multiplicity(torus[-1:]).to(product)  # along the last axis
-            found.append((product * (count / math.prod(torus))).flatten())
-        return torch.cat(found)
+            powers.append((product * (count / math.prod(torus))).flatten())
+        return torch.cat(powers)
 
     def _fields(self, eps: Tensor) -> tuple[Tensor, ...]:
         """Variables (..., M_w) by torus, and last the zero points, which no parameter of the kernel

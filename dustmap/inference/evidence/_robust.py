@@ -329,9 +329,9 @@ class _Rounds(Generic[T]):
     def result(self, state: _State[T]) -> RobustFit[T]:
         """The fit that ends at this state."""
         assert state.solution is not None
-        given, fitted = self.model.likelihood, state.law.likelihood.parameters()
-        pairs = zip(given.parameters(), fitted, strict=True)
-        likelihood = given.with_parameters([p.at(at.value) for p, at in pairs])
+        initial, fitted = self.model.likelihood, state.law.likelihood.parameters()
+        pairs = zip(initial.parameters(), fitted, strict=True)
+        likelihood = initial.with_parameters([p.at(at.value) for p, at in pairs])
         model = self.model.with_fitted_mean(state.solution.mean_coefficients)
         return RobustFit(
             replace(model, likelihood=likelihood),

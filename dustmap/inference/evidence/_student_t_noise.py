@@ -261,13 +261,13 @@ class _Objective:
             return gradient_at(theta, lambda at: self._value(parameters.build(at), square, shares))
 
         maximum = maximise(parameters, gradient, n_data=1, max_steps=_STEPS, tolerance=_GRADIENT)
-        found = parameters.build(maximum.theta)
-        for name, floor in scatter_floor(found.likelihood, self.data).items():
-            held = found.likelihood.log_jitter
-            learned = any(p.is_learned and p.name == name for p in found.likelihood.parameters())
+        fitted = parameters.build(maximum.theta)
+        for name, floor in scatter_floor(fitted.likelihood, self.data).items():
+            held = fitted.likelihood.log_jitter
+            learned = any(p.is_learned and p.name == name for p in fitted.likelihood.parameters())
             if learned and held is not None:
-                found = found.with_value(name, held.clamp_min(floor))
-        return found.with_value("nu", torch.tensor(math.log(found.noise.nu)).double())
+                fitted = fitted.with_value(name, held.clamp_min(floor))
+        return fitted.with_value("nu", torch.tensor(math.log(fitted.noise.nu)).double())
 
     @torch.no_grad()
     def typical_width(self, model: StudentTModel) -> float:
@@ -342,9 +342,9 @@ class StudentTWeights:
             noise = fitted_noise(ratio, self.noise, settings, share)
             if abs(math.log(noise.scale / before)) < 1e-2:
                 break
-        found = StudentTWeights(self.settings, noise, _weights(noise, ratio), 0.0)
-        moved = found.precision_weights - self.precision_weights
-        return replace(found, change=float(moved.square().mean().sqrt()) * noise.scale**2)
+        weights = StudentTWeights(self.settings, noise, _weights(noise, ratio), 0.0)
+        moved = weights.precision_weights - self.precision_weights
+        return replace(weights, change=float(moved.square().mean().sqrt()) * noise.scale**2)
 
     @property
     def precision_weights(self) -> Tensor:

@@ -332,13 +332,14 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
         The samples come in pairs about a known centre, so the sum of squares is divided by S.
         """
-        found = []
+        moments = []
         for part in self._parts(functional):
             draws, lacking = self._draws_and_lacking(part)
             mean, std = _log_moments(draws)
             relative = lacking / draws.mean(0).square()
-            found.append((mean, torch.where(std > 0, std.square() + relative.log1p(), 0.0).sqrt()))
-        return torch.cat([mean for mean, _ in found]), torch.cat([std for _, std in found])
+            std = torch.where(std > 0, std.square() + relative.log1p(), 0.0).sqrt()
+            moments.append((mean, std))
+        return torch.cat([mean for mean, _ in moments]), torch.cat([std for _, std in moments])
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
         """Quantiles of f (Q, N) at probabilities q (Q,) in (0, 1); > 0 and ascending in q.

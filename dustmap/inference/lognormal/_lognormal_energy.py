@@ -290,13 +290,13 @@ def descend(
         full = iterate.tangent.step_of(solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
         steps = steps.joined(iterate.xi, anchor + full - iterate.xi)
-        found = _lower(iterate, steps)
-        if found is None:
+        lower = _lower(iterate, steps)
+        if lower is None:
             decrease, tight = -1.0, tight * TIGHTER
             if tight < TIGHTEST:
                 break
             continue
-        decrease, iterate = iterate.energy - found.energy, found
+        decrease, iterate = iterate.energy - lower.energy, lower
         if decrease < accuracy.decrease:
             break
     progress(_NEWTON, accuracy.steps, accuracy.steps)
@@ -337,11 +337,11 @@ def relative(wanted: float, target: Tensor) -> Tensor:
 
 def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
     """The lower end of the last step and of the extrapolated one, if either lowers the energy."""
-    found, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
-    if found is None or further is None:
-        return found
+    accepted, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
+    if accepted is None or further is None:
+        return accepted
     trial = iterate.moved(iterate.xi + further)
-    return trial if trial.energy < found.energy else found
+    return trial if trial.energy < accepted.energy else accepted
 
 
 def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:

@@ -328,8 +328,8 @@ class Fit:
         return replace(state, preconditioner=made, slowest=0)
 
     def _rank(self, state: FitState) -> int:
-        """Of the next preconditioner: more of more data, and twice that of the last one where
-        solves were slow.
+        """Rank of the next preconditioner: more for more data, twice the last one where solves
+        were slow.
 
         Not among nodes, where errors of solves are known by how much less of the matrix a
         preconditioner has than there is.

@@ -341,10 +341,10 @@ def checks_of_held_out(
     most = min(_NEIGHBOURS, len(fitted))
     _, near = KDTree(towards[fitted]).query(towards[seeds], k=range(1, most + 1))
     behind = depth[fitted[near]] > depth[seeds, None]
-    found = behind.any(1)
-    if found.sum() < _FEWEST:
+    followed = behind.any(1)
+    if followed.sum() < _FEWEST:
         return (coverage,)
-    nearest = torch.from_numpy(near)[found, behind[found].int().argmax(1)]
+    nearest = torch.from_numpy(near)[followed, behind[followed].int().argmax(1)]
     share = float(_far_above(fit.predictions(observed, train[nearest])).float().mean())
     advice = (
         f"{int(above.sum())} of {len(above)} held-out stars lie far above the map, and so do stars "

@@ -1,4 +1,4 @@
-"""What uncertain distances and dust beyond the box add depends on the density that is looked for.
+"""Rounds of fits, as variances of uncertain distances and dust beyond the box depend on density.
 
 A first fit takes V_n = ρ² Var d_n of a uniform density ρ, and for the dust beyond the box the prior
 of the configuration, with that density as its mean where the mean is learned. The density of that
@@ -342,8 +342,8 @@ class _Rounds:
 
 
 def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperparameters]:
-    """What distances and dust beyond the box add before a fit, with the hyperparameters that this
-    dust has then."""
+    """Moments that distances and dust beyond the box add before a fit, and the hyperparameters of
+    that dust."""
     density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density

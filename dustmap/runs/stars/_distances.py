@@ -120,7 +120,7 @@ class DistanceFinder:
 
         groups (N,): the run's numbers of the groups of measurements, whose zero points these have.
         """
-        found = {name: np.full(len(l), np.nan) for name in COLUMNS}
+        columns = {name: np.full(len(l), np.nan) for name in COLUMNS}
         rows = np.flatnonzero(np.isfinite(measured.value))
         factor = conversion(measured.system, self.system)
         most = max(1, TOGETHER // len(observations.SCORES))
@@ -129,12 +129,12 @@ class DistanceFinder:
             y, error = factor * measured.value[at], factor * measured.error[at]
             own = None if groups is None else groups[at]
             posterior = self.posterior(l[at], b[at], distances[at], y, error, own)
-            found["distance_mean"][at] = posterior.mean
-            found["distance_std"][at] = posterior.std
+            columns["distance_mean"][at] = posterior.mean
+            columns["distance_std"][at] = posterior.std
             levels = posterior.quantile(np.array(list(_PERCENTILES.values())))
             for name, values in zip(_PERCENTILES, levels.T, strict=True):
-                found[name][at] = values
-        return found
+                columns[name][at] = values
+        return columns
 
     def posterior(
         self,
@@ -327,15 +327,15 @@ def predictions(
     fit: StarFit, observed: Observations, index: Tensor, progress: Progress = unwatched
 ) -> Predictions:
     """Predict and score measurements at an index, at places where `are_placed`."""
-    found = fit.predictions(observed, index, progress)
+    normal = fit.predictions(observed, index, progress)
     rows = are_placed(fit, observed, index).nonzero().squeeze(-1)
-    data, mean = found.data, found.mean
+    data, mean = normal.data, normal.mean
     for part in watched_chunks(len(rows), _STARS, "scores by distance", progress):
         scored = _scored(fit, observed, index[rows[part]])
         own = rows[part].to(mean.device)
         data = data.with_rows(own, scored)
-        mean = mean.index_copy(0, own, (found.y[own] - scored.residual).to(mean))
-    return replace(found, data=data, mean=mean)
+        mean = mean.index_copy(0, own, (normal.y[own] - scored.residual).to(mean))
+    return replace(normal, data=data, mean=mean)
 
 
 def _scored(fit: StarFit, observed: Observations, index: Tensor) -> DatumScores:

@@ -302,9 +302,9 @@ def _unseen(fit: StarFit, observed: Observations, index: Tensor) -> list[_Judges
         return [_predicted(fit, observed, _some(index, _STARS))]
     known = index[_distances.are_known(observed, index)]
     some = _some(index[placed], _PLACED)
-    found = _distances.PlacedStars.of(fit, observed, some)
+    places = _distances.PlacedStars.of(fit, observed, some)
     y, errors = observed.measured[some], observed.error_variance[some]
-    parts = found.resolved, found.more, found.probability
+    parts = places.resolved, places.more, places.probability
     at_places = _Judges(y, errors, torch.zeros_like(errors), *parts)
     return [_predicted(fit, observed, _some(known, _STARS)), at_places]
 

@@ -373,11 +373,11 @@ def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
 def spacing_at(config: GridConfig, stars: StarTable) -> NDArray[np.float64]:
     """Spacing (N,) of the finest nodes around stars, of the coarsest outside of the box."""
     places = cartesian(stars.l, stars.b, stars.distances.rough)
-    found = np.full(len(places), config.boxes[0][1])
+    spacings = np.full(len(places), config.boxes[0][1])
     center = np.asarray(config.center)
     for size, spacing in config.boxes[1:]:
-        found[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
-    return found
+        spacings[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
+    return spacings
 
 
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:

@@ -1,4 +1,4 @@
-"""What makes a row of a catalog a star: the columns that stars are made of, and cuts on columns.
+"""Rules that make a row of a catalog a star: columns that stars are made of, and cuts.
 
 Cuts are data: a quantity of a row and the tests that it must pass.
 

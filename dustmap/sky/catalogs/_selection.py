@@ -369,8 +369,8 @@ def _as_written(file: CatalogFile, reason: str, row: int) -> str:
         for chunk in file.reader.chunks(ROWS, {source.ref: ColumnType.TEXT}):
             words = chunk[source.ref]
             if row < len(words):
-                found = json.dumps(str(words[row][:40])) if words[row] else "nothing"
-                return f", where the table has {found}"
+                example = json.dumps(str(words[row][:40])) if words[row] else "nothing"
+                return f", where the table has {example}"
             row -= len(words)
     except UserError:  # its numbers are no text
         return ""

@@ -66,8 +66,8 @@ class Plane(_panels.AbstractImage):
 
     def height(self, width: float, alone: bool) -> float:
         left, right, bottom, top = self.extent
-        beside, above = (_BESIDE, _ABOVE) if alone else (_MARGIN, _MARGIN)
-        return min((width - beside) * (top - bottom) / (right - left), _TALLEST) + above
+        right_margin, above = (_BESIDE, _ABOVE) if alone else (_MARGIN, _MARGIN)
+        return min((width - right_margin) * (top - bottom) / (right - left), _TALLEST) + above
 
     def label(self, axis: Axes, text: str) -> None:
         axis.text(0.03, 0.96, text, transform=axis.transAxes, va="top", **style.outlined())

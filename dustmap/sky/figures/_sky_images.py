@@ -261,9 +261,9 @@ def _spread_of(
 
     points = np.clip(positions_of(coords[inside]), field.lower, field.upper)
     places = PointValues(torch.from_numpy(points).to(device))
-    found = field.evaluate(places, MapRequest((Quantity.STD,)))
+    values = field.evaluate(places, MapRequest((Quantity.STD,)))
     std = np.full(inside.shape, np.nan)
-    std[inside] = found["std"]
+    std[inside] = values["std"]
     return std
 
 

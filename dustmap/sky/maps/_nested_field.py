@@ -48,7 +48,7 @@ class NestedField(AbstractDensityField):
         posterior, between = self.posterior, None
         if posterior.unresolved is not None:
             between = variance_between(posterior, self.nodes)
-        found = []
+        parts = []
         for number, (grid, place) in enumerate(
             zip(self.nodes.grids, self.nodes.places, strict=True)
         ):
@@ -59,8 +59,8 @@ class NestedField(AbstractDensityField):
                 explained=None if posterior.explained is None else posterior.explained[place],
             )
             own, seed = None if between is None else between[place], self.seed + number
-            found.append(NodeField(part, grid, self.extinction_system, self.prior_std, seed, own))
-        return tuple(found)
+            parts.append(NodeField(part, grid, self.extinction_system, self.prior_std, seed, own))
+        return tuple(parts)
 
     @torch.no_grad()
     def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:

@@ -68,11 +68,11 @@ class OwnNodes:
     def coverage_at(self, x: Tensor) -> Tensor:
         """Coverage (N,) at places x (N, 3), of the finest grid that has a place."""
         places = x.double().cpu()
-        found = torch.empty(len(places), dtype=self._tables[0].values.dtype)
+        answers = torch.empty(len(places), dtype=self._tables[0].values.dtype)
         for number, rows in rows_by_grid(self.grid, places):
             table = self._tables[number]
-            found[rows] = table.at(Cells.of(table.grid, places[rows].numpy()))[:, 0]
-        return found
+            answers[rows] = table.at(Cells.of(table.grid, places[rows].numpy()))[:, 0]
+        return answers
 
     @cached_property
     def _tables(self) -> tuple[NodeTable, ...]:

@@ -134,8 +134,8 @@ class Observations:
         What is expected beyond the box, which should be little, is the same at every place.
         """
         rays = self.batch.functional[index]
-        found = by_rows(rays, lambda own: stops.extinctions(own, posterior))
-        mean, variance, lacking = found.unbind(1)
+        moments = by_rows(rays, lambda own: stops.extinctions(own, posterior))
+        mean, variance, lacking = moments.unbind(1)
         return Prediction(mean + self.expected_beyond[index, None].to(mean), variance), lacking
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:

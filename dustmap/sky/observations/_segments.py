@@ -196,7 +196,7 @@ class Moments:
 @final
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """What N rays have before and behind their segments, as `DistanceSpread` asks for it.
+    """Expected extinctions of N rays before and behind their segments, for `DistanceSpread`.
 
     behind (N,): E A behind the last edge; before (N,): Σ_k E a_k (1 − E U_k) before the first one,
     the dust that a star is not behind.
@@ -328,7 +328,7 @@ class Stops:
     def extinctions(self, rays: LineIntegrals, posterior: LogNormalPosterior) -> Tensor:
         """Return mean, variance, and the variance that the nodes lack before the data, of A before
         the places along rays of segments (N, 3, K), by all draws. Float64."""
-        found = [self.before.new_zeros(0, 3, len(self.probability))]
+        moments = [self.before.new_zeros(0, 3, len(self.probability))]
         for rows in chunks(len(rays), rays_at_once(posterior, len(self.before))):
             segments, filled = _filled_segments(_cut(rays[rows]))
             a = posterior.sample(segments, posterior.n_samples, torch.Generator())
@@ -336,8 +336,8 @@ class Stops:
                 _in_place(values, filled) @ self.before.to(values)
                 for values in (a, posterior.lacking(segments).to(a))
             )
-            found.append(torch.stack([drawn.mean(0), drawn.var(0), whole], 1).double())
-        return torch.cat(found)
+            moments.append(torch.stack([drawn.mean(0), drawn.var(0), whole], 1).double())
+        return torch.cat(moments)
 
 
 def _cut(rays: LineIntegrals) -> LineIntegrals:

@@ -1,4 +1,4 @@
-"""What a magnitude limit leaves of stars behind dust, and the distances that it weights.
+"""Stars behind dust that a magnitude limit leaves, and distances weighted by it.
 
 A star of absolute magnitude M at the distance d behind the extinction A has the magnitude
 
