@@ -29,7 +29,7 @@ TIMEOUT = 1800.0
 _BEAT, _WATCH = 1.0, 3.5
 #: The last words of a rank that others have left.
 _CUT_OFF = "cut off from the others"
-#: Of equal parts into one tensor; before torch 2.13 it has its first name.
+#: Gather equal parts into one tensor; before torch 2.13 it has its first name.
 _gather: Callable[[Tensor, Tensor], object] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )

@@ -43,8 +43,8 @@ Example:
   dustmap query run1 --l 30 --b 5 --distance 150pc"""
 
 
-#: Of each command, what adds its parser, and what runs it on the options that were read and returns
-#: its exit code; in the order of the help, which is that of a project.
+#: Commands in the order of a project: the function that adds the parser of each, and the one that
+#: runs it on options and returns its exit code.
 COMMANDS: dict[str, tuple[Callable[[Commands], None], Callable[[argparse.Namespace], int]]] = {
     "run": (_run.add_run, _run.execute_run),
     "status": (_run.add_status, _run.execute_status),

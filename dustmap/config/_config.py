@@ -21,8 +21,8 @@ from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
 _Tables = dict[str, dict[str, object]]
-#: Of a configuration; and a key of so many levels that tomllib, whose time and memory grow with
-#: their square, takes minutes.
+#: Bytes of a configuration, at most; a key of so many levels that tomllib, whose time and memory
+#: grow with their square, takes minutes.
 _MOST_BYTES = 2**18
 _DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 

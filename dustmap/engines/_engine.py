@@ -35,7 +35,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 OnStep: TypeAlias = Callable[[Mapping[str, Any]], None]
 #: Names of the numbers of Student-t noise beside those of the likelihood.
 _NU, _SCALE = "nu", "scale"
-#: Of the likelihood, in forward differences.
+#: Step of forward differences of the likelihood.
 _SHIFT = 1e-4
 #: Data that are predicted at once.
 _TOGETHER = 2**16

@@ -31,9 +31,9 @@ from dustmap.inference import RowSource, VariationalModel, VariationalPosterior
 _TOLERANCE = 1e-4
 #: Inducing points of "auto", and its passes: at least so many, and enough for so many steps.
 AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
-#: Of K_uu, relative to the kernel's variance: learned points may come close to each other.
+#: Nugget of K_uu over the kernel's variance: learned points may come close to each other.
 _NUGGET = 1e-6
-#: Of K_uu, its factor and their gradients, and of the matrices of q, in float64.
+#: Bytes of K_uu, its factor, their gradients and the matrices of q, in float64.
 _BYTES_PER_PAIR = 72
 #: Arrays of the size of a chunk of rows that `CholeskyFeatures` counts with, those that making one
 #: takes, and those of the graph of the collapsed bound.

@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 #: Data whose residual variance stands for that of all, and whose rounding does.
 _SAMPLE, _ROUNDED = 2000, 64
-#: Of the solve for the mean: tens to hundreds are the rule.
+#: Steps of the solve for the mean, at most: tens to hundreds are the rule.
 _MAX_STEPS = 3000
 #: Least nugget of a Cholesky factor of K_uu.
 _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
-#: Of dense rows, with the parts that are joined and products with them: of rays whose weights are
-#: solved for by a factor, and kept; by iterations; of points and the torus, without a solve; of
-#: rows made anew; of a minibatch with its products.
+#: Copies of dense rows, with the parts that are joined and products with them: for rays whose
+#: weights a factor solves for; weights of iterations; for points and the torus, without a solve.
+#: Bytes of rows made anew; copies of a minibatch with its products.
 _FACTOR_COPIES, _SOLVED_COPIES, _COPIES, _STREAMED, _MINIBATCH = 2.75, 1.75, 1.25, 2**28, 4
 
 

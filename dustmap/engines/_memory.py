@@ -30,7 +30,7 @@ FIELD_VECTORS, DATA_VECTORS = 12, 3
 RANK_VECTORS = 4
 #: Nodes per axis around a point of a ray: of multilinear rows, and of kriging weights.
 LINEAR, KRIGING = 2, 4
-#: Of rows that are made anew, a chunk at a time.
+#: Bytes of a chunk of rows that are made anew.
 _CHUNK = 32 * MIB
 #: Columns of a block solve at most, and the rank of its preconditioner.
 _WIDEST, _RANK = 64, 200

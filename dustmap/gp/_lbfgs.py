@@ -15,7 +15,8 @@ from torch import Tensor
 #: Value and gradient (P,) at x (P,).
 Function: TypeAlias = Callable[[Tensor], tuple[float, Tensor]]
 
-#: Of the slope at the start: what a step must fall by a unit, and where its slope may end.
+#: Wolfe's conditions: the least fall per unit of a step, and the steepest slope where it may end,
+#: in slopes at the start.
 _FALL, _FLAT = 1e-4, 0.9
 #: Curvature yᵀs below which a step says nothing of the Hessian.
 _CURVATURE = 1e-10

@@ -23,7 +23,7 @@ _UNDETERMINED = 1e-10
 SUN_RADIUS = 8178.0
 #: z☉, of the Sun above the plane, which is at Z = −z☉ (Bennett & Bovy 2019).
 SUN_HEIGHT = 20.8
-#: Of line integrals. The profile has a kink in the plane, which costs them 1e-3 or less.
+#: Quadrature of line integrals. The kink of the profile in the plane costs them 1e-3 or less.
 _RULE = GaussLegendre(32)
 #: Functionals measured at once, for the memory of their points.
 _CHUNK = 8192

@@ -23,7 +23,7 @@ from dustmap.linalg import AbstractSymmetric, SparseOperator, chunks
 
 #: Candidates looked at for every neighbour wanted.
 _CANDIDATES = 2.0
-#: Of the widest axis: narrower ones are not cut into cells.
+#: Least width of an axis that is cut into cells, in widths of the widest.
 _FLAT = 1e-6
 #: Points that look for neighbours together, as a share of those before them.
 _SHARE = 0.1

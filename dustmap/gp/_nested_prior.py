@@ -40,7 +40,7 @@ from dustmap.gp._lattice_prior import (
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
 from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
 
-#: Of the largest wavenumber π/h of a grid, where its low pass begins to fall and where it ends.
+#: Where the low pass of a grid begins to fall and where it ends, in its largest wavenumber π/h.
 _PASSED = (0.4, 0.85)
 #: Lengths of the quadrature of what aliases leave, and its largest in units of their end.
 _LENGTHS, _LARGEST = 400, 1e3

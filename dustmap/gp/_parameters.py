@@ -26,7 +26,7 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 #: How far below the start a point is taken to be at which the model is refused: a wall from which
 #: the line search turns back.
 _WALL = 1e3
-#: Of L-BFGS: the change of z, the objective and its slope at which it stops; steps that it keeps.
+#: Change of z, the objective and its slope at which L-BFGS stops; steps that it keeps.
 _LEAST_CHANGE, _MEMORY = 1e-13, 20
 #: Its steps, as progress counts them.
 _CLIMB = f"steps of L-BFGS{AT_MOST}"

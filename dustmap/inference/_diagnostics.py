@@ -18,7 +18,7 @@ from dustmap.gp import Batch, Prediction
 from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture, mean_size
 from dustmap.linalg import chunks
 
-#: Of Newton's method on ln Φ: enough for 1e-12.
+#: Steps of Newton's method on ln Φ: enough for 1e-12.
 _NEWTON_STEPS = 8
 #: Half-widths, in standard deviations, of the central 68.27 % (±1σ) and 95 % intervals.
 _ONE_SIGMA = 1.0

@@ -36,7 +36,7 @@ _MOST_POINTS = 4.0
 _MOST_BOXES, _MOST_LENGTH = 3, 64
 #: By this factor a torus grows that such a length asks for.
 _LARGER = 1.1
-#: Of log lengths below the box where the largest is sought, and how well it is found.
+#: Range of log lengths below the box in which the largest is sought, and the accuracy of it.
 _RANGE, _BISECTED = 3.0, 0.01
 #: The name of a maker's states.
 _MAKER = "model_maker"

@@ -40,7 +40,7 @@ from dustmap.tables._columns import MASK, typed
 
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
-#: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
+#: Bytes of a collection of a global heap, at least, and its objects, whose numbers have 16 bits.
 _SMALLEST, _MOST = 4096, 2**16
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: Nothing is packed so many fold; and so many bytes of fill values more do no harm.

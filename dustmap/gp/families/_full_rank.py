@@ -20,7 +20,7 @@ _CHUNK = 2**22
 #: Right-hand sides that share a Krylov space. More take fewer steps, and k² M_w for their Gram
 #: matrices.
 _TOGETHER = 256
-#: Of Nyström's approximation. Not 1: negative weights may leave eigenvalues of Λ below it.
+#: Shift of Nyström's approximation. Not 1: negative weights may leave eigenvalues of Λ below it.
 _SHIFT = 1e-6
 
 

@@ -14,7 +14,7 @@ from dustmap.linalg import TilePartition, chunks
 #: Numbers of the float64 copies made at a time while statistics of blocks are summed. Small enough
 #: for a cache: larger pieces take three times as long.
 _BLOCK_CHUNK = 2**19
-#: Of low-rank statistics, which are summed by rows.
+#: Numbers of a chunk of rows that low-rank statistics sum.
 _CHUNK = 2**22
 #: Columns of the sketch for rank r: 2 r + this. Fewer lose the smaller of r eigenvectors.
 _OVERSAMPLING = 10

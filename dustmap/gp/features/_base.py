@@ -21,7 +21,7 @@ from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.linalg import AbstractOperator, SolveResult, chunks
 
-#: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
+#: Loss of k_ff − ‖φ‖² to cancellation and to images below the wrapping tolerance, over k_ff.
 _ROUND_OFF = {torch.float32: 1e-2, torch.float64: 1e-5}
 #: Bytes of one array of a group. What rows are made of then stays near the processor, and its
 #: memory is reused: arrays of more than 32 MB go back to the system, which hands out empty pages

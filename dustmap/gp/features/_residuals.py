@@ -45,7 +45,7 @@ _CHUNK_NODES = 2**16
 _CHUNK_ENTRIES = 2**19
 #: Measures of more points than this take the table of pairs.
 _FEW_POINTS = 8
-#: Of k(0): Var r of a point at a node is 0 but for so much.
+#: Var r over k(0) of a point at a node, which is 0 but for rounding.
 _ROUND_OFF = 1e-9
 
 

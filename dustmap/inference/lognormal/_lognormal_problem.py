@@ -29,12 +29,12 @@ from dustmap.inference.lognormal._tangent import (
 _SAME_ORDER = 1e-6
 #: Draws of the prior that are made at once.
 _TOGETHER = 16
-#: Of the residual that is asked for, the error that the field may have: most of a residual is noise
+#: Error that the field may have over the residual that is asked for: most of a residual is noise
 #: that no field answers. With 180,000 stars maps are 0.1 posterior standard deviations (rms) from
 #: where these solves end on the side of the data; with 0.3 and 1, 0.08 and 0.15 further, in no less
 #: time, for rough solves take more of them.
 _ANSWERED = 0.1
-#: Of either side.
+#: A preconditioner among the data or among the nodes.
 Preconditioner: TypeAlias = GramPreconditioner | NodePreconditioner
 
 

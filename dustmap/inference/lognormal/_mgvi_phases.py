@@ -52,10 +52,11 @@ _WIDE = 256
 _TURNS = 10
 #: Decrease of the energy at which ξ̄ rests.
 _MEAN_DECREASE = 0.05
-#: Of the mode that a gradient of the evidence is taken at: residual of CG in `settings.residual`,
-#: decrease of the energy in nats, and Gauss-Newton steps at most. Two nats from rest, gradients of
-#: skies that vary by factors of a hundred are off by several posterior standard deviations of θ:
-#: lengths come out too long, or run along the ridge of length and variance to the size of the box.
+#: Accuracy of the mode at which gradients of the evidence are taken: residual of CG over
+#: `settings.residual`, decrease of the energy in nats, and Gauss-Newton steps at most. Two nats
+#: from rest, gradients of skies that vary by factors of a hundred are off by several posterior
+#: standard deviations of θ: lengths come out too long, or run along the ridge of length and
+#: variance to the size of the box.
 _LEVEL, _LEVEL_DECREASE, _LEVEL_STEPS = 0.4, 0.01, 20
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
@@ -69,7 +70,7 @@ _NEAR = 1.0
 _AVERAGED, _SHORT = 3, 0.3
 #: Nats that an evidence step of one posterior standard deviation promises.
 _ONE_WIDTH = 0.5
-#: Of an evidence step, from the whole of it on.
+#: Parts of an evidence step that are tried, one after the other.
 _LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.

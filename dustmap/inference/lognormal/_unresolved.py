@@ -38,7 +38,7 @@ from dustmap.gp.kernels import AbstractKernel
 #: 1/max(h, ℓ) and 1/h.
 _DIRECTIONS, _LENGTHS = 128, 250
 _LEAST, _LARGEST = 1e-2, 1e3
-#: Of the aliases k, the largest entry.
+#: The largest entry of the aliases k.
 _ALIASES = 1
 #: L E[ρ²] (N,) of functionals, or L (v E[ρ²]) with v (M,) at the nodes.
 Squares: TypeAlias = Callable[[AbstractFunctional, Tensor | None], Tensor]

@@ -23,7 +23,7 @@ from dustmap.inference.variational._natural_step import NaturalStep, SVISettings
 
 #: Data whose quadrature is done at a time before the first step.
 _CHUNK = 2**16
-#: Of an order of the data, at the end of a pass.
+#: Rest of an order of the data at the end of a pass.
 _NONE_LEFT = torch.empty(0, dtype=torch.int64)
 #: The names of the states of a fit, and of one step.
 _SVI, _STATE = "fit_svi", "svi_state"

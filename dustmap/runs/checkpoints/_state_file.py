@@ -42,8 +42,8 @@ from dustmap.tables._outputs import naming
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-#: Of the computations around one: the token of the state that each had saved last, and how often
-#: it could have saved another since.
+#: The computations around one: the token of the state that each had saved last, and how often it
+#: could have saved another since.
 Place: TypeAlias = tuple[tuple[str, int], ...]
 
 # numpy has no bfloat16: its bits are written as those of an integer.

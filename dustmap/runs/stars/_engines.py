@@ -32,7 +32,7 @@ QUADRATURE_ORDER, MONTE_CARLO_POINTS, RAY_POINTS = 32, 64, 32
 #: Inducing points per length scale. More explain little more of an integral along a ray; the map
 #: itself is read off at the nodes of the configuration, however many they are.
 POINTS_PER_LENGTH = 2.5
-#: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
+#: Nugget over the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 _NUGGET = 1e-6
 #: Standard deviation of the logarithm of the factor on stated errors, before the data.
 _STATED_ERRORS = 0.5

@@ -50,7 +50,7 @@ Array: TypeAlias = NDArray[np.float64]
 #: What `predict` adds; and for stars of groups, extinctions with the zero points of these.
 PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
 MEASURED = ("measurement_mean", "measurement_std")
-#: Of the card's sets of cuts, the one for catalogs that a run is judged by.
+#: The card's set of cuts for catalogs that a run is judged by.
 CUTS = "default"
 
 

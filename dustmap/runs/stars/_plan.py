@@ -68,9 +68,9 @@ COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
 SCALED_FITS = 2
 #: Rows of kriging weights, beside those that interpolate: nodes across a ray.
 ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
-#: Of a product, what is neither transform nor rows: the steps of the solver around it.
+#: Seconds of a step of a solver around its transforms and rows.
 STEP_SECONDS = 4.5e-4
-#: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
+#: Seconds of a run that is neither learning nor solving: imports, the catalog, maps and pictures.
 OVERHEAD = 5.0
 #: Stars of which it is worth while to take the means.
 _MANY = 100_000

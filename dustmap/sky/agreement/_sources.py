@@ -29,7 +29,7 @@ from dustmap.sky.systems import ExtinctionSystem, system_named
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: Of the rule of two points in (0, 1).
+#: Nodes of Gauss and Legendre's rule of two points in (0, 1).
 _POINTS = 0.5 + np.array([-0.5, 0.5]) / math.sqrt(3.0)
 #: Places that are asked for at once.
 _CHUNK = 2**18

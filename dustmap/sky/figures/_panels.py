@@ -43,7 +43,7 @@ _COLUMNS_OF_PANELS = ((1, 1), (2, 4), (3, 9), (4, 10_000))
 #: Names on one panel, at most, those of the largest clouds; width and height of a letter of theirs,
 #: as parts of a panel.
 _MOST_NAMES, _LETTER = 20, (0.0185, 0.045)
-#: Of the word that names the Sun, from it, as a part of a panel.
+#: Distance of the Sun's name from it, as a part of a panel.
 _SUN = 0.035
 #: Pale green stands out from the colours of densities, of spreads and of differences alike.
 _OUTLINE_COLOUR = "#7CFFB2"

@@ -37,10 +37,10 @@ SPREAD_COLOURS = "cividis"
 SIGNED_COLOURS = "RdBu_r"
 #: Where a map says nothing.
 OUTSIDE_COLOUR = "0.8"
-#: Of curves: blue, vermilion and grey of Okabe and Ito's palette.
+#: Colours of curves: blue, vermilion and grey of Okabe and Ito's palette.
 MODEL_COLOUR, TRUTH_COLOUR, STAR_COLOUR = "#0072B2", "#D55E00", "0.35"
 _PICTURES = (".png", ".pdf")
-#: Of PNG files, and of images in PDF files.
+#: Dots per inch of PNG files, and of images in PDF files.
 _DPI = 300
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

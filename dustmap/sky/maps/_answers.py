@@ -49,7 +49,7 @@ _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 _POINTS = 2**20
 #: Percentiles between which 68 % lie.
 _BAND = (16.0, 84.0)
-#: Of what is made of a map, by its name.
+#: Units of answers, by their names.
 _UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
 
@@ -287,7 +287,7 @@ def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats 
 
 #: What the names of the columns start with -> their unit.
 UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
-#: Of the columns that say nothing of extinctions.
+#: How names of columns of distances start.
 _DISTANCE = "distance"
 
 

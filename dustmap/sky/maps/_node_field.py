@@ -28,8 +28,8 @@ from dustmap.sky.systems import ExtinctionSystem
 _CHUNK = 16_384
 #: Numbers of all samples that one step of the statistics works on: they stay in the cache.
 _BLOCK = 2**19
-#: Of random numbers, for what lies between the nodes; and places per axis, at most, between which
-#: what data know of it is interpolated.
+#: Stream of random numbers for what lies between the nodes; places per axis, at most, between
+#: which the share of it that data know is interpolated.
 _STREAM, _PLACES = 3, 16
 #: Passes after which rays have the share that they should, and the least share.
 _PASSES, _FAINT = 4, 1e-3
