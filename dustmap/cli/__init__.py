@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = _missing()
     if missing:
         return _fail(missing, BAD_INPUT)
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = parser().parse_args(_values(words), argparse.Namespace(arguments=words))
+        options = parser().parse_args(_values(typed), argparse.Namespace(arguments=typed))
     except SystemExit:
         try:
             write("")  # what is left of the help
