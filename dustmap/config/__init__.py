@@ -17,6 +17,7 @@ True
 '# Where the data come from.'
 """
 
+from dustmap.config._agreement import check_scatter_of_means as check_scatter_of_means
 from dustmap.config._config import Config as Config
 from dustmap.config._config import echo as echo
 from dustmap.config._config import example as example

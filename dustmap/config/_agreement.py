@@ -28,20 +28,22 @@ def check(config: "Config") -> None:
     _check_tile(config)
     _check_groups(config, config.solves_for_all_stars)
     check_combined(config.data)
-    _check_scatter_of_means(config)
+    if config.data.combine > 0.0:
+        check_scatter_of_means(config.model, f"data.combine = {config.data.combine:g}")
     check_column(config.data, config.fit.distance_rounds)
 
 
-def _check_scatter_of_means(config: "Config") -> None:
-    """Refuse scatter that each star has, of means of n stars, which have an n-th of it."""
-    model = config.model
-    for key in ("scatter", "relative_scatter") if config.data.combine > 0.0 else ():
+def check_scatter_of_means(model: ModelConfig, means: str) -> None:
+    """Refuse scatter that each star has, of means of n stars, which have an n-th of it.
+
+    means: the key or the catalog that brings means.
+    """
+    for key in ("scatter", "relative_scatter"):
         if getattr(model, key) > 0 or key in model.learn:
             raise UserError(
-                f"data.combine = {config.data.combine:g} does not go with model.{key}, given or in "
-                "model.learn: it is the scatter of single stars, the mean of n has an n-th of its "
-                "square, and the fit would add all of it to every mean; leave out data.combine, or "
-                f"the {key}"
+                f"{means} does not go with model.{key}, given or in model.learn: it is the scatter "
+                "of single stars, the mean of n has an n-th of its square, and the fit would add "
+                f"all of it to every mean; take single stars, or leave out the {key}"
             )
 
 

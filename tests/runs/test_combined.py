@@ -10,7 +10,7 @@ import pytest
 from dustmap.cli import BAD_INPUT, main
 from dustmap.config import load
 from dustmap.errors import UserError
-from dustmap.runs import execute_run, open_star_map, prepare
+from dustmap.runs import Stage, execute_run, open_star_map, prepare
 from dustmap.sky.simulation import write_sky
 from dustmap.sky.stars import open_star_store
 from tests.skies import plain_sky
@@ -106,3 +106,12 @@ def test_scatter_of_means_is_refused(folder: Path, setting: str) -> None:
     with pytest.raises(UserError, match=r"combine = 1 does not go with model\..*of single stars"):
         load(folder / "run.toml", ["data.combine=1", f"model.{setting}"])
     assert load(folder / "run.toml", [f"model.{setting}"]).data.combine == 0.0
+
+
+def test_scatter_of_stored_means_is_refused(folder: Path) -> None:
+    config = load(folder / "run.toml", ["data.combine=1"])
+    execute_run(prepare(config), folder / "means", config, overwrite=False, until=Stage.INGEST)
+    stored = [f"data.catalog={folder / 'means' / 'stars.zarr'}"]
+    assert prepare(load(folder / "run.toml", stored)).plan().counts["stars"] < STARS
+    with pytest.raises(UserError, match=r"holds means of stars, does not go with model\.scatter"):
+        prepare(load(folder / "run.toml", [*stored, "model.scatter=0.1"]))

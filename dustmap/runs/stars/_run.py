@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from dustmap import config as configuration
-from dustmap.config import Config
+from dustmap.config import Config, check_scatter_of_means
 from dustmap.engines import Arrays, Watch
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
@@ -434,6 +434,8 @@ def assemble(
         config, catalog, tile = _parts.part_of_sky(asked, catalog)
         config, catalog = _resolution.with_cells(config, catalog)
         share = _parts.StarShare.of_all(catalog, world)
+    if share.own.stars.multiplicity is not None:
+        check_scatter_of_means(config.model, "data.catalog, which holds means of stars,")
     if not config.data.groups:
         own = replace(share.own, stars=replace(share.own.stars, groups=None))
         share = replace(share, own=own)

@@ -194,9 +194,7 @@ def _stated(file: Path | None) -> str:
         return next((str(unit.header["EXTSYS"]) for unit in units if "EXTSYS" in unit.header), "")
 
 
-def published_source(
-    name: str, file: Path | None = None, system: str = "", per_pc: float = 0.0
-) -> PublishedSource:
+def published_source(name: str, file: Path | None = None, system: str = "") -> PublishedSource:
     """Open a published map by its name, or by MODULE.CLASS of any query of a place with a distance.
 
     Parameters
@@ -206,9 +204,8 @@ def published_source(
     file
         Its data; where dustmaps keeps them by default. An export of dustmap in this layout names
         its own system.
-    system, per_pc
-        Of a class that is not in the table: the system of its numbers, which are extinctions up to
-        a place (per_pc = 0), or densities, with their factor to mag/pc.
+    system
+        Of a class that is not in the table: the system of its numbers, extinctions up to a place.
 
     Raises
     ------
@@ -225,7 +222,7 @@ def published_source(
             )
         if not system:
             raise UserError(f"{name}: state the extinction system of its numbers with --system")
-        of = Published(module, query, system_named(system).name, per_pc)
+        of = Published(module, query, system_named(system).name)
     try:
         with warnings.catch_warnings():  # that nobody has configured dustmaps
             warnings.simplefilter("ignore")
