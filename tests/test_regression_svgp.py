@@ -160,3 +160,14 @@ def test_rows_that_repeat_and_memory_are_told() -> None:
         HIPGPRegressor(engine="svgp", inducing=10, n_learn=20).fit(X, X[:, 0])
     with pytest.raises(MemoryError, match=r"inducing = 5 points need 1,800 bytes; max_memory = 9"):
         HIPGPRegressor(engine="svgp", inducing=5, n_learn=20, max_memory=999).fit(X, X[:, 0])
+
+
+def test_minibatches_learn_what_the_collapsed_bound_does() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(200, 2))
+    y = np.sin(6.0 * X).sum(axis=1) + 0.2 * rng.standard_normal(len(X))
+    best = HIPGPRegressor("matern52", engine="sgpr", inducing=60).fit(X, y)
+    # One minibatch of 160 and a rest of 40, if they were not made even.
+    sparse = HIPGPRegressor("matern52", engine="svgp", inducing=60, batch_size=160).fit(X, y)
+    assert sparse.noise_std_ == pytest.approx(best.noise_std_, rel=0.05)
+    assert best.elbo_ - 0.02 * len(X) < sparse.elbo_ <= best.elbo_ + 0.005 * len(X)

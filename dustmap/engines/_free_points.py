@@ -40,8 +40,11 @@ _BYTES_PER_PAIR = 72
 _ROWS_OF_CHUNK, _CHUNK_COPIES, _GRAPH_COPIES = 8, 4, 13
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
-#: Adam's rate falls tenfold at each of these fractions of the passes.
+#: Adam's rate falls tenfold at each of these fractions of the passes, and natural steps to 0.3: the
+#: gradient is taken at q after a step on the same rows, which q then fits better than others. With
+#: steps of half a length to the end 300 rows learn three quarters of their noise.
 _DECAY = inference.StepDecay(0.1, (0.5, 0.8))
+_NATURAL_DECAY = inference.StepDecay(0.3, (0.25, 0.8))
 #: Share of the rows held out for `patience`.
 _HELD_OUT = 0.1
 _MAX_PASSES = 20
@@ -328,6 +331,7 @@ def _trained(
         learning_rate=settings.learning_rate,
         patience=settings.patience or 1,
         decay=_DECAY,
+        natural_decay=_NATURAL_DECAY,
     )
     source = RowSource(model.features, part.functional, 0)
     score = partial(_score, held=held) if out else None

@@ -108,7 +108,7 @@ class SVISettings:
 
     Attributes
     ----------
-    batch_size : data per step
+    batch_size : data per step, at most: the steps of a pass have equally many
     epochs : passes over the data
     schedule : length of the covariance's step and cap of the mean's
     safety : fraction of the stability bound 2/λ_max(S Λ) that the mean's step may use

@@ -206,10 +206,14 @@ class Run:
     def _next(self, state: RunState) -> RunState:
         """A natural step on the next minibatch, then one of Adam.
 
-        Its rows are computed once: detached for the natural step, with their graph for Adam's.
+        Minibatches of a pass are of one size, within one: a small rest would stand for all data as
+        the others do, and q would end at it. The rows are computed once: detached for the natural
+        step, with their graph for Adam's.
         """
         settings, model, learner = self.settings, self.parameters.model, state.learner
-        index, left = state.left[: settings.batch_size], state.left[settings.batch_size :]
+        batches = math.ceil(len(state.left) / settings.batch_size)
+        size = math.ceil(len(state.left) / batches)
+        index, left = state.left[:size], state.left[size:]
         part, scale = self.batch[index], len(self.batch) / len(index)
         theta = (self.parameters if learner is None else learner).theta.clone().requires_grad_()
         if learner is None:
