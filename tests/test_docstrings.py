@@ -34,8 +34,8 @@ BELOW = {"linalg", "gp", "cli"}
 #: What else is called by hand without an example of its own, by the reason.
 WITHOUT = {
     "needs a run, which takes seconds: tests/runs": """
-        check_export check_free check_resumable choose_threads execute_run export_plan open_run
-        open_star_map
+        check_export check_free check_resumable check_scatter_of_means choose_threads execute_run
+        export_plan open_run open_star_map
         places_of places_of_map prepare ranks_of regression_at RegressionResult report_of
         RunDirectory RunStatus sky_of_tiles sky_plan StarMap status_of store_checks WatchedField
         write_in_slabs""",

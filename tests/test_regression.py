@@ -373,3 +373,23 @@ def test_held_out_rows_are_covered(dim: int, seed: int) -> None:
     z = np.abs(y[10_000:] - mean) / std
     assert np.mean(z < 1.0) == pytest.approx(np.mean(noise < 1.0), abs=0.02)
     assert np.mean(z < 1.96) == pytest.approx(np.mean(noise < 1.96), abs=0.01)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.5])
+def test_a_constant_column_says_nothing(value: float) -> None:
+    """The deviation of 60 times 0.1 is 4e-17 and not 0."""
+    X, truth, noise = wave(60, 2)
+    y = truth + noise
+    plain = np.asarray(HIPGPRegressor("matern32").fit(X, y).predict(X[:5]))
+    column = np.full(len(X), value)
+    wider = HIPGPRegressor("matern32").fit(np.column_stack([X, column]), y)
+    close = np.column_stack([X[:5], column[:5] + 1e-9])
+    np.testing.assert_allclose(np.asarray(wider.predict(close)), plain, atol=0.05 * np.std(y))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    X, truth, noise = wave(60, 2)
+    plain = HIPGPRegressor("matern32", noise=0.1, engine="hip", grid=(8, 8)).fit(X, truth + noise)
+    counts = (np.int64(8), np.int64(8))
+    same = HIPGPRegressor("matern32", noise=np.float64(0.1), engine="hip", grid=counts)
+    np.testing.assert_array_equal(same.fit(X, truth + noise).predict(X), plain.predict(X))

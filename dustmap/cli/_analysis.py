@@ -65,7 +65,7 @@ def execute_clouds(options: argparse.Namespace) -> int:
     if table_format(output).bare:
         raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
     known = NamedPlaces.read(Path(options.names) if options.names else None)
-    density = _options.opened(options, Path(options.map))
+    density = _options.opened(options, Path(options.map)).on_one_grid()
     threshold = default_threshold(density) if options.threshold is None else options.threshold
     clouds = find_clouds(density, Criteria(threshold, options.contrast, options.voxels), known)
     table = clouds.table()
@@ -228,13 +228,16 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
     from dustmap.sky.agreement._scores import INTEGRATED
     from dustmap.sky.systems import conversion, system_named
 
-    system = system_named(options.system) if options.system else None
-    stars = read_catalog([Path(options.catalog)], _options.card_of(options), system=system).stars
-    away = stars.distance
+    catalog, card = Path(options.catalog), _options.card_of(options)
     if _options.is_run(Path(options.map)):
         finished = _options.star_map(options)
+        stars = finished.read(catalog, card, options.system or "").stars
+        away = stars.distance
         ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
     else:
+        system = system_named(options.system) if options.system else None
+        stars = read_catalog([catalog], card, system=system).stars
+        away = stars.distance
         ours = density.query(places_at(stars.l, stars.b, away), integrated=True)
     theirs = conversion(stars.system, density.system) * stars.extinction
     both = Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)

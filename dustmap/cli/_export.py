@@ -242,7 +242,9 @@ def _request(
     most = min(export.samples, field.n_samples)
     samples = most if options.samples is None else options.samples
     if options.quantity is None:
-        names = (*export.quantities, *(("samples",) if samples else ()))
+        # A file that has samples or other quantities has samples where these are asked for.
+        alone = options.samples and "samples" in PLACES.get(options.format, ())
+        names = (*(() if alone else export.quantities), *(("samples",) if samples else ()))
     else:
         names = tuple(name.strip() for name in options.quantity.split(","))
         if options.samples and "samples" not in names:

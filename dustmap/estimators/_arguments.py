@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Self, final
 
 import numpy as np
@@ -68,8 +69,8 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
             raise UserError(f"grid has {grid.dim} axes but X has {X.shape[1]} columns")
         engines.refuse_outside(grid, X)
         return grid
-    if isinstance(grid, tuple) and all(isinstance(m, int) for m in grid):
-        return tuple(grid)
+    if isinstance(grid, tuple) and all(isinstance(m, Integral) for m in grid):
+        return tuple(int(m) for m in grid)
     raise UserError(
         f'grid must be "auto", a RegularGrid, or a tuple of points per column of X such as '
         f"{(64,) * X.shape[1]}, got {grid!r}"
@@ -214,13 +215,13 @@ def make_likelihood(
     given: whether the data came with noise_std; spread: standard deviation of y'.
     """
     learn = "noise" in learned
-    if isinstance(noise, int | float) and not isinstance(noise, bool):
+    if isinstance(noise, Real) and not isinstance(noise, bool):
         if given:
             raise UserError(
                 f"noise = {noise} is the standard deviation of all data, and noise_std was given "
                 f"to fit as well: leave one of them out"
             )
-        if not 0 < noise < float("inf"):
+        if not 0 < float(noise) < math.inf:
             raise UserError(f"noise must be a positive standard deviation, got {noise}")
         return GaussianLikelihood(jitter=float(noise) / y_scale, learn=False)
     name = one_of("noise", noise, NOISES)
@@ -339,7 +340,8 @@ def spread(values: Array, name: str = "y") -> Array:
         spread = np.std(values, axis=0)
     if not np.isfinite(spread).all():
         raise UserError(f"{name} is too large for its square to be a number: give it other units")
-    return np.where(spread > 0, spread, 1.0)
+    # Of equal values rounding may leave a deviation, by which their differences would be lengths.
+    return np.where((spread > 0) & (np.ptp(values, axis=0) > 0), spread, 1.0)
 
 
 #: Probability below one standard deviation of a normal distribution.

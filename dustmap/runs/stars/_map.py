@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap import sky
-from dustmap.config import Config
+from dustmap.config import Config, DataConfig
 from dustmap.errors import UserError
 from dustmap.gp import Prediction, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
@@ -106,12 +106,7 @@ class StarMap(AbstractFinishedRun):
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
-        own = self.run.stars
-        data = replace(self.run.config.data, catalog=(str(catalog),), cuts=CUTS)
-        card = card if isinstance(card, SchemaCard) else sky.card_named(card)
-        card = card.with_group(data.groups, required=False)
-        named = system_named(system) if system else None
-        read = _input.read_stars(data, card, named, _input.prior_of(own))
+        own, read = self.run.stars, self.read(catalog, card, system)
         stars = _input.in_system(read.stars, own.system)
         groups: dict[str, int] = {}
         if stars.groups is not None:
@@ -119,8 +114,8 @@ class StarMap(AbstractFinishedRun):
             numbers = _input.renumbered(labels, self.run.group_names)[stars.groups]
             stars = replace(stars, groups=numbers)
             groups = {"stars_of_unknown_groups": int((numbers == _input.UNKNOWN).sum())}
-        elif data.groups:
-            log.warning("%s has no column %s: no zero points are added", catalog, data.groups)
+        elif column := self.run.config.data.groups:
+            log.warning("%s has no column %s: no zero points are added", catalog, column)
         seen = self._seen(stars.l, stars.b, stars.extinction)
         if seen:
             log.warning(
@@ -140,7 +135,7 @@ class StarMap(AbstractFinishedRun):
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
-            truth = _input.read_truth(data, card, read.stars, truth_column)
+            truth = _input.read_truth(*self._asked(catalog, card), read.stars, truth_column)
             truth = conversion(read.stars.system, own.system) * truth
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
@@ -246,6 +241,19 @@ class StarMap(AbstractFinishedRun):
             "rows_without_extinction": int((~known).sum()),
             "rows_that_the_map_has_seen": seen,
         }
+
+    def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:
+        """Read stars as the run has read its own: its prior of distances, the zero point of
+        parallaxes and the column of groups."""
+        data, card = self._asked(catalog, card)
+        named = system_named(system) if system else None
+        return _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
+
+    def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:
+        """The run's [data] of another catalog, and its card."""
+        data = replace(self.run.config.data, catalog=(str(catalog),), cuts=CUTS)
+        card = card if isinstance(card, SchemaCard) else sky.card_named(card)
+        return data, card.with_group(data.groups, required=False)
 
     def query(self, l: float, b: float, distance: float) -> Mapping[str, float]:
         """Predict at one place, in degrees and pc."""

@@ -63,7 +63,8 @@ class Segments:
         return places_at(self.l[:, None], self.b[:, None], distances)
 
     def integrate(self, density: Callable[[Array], Array], step: float) -> Array:
-        """Integrate a density, taken at distances (D,) on every ray as (N, D), in every segment."""
+        """Integrate a density, taken at distances (D,) on every ray as (N, D), in every
+        segment."""
         parts = max(1, math.ceil(float(np.diff(self.edges).max()) / step))
         total = np.zeros((len(self.l), len(self.edges) - 1))
         width = np.diff(self.edges) / parts
@@ -106,7 +107,9 @@ class MapSource(AbstractSource):
             return self.density.mean_at(positions_of(places)).reshape(places.shape)
 
         with muted_reports():  # rays leave every box
-            return segments.integrate(at, 0.5 * min(self.density.grid.spacing))
+            within = np.isfinite(at(segments.edges))
+            total = segments.integrate(at, 0.5 * min(self.density.grid.spacing))
+        return np.where(within[:, :-1] & within[:, 1:], total, np.nan)
 
 
 @final

@@ -233,7 +233,7 @@ class Clouds:
 
 def default_threshold(density: DustMap) -> float:
     """Return three times the mean density of the map, in mag/pc."""
-    mean = float(np.mean(density.mean, dtype=np.float64))
+    mean = float(np.mean(_cube(density.on_one_grid(), Quantity.MEAN), dtype=np.float64))
     if not mean > 0.0:
         raise UserError(
             f"threshold: the mean density of the map is {mean:g} mag/pc; state a threshold"

@@ -3,7 +3,6 @@ tables; and as xarray: cubes, a line of sight, shells on the sky in HEALPix.
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -25,7 +24,6 @@ from dustmap.sky.maps._trilinear import (
     CubeReader,
     Flags,
     Floats,
-    Indices,
     Rays,
     distances_through,
 )
@@ -45,8 +43,6 @@ _PLACES = 2**21
 _NUMBERS = 2**23
 #: What one sample says nothing of.
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
-#: Points of all rays that are held at once.
-_POINTS = 2**20
 #: Percentiles between which 68 % lie.
 _BAND = (16.0, 84.0)
 #: Units of answers, by their names.
@@ -69,14 +65,34 @@ class Answers:
         self._random = np.random.default_rng(seed)
         self._finer = Answers(finer[0], seed, memory, finer[1:]) if finer else None
 
+    def reliable_range(self, directions: Floats, least: float) -> Floats:
+        """Find [from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage, that of the
+        finest level at a place, never is `least`."""
+        cubes = (Cube(Quantity.COVERAGE),)
+
+        def covered(places: Floats) -> Floats:
+            return np.asarray(self.interpolated(cubes, places, Outside.NAN)[0])
+
+        step = 0.5 * self._finest_spacing
+        return _trilinear.range_of(covered, self.layout.grid, step, directions, least)
+
+    @property
+    def _finest_spacing(self) -> float:
+        """Least distance of voxels in pc, of all levels."""
+        own = min(self.layout.grid.spacing)
+        return own if self._finer is None else min(own, self._finer._finest_spacing)
+
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
     ) -> Floats:
         """Return densities or integrals (1, S or Q, N), float64."""
         stored = self._stored(mode, levels)
-        cubes = stored or self._sample_cubes(mode)
-        values = self.interpolated(cubes, positions, outside)
-        if not stored:
+        if stored:
+            values = self.interpolated(stored, positions, outside)
+        elif mode in (Mode.MEDIAN, Mode.PERCENTILE) and self._has_widths:
+            values = self._quantiles(positions, levels, outside)
+        else:
+            values = self.interpolated(self._sample_cubes(mode), positions, outside)
             return _summary(values, mode, levels, self.layout.positive)
         if mode in _SPREADS and self.layout.positive and self.layout.samples > 1:
             step = max(1, _NUMBERS // (8 * self.layout.samples))
@@ -84,6 +100,41 @@ class Answers:
                 part = slice(start, start + step)
                 values[:, part] *= self._between(positions[part], mode, levels)
         return values
+
+    def of_cube(self, cube: Cube, positions: Floats) -> Floats:
+        """Return what a cube says at places (1, N) of any level, float64; NaN outside."""
+        level = _quantities.PERCENTILES.get(cube.quantity)
+        if level is not None:
+            return self.densities(positions, Mode.PERCENTILE, (level,), Outside.NAN)
+        if cube.quantity is Quantity.STD:
+            return self.densities(positions, Mode.STD, (), Outside.NAN)
+        return self.interpolated((cube,), positions, Outside.NAN)
+
+    @property
+    def _has_widths(self) -> bool:
+        """Whether cubes have a centre and a width, by which all quantiles follow."""
+        return set(self._widths) <= set(self.layout.quantities)
+
+    @property
+    def _widths(self) -> tuple[Quantity, ...]:
+        positive = Quantity.P16, Quantity.MEDIAN, Quantity.P84
+        return positive if self.layout.positive else (Quantity.MEAN, Quantity.STD)
+
+    def _quantiles(self, positions: Floats, levels: tuple[float, ...], outside: Outside) -> Floats:
+        """Return quantiles (Q, N): log-normal by the median and P16 to P84, or normal ones."""
+        cubes = tuple(Cube(quantity) for quantity in self._widths)
+        values = self.interpolated(cubes, positions, outside)
+        z = [_quantities.normal_quantile(level) for level in levels]
+        if not self.layout.positive:
+            mean, std = values
+            return np.stack([mean + each * std for each in z])
+        low, median, high = values
+        ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
+        width = np.log(ratio) / (2.0 * _quantities.normal_quantile(0.84))
+        # Those that have a cube are what it says.
+        held = {0.16: low, 0.5: median, 0.84: high}
+        pairs = zip(levels, z, strict=True)
+        return np.stack([held.get(q, median * np.exp(each * width)) for q, each in pairs])
 
     def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
         """Return statistics of interpolated samples over interpolated statistics (1 or Q, N)."""
@@ -219,52 +270,6 @@ def muted_reports() -> Iterator[None]:
         yield
     finally:
         _log_of_maps.setLevel(level)
-
-
-def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floats:
-    """Find [from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage never is `least`.
-
-    Coverage is looked at in steps of half a voxel and is linear between them.
-    """
-    grid = reader.cubes.layout.grid
-    rays, _ = _trilinear.within(grid, directions, np.full(len(directions), np.inf))
-    step = 0.5 * min(grid.spacing)
-    longest = float((rays.far - rays.near).max(initial=0.0))
-    count = max(2, math.ceil(longest / step) + 1)
-    ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
-    for start in range(0, len(rays), size):
-        part = rays.part(slice(start, start + size))
-        near, far = part.near[:, None], part.far[:, None]
-        s: Floats = near + step * np.arange(count, dtype=np.float64)
-        beyond = (s >= far + step) | (far <= near)
-        s = np.minimum(s, far)
-        cells = Cells.of(grid, (part.direction[:, None] * s[..., None]).reshape(-1, 3))
-        covered = reader.at(Cube(Quantity.COVERAGE), cells).reshape(s.shape).astype(np.float64)
-        # −1 stands for no coverage at all: the box ends at the step before.
-        covered[beyond | np.isnan(covered)] = -1.0
-        ranges[start : start + size] = _range(s, covered, least)
-    return ranges
-
-
-def _range(s: Floats, covered: Floats, least: float) -> Floats:
-    """Find where coverage (N, K) first reaches `least`, and next falls below: (N, 2)."""
-    reached: Flags = covered >= least
-    first = reached.argmax(-1)
-    falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
-    last = np.where(falls.any(-1), falls.argmax(-1), s.shape[1])
-    ends = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
-    return np.where(reached.any(-1, keepdims=True), ends, np.nan)
-
-
-def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
-    """Find where coverage is `least` between the steps k − 1 and k (N,), or the last of them."""
-    left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
-    row = np.arange(len(s))
-    a, b = covered[row, left], covered[row, right]
-    share: Floats = np.divide(least - a, b - a, out=np.ones_like(a), where=a != b)
-    share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
-    low, high = s[row, left], s[row, right]  # one place before the first step and after the last
-    return np.asarray(low + np.clip(share, 0.0, 1.0) * (high - low))
 
 
 def central_band(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
-from dustmap.sky.maps._answers import Answers, cubes_of, profile_of, reliable_range, sky_of
+from dustmap.sky.maps._answers import Answers, cubes_of, profile_of, sky_of
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
@@ -114,7 +114,7 @@ class DustMap:
         points, leading = grid.points().numpy(), self.layout.request.leading
         arrays = {q: np.empty((*leading(q), *grid.shape[::-1]), np.float32) for q in self.available}
         for cube in self.layout.cubes:
-            (values,) = self._answers.interpolated((cube,), points, Outside.NAN)
+            (values,) = self._answers.of_cube(cube, points)
             cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
         return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive)
 
@@ -324,7 +324,7 @@ class DustMap:
         scale.
         """
         self._answers.require(Quantity.COVERAGE)
-        ranges = reliable_range(self._answers.reader, directions_of(coords), least)
+        ranges = self._answers.reliable_range(directions_of(coords), least)
         return ranges.reshape(*coords.shape, 2) * u.pc
 
     def profile(self, coords: SkyCoord, distances: u.Quantity | None = None) -> "xr.Dataset":

@@ -117,15 +117,21 @@ class AbstractDensityField(ABC):
     def percentiles(
         self, functional: AbstractFunctional, levels: Sequence[float]
     ) -> NDArray[np.float64]:
-        """Return quantiles at `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
-        normal distribution where there are none."""
-        if self.n_samples > 1:
+        """Return quantiles at `levels` (Q,), (Q, N): by the moments of the samples, as maps have
+        them, or by mean and standard deviation of a density of any sign at places, and where there
+        are no samples."""
+        if self.n_samples > 1 and (self.positive or not isinstance(functional, PointValues)):
             request = MapRequest((Quantity.SAMPLES,), self.n_samples)
             draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
-            return percentiles(draws, levels, self.positive).numpy()
+            relative = self.between_nodes(functional)
+            return percentiles(draws, levels, self.positive, relative).numpy()
         moments = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
         mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
+
+    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
+        """Return the variance (N,) over E f² that samples have not; 0 where they have all."""
+        return 0.0
 
     def check(self, request: MapRequest) -> None:
         """Refuse more samples than there are."""

@@ -15,7 +15,7 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
-from dustmap.sky.maps._node_field import NodeField, variance_between
+from dustmap.sky.maps._node_field import NodeField, relative_between, variance_between
 from dustmap.sky.maps._quantities import MapRequest, statistics
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -74,6 +74,9 @@ class NestedField(AbstractDensityField):
                 whole = np.empty((*values.shape[:-1], len(functional)), np.float32)
                 answers.setdefault(name, whole)[..., rows.cpu().numpy()] = values
         return answers
+
+    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
+        return relative_between(self.posterior, functional)
 
     def _of_rays(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         """Statistics of integrals of the samples, through the rows of all grids."""

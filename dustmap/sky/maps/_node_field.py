@@ -115,6 +115,17 @@ class Resampler:
 
 
 @torch.no_grad()
+def relative_between(posterior: LogNormalPosterior, functional: AbstractFunctional) -> Tensor:
+    """Return the variance (N,) over E ρ² at places that interpolated samples have not, float32.
+
+    Samples along rays have all of theirs (`variance_between`).
+    """
+    if posterior.unresolved is None or not isinstance(functional, PointValues):
+        return torch.zeros(len(functional))
+    return posterior.unresolved.relative(functional.x).float().cpu()
+
+
+@torch.no_grad()
 def variance_between(posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids) -> Tensor:
     """Return variances (M,) of normal numbers on ln ρ at the nodes, for what lies between these.
 
@@ -220,13 +231,14 @@ class NodeField(AbstractDensityField):
             rows = self.posterior.interpolation(functional)
             return statistics(rows.matmul(self.density.to(rows.dtype)), request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
-        lacking, relative = self.posterior.unresolved, torch.zeros(len(functional))
-        if lacking is not None:
-            relative = lacking.relative(functional.x).float().cpu()
+        relative = self.between_nodes(functional)
         answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
         if Quantity.COVERAGE in request:
             answers["coverage"] = self._covered.at(cells)[:, 0]
         return answers
+
+    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
+        return relative_between(self.posterior, functional)
 
     def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
         """Relative variance (y, x) that samples have not in plane k of a grid."""

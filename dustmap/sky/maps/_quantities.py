@@ -220,7 +220,7 @@ def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
 
 
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
-    """Return μ and τ of ln f; −∞ and 0 where a sample is not positive."""
+    """Return μ and τ of ln f; −∞ and 0 where a sample is not positive, NaN where one is unknown."""
     of = _namespace(draws)
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
@@ -230,7 +230,9 @@ def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     spread = deviation(logs, mean, count - 1.0 / count if count % 2 and count > 1 else count)
     if bool(positive.all()):
         return mean, spread
-    return of.where(positive, mean, -of.inf), of.where(positive, spread, 0.0)
+    unknown = of.isnan(draws).any(0)
+    none = of.where(unknown, of.nan, -of.inf), of.where(unknown, of.nan, 0.0)
+    return of.where(positive, mean, none[0]), of.where(positive, spread, none[1])
 
 
 def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:

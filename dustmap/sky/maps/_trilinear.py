@@ -302,3 +302,55 @@ def _points(grid: RegularGrid, rays: Rays) -> tuple[Floats, Floats, Indices]:
     s = np.concatenate([middle - _GAUSS * step, middle + _GAUSS * step])
     row = np.tile(row, 2)
     return rays.direction[row] * s[:, None], 0.5 * np.tile(step, 2), row
+
+
+def range_of(
+    values: Callable[[Floats], Floats],
+    grid: RegularGrid,
+    step: float,
+    directions: Floats,
+    least: float,
+) -> Floats:
+    """Find [from, to] in pc (N, 2) along unit vectors (N, 3) through the box of a grid, between
+    which values of places (K, 3) first are at least `least`; NaN where they never are.
+
+    They are looked at in steps and are linear between them.
+    """
+    rays, _ = within(grid, directions, np.full(len(directions), np.inf))
+    longest = float((rays.far - rays.near).max(initial=0.0))
+    count = max(2, math.ceil(longest / step) + 1)
+    ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // (2 * count))
+    for start in range(0, len(rays), size):
+        part = rays.part(slice(start, start + size))
+        near, far = part.near[:, None], part.far[:, None]
+        s: Floats = near + step * np.arange(count, dtype=np.float64)
+        beyond = (s >= far + step) | (far <= near)
+        s = np.minimum(s, far)
+        places = (part.direction[:, None] * s[..., None]).reshape(-1, 3)
+        # Rounding takes the ends of rays out of the box.
+        here = values(np.clip(places, grid.lower, grid.upper)).reshape(s.shape)
+        # −1 stands for no value at all: the box ends at the step before.
+        here[beyond | np.isnan(here)] = -1.0
+        ranges[start : start + size] = _range(s, here, least)
+    return ranges
+
+
+def _range(s: Floats, values: Floats, least: float) -> Floats:
+    """Find where values (N, K) first reach `least`, and next fall below: (N, 2)."""
+    reached: Flags = values >= least
+    first = reached.argmax(-1)
+    falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
+    last = np.where(falls.any(-1), falls.argmax(-1), s.shape[1])
+    ends = np.stack([_crossing(s, values, k, least) for k in (first, last)], axis=-1)
+    return np.where(reached.any(-1, keepdims=True), ends, np.nan)
+
+
+def _crossing(s: Floats, values: Floats, k: Indices, least: float) -> Floats:
+    """Find where values are `least` between the steps k − 1 and k (N,), or the last of them."""
+    left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
+    row = np.arange(len(s))
+    a, b = values[row, left], values[row, right]
+    share: Floats = np.divide(least - a, b - a, out=np.ones_like(a), where=a != b)
+    share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
+    low, high = s[row, left], s[row, right]  # one place before the first step and after the last
+    return np.asarray(low + np.clip(share, 0.0, 1.0) * (high - low))

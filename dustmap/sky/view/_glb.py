@@ -149,6 +149,12 @@ def scene_at(
 
 
 def _usual_levels(mean: NDArray[np.float32]) -> list[float]:
+    unknown = int((~np.isfinite(mean)).sum())
+    if unknown:
+        raise UserError(
+            f"{unknown} of {mean.size} voxels of the map have no density: merge the tiles that are "
+            "missing, or export a part of the map"
+        )
     middle = float(np.mean(mean, dtype=np.float64))
     levels = [factor * middle for factor in LEVELS if factor * middle < float(mean.max())]
     if not middle > 0.0 or not levels:

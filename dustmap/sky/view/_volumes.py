@@ -190,7 +190,10 @@ class MapVolumes:
 
     @cached_property
     def positive(self) -> bool:
-        """Whether the mean is nowhere negative, and scales are logarithmic."""
+        """Whether the density is nowhere negative, nor are its samples, and scales are
+        logarithmic."""
+        if self._map.n_samples and not self._map.layout.positive:
+            return False
         mean = self.values("mean", self.finest)
         known = mean[np.isfinite(mean)]
         return bool(known.size and known.min() >= 0.0 and known.max() > 0.0)

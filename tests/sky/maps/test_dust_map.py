@@ -238,7 +238,9 @@ def test_what_a_map_does_not_hold_is_said() -> None:
     plain = DustMap.from_nodes(NODES, np.ones(NODES.size), np.ones(NODES.size), A_V)
     where = coordinates(positions(3))
     np.testing.assert_array_equal(plain.query(where, mode="std"), 1.0)
-    for mode in ("samples", "random_sample", "median"):
+    percentiles = plain.query(where, mode="percentile", pct=[50, 84])
+    np.testing.assert_allclose(percentiles, [[1.0, 1.994458]] * 3, rtol=1e-5)
+    for mode in ("samples", "random_sample"):
         with pytest.raises(ValueError, match=f"mode '{mode}' needs stored samples .* mean, std"):
             plain.query(where, mode=mode)
     with pytest.raises(ValueError, match="needs stored samples"):
@@ -345,3 +347,13 @@ def test_what_a_map_says_of_itself() -> None:
     assert np.diff(MAP.distances.value).max() <= 5.0
     assert set(MAP.quantities()) == {q.value for q in Quantity} - {"samples"}
     assert MAP.n_samples == 6
+
+
+def test_a_percentile_does_not_depend_on_its_company() -> None:
+    where = coordinates(positions(20))
+    alone, company = (MAP.query(where, "percentile", pct=pct) for pct in ([16], [5, 16]))
+    np.testing.assert_allclose(company[:, 1], alone[:, 0], rtol=1e-3)
+    outside = coordinates(np.array([[5e3, 0.0, 0.0]]))
+    for integrated in (False, True):
+        found = MAP.query(outside, "percentile", pct=[5, 16], integrated=integrated)
+        assert np.isnan(found).all()
