@@ -149,6 +149,37 @@ def test_questions_have_the_finest_level(form: str, tmp_path: Path) -> None:
     assert bool((sky.extinction_mean[1] > sky.extinction_mean[0]).all())
 
 
+def test_percentiles_of_places_have_what_lies_between_the_nodes() -> None:
+    made, at = field(unresolved=True), PointValues(places(100))
+    cubes = made.evaluate(at, MapRequest((Quantity.P16, Quantity.P84)))
+    low, high = made.percentiles(at, [0.16, 0.84])
+    np.testing.assert_allclose(low, cubes["p16"], rtol=1e-5)
+    np.testing.assert_allclose(high, cubes["p84"], rtol=1e-5)
+
+
+def test_reach_and_spread_are_those_of_the_finest_level(tmp_path: Path) -> None:
+    asked = MapRequest((Quantity.MEAN, Quantity.STD, Quantity.COVERAGE, Quantity.SAMPLES), 6)
+    slabs = Slabs.of_field(field(), NESTED.outer, asked, NESTED.grids[1:])
+    write_map(tmp_path / "map.zarr", slabs, Provenance("a run"))
+    density = DustMap.open(tmp_path / "map.zarr")
+    whole = density.on_one_grid()
+    nodes = coordinates(whole.grid.points())
+    expected = density.query(nodes, "std").reshape(whole.grid.shape).transpose()
+    np.testing.assert_allclose(whole.cube(Quantity.STD), expected, rtol=1e-5)
+
+    directions = coordinates(places(60))
+    least = float(np.median(density.coverage(nodes)))
+    ranges = density.reliable_distances(directions, least).to_value(u.pc)
+    known = np.isfinite(ranges).all(-1)
+    assert known.mean() > 0.5
+    for direction, (near, far) in zip(directions[known], ranges[known], strict=True):
+        s = np.linspace(near, far, 101)[1:-1] * u.pc
+        l, b = direction.spherical.lon, direction.spherical.lat
+        along = SkyCoord(l=l, b=b, distance=s, frame="galactic")
+        # Between steps of half a voxel coverage is not quite linear.
+        assert density.coverage(along).min() > least - 0.1
+
+
 def test_a_map_that_names_levels_it_has_not_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "map.zarr"
     slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
