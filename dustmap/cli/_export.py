@@ -242,7 +242,7 @@ def _request(
     most = min(export.samples, field.n_samples)
     samples = most if options.samples is None else options.samples
     if options.quantity is None:
-        # A file that has samples or other quantities has samples where these are asked for.
+        # Of files that hold samples alone or other quantities, --samples asks for the former.
         alone = options.samples and "samples" in PLACES.get(options.format, ())
         names = (*(() if alone else export.quantities), *(("samples",) if samples else ()))
     else:

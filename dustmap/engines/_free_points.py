@@ -40,10 +40,10 @@ _BYTES_PER_PAIR = 72
 _ROWS_OF_CHUNK, _CHUNK_COPIES, _GRAPH_COPIES = 8, 4, 13
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
-#: Adam's rate falls tenfold at each of these fractions of the passes, and natural steps to 0.3: the
-#: gradient is taken at q after a step on the same rows, which q then fits better than others. With
-#: steps of half a length to the end 300 rows learn three quarters of their noise.
+#: Adam's rate falls tenfold at each of these fractions of the passes.
 _DECAY = inference.StepDecay(0.1, (0.5, 0.8))
+#: Natural steps fall to 0.3 of their length at each of these: Adam's gradient is taken at q after
+#: the step on the same rows, which q then fits better than others, and learns too little noise.
 _NATURAL_DECAY = inference.StepDecay(0.3, (0.25, 0.8))
 #: Share of the rows held out for `patience`.
 _HELD_OUT = 0.1

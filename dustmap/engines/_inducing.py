@@ -39,9 +39,9 @@ _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
-#: Copies of dense rows, with the parts that are joined and products with them: for rays whose
-#: weights a factor solves for; weights of iterations; for points and the torus, without a solve.
-#: Bytes of rows made anew; copies of a minibatch with its products.
+#: Copies of dense rows, with the parts that are joined and products with them: of rays by a factor,
+#: of rays by iterations, and of points and the torus, which need no solve. Bytes of rows that are
+#: made anew; copies of a minibatch with its products.
 _FACTOR_COPIES, _SOLVED_COPIES, _COPIES, _STREAMED, _MINIBATCH = 2.75, 1.75, 1.25, 2**28, 4
 
 

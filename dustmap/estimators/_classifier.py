@@ -46,7 +46,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learn : bool or names out of "length", "variance", "mean", "inducing"
         What is learned from minibatches, by steps of Adam between natural ones of the posterior.
     batch_size, learning_rate : int, float
-        Rows per step, and the rate of Adam; 0 keeps all but the posterior as it starts.
+        Rows per step, at most, and the rate of Adam; 0 keeps all but the posterior as it starts.
     epochs : "auto" or int
         Passes over the data; "auto" is 20, or what makes 200 steps.
     patience : int or None

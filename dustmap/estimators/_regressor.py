@@ -105,7 +105,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Points of the svgp and sgpr engines, at first the centres of clusters of X; "auto" is 500,
         or as many as rows differ. The cost of a step grows with their cube.
     batch_size, learning_rate : int, float
-        Rows per step of the svgp engine, and the rate of Adam; 0 keeps all but q as it starts.
+        Rows per step of the svgp engine, at most, and the rate of Adam; 0 keeps all but q as it
+        starts.
     epochs : "auto" or int
         Passes of the svgp engine; "auto" is 20, or what makes 200 steps.
     patience : int or None

@@ -63,8 +63,7 @@ class Segments:
         return places_at(self.l[:, None], self.b[:, None], distances)
 
     def integrate(self, density: Callable[[Array], Array], step: float) -> Array:
-        """Integrate a density, taken at distances (D,) on every ray as (N, D), in every
-        segment."""
+        """Integrate a density, taken at distances (D,) on every ray as (N, D), in every segment."""
         parts = max(1, math.ceil(float(np.diff(self.edges).max()) / step))
         total = np.zeros((len(self.l), len(self.edges) - 1))
         width = np.diff(self.edges) / parts

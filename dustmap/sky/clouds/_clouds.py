@@ -38,6 +38,7 @@ from dustmap.sky.clouds._structures import (
     structures_of,
 )
 from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._cubes import refuse_unknown
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
 log = logging.getLogger(__name__)
@@ -299,11 +300,7 @@ def _form_in(
 def _cube(density: DustMap, quantity: Quantity, sample: int = 0) -> Values:
     """Read a cube (z, y, x), all of whose voxels are known."""
     values = density.cube(quantity, sample)
-    if not np.isfinite(values).all():
-        raise UserError(
-            f"{quantity.value}: {int((~np.isfinite(values)).sum())} of {values.size} voxels have "
-            "no density; merge the tiles that are missing, or export a part of the map"
-        )
+    refuse_unknown(values, quantity.value)
     return values
 
 

@@ -122,19 +122,21 @@ class Answers:
 
     def _quantiles(self, positions: Floats, levels: tuple[float, ...], outside: Outside) -> Floats:
         """Return quantiles (Q, N): log-normal by the median and P16 to P84, or normal ones."""
-        cubes = tuple(Cube(quantity) for quantity in self._widths)
-        values = self.interpolated(cubes, positions, outside)
+        held = self._widths
+        values = self.interpolated(tuple(map(Cube, held)), positions, outside)
         z = [_quantities.normal_quantile(level) for level in levels]
         if not self.layout.positive:
             mean, std = values
             return np.stack([mean + each * std for each in z])
         low, median, high = values
         ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
-        width = np.log(ratio) / (2.0 * _quantities.normal_quantile(0.84))
+        below, _, above = own = [_quantities.PERCENTILES[quantity] for quantity in held]
+        z_low, z_high = map(_quantities.normal_quantile, (below, above))
+        width = np.log(ratio) / (z_high - z_low)
         # Those that have a cube are what it says.
-        held = {0.16: low, 0.5: median, 0.84: high}
+        known = dict(zip(own, values, strict=True))
         pairs = zip(levels, z, strict=True)
-        return np.stack([held.get(q, median * np.exp(each * width)) for q, each in pairs])
+        return np.stack([known.get(q, median * np.exp(each * width)) for q, each in pairs])
 
     def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
         """Return statistics of interpolated samples over interpolated statistics (1 or Q, N)."""

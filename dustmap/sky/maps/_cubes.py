@@ -409,3 +409,13 @@ class ZarrCubes(_FileCubes):
         from dustmap.sky._zarr import CheckedGroup  # a FITS file waits for no zarr
 
         return CheckedGroup(self.path, "a zarr group of version 2 or 3")
+
+
+def refuse_unknown(values: NDArray[np.float32], name: str = "") -> None:
+    """Refuse a cube with voxels that have no density; name: of the cube."""
+    unknown = values.size - int(np.isfinite(values).sum())
+    if unknown:
+        raise UserError(
+            f"{name and name + ': '}{unknown} of {values.size} voxels have no density; merge the "
+            "tiles that are missing, or export a part of the map"
+        )

@@ -276,9 +276,11 @@ class DustMap:
         Density: std, median and percentiles are the map's cubes at voxel centres. Between them
         those of a positive density, which is the interpolant of its samples, follow the samples;
         without samples, or with a density of any sign, they are the interpolated cubes (of a
-        positive density at least its std). What has no cube comes from the samples. Integrals:
-        the mean is that of the mean cube; std and percentiles come from the S stored samples, with
-        a relative error of `monte_carlo_error`.
+        positive density at least its std). Percentiles that have no cube follow from those that
+        have, by their log-normal distribution, or where the density has any sign from mean and
+        std; what else has none comes from the samples. Integrals: the mean is that of the mean
+        cube; std and percentiles come from the S stored samples, with a relative error of
+        `monte_carlo_error`.
         """
         asked, policy = Mode.named(mode), Outside.named(outside)
         levels = _levels(asked, pct)

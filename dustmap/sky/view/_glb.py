@@ -22,6 +22,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic, positions_of
 from dustmap.sky.maps import DustMap
+from dustmap.sky.maps._cubes import refuse_unknown
 from dustmap.sky.view._surfaces import EDGES, Surface, iso_surface
 from dustmap.tables import replacing
 
@@ -149,12 +150,7 @@ def scene_at(
 
 
 def _usual_levels(mean: NDArray[np.float32]) -> list[float]:
-    unknown = int((~np.isfinite(mean)).sum())
-    if unknown:
-        raise UserError(
-            f"{unknown} of {mean.size} voxels of the map have no density: merge the tiles that are "
-            "missing, or export a part of the map"
-        )
+    refuse_unknown(mean)
     middle = float(np.mean(mean, dtype=np.float64))
     levels = [factor * middle for factor in LEVELS if factor * middle < float(mean.max())]
     if not middle > 0.0 or not levels:

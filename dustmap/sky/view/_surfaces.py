@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.sky.maps._cubes import refuse_unknown
 
 Array: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
@@ -80,11 +81,7 @@ def iso_surface(density: NDArray[np.float32], level: float, grid: RegularGrid) -
     >>> round(ball.area / (4.0 * np.pi * 4.0**2), 2)
     1.01
     """
-    if not np.isfinite(density).all():
-        raise UserError(
-            f"{int((~np.isfinite(density)).sum())} of {density.size} voxels have no density; merge "
-            "the tiles that are missing, or export a part of the map"
-        )
+    refuse_unknown(density)
     above = density >= level
     if above.all() or not above.any():
         raise UserError(
