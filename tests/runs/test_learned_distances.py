@@ -144,3 +144,11 @@ def test_poor_parallaxes_fail_a_check(tmp_path: Path, fraction: float, code: int
     assert check.value == pytest.approx(fraction, rel=0.2)
     assert done.passed == (code == DONE)
     assert ("warning" in done.sections["data"]) == (code != DONE)
+
+
+def test_stars_to_compare_have_the_prior_of_the_run(folder: Path, finished: StarMap) -> None:
+    own = finished.run.stars.distances
+    distances = finished.read(folder / "stars.csv", "generic", "A_V").stars.distances
+    assert isinstance(own, ParallaxDistances)
+    assert isinstance(distances, ParallaxDistances)
+    assert distances.prior == own.prior

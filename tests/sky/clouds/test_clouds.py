@@ -13,6 +13,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky import galactic
 from dustmap.sky.clouds import Clouds, Criteria, NamedPlaces, find_clouds, solar_masses
+from dustmap.sky.clouds._clouds import default_threshold
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.systems import system_named
 from dustmap.tables import write_table
@@ -217,6 +218,8 @@ def test_unknown_voxels_are_refused() -> None:
     mean[0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="1 of 136161 voxels have no density"):
         clouds_of(mean)
+    with pytest.raises(ValueError, match="1 of 136161 voxels have no density"):
+        default_threshold(DustMap.from_arrays(GRID, {Quantity.MEAN: mean}, "A_V"))
 
 
 @pytest.mark.parametrize("name", ["clouds.ecsv", "clouds.fits"])

@@ -234,6 +234,18 @@ def test_shells_take_their_own_options(
     assert len(data.names) == 7
 
 
+def test_samples_that_are_asked_for_are_written_for_edenhofers_reader(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shells = ["--nside", "2", "--distances", "5", "50pc", "7", "--samples"]
+    arguments = ["export", str(run), "--format", "edenhofer2023", *shells]
+    told(capsys, *arguments, "3", "--output", str(tmp_path / "shells.fits"))
+    with fits.open(tmp_path / "shells.fits") as hdus:
+        assert len(hdus["SAMPLES"].data) == 3
+    assert main([*arguments, "5", "--output", str(tmp_path / "more.fits")]) == BAD_INPUT
+    assert "5 samples were asked for and this density has 4" in capsys.readouterr().err
+
+
 def test_shells_at_exact_distances(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

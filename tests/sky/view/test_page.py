@@ -115,6 +115,18 @@ def test_a_density_of_any_sign_has_a_linear_scale() -> None:
     assert page.values(1) == pytest.approx(0.1)
 
 
+def test_samples_of_any_sign_have_a_linear_scale() -> None:
+    """The mean is positive everywhere, a sample is not."""
+    grid = RegularGrid((-100.0,) * 3, (50.0,) * 3, (5,) * 3)
+    mean = np.full((5, 5, 5), 0.001, np.float32)
+    drawn = np.stack([mean - 0.002, mean + 0.002])
+    arrays = {Quantity.MEAN: mean, Quantity.SAMPLES: drawn}
+    density = DustMap.from_arrays(grid, arrays, "A_V", positive=False)
+    page = Page(view_of(density, samples=1).html)
+    names = [volume["name"] for volume in page.about["volumes"]]
+    assert page.values(names.index("sample 1")) == pytest.approx(-0.001, rel=0.01)
+
+
 @pytest.mark.parametrize("name", odd_maps())
 def test_odd_maps_have_scales(name: str) -> None:
     about = Page(view_of(odd_maps()[name]).html).about

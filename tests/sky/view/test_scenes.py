@@ -120,6 +120,9 @@ def test_usual_levels_are_multiples_of_the_mean() -> None:
     flat = DustMap.from_nodes(GRID, np.full(GRID.size, 0.001), None, "A_V")
     with pytest.raises(UserError, match="no density is 3 times the mean"):
         scene_of(flat)
+    unknown = np.full(GRID.size, np.nan)
+    with pytest.raises(UserError, match="voxels have no density; merge the tiles"):
+        scene_of(DustMap.from_nodes(GRID, unknown, None, "A_V"))
 
 
 def test_the_command_takes_maps_and_tables_of_clouds(
