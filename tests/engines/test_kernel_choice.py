@@ -74,6 +74,27 @@ def test_few_noisy_rows_of_waves_are_seldom_rough() -> None:
     assert names.count("matern12") <= 1
 
 
+@pytest.mark.parametrize(("n", "patches"), [(1_200, 30), (4_000, 80)])
+def test_of_many_rows_ten_windows_learn_and_all_score(n: int, patches: int) -> None:
+    choice = choose_kernel(start(), spectral_field(1.5, n), names=["matern32"])
+    assert (choice.patches, choice.held_out) == (patches, 40 * patches)
+    assert choice.rows == 10 * (300 - 40)
+
+
+@pytest.mark.slow
+def test_many_noisy_rows_of_smooth_waves_are_seldom_rough() -> None:
+    names = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x = torch.from_numpy(rng.uniform(size=(12_000, 4)))
+        y = torch.sin(3 * x[:, 0]) + x[:, 3] ** 2 + torch.cos(2 * x[:, 1] * x[:, 2])
+        y += 0.1 * torch.from_numpy(rng.standard_normal(12_000))
+        unit = [(v - v.mean(0)) / v.std(0) for v in (x, y)]
+        names.append(choose_kernel(start(4), Batch(PointValues(unit[0]), unit[1])).name)
+    # Ten patches, of hyperparameters as good, chose one of each kernel for three seeds.
+    assert names.count("matern52") >= 5
+
+
 def test_errors_of_the_rows_are_their_noise() -> None:
     data = spectral_field(0.5, 400, noise=0.3)
     errors = Batch(data.functional, data.y, torch.full_like(data.y, 0.09))
