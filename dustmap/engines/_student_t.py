@@ -6,7 +6,7 @@ sites of all rows follow at the learned kernel.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from dustmap import inference
 from dustmap.engines import _engine, _pathwise_points
+from dustmap.engines._automatic import EngineChoice
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._exact import ExactEngine
-from dustmap.engines._learning import EvidenceSettings, learn, searched_start
+from dustmap.engines._learning import EvidenceSettings, learn, most_exact, searched_start
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
@@ -47,11 +48,13 @@ _LEAST_WIDTH = 1e-4
 class StudentTEngine(AbstractEngine):
     """y_n = f_n + s_n t_ν: the inner engine sees the normal data (`Sites`) in the place of each.
 
-    learning: of kernel and noise; its rows are LEARNING_ROWS at most.
+    learning: of kernel and noise; its rows are LEARNING_ROWS at most. dense: takes the place of a
+    pathwise `inner` whose grid is coarser than the learned kernel asks for; None to keep that.
     """
 
     inner: ExactEngine | PathwiseEngine
     learning: EvidenceSettings
+    dense: ExactEngine | None = None
 
     @property
     def most_rows(self) -> int:
@@ -59,7 +62,7 @@ class StudentTEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """The plan of the inner engine: sites are vectors over the data."""
-        return self.inner.plan(problem)
+        return self._chosen(problem)[0].plan(problem)
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Kernel and noise of a part of the data; noise and sites of all, and their posterior."""
@@ -67,14 +70,16 @@ class StudentTEngine(AbstractEngine):
         with watch.learning():
             robust, learning = learn_robustly(problem.model, data, self.learning)
         with watch.conditioning():
-            robust, sites, rests = self._sites(robust, replace(problem, model=robust.model))
+            problem = replace(problem, model=robust.model)
+            inner, choice = self._chosen(problem)
+            robust, sites, rests = _sites(inner, robust, problem)
         normal = replace(robust.model, likelihood=GaussianLikelihood())
         normal_data = site_batch(data, sites)
-        fit = self.inner.condition(replace(problem, model=normal, data=normal_data), watch)
+        fit = inner.condition(replace(problem, model=normal, data=normal_data), watch)
         made = replace(
             fit,
             model=replace(fit.model, likelihood=robust.model.likelihood),
-            report={**fit.report, "student_t": {"dof": robust.noise.nu, "converged": rests}},
+            report={**fit.report, "student_t": {"dof": robust.noise.nu, "converged": rests}, **choice},
             learning=learning,
             noise=robust.noise,
             evidence=None,
@@ -87,15 +92,18 @@ class StudentTEngine(AbstractEngine):
         """The fit of the inner engine, whose arrays hold the sites that it needs."""
         return self.inner.load(problem, arrays, plan)
 
-    def _sites(self, robust: "RobustModel", problem: Problem) -> "SiteFit":
-        """Sites and noise of all rows at the learned kernel."""
-        data = problem.data
-        if isinstance(self.inner, PathwiseEngine):
-            plan, _ = _pathwise_points.planned_points(problem, self.inner.settings.points)
-            plan.check()
-            return fit_on_grid(robust, data, plan)
-        self.inner.check_memory(len(data))
-        return _dense_rounds(robust, data, _first(robust.model, data))
+    def _chosen(self, problem: Problem) -> tuple[ExactEngine | PathwiseEngine, dict[str, Any]]:
+        """The engine for the kernel and the width of the noise, and the choice for the report."""
+        if self.dense is None or isinstance(self.inner, ExactEngine):
+            return self.inner, {}
+        _, grid = _pathwise_points.planned_points(problem, self.inner.settings.points)
+        fits = len(problem.data) <= most_exact(self.dense.settings.max_memory)
+        if grid is None or grid.fine_enough or not fits:
+            why = "its grid is fine enough" if fits else "dense matrices do not fit the memory"
+            return self.inner, {"engine_choice": asdict(EngineChoice("global", why))}
+        wide = f"its grid would leave {grid.posterior_share:.2g} times the posterior variance"
+        choice = EngineChoice("exact", f'"global" would be too coarse: {wide} unexplained')
+        return self.dense, {"engine_choice": asdict(choice)}
 
 
 @final
@@ -188,6 +196,17 @@ def fit_on_grid(robust: RobustModel, data: Batch, plan: _pathwise_points.PointPl
 def site_batch(data: Batch, sites: Sites) -> Batch:
     """The rows with targets and noise of their sites."""
     return Batch(data.functional, sites.target, sites.precision.reciprocal())
+
+
+def _sites(inner: ExactEngine | PathwiseEngine, robust: RobustModel, problem: Problem) -> SiteFit:
+    """Sites and noise of all rows at the learned kernel."""
+    data = problem.data
+    if isinstance(inner, PathwiseEngine):
+        plan, _ = _pathwise_points.planned_points(problem, inner.settings.points)
+        plan.check()
+        return fit_on_grid(robust, data, plan)
+    inner.check_memory(len(data))
+    return _dense_rounds(robust, data, _first(robust.model, data))
 
 
 @torch.no_grad()

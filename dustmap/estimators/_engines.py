@@ -33,7 +33,7 @@ from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import PathwisePosterior
 
-#: Rows up to which Student-t noise is fitted by repeated dense solves where "auto" is asked for.
+#: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
 _MOST_STUDENT_T = 2_000
 #: Rows whose evidence the engines of free inducing points start from, in few dimensions: of many
 #: length scales so few rows tell what is not so.
@@ -81,7 +81,8 @@ def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     exact = engines.ExactEngine(engines.ExactSettings(learning, a.inducing.max_memory))
     pathwise = engines.PathwiseEngine(engines.PathwiseSettings(a.points, learning))
     if a.student_t:
-        return engines.StudentTEngine(pathwise if a.engine == "global" else exact, learning)
+        dense = exact if a.engine == "auto" else None
+        return engines.StudentTEngine(exact if a.engine == "exact" else pathwise, learning, dense)
     rows = min(learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
     free = engines.FreePointsEngine(a.free, a.engine == "sgpr", replace(learning, rows=rows))
     inducing = engines.InducingEngine(a.inducing)
@@ -115,12 +116,16 @@ def engine_name(engine: object, grid: object, n: int, dim: int) -> str:
 
 
 def student_t_engine_name(engine: object, grid: object, n: int, dim: int) -> str:
-    """As `engine_name`, of the engines that have Student-t noise."""
+    """As `engine_name`, of the engines that have Student-t noise; "auto" where both may be."""
     if engine == "auto":
-        on_grid = n > _MOST_STUDENT_T and dim <= engines.MAX_GRID_DIM
-        engine = "global" if on_grid or not isinstance(grid, str) else "exact"
+        if not isinstance(grid, str):
+            engine = "global"
+        elif n <= _MOST_STUDENT_T or dim > engines.MAX_GRID_DIM:
+            engine = "exact"
+        elif n > engines.MOST_DENSE:
+            engine = "global"
     name = engine_name(engine, grid, n, dim)
-    if name not in ("exact", "global"):
+    if name not in ("auto", "exact", "global"):
         raise UserError(
             f'engine="{name}" has no noise="student-t": use engine="global" (up to '
             f'{engines.MAX_GRID_DIM} columns), "exact" (up to {engines.MOST_DENSE:,} rows) or '

@@ -31,6 +31,8 @@ _SHARE = 0.1
 _DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
+#: Held-out rows whose covariances with the shared ones are at hand at once.
+_HELD_OUT = 500
 #: Change of a parameter in central differences.
 _SHIFT = 1e-4
 
@@ -180,8 +182,7 @@ def ordered_neighbours(
 ) -> tuple[Tensor, Tensor]:
     """A random order (N,) of x (N, D), and the neighbours (N, m) before each place in it."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-    scale = torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
-    return order, nearest_before(x[order].double() / scale, neighbours)
+    return order, nearest_before(x[order].double() / _scale(kernel), neighbours)
 
 
 def _conditionals(
@@ -340,6 +341,88 @@ class NeighbourEvidence:
         d, expected = conditional(model.kernel, x, noise, r, real)
         z = (r[:, 0] - expected).square() / d
         return -0.5 * (z + d.log() + math.log(2.0 * math.pi))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """ln p(y_n | y_c(n), y_S) of rows n held out, given near ones c(n) and S that all share.
+
+    Thirty neighbours may say less of a smooth field in noise than the many rows beyond them: the
+    kernel that predicts best from neighbours alone is then far from the one that predicts best.
+
+    data: point values. rows (R,), near (R, m), shared (S,): indices; rows are in neither of the
+    others, and near is −1 where there is none that is not shared.
+    """
+
+    data: Batch
+    rows: Tensor
+    near: Tensor
+    shared: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        kernel: AbstractKernel,
+        data: Batch,
+        *,
+        rows: int = 500,
+        shared: int = 1_000,
+        neighbours: int = 30,
+        seed: int = 0,
+    ) -> "HeldOutRows":
+        """Random rows, a quarter of all at most, and neighbours in the metric of the kernel."""
+        functional = data.functional
+        assert isinstance(functional, PointValues)
+        x = functional.x.double() / _scale(kernel)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+        count = min(rows, len(x) // 4)
+        held, others = order[:count], order[count:]
+        near = nearest(x[others], x[held], neighbours)
+        # The others are in random order: the first of them are those to share.
+        is_apart = near >= shared
+        near = torch.where(is_apart, others[near.clamp_min(0)], -1)
+        return HeldOutRows(data, held, near, others[:shared])
+
+    @torch.no_grad()
+    def scores(self, model: GPModel) -> Tensor:
+        """The log densities (R,), each of a conditional of the process that S leaves."""
+        functional = self.data.functional
+        assert isinstance(functional, PointValues)
+        x, kernel = functional.x.double(), model.kernel
+        noise = model.likelihood.noise_variance(self.data).double()
+        r = self.data.y.double() - model.mean.values(functional)
+        x_S = x[self.shared]
+        A = between(kernel, x_S[None], x_S[None])[0] + noise[self.shared].diag()
+        L = torch.linalg.cholesky(A)
+        w = torch.linalg.solve_triangular(L, r[self.shared, None], upper=False)
+        scores = []
+        for part in chunks(len(self.rows), _HELD_OUT):
+            line = torch.cat([self.rows[part, None], self.near[part].clamp_min(0)], -1)
+            seen, at = line.unique(return_inverse=True)
+            across = between(kernel, x_S[None], x[seen][None])[0]
+            V = torch.linalg.solve_triangular(L, across, upper=False).mT
+            left = r[line] - (V @ w).squeeze(-1)[at]
+            C = between(kernel, x[line], x[line]) - V[at] @ V[at].mT + torch.diag_embed(noise[line])
+            scores.append(_of_first(C, left, self.near[part] >= 0))
+        return torch.cat(scores)
+
+
+def _of_first(C: Tensor, r: Tensor, real: Tensor) -> Tensor:
+    """Log densities (R,) of the first of normal values r (R, 1 + m) given the real ones of the
+    others, whose covariances are C (R, 1 + m, 1 + m): with P = C⁻¹, N(r₀; r₀ − (P r)₀/P₀₀, 1/P₀₀).
+    """
+    kept = torch.cat([torch.ones_like(real[:, :1]), real], -1)
+    C = torch.where(kept[:, :, None] & kept[:, None], C, 0.0) + torch.diag_embed((~kept).to(C))
+    unit = torch.zeros_like(r[..., None]).index_fill(1, torch.tensor(0, device=r.device), 1.0)
+    P_0 = torch.cholesky_solve(unit, torch.linalg.cholesky(C)).squeeze(-1)
+    z = (P_0 * r * kept).sum(-1).square() / P_0[:, 0]
+    return 0.5 * (P_0[:, 0].log() - z - math.log(2.0 * math.pi))
+
+
+def _scale(kernel: AbstractKernel) -> Tensor:
+    """Shortest length scale (D,) of the terms, on every axis."""
+    return torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
 
 
 def fit_neighbour_evidence(

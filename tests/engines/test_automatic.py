@@ -155,3 +155,37 @@ def test_a_refit_to_more_rows_than_a_dense_fit_takes_goes_on_a_grid() -> None:
     assert again.report_["engine_choice"]["name"] == again.engine_
     apart = again.predict(X[600:]) - y[600:]
     assert np.sqrt(np.mean(apart**2)) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("dim", "length", "memory", "name"),
+    [
+        (2, 0.3, MEMORY, "global"),
+        (4, 0.1, MEMORY, "exact"),  # 48 variables a datum leave a coarse grid
+        (4, 0.1, 10**6, "global"),  # three matrices of 300 × 300 take twice as much
+    ],
+)
+def test_student_t_noise_takes_dense_algebra_where_the_grid_is_coarse(
+    dim: int, length: float, memory: int, name: str
+) -> None:
+    auto = automatic(memory)
+    robust = engines.StudentTEngine(auto.pathwise, auto.exact.settings.learning, auto.exact)
+    asked = problem(300, dim, length)
+    expected = {"global": auto.pathwise, "exact": auto.exact}[name].plan(asked)
+    other = {"global": auto.exact, "exact": auto.pathwise}[name].plan(asked)
+    assert robust.plan(asked) == expected != other
+
+
+@pytest.mark.slow
+def test_student_t_noise_of_many_rows_reports_the_engine() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(2_100, 3))
+    truth = np.sin(25.0 * X[:, 0]) * np.cos(20.0 * X[:, 1]) + np.sin(15.0 * X[:, 2])
+    y = truth + 0.1 * rng.standard_t(3, len(X))
+    model = HIPGPRegressor("matern32", noise="student-t").fit(X[:-100], y[:-100])
+    assert model.engine_ == "exact"
+    model = HIPGPRegressor(model.kernel_, noise="student-t").fit(X[:-99], y[:-99])
+    assert model.engine_ == model.report_["engine_choice"]["name"] == "exact"
+    assert "too coarse" in model.report_["engine_choice"]["reason"]
+    mean, std = model.predict(X[-99:], return_std=True)
+    assert 0.7 < np.sqrt(np.mean(((mean - truth[-99:]) / std) ** 2)) < 1.5

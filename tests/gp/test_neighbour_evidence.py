@@ -9,6 +9,7 @@ from dustmap.gp import (
     ConstantMean,
     ExactGP,
     GPModel,
+    HeldOutRows,
     NeighbourEvidence,
     Parameters,
     fit_neighbour_evidence,
@@ -97,3 +98,19 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     rays = LineIntegrals.from_observer(torch.ones(20, 2, dtype=torch.float64))
     with pytest.raises(TypeError, match="point values"):
         NeighbourEvidence.of(kernel, Batch(rays, data.y))
+
+
+@pytest.mark.parametrize(("shared", "neighbours"), [(90, 20), (30, 120), (200, 5)])
+def test_held_out_rows_are_conditionals_of_the_exact_process(shared: int, neighbours: int) -> None:
+    data, kernel = drawn(120, 0.2), Matern12((2.0, 3.0), 1.2, dim=2)
+    model = GPModel(kernel, ConstantMean(0.5), GaussianLikelihood(jitter=0.3))
+    held = HeldOutRows.of(kernel, data, rows=25, shared=shared, neighbours=neighbours)
+    assert not set(held.rows.tolist()) & {*held.shared.tolist(), *held.near.flatten().tolist()}
+    expected = []
+    for row, near in zip(held.rows.tolist(), held.near.tolist(), strict=True):
+        assert not set(near) & set(held.shared.tolist())
+        given = torch.tensor([n for n in near if n >= 0] + held.shared.tolist())
+        both = torch.cat([given, torch.tensor([row])])
+        ends = [exact(kernel, data[rows], 0.3) for rows in (both, given)]
+        expected.append(float((ends[0] - ends[1]).detach()))
+    assert held.scores(model).tolist() == pytest.approx(expected, rel=1e-8)
