@@ -15,7 +15,13 @@ from dustmap.engines._grids import (
 from dustmap.gp import ExactGP, RegularGrid
 from dustmap.gp._means import ConstantMean
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, SquaredExponential
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    Matern12,
+    Matern32,
+    SquaredExponential,
+    kernel_named,
+)
 
 KERNELS = [
     Matern32(0.3, 2.0, dim=1),
@@ -40,10 +46,11 @@ def test_expected_variance_is_that_of_evenly_spread_data(kernel: AbstractKernel)
     offsets = torch.rand((64, kernel.dim), generator=generator, dtype=torch.float64)
     inside = PointValues(spacing * (side // 2 + offsets))
     exact = float(posterior.predict(inside).variance.mean())
-    expected = expected_variance(kernel, 1.0 / spacing**kernel.dim, 0.5)
+    endless = torch.full((kernel.dim,), 1e4, dtype=torch.float64)
+    expected = expected_variance(kernel, 1.0 / spacing**kernel.dim, 0.5, endless)
     # Data on nodes are not quite data spread evenly.
     assert expected == pytest.approx(exact, rel=0.1)
-    assert expected_variance(kernel, 0.0, 0.5) == pytest.approx(
+    assert expected_variance(kernel, 0.0, 0.5, endless) == pytest.approx(
         float(kernel.variance().detach()), rel=1e-3
     )
 
@@ -65,6 +72,22 @@ def test_unexplained_variance_needs_the_nearest_nodes_only(kernel: AbstractKerne
     exact = posterior.predict(inside).variance
     found = unexplained_variance(kernel, grid.spacing)
     assert float(found.median()) == pytest.approx(float(exact.median()), rel=0.05, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["matern12", "matern32", "matern52"])
+@pytest.mark.parametrize(
+    "lengths", [[0.1], [100.0], [1.0] * 2, [100.0] * 2, [0.1, 100.0], [3.0] * 3, [0.3, 3.0, 100.0]]
+)
+def test_expected_variance_is_that_of_a_box(lengths: list[float], name: str) -> None:
+    generator, n, dim = torch.Generator().manual_seed(0), 800, len(lengths)
+    x, new = torch.rand((2, n, dim), generator=generator, dtype=torch.float64)
+    kernel, noise = kernel_named(name, lengths), torch.full((n,), 0.25, dtype=torch.float64)
+    gp = ExactGP(kernel, ConstantMean(learn=False))
+    posterior = gp.condition(PointValues(x), torch.zeros_like(noise), noise)
+    exact = float(posterior.predict(PointValues(new)).variance.median())
+    expected = expected_variance(kernel, float(n), 0.25, torch.ones(dim, dtype=torch.float64))
+    # Without the box a kernel of 100 sides had a hundredth of this and less.
+    assert 1 / 3 < expected / exact < 3
 
 
 def test_typical_density_is_that_of_the_clusters() -> None:

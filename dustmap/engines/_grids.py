@@ -24,6 +24,8 @@ Axes: TypeAlias = NDArray[np.float64]
 #: and of the posterior variance, so that the standard deviation of f keeps its meaning.
 NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
+#: Beyond this part the standard deviation of f is a quarter too wide, and advice is due.
+_WIDE_SHARE = 0.5
 #: Nodes per length scale, from coarse to fine.
 # Each about a quarter finer than the one before: a kernel may be far longer than the box.
 _STEP = 2.0 ** (1 / 3)
@@ -82,6 +84,17 @@ class GridChoice:
             "residual_over_posterior": self.posterior_share,
         }
 
+    @property
+    def advice(self) -> list[str]:
+        """Advice where what lies between the nodes widens the standard deviation of f."""
+        if self.posterior_share <= _WIDE_SHARE:
+            return []
+        return [
+            f"the grid is coarse for this kernel: what lies between its nodes makes standard "
+            f"deviations of f about {math.sqrt(1.0 + self.posterior_share):.2g} times those of the "
+            f'exact posterior; give grid more points per axis, or take engine="exact" or "svgp"'
+        ]
+
 
 def inputs(problem: Problem) -> Tensor:
     """Places (N, D) of data that are point values."""
@@ -98,6 +111,12 @@ def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> Regular
     return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
 
 
+def judged_grid(problem: Problem, grid: RegularGrid) -> GridChoice:
+    """A grid that the user gave, with what it leaves unexplained."""
+    noise = float(problem.model.noise.noise_variance(problem.data).detach().median())
+    return _Judge.of(problem.model.kernel, inputs(problem), noise).choice(grid, fits=True)
+
+
 def chosen_grid(
     problem: Problem, plan: Callable[[RegularGrid], AbstractGridPlan], most: int
 ) -> GridChoice:
@@ -109,6 +128,27 @@ def chosen_grid(
 
     noise = float(problem.model.noise.noise_variance(problem.data).detach().median())
     return automatic_grid(problem.model.kernel, inputs(problem), noise, fits)
+
+
+@final
+@dataclass(frozen=True)
+class _Judge:
+    """What grids leave unexplained, over the noise variance and the posterior variance expected."""
+
+    kernel: AbstractKernel
+    noise_variance: float
+    posterior_variance: float
+
+    @staticmethod
+    def of(kernel: AbstractKernel, x: Tensor, noise_variance: float) -> "_Judge":
+        """The judge of grids for data x (N, D)."""
+        density, extent = typical_density(x, lengths_of(kernel).amin(0)), x.amax(0) - x.amin(0)
+        expected = expected_variance(kernel, density, noise_variance, extent)
+        return _Judge(kernel, noise_variance, expected)
+
+    def choice(self, grid: RegularGrid, fits: bool) -> GridChoice:
+        left = float(unexplained_variance(self.kernel, grid.spacing).median())
+        return GridChoice(grid, left / self.noise_variance, left / self.posterior_variance, fits)
 
 
 def automatic_grid(
@@ -126,14 +166,12 @@ def automatic_grid(
     """
     lower, upper = (end.cpu().double().numpy() for end in (x.amin(0), x.amax(0)))
     _refuse_flat(lower, upper)
-    shortest = lengths_of(kernel).amin(0)
-    expected = expected_variance(kernel, typical_density(x, shortest), noise_variance)
-    lengths, longest = (t.cpu().double().numpy() for t in (shortest, lengths_of(kernel).amax(0)))
+    terms = lengths_of(kernel)
+    lengths, longest = (t.cpu().double().numpy() for t in (terms.amin(0), terms.amax(0)))
+    judge = _Judge.of(kernel, x, noise_variance)
 
     def judged(grid: RegularGrid) -> GridChoice:
-        unexplained = float(unexplained_variance(kernel, grid.spacing).median())
-        shares = (unexplained / noise_variance, unexplained / expected)
-        return GridChoice(grid, *shares, fits(grid))
+        return judge.choice(grid, fits(grid))
 
     lattice = lattice_of(x)
     if lattice is not None and not fits(lattice):
@@ -246,20 +284,27 @@ def unexplained_variance(kernel: AbstractKernel, spacing: Sequence[float]) -> Te
         return features.rows(points).residual_variance.clamp_min(0.0)
 
 
-def expected_variance(kernel: AbstractKernel, density: float, noise_variance: float) -> float:
-    """Posterior variance of f from data with noise σ² spread evenly, ρ = `density` per volume.
+def expected_variance(
+    kernel: AbstractKernel, density: float, noise_variance: float, extent: Tensor
+) -> float:
+    """Posterior variance of f from data with noise σ² spread evenly, ρ = `density` per volume, in
+    a box of sides L = `extent` (D,).
 
-    (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density: along rays ω = s n / ℓ in
-    seeded random directions n, ℓ the shortest length scale of each axis.
+    (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density at the nearest lower frequency of
+    the cosines of the box, multiples of π / L on every axis: of a field that hardly varies over the
+    box the mean is left, known to σ² / n. Along rays ω = s n / min(ℓ, L) in seeded random
+    directions n, ℓ the shortest length scale of each axis. Within a factor of two of the median of
+    the exact process for most kernels, of three for the others.
     """
-    dim, lengths = kernel.dim, lengths_of(kernel).amin(0)
+    dim, lengths = kernel.dim, torch.minimum(lengths_of(kernel).amin(0), extent)
     generator = torch.Generator().manual_seed(0)
     n = torch.randn((_DIRECTIONS if dim > 1 else 1, dim), generator=generator, dtype=torch.float64)
     log_s = torch.linspace(-9.0, 12.0, 2001, dtype=torch.float64)
     s = log_s.exp()
     omega = s[:, None, None] * n / n.norm(dim=1, keepdim=True) / lengths
+    lowest = math.pi / extent
     with torch.no_grad():
-        S = kernel.spectral_density(omega)
+        S = kernel.spectral_density((omega.abs() / lowest).floor() * lowest)
     posterior = (S * noise_variance / (noise_variance + density * S)).mean(1)
     sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
     integral = torch.trapezoid(sphere * s**dim * posterior, log_s)

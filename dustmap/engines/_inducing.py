@@ -17,7 +17,7 @@ import torch
 from dustmap import inference
 from dustmap.engines import _engine, _inducing_grid, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
-from dustmap.engines._grids import coarse_advice, first_length
+from dustmap.engines._grids import coarse_advice, first_length, judged_grid
 from dustmap.engines._inducing_grid import ExtrapolatingFeatures, InducingPlan, InducingSettings
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
 from dustmap.errors import UserError
@@ -111,8 +111,11 @@ class InducingEngine(AbstractEngine):
             fit = self._stochastic(problem, model, plan, watch.within("condition"))
         else:
             fit = self._direct(problem, self._model(problem.model, plan), plan, watch)
+        if choice is None and isinstance(problem.data.functional, PointValues):
+            choice = judged_grid(problem, plan.grid)
         report = {**fit.report, "expected": {} if choice is None else choice.expected}
-        report["advice"] = [*advice, *report["advice"]]
+        coarse = [] if choice is None else choice.advice
+        report["advice"] = [*advice, *(report["advice"] or coarse)]
         return replace(fit, report=report)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:

@@ -175,7 +175,7 @@ def plan_fit(
             f"block = {block} gives the nodes of {len(block)} axes but X has {grid.dim} columns: "
             f"give one number per column"
         )
-    return InducingPlan(
+    plan = InducingPlan(
         grid=grid,
         torus_shape=tuple(torus),
         whitening=whitening,
@@ -186,6 +186,12 @@ def plan_fit(
         max_memory=settings.max_memory,
         rank=min(settings.rank, math.prod(torus)) if family == "low-rank" else 0,
     )
+    is_free = settings.whitening == settings.family == "auto"
+    if is_free and not plan.fits:
+        # The torus of a kernel far longer than an axis has hundreds of times its nodes.
+        full = plan_fit(kernel, grid, n, replace(settings, family="full"))
+        plan = full if full.fits else plan
+    return plan
 
 
 def candidates(n: int, settings: InducingSettings) -> list[tuple[InducingSettings, int]]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from dustmap import inference
-from dustmap.engines import _engine, _learning, _memory, _pathwise_points
+from dustmap.engines import _engine, _grids, _learning, _memory, _pathwise_points
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import NestedGrids, features
@@ -166,11 +166,11 @@ class PathwiseEngine(AbstractEngine):
             plan, choice = _pathwise_points.planned_points(problem, self.settings.points)
             plan.check()
             fit = _pathwise_points.fit_points(problem.model, problem.data, plan)
-        expected = {} if choice is None else choice.expected
+        choice = choice or _grids.judged_grid(problem, plan.grid)
         return EngineFit(
             fit.posterior,
             replace(problem.model, mean=fit.posterior.model.mean),
-            _pathwise_points.points_report(fit, plan) | {"expected": expected},
+            _pathwise_points.points_report(fit, plan, choice),
             arrays=_pathwise_points.pathwise_arrays(fit.posterior),
             plan=fit.plan,
         )

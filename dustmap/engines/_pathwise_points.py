@@ -319,11 +319,11 @@ def some_draws(
     return posterior.with_draws(chosen)
 
 
-def points_report(fit: PointFit, asked: PointPlan) -> dict[str, Any]:
-    """Sizes, the end of the solve and advice, as plain values."""
+def points_report(fit: PointFit, asked: PointPlan, grid: _grids.GridChoice) -> dict[str, Any]:
+    """Sizes, the end of the solve, what the grid was expected to leave, and advice."""
     plan, solution = fit.plan, fit.solution
     advice = [] if fit.plan == asked else [_IN_FLOAT64]
-    advice += _grids.coarse_advice(fit.residual_ratio)
+    advice += _grids.coarse_advice(fit.residual_ratio) or grid.advice
     if not solution.converged:
         message = solution.message()
         if plan.dtype != torch.float64:
@@ -340,5 +340,6 @@ def points_report(fit: PointFit, asked: PointPlan) -> dict[str, Any]:
             "residual": solution.worst_residual,
         },
         "residual_ratio": fit.residual_ratio,
+        "expected": grid.expected,
         "advice": advice,
     }
