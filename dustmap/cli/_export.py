@@ -155,19 +155,20 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
-    from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs
+    from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, finest_grid
 
     field, grid = finished.field(), _grid(finished, options)
+    finer = finished.finer if options.box is None and options.step is None else ()
     request, provenance = _request(finished, field, options), finished.made
     with progress() as shown:
         watched = WatchedField(field, f"writing {output.name}", shown)
         if options.format == SCENE:
-            mean = DustMap.from_field(watched, grid, MapRequest((Quantity.MEAN,)))
+            whole = finest_grid(grid, (level.spacing for level in finer))
+            mean = DustMap.from_field(watched, whole, MapRequest((Quantity.MEAN,)))
             return _write_scene(mean, options, provenance.history())
         if options.format in CUBES:
             compute, kind = finished.run.config.compute, options.format
             check_export(export_plan(finished, grid, request), grid, request, output)
-            finer = finished.finer if options.box is None and options.step is None else ()
             slabs = Slabs.of_field(watched, grid, request, finer)
             write_in_slabs(output, slabs, provenance, options.overwrite, compute, kind)
             return {

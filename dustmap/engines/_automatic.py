@@ -2,11 +2,12 @@
 
 Every other engine approximates the exact process, so that is what few data get, whatever their
 columns. `python -m pipelines.reproduce engines` has the scores that the rest follows: on a grid the
-pathwise engine, whose nodes are as fine as the kernel asks for, and which learns from all rows; not
-the structured families of inducing points, whose standard deviations are too wide and whose grids
-are coarser. Only where few points of a grid leave next to nothing unexplained are they as good as
-the exact process: then their full family is, and takes seconds. A grid has four axes at most, and
-in more columns free inducing points take over.
+full family of inducing points or the pathwise engine, whichever leaves less of the posterior
+variance unexplained. The first has few nodes and none beyond the data, which suits kernels as long
+as these are wide; the second has as many as short ones ask for. The structured families of inducing
+points are not among them: their standard deviations are too wide and their grids coarser. Where
+neither is near fine enough, and in more columns than the four axes of a grid, free inducing points
+take over.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -15,17 +16,23 @@ from typing import Any, TypeAlias, final
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._free_points import FreePointsEngine
+from dustmap.engines._grids import GridChoice, times
 from dustmap.engines._inducing import InducingEngine
 from dustmap.engines._inducing_grid import planned
 from dustmap.engines._learning import learn_from_start, most_exact
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
+from dustmap.engines._pathwise_points import planned_points
 from dustmap.errors import UserError
 
 #: Columns of a grid at most.
 MAX_GRID_DIM = 4
 #: Rows up to which a dense fit takes seconds, so that nothing is quicker.
 _QUICK = 2_000
+#: Times the posterior variance beyond which free inducing points predict better than a grid.
+_MOST_SHARE = 10.0
+#: Operations N M² of a full family at most, a few minutes of a core.
+_FULL_WORK = 4e12
 
 
 _Conditioning: TypeAlias = ExactEngine | InducingEngine | PathwiseEngine
@@ -70,13 +77,19 @@ class AutomaticEngine(AbstractEngine):
             return _reported(self.free.fit(problem, watch), choice)
         settings = self.exact.settings
         learned = learn_from_start(problem, settings.learning, settings.max_memory, watch)
+        choice = choice or self._by_kernel(replace(problem, model=learned.model))
+        if choice.name == "svgp":
+            return _reported(self.free.fit(problem, watch), choice)
         problem = replace(problem, model=learned.model)
-        choice = choice or self._by_kernel(problem)
         return _reported(self._conditioning(choice).finish(problem, learned, watch), choice)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""
         choice = self.choose(problem)
+        if choice.name == "svgp" and problem.model.kernel.dim <= MAX_GRID_DIM:
+            _, full = planned(problem, self._full.settings)
+            assert full is not None
+            choice, _ = self._finer(problem, full)
         return _reported(self._conditioning(choice).condition(problem, watch), choice)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
@@ -104,19 +117,45 @@ class AutomaticEngine(AbstractEngine):
     def _by_kernel(self, problem: Problem) -> EngineChoice:
         """Decide by the grid that the kernel and the noise ask for."""
         settings, n = self.inducing.settings, len(problem.data)
-        plan, grid = planned(problem, settings)
-        is_full = plan.family == "full" or self._is_asked_for
-        if grid is None:
-            if is_full:
-                return EngineChoice("hip", f"the given grid with its {plan.family} family")
-            reason = f"the given grid has more nodes, {plan.grid.size:,}, than a full family"
-            return EngineChoice("global", reason)
-        if is_full and grid.fits and grid.fine_enough:
-            return EngineChoice("hip", f"{plan.grid.size:,} inducing points are fine enough")
+        if settings.grid is not None:
+            return self._on_given_grid(problem)
+        plan, full = planned(problem, self._full.settings)
+        assert full is not None
         dense = most_exact(settings.max_memory)
+        # Beside the n³ / 3 operations of a dense fit.
+        is_quick = n > dense or 3 * plan.n_features**2 <= n**2
+        if full.fits and full.fine_enough and is_quick:
+            return EngineChoice("hip", f"{full.grid.size:,} inducing points are fine enough")
         if n <= dense:
             return EngineChoice("exact", f"{n:,} rows: dense matrices fit the memory")
-        return EngineChoice("global", f"{n:,} rows are more than the {dense:,} of a dense fit")
+        choice, share = self._finer(problem, full)
+        if share > _MOST_SHARE and not self._is_asked_for:
+            return EngineChoice("svgp", f"no grid is fine enough: {choice.reason}")
+        return choice
+
+    def _finer(self, problem: Problem, full: GridChoice) -> tuple[EngineChoice, float]:
+        """Of "hip" on the grid of its full family and "global" that whose grid leaves the less of
+        the posterior variance unexplained, and how many times that."""
+        _, wide = planned_points(problem, self.pathwise.settings.points)
+        assert wide is not None
+        if wide.fine_enough or not full.fits or wide.posterior_share <= full.posterior_share:
+            name, grid = "global", wide
+        else:
+            name, grid = "hip", full
+        share = grid.posterior_share
+        reason = (
+            f"{len(problem.data):,} rows are too many for a dense fit; its grid of "
+            f"{times(grid.grid.shape)} nodes leaves {share:.2g} times the posterior variance"
+        )
+        return EngineChoice(name, reason), share
+
+    def _on_given_grid(self, problem: Problem) -> EngineChoice:
+        """Decide for the user's grid."""
+        plan, _ = planned(problem, self.inducing.settings)
+        if plan.family == "full" or self._is_asked_for:
+            return EngineChoice("hip", f"the given grid with its {plan.family} family")
+        reason = f"the given grid has more nodes, {plan.grid.size:,}, than a full family"
+        return EngineChoice("global", reason)
 
     def _conditioning(self, choice: EngineChoice) -> _Conditioning:
         """The chosen engine, of those that condition at known hyperparameters."""
@@ -139,7 +178,7 @@ class AutomaticEngine(AbstractEngine):
         settings = self.inducing.settings
         if self._is_asked_for or settings.grid is not None:
             return self.inducing
-        return InducingEngine(replace(settings, family="full"))
+        return InducingEngine(replace(settings, family="full", most_work=_FULL_WORK))
 
     def _named(self, name: str) -> _Engine:
         """The engine of a choice."""

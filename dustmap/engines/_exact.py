@@ -84,8 +84,7 @@ class ExactEngine(AbstractEngine):
         return self.finish(problem, learned, watch)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """Condition at the learned hyperparameters, those of point values refined by all rows."""
-        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
+        """Condition at the learned hyperparameters."""
         fit = self.condition(replace(problem, model=learned.model), watch)
         return with_errors(replace(fit, learning=learned.learning), problem.data)
 

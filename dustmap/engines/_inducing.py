@@ -87,10 +87,9 @@ class InducingEngine(AbstractEngine):
         return self.finish(problem, learned, watch)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """The posterior at the learned kernel; that and the noise of point values are refined."""
+        """The posterior at the learned hyperparameters."""
         model, report = _within_the_box(learned.model, problem.single)
         learned = replace(learned, model=model)
-        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
         if isinstance(problem.data.functional, PointValues):
             refuse_negligible_noise(learned.model, problem.data)
         with watch.conditioning():

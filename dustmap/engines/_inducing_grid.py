@@ -48,6 +48,7 @@ class InducingSettings:
     whitening : one of `WHITENINGS`
     padding : length scales around the grid
     grid : of inducing points, or points per axis; None for an automatic one
+    most_work : operations N M² of the full family on an automatic grid, at most
     points_per_length : of inducing points on the problem's box instead
     estimator, pcg_steps, nugget : of the features; nugget None for that of the dtype
     epochs, batch : of natural-gradient steps on minibatches; 0 for the closed form
@@ -62,6 +63,7 @@ class InducingSettings:
     dtype: torch.dtype = torch.float64
     max_memory: int = 2**32
     grid: gp.RegularGrid | tuple[int, ...] | None = None
+    most_work: float = math.inf
     points_per_length: float | None = None
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
     pcg_steps: int = 3000
@@ -211,7 +213,8 @@ def candidates(n: int, settings: InducingSettings) -> list[tuple[InducingSetting
     full = whitened("full", "cholesky")
     structured = whitened("block" if settings.family == "auto" else settings.family, "torus")
     if settings.family == "full":
-        return [(full, math.isqrt(settings.max_memory // 64))]
+        within = min(settings.max_memory // 64, settings.most_work / n)
+        return [(full, int(math.sqrt(within)))]
     if settings.family != "auto":
         return [(structured, most)]
     if settings.whitening == "cholesky":

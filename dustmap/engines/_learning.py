@@ -149,7 +149,8 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
 def learn_from_start(
     problem: Problem, settings: EvidenceSettings, max_memory: int, watch: Watch
 ) -> Learned:
-    """`learn` from `searched_start`, from no more rows than dense covariances fit the memory.
+    """`learn` from `searched_start`, from no more rows than dense covariances fit the memory, then
+    `refine`.
 
     UserError for zero points of groups, which dense covariances leave out.
     """
@@ -161,7 +162,8 @@ def learn_from_start(
     settings = replace(settings, rows=min(settings.rows, most_exact(max_memory)))
     with watch.learning():
         model = searched_start(problem.model, problem.data, settings)
-        return learn(model, problem.data, settings, watch)
+        learned = learn(model, problem.data, settings, watch)
+        return refine(learned, problem.data, settings)
 
 
 def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> GPModel:
@@ -220,18 +222,18 @@ def at_mean_distances(data: Batch) -> Batch:
     return replace(data, functional=mapped(data.functional, plain))
 
 
-def refine(learned: Learned, batch: Batch, settings: EvidenceSettings, watch: Watch) -> Learned:
+def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
     """Maximise the evidence of neighbours, where there are more rows than were learned from.
 
     In more than four columns the exact evidence of a random part is better, and stays; so does that
     of other functionals than point values.
     """
-    if not isinstance(batch.functional, PointValues):
+    functional, n = batch.functional, len(batch)
+    if not isinstance(functional, PointValues) or n <= settings.rows:
         return learned
-    with watch.learning():
-        if len(batch) <= settings.rows or batch.functional.x.shape[1] > _MOST_COLUMNS:
-            return learned
-        return _refined_noise(_refined_all(learned, batch, settings), batch, settings)
+    if functional.x.shape[1] > _MOST_COLUMNS:
+        return learned
+    return _refined_noise(_refined_all(learned, batch, settings), batch, settings)
 
 
 def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:

@@ -155,8 +155,7 @@ class PathwiseEngine(AbstractEngine):
         return _engine.with_errors(made, problem.data, settings.robust)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """Point values: kernel and noise refined by the evidence of all, then one solve."""
-        learned = _learning.refine(learned, problem.data, self.settings.learning, watch)
+        """Condition on point values at the learned hyperparameters."""
         fit = self.condition(replace(problem, model=learned.model), watch)
         return _engine.with_errors(replace(fit, learning=learned.learning), problem.data)
 

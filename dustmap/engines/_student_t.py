@@ -79,7 +79,11 @@ class StudentTEngine(AbstractEngine):
         made = replace(
             fit,
             model=replace(fit.model, likelihood=robust.model.likelihood),
-            report={**fit.report, "student_t": {"dof": robust.noise.nu, "converged": rests}, **choice},
+            report={
+                **fit.report,
+                "student_t": {"dof": robust.noise.nu, "converged": rests},
+                **choice,
+            },
             learning=learning,
             noise=robust.noise,
             evidence=None,

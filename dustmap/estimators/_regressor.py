@@ -59,11 +59,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         on a lattice have its nodes where these are no more.
     engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
         "auto" is what predicts best: the dense exact GP for N ≤ 10,000 (fewer where `max_memory`
-        says so), except that beyond 2,000 rows in up to four columns "hip" replaces it where 3,000
-        points of a grid with their full posterior are fine enough for what was learned, being as
-        good and quicker. For more rows it is "hip" on the same condition, else "global", and
-        "svgp" with more than four columns. On a grid that is given it is "hip" where the full
-        posterior has room, else "global". `report_["engine_choice"]` says which and why. "hip" has
+        says so), except that beyond 2,000 rows in up to four columns "hip" replaces it where a grid
+        with its full posterior is fine enough for what was learned, being as good and quicker. For
+        more rows it is "hip" or "global", whose grid leaves less of the posterior variance
+        unexplained, and "svgp" with more than four columns. On a grid that is given it is "hip"
+        where the full posterior has room, else "global". `report_["engine_choice"]` says which and
+        why, `report_["advice"]` where no grid is fine enough. "hip" has
         inducing points on a grid and a structured posterior. "global" has no such structure: one
         solve on a finer grid for the mean and for `samples` draws from the posterior, which
         standard deviations are made of. "svgp" has free inducing points and learns from

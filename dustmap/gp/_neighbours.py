@@ -348,10 +348,8 @@ class NeighbourEvidence:
 class HeldOutRows:
     """ln p(y_n | y_c(n), y_S) of rows n held out, given near ones c(n) and S that all share.
 
-    Thirty neighbours may say less of a smooth field in noise than the many rows beyond them: the
-    kernel that predicts best from neighbours alone is then far from the one that predicts best.
-
-    data: point values. rows (R,), near (R, m), shared (S,): indices; rows are in neither of the
+    Of a smooth field in noise the many rows beyond thirty neighbours may say more than these.
+    rows (R,), near (R, m), shared (S,): indices of data at points; rows are in neither of the
     others, and near is −1 where there is none that is not shared.
     """
 
@@ -393,15 +391,15 @@ class HeldOutRows:
         noise = model.likelihood.noise_variance(self.data).double()
         r = self.data.y.double() - model.mean.values(functional)
         x_S = x[self.shared]
-        A = between(kernel, x_S[None], x_S[None])[0] + noise[self.shared].diag()
-        L = torch.linalg.cholesky(A)
+        A = between(kernel, x_S[None], x_S[None])[0]
+        L = torch.linalg.cholesky(A + noise[self.shared].diag())
         w = torch.linalg.solve_triangular(L, r[self.shared, None], upper=False)
         scores = []
         for part in chunks(len(self.rows), _HELD_OUT):
             line = torch.cat([self.rows[part, None], self.near[part].clamp_min(0)], -1)
-            seen, at = line.unique(return_inverse=True)
-            across = between(kernel, x_S[None], x[seen][None])[0]
-            V = torch.linalg.solve_triangular(L, across, upper=False).mT
+            seen, at = torch.unique(line, return_inverse=True)
+            B = between(kernel, x_S[None], x[seen][None])[0]
+            V = torch.linalg.solve_triangular(L, B, upper=False).mT
             left = r[line] - (V @ w).squeeze(-1)[at]
             C = between(kernel, x[line], x[line]) - V[at] @ V[at].mT + torch.diag_embed(noise[line])
             scores.append(_of_first(C, left, self.near[part] >= 0))

@@ -10,6 +10,7 @@ import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 
+from dustmap.cli import main
 from dustmap.config import Config, from_mapping, load
 from dustmap.errors import UserError
 from dustmap.gp import NestedGrids, RegularGrid
@@ -139,6 +140,21 @@ def test_the_map_has_the_finest_density(finished: Path) -> None:
     assert report["grid"]["levels"] == "10 pc in 120 × 80 × 40 pc; 5 pc in 60 × 40 × 40 pc"
     assert report["counts"]["nodes_of_level_1"] == [13, 9, 9]
     assert report["held_out_stars"]["chi2"] < 2.0
+
+
+def test_a_scene_has_the_finest_density(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    surfaces = []
+    level = float(np.nanmean(DustMap.open(finished).mean))
+    (map_path,) = (path for path in finished.glob("map.*") if path.suffix in (".zarr", ".fits"))
+    for number, source in enumerate((finished, map_path)):
+        out = str(tmp_path / f"{number}.glb")
+        options = ["--format", "glb", "--iso", str(level), "--json", "--output", out]
+        assert main(["export", str(source), *options]) == 0
+        surfaces.append(json.loads(capsys.readouterr().out)["triangles"])
+    # On the coarse nodes alone there are a quarter of these.
+    assert surfaces[0] == pytest.approx(surfaces[1], rel=0.02)
 
 
 def test_a_finished_run_has_the_densities_of_all_levels(finished: Path) -> None:
