@@ -142,9 +142,9 @@ class AutomaticEngine(AbstractEngine):
             name, grid = "global", wide
         else:
             name, grid = "hip", full
-        share = grid.posterior_share
+        share, dense = grid.posterior_share, most_exact(self.inducing.settings.max_memory)
         reason = (
-            f"{len(problem.data):,} rows are too many for a dense fit; its grid of "
+            f"{len(problem.data):,} rows are more than the {dense:,} of a dense fit; a grid of "
             f"{times(grid.grid.shape)} nodes leaves {share:.2g} times the posterior variance"
         )
         return EngineChoice(name, reason), share
