@@ -100,6 +100,9 @@ def test_all_that_comes_after_has_the_prior_of_the_run(folder: Path, finished: S
     assert prior_of(configured(folder)) == kept.prior
     assert prior_of(configured(folder, "data.tile=1/0")) == kept.prior
     write_stars(folder / "others.csv", 0.5, n=3)
+    in_run = places_of_map(folder / "run/map.zarr", folder / "others.csv", "generic").distances
+    assert isinstance(in_run, ParallaxDistances)
+    assert in_run.prior == kept.prior
     places = places_of_map(folder / "run", folder / "others.csv", "generic")
     assert isinstance(places.distances, ParallaxDistances)
     assert places.distances.prior == kept.prior

@@ -194,12 +194,13 @@ def places_of(
 
 
 def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
-    """Rows to query a map at, with distances as its run takes them, if it is one."""
-    own = path / "config.toml"
-    if not own.is_file():
-        return places_of(DataConfig(), catalog, card)
-    few = open_star_store(path / ARCHIVE).part(slice(0, 1))
-    return places_of(load(own).data, catalog, card, prior_of(few))
+    """Rows to query a map at, with distances as its run takes them, if it is one or in one."""
+    for run in (path, path.parent):
+        own, stars = run / "config.toml", run / ARCHIVE
+        if own.is_file() and stars.exists():
+            few = open_star_store(stars).part(slice(0, 1))
+            return places_of(load(own).data, catalog, card, prior_of(few))
+    return places_of(DataConfig(), catalog, card)
 
 
 def _distance_prior(data: DataConfig) -> star_tables.AbstractDistancePrior | star_tables.ToLearn:

@@ -183,8 +183,8 @@ class Pairs:
 def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments) -> list[Pairs]:
     """Pair integrated and differential extinctions of two maps, in the system of ours.
 
-    Integrated extinctions start where the other map does: some have none near the Sun, and what
-    ours has there is left out.
+    Integrated extinctions of a ray start where both maps have it: some have none near the Sun, or
+    a box without it, and what the other has there is left out.
 
     Raises
     ------
@@ -200,12 +200,13 @@ def compare_maps(ours: AbstractSource, other: AbstractSource, segments: Segments
             f"and {ours.name} both know"
         )
     log.info("%s: %d of %d segments are known to both", other.name, both.sum(), both.size)
-    first = int(both.any(0).argmax())
+    begun = np.maximum.accumulate(both, axis=-1)
     width = np.diff(segments.edges)
     b = np.broadcast_to(segments.b[:, None], mine.shape)
     ends, middles = (np.broadcast_to(d, mine.shape) for d in (segments.edges[1:], segments.middles))
-    before, own = (np.cumsum(values[:, first:], axis=-1) for values in (theirs, mine))
-    integrated = (before, own, ends[:, first:], b[:, first:])
+    sums = np.cumsum(np.where(begun, [theirs, mine], 0.0), axis=-1)
+    before, own = np.where(begun, sums, np.nan)
+    integrated: tuple[Array, Array, Array, Array] = (before, own, ends, b)
     differential = (theirs / width, mine / width, middles, b)
     return [
         Pairs(other.name, kind, ours.system, *values, segments.edges).known()

@@ -1,6 +1,7 @@
 """Maps beside themselves, scaled ones, and files as published maps are laid out."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.agreement import (
+    AbstractSource,
     MapSource,
     Pairs,
     Score,
@@ -33,7 +35,7 @@ from dustmap.sky.layouts import (
     write_leike2020,
 )
 from dustmap.sky.maps import DustMap, Quantity
-from dustmap.sky.systems import conversion, system_named
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from tests.sky.layouts.analytic import CLOUDS, PROVENANCE, AnalyticField, Cloud, place
 
 Floats = NDArray[np.float64]
@@ -92,6 +94,32 @@ def test_segments_add_up_to_the_integral_of_the_map(ours: MapSource) -> None:
     assert 4 <= inside.sum() < len(exact)
     np.testing.assert_allclose(whole[inside], exact[inside], rtol=2e-3)
     assert np.isnan(whole[~inside]).all()
+
+
+@dataclass(frozen=True, eq=False)
+class Entered(AbstractSource):
+    """A map that knows ray n from segment n mod 5 on, as one of a box without the Sun."""
+
+    whole: MapSource
+
+    @property
+    def system(self) -> ExtinctionSystem:
+        return self.whole.system
+
+    def extinctions(self, segments: Segments) -> Floats:
+        values = self.whole.extinctions(segments)
+        first = np.arange(len(values))[:, None] % 5
+        return np.where(np.arange(values.shape[1]) < first, np.nan, values)
+
+
+def test_integrals_of_a_ray_begin_where_both_maps_have_it(ours: MapSource) -> None:
+    entered = Entered("entered", ours)
+    integrated, _ = compare_maps(ours, entered, RAYS)
+    values = entered.extinctions(RAYS)
+    assert len(integrated) == np.isfinite(values).sum() > 100
+    expected = np.nancumsum(values, axis=1)[np.isfinite(values)]
+    np.testing.assert_allclose(integrated.ours, expected, rtol=1e-6)
+    np.testing.assert_allclose(integrated.theirs, expected, rtol=1e-6)
 
 
 def test_scores_by_hand() -> None:
