@@ -32,7 +32,7 @@ _DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
 #: Held-out rows whose covariances with the shared ones are at hand at once.
-_HELD_OUT = 500
+_HELD_OUT = 100
 #: Change of a parameter in central differences.
 _SHIFT = 1e-4
 
@@ -233,7 +233,7 @@ def _local_system(
 
 
 def between(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
-    """K (B, m, m') between x (B, m, D) and z (B, m', D), several times faster than by lags."""
+    """K (..., m, m') between x (..., m, D) and z (..., m', D), faster than by lags."""
     exact = "donot_use_mm_for_euclid_dist"
     terms = [
         t.variance
@@ -378,8 +378,7 @@ class HeldOutRows:
         held, others = order[:count], order[count:]
         near = nearest(x[others], x[held], neighbours)
         # The others are in random order: the first of them are those to share.
-        is_apart = near >= shared
-        near = torch.where(is_apart, others[near.clamp_min(0)], -1)
+        near = torch.where(near >= shared, others[near.clamp_min(0)], -1)
         return HeldOutRows(data, held, near, others[:shared])
 
     @torch.no_grad()
@@ -391,15 +390,13 @@ class HeldOutRows:
         noise = model.likelihood.noise_variance(self.data).double()
         r = self.data.y.double() - model.mean.values(functional)
         x_S = x[self.shared]
-        A = between(kernel, x_S[None], x_S[None])[0]
-        L = torch.linalg.cholesky(A + noise[self.shared].diag())
+        L = torch.linalg.cholesky(between(kernel, x_S, x_S) + noise[self.shared].diag())
         w = torch.linalg.solve_triangular(L, r[self.shared, None], upper=False)
         scores = []
         for part in chunks(len(self.rows), _HELD_OUT):
             line = torch.cat([self.rows[part, None], self.near[part].clamp_min(0)], -1)
             seen, at = torch.unique(line, return_inverse=True)
-            B = between(kernel, x_S[None], x[seen][None])[0]
-            V = torch.linalg.solve_triangular(L, B, upper=False).mT
+            V = torch.linalg.solve_triangular(L, between(kernel, x_S, x[seen]), upper=False).mT
             left = r[line] - (V @ w).squeeze(-1)[at]
             C = between(kernel, x[line], x[line]) - V[at] @ V[at].mT + torch.diag_embed(noise[line])
             scores.append(_of_first(C, left, self.near[part] >= 0))
