@@ -37,6 +37,7 @@ def _panel(axes: Axes, name: str, rows: Sequence[Row]) -> None:
     title = f"{name}, D = {rows[0]['D']}" if rows else name
     style.label(axes, title, "CPU seconds of a fit", "NLPD")
     axes.set_xscale("log")
+    style.few_labels(axes.xaxis)
     sizes = sorted({number(row, "n") for row in rows})
     for row in rows:
         engine = str(row["engine"])
