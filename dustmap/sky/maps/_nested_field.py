@@ -15,7 +15,7 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
-from dustmap.sky.maps._node_field import NodeField, relative_between, variance_between
+from dustmap.sky.maps._node_field import NodeField, NodeNoise, noise_between, relative_between
 from dustmap.sky.maps._quantities import MapRequest, statistics
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -45,21 +45,20 @@ class NestedField(AbstractDensityField):
     @cached_property
     def fields(self) -> tuple[NodeField, ...]:
         """The density of every grid, coarsest first."""
-        posterior, between = self.posterior, None
+        posterior, nodes = self.posterior, self.nodes
+        between: tuple[NodeNoise | None, ...] = (None,) * len(nodes.grids)
         if posterior.unresolved is not None:
-            between = variance_between(posterior, self.nodes)
+            between = noise_between(posterior, nodes, self.seed)
         parts = []
-        for number, (grid, place) in enumerate(
-            zip(self.nodes.grids, self.nodes.places, strict=True)
-        ):
+        for grid, place, noise in zip(nodes.grids, nodes.places, between, strict=True):
             part = replace(
                 posterior,
                 log_density=posterior.log_density[place],
                 log_samples=posterior.log_samples[:, place],
                 explained=None if posterior.explained is None else posterior.explained[place],
             )
-            own, seed = None if between is None else between[place], self.seed + number
-            parts.append(NodeField(part, grid, self.extinction_system, self.prior_std, seed, own))
+            own = grid, self.extinction_system, self.prior_std, self.seed, noise
+            parts.append(NodeField(part, *own))
         return tuple(parts)
 
     @torch.no_grad()

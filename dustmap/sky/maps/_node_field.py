@@ -118,19 +118,59 @@ class Resampler:
 def relative_between(posterior: LogNormalPosterior, functional: AbstractFunctional) -> Tensor:
     """Return the variance (N,) over E ρ² at places that interpolated samples have not, float32.
 
-    Samples along rays have all of theirs (`variance_between`).
+    Samples along rays have all of theirs (`noise_between`).
     """
     if posterior.unresolved is None or not isinstance(functional, PointValues):
         return torch.zeros(len(functional))
     return posterior.unresolved.relative(functional.x).float().cpu()
 
 
-@torch.no_grad()
-def variance_between(posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids) -> Tensor:
-    """Return variances (M,) of normal numbers on ln ρ at the nodes, for what lies between these.
+@final
+@dataclass(frozen=True, eq=False)
+class NodeNoise:
+    """Normal numbers n (M,) on ln ρ at the nodes of a grid, for what lies between these:
 
-    τ² times the share of it that data leave unknown: such that its mean along rays from the Sun to
-    places of the box is that of the rays.
+        n = √f P n' + √((1 − f) v) ξ,    ξ ~ N(0, I),
+
+    n' those of the coarser grid around it, P multilinear. f is 1 at the faces, where n = P n': no
+    sample jumps there.
+
+    Attributes
+    ----------
+    grid
+    variance : (M,)
+        v, of a node where nothing fades
+    seed : of ξ
+    coarser : of n'; None where f = 0
+    faded : (M,)
+        f
+    """
+
+    grid: RegularGrid
+    variance: Tensor
+    seed: int
+    coarser: "NodeNoise | None" = None
+    faded: Tensor | None = None
+
+    def draw(self, key: int) -> Tensor:
+        """Draw n (M,), float64."""
+        numbers = KeyedNormal(self.seed, _STREAM)
+        normal = numbers.draw(key, self.grid.size, torch.float32, self.variance.device)
+        own = self.variance.sqrt() * normal
+        if self.coarser is None or self.faded is None:
+            return own
+        around = _resized(self.coarser.draw(key), self.coarser.grid, self.grid)
+        return self.faded.sqrt() * around + (1.0 - self.faded).sqrt() * own
+
+
+@torch.no_grad()
+def noise_between(
+    posterior: LogNormalPosterior, nodes: RegularGrid | NestedGrids, seed: int
+) -> tuple[NodeNoise, ...]:
+    """Return numbers at the nodes of every grid, for what lies between these.
+
+    Their variance is τ² times the share of it that data leave unknown: such that its mean along
+    rays from the Sun to places of the box is that of the rays.
     """
     lacking = posterior.unresolved
     assert lacking is not None
@@ -147,8 +187,14 @@ def variance_between(posterior: LogNormalPosterior, nodes: RegularGrid | NestedG
         at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
         here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
         share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
-    at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
-    return lacking.scale * lacking.node_variance * at
+    found: list[NodeNoise] = []
+    faded = nodes.faded() if isinstance(nodes, NestedGrids) else None
+    for number, (grid, place) in enumerate(zip(nodes.grids, nodes.places, strict=True)):
+        scale = lacking.scale * lacking.levels[number].node_variance
+        variance = scale * _resized(share, lattice, grid)
+        coarser, fades = (found[-1], faded[place]) if found and faded is not None else (None, None)
+        found.append(NodeNoise(grid, variance, seed + number, coarser, fades))
+    return tuple(found)
 
 
 @final
@@ -170,8 +216,7 @@ class NodeField(AbstractDensityField):
     extinction_system : of ρ
     prior_std : of ln ρ before the data
     seed : of the normal numbers
-    between : (M,)
-        Their variance, where the nodes are some of those of nested grids
+    between : these numbers, where the nodes are some of those of nested grids
     """
 
     posterior: LogNormalPosterior
@@ -179,7 +224,7 @@ class NodeField(AbstractDensityField):
     extinction_system: ExtinctionSystem
     prior_std: float
     seed: int = 0
-    between: Tensor | None = None
+    between: NodeNoise | None = None
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
@@ -253,10 +298,9 @@ class NodeField(AbstractDensityField):
         logs, between = self.posterior.log_samples, self._between
         if between is None:
             return logs.exp()
-        variance, numbers = between.to(logs), KeyedNormal(self.seed, _STREAM)
-        std, density = variance.sqrt(), logs - 0.5 * variance
+        density = logs.clone()
         for pair in range(0, len(logs), 2):
-            normal = std * numbers.draw(pair, logs.shape[1], logs.dtype, logs.device)
+            normal = between.draw(pair).to(logs)
             density[pair] += normal
             density[pair + 1 : pair + 2] -= normal
         density.exp_()
@@ -264,12 +308,12 @@ class NodeField(AbstractDensityField):
         return density.mul_(logs.exp().mean(0) / density.mean(0))
 
     @property
-    def _between(self) -> Tensor | None:
+    def _between(self) -> NodeNoise | None:
         """Return that of nested grids, or of this; None where nothing is between the nodes."""
         lacking = self.posterior.unresolved
         if self.between is not None or lacking is None or lacking.levels[0].node_variance == 0.0:
             return self.between
-        return variance_between(self.posterior, self.nodes)
+        return noise_between(self.posterior, self.nodes, self.seed)[0]
 
     @cached_property
     def _by_node(self) -> NodeTable:

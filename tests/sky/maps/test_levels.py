@@ -1,6 +1,7 @@
 """Densities on nested grids: fields, maps in memory and in files, and what they answer."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +31,38 @@ NESTED = NestedGrids(
         RegularGrid((-20.0, -20.0, -10.0), (5.0,) * 3, (9, 9, 5)),
     )
 )
+Array = np.ndarray
 ASKED = MapRequest((Quantity.MEAN, Quantity.STD, Quantity.SAMPLES), 6)
 
 
-def field(unresolved: bool = False) -> NestedField:
-    """Samples of the prior, whose levels agree at the nodes of their faces."""
-    prior = NestedPrior.of(Matern32(30.0, dim=3), NESTED, padding=2.0)
+#: The finer box is far wider than its fading.
+WIDE = NestedGrids(
+    (
+        RegularGrid((-160.0,) * 3, (20.0,) * 3, (17,) * 3),
+        RegularGrid((-80.0,) * 3, (10.0,) * 3, (17,) * 3),
+    )
+)
+
+
+def field(unresolved: float | None = None, count: int = 6) -> NestedField:
+    """Samples of the prior, whose levels agree at the nodes of their faces.
+
+    unresolved: length of a kernel that leaves something between the nodes.
+    """
+    lacking = Unresolved.of(Matern32(unresolved, dim=3), NESTED) if unresolved else None
+    return NestedField(posterior(NESTED, count, 1.0, lacking), NESTED, system_named("A_V"), 1.0)
+
+
+def posterior(
+    nested: NestedGrids, count: int, part: float, lacking: Unresolved | None
+) -> LogNormalPosterior:
+    """Samples with a part of the prior's standard deviation."""
+    prior = NestedPrior.of(Matern32(30.0, dim=3), nested, padding=2.0)
     generator = torch.Generator().manual_seed(3)
-    white = torch.randn(6, prior.n_white, dtype=torch.float64, generator=generator)
-    logs = -5.0 + prior.root().matmul(white)
-    rows = functools.partial(interpolation, grid=NESTED, dtype=torch.float64)
-    lacking = Unresolved.of(Matern32(8.0, dim=3), NESTED) if unresolved else None
-    posterior = LogNormalPosterior(rows, logs.mean(0), logs, unresolved=lacking)
-    return NestedField(posterior, NESTED, system_named("A_V"), 1.0)
+    white = torch.randn(count, prior.n_white, dtype=torch.float64, generator=generator)
+    logs = -5.0 + part * prior.root().matmul(white)
+    rows = functools.partial(interpolation, grid=nested, dtype=torch.float64)
+    return LogNormalPosterior(rows, logs.mean(0), logs, unresolved=lacking)
 
 
 def places(count: int, seed: int = 0) -> torch.Tensor:
@@ -77,13 +97,45 @@ def test_planes_are_the_finest_density_at_every_voxel() -> None:
 
 
 def test_what_lies_between_the_nodes_is_in_the_samples_of_every_level() -> None:
-    made = field(unresolved=True)
+    made = field(unresolved=8.0)
     plain = field().evaluate(PointValues(places(300)), ASKED)
     widened = made.evaluate(PointValues(places(300)), ASKED)
     np.testing.assert_allclose(widened["mean"], plain["mean"], rtol=0.2)
     assert (widened["std"] > plain["std"]).mean() > 0.7
     lengths = [level.length for level in made.posterior.unresolved.levels]  # type: ignore[union-attr]
     assert lengths[0] > lengths[1] > lengths[2]
+
+
+def noisy(nested: NestedGrids, count: int) -> NestedField:
+    """Samples that have little but what lies between the nodes."""
+    lacking = Unresolved.of(Matern32(30.0, dim=3), nested, scale=3.0)
+    return NestedField(posterior(nested, count, 0.2, lacking), nested, system_named("A_V"), 1.0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_lies_between_the_nodes_does_not_jump_at_a_face(level: int) -> None:
+    """ln ρ of samples on both sides of it."""
+    asked, rng = MapRequest((Quantity.SAMPLES,), 40), np.random.default_rng(0)
+    made, grid = noisy(NESTED, 40), NESTED.grids[level]
+    beside = rng.uniform(-0.9, 0.9, (50, 2)) * np.array(grid.upper[1:])
+
+    def logs(off: float) -> Array:
+        x = np.column_stack([np.full(50, grid.upper[0] + off), beside])
+        return np.log(made.evaluate(PointValues(torch.from_numpy(x)), asked)["samples"])
+
+    jump, cell = logs(1e-3) - logs(-1e-3), logs(1e-3) - logs(NESTED.grids[level - 1].spacing[0])
+    assert jump.std() < 0.3 * cell.std()
+
+
+def test_integrals_of_samples_have_what_lies_between_the_nodes() -> None:
+    """As much as the posterior predicts along rays through both levels."""
+    made, x = noisy(WIDE, 300), np.random.default_rng(1).uniform(-159.0, 159.0, (300, 3))
+    rays = LineIntegrals.from_observer(torch.from_numpy(x))
+    found = made.evaluate(rays, MapRequest((Quantity.STD,)))["std"]
+    expected = made.posterior.predict(rays).std.numpy()
+    without = replace(made.posterior, unresolved=None).predict(rays).std.numpy()
+    assert np.median(without / expected) < 0.8
+    assert np.median(found / expected) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("form", ["zarr", "fits"])
