@@ -218,7 +218,9 @@ def test_two_inputs_with_the_global_engine(tmp_path: Path) -> None:
     assert told["fit"]["advice"] == []
     assert told["solve"]["status"] == "converged"
     assert told["learning"]["n_data"] == 40
-    assert told["learning"]["neighbours_n_data"] == told["counts"]["rows_fitted"]
+    n = told["counts"]["rows_fitted"]
+    # The others decide whether the kernel stays.
+    assert told["learning"]["neighbours_n_data"] == n - n // 4
     assert told["held_out_rows"]["rmse"] < 0.25
     names = [check["name"] for check in told["checks"]]
     assert {"learning converged", "solver converged"} <= set(names)

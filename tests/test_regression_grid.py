@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from dustmap import HIPGPRegressor
 from dustmap.engines._grids import (
     automatic_grid,
     expected_variance,
     lattice_of,
+    posterior_variance,
     typical_density,
     unexplained_variance,
 )
@@ -88,6 +91,38 @@ def test_expected_variance_is_that_of_a_box(lengths: list[float], name: str) -> 
     expected = expected_variance(kernel, float(n), 0.25, torch.ones(dim, dtype=torch.float64))
     # Without the box a kernel of 100 sides had a hundredth of this and less.
     assert 1 / 3 < expected / exact < 3
+
+
+@pytest.mark.parametrize("noise_variance", [1e-2, 1e-6])
+@pytest.mark.parametrize("name", ["matern12", "matern32", "matern52"])
+@pytest.mark.parametrize(
+    "lengths", [[0.01], [3.0], [0.05] * 2, [1.0] * 2, [0.1] * 3, [1.0] * 3, [0.3] * 4, [5.0] * 4]
+)
+def test_posterior_variance_is_that_of_data_with_little_noise(
+    lengths: list[float], name: str, noise_variance: float
+) -> None:
+    """Between the data, where it does not vanish with the noise."""
+    generator, n, dim = torch.Generator().manual_seed(0), 800, len(lengths)
+    x, new = torch.rand((2, n, dim), generator=generator, dtype=torch.float64)
+    kernel = kernel_named(name, lengths)
+    noise = torch.full((n,), noise_variance, dtype=torch.float64)
+    gp = ExactGP(kernel, ConstantMean(learn=False))
+    posterior = gp.condition(PointValues(x), torch.zeros_like(noise), noise)
+    exact = float(posterior.predict(PointValues(new)).variance.median())
+    box = torch.ones(dim, dtype=torch.float64)
+    assert 1 / 4 < posterior_variance(kernel, float(n), noise_variance, box) / exact < 4
+
+
+@pytest.mark.parametrize("engine", ["hip", "global", "auto"])
+def test_a_grid_that_is_given_takes_a_column_of_one_value(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.uniform(size=300), np.full(300, 0.5)])
+    y = np.sin(5.0 * X[:, 0]) + 0.1 * rng.standard_normal(300)
+    grid = RegularGrid((-0.1, -0.1), (0.05, 0.2), (25, 7))
+    model = HIPGPRegressor("matern32", engine=engine, grid=grid, n_learn=100).fit(X, y)
+    assert model.report_["advice"] == []
+    assert model.refit(X[:1], y[:1]).report_["n"] == 1
+    assert np.sqrt(np.mean((model.predict(X) - np.sin(5.0 * X[:, 0])) ** 2)) < 0.05
 
 
 def test_typical_density_is_that_of_the_clusters() -> None:

@@ -163,8 +163,8 @@ def test_bad_input(arguments: tuple[dict[str, Any], dict[str, Any]], message: st
 
 
 def test_too_much_data_for_the_exact_engine() -> None:
-    X = np.zeros((10_001, 5))
-    said = r'10,001 rows: the exact engine .* engine="auto".* or fit a rand'
+    X = np.zeros((20_001, 5))
+    said = r'20,001 rows: the exact engine .* engine="auto".* or fit a rand'
     with pytest.raises(ValueError, match=said):
         HIPGPRegressor(engine="exact").fit(X, X[:, 0])
 

@@ -203,7 +203,7 @@ class FitConfig:
         str,
         choice("auto", "global", "hip", "exact"),
         "global solves once for all rows and draws samples, hip puts inducing points on the "
-        "grid and fits a structured posterior, exact is dense and takes 10,000 rows "
+        "grid and fits a structured posterior, exact is dense and takes 20,000 rows "
         "(rays of more than 300 stars end at their mean distances); auto is global for stars, "
         "and for a regression what predicts best: see engine_choice in its report",
     ] = "auto"

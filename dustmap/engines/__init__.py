@@ -3,7 +3,7 @@
 Start at `_engine`: an engine is a value with typed settings that plans its memory, fits a
 `Problem` and loads what an earlier fit has left. Star maps and estimators use the same ones:
 
-    exact        dense algebra, to 10,000 data
+    exact        dense algebra, to 20,000 data
     inducing     "hip": inducing points on a grid; whitening and family are values of its plan
     free points  "svgp", "sgpr": inducing points anywhere, in any dimension
     pathwise     "global": sparse weights on a grid, one solve for mean and draws
@@ -103,5 +103,6 @@ from dustmap.engines._ray_kernels import RayData as RayData
 from dustmap.engines._ray_kernels import choose_ray_kernel as choose_ray_kernel
 from dustmap.engines._ray_kernels import covariances_of_choice as covariances_of_choice
 from dustmap.engines._ray_kernels import ray_choice_component as ray_choice_component
+from dustmap.engines._student_t import MOST_STUDENT_T as MOST_STUDENT_T
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
 from dustmap.engines._student_t import plain_rows as plain_rows

@@ -1,7 +1,7 @@
 """The engine of "auto": what predicts best within the memory, by rows, columns and kernel.
 
 Every other engine approximates the exact process, so that is what few data get, whatever their
-columns. `python -m pipelines.reproduce engines` has the scores that the rest follows: on a grid the
+columns, and more of them where no grid is fine enough. `python -m pipelines.reproduce engines` has the scores that the rest follows: on a grid the
 full family of inducing points or the pathwise engine, whichever leaves less of the posterior
 variance unexplained. The first has few nodes and none beyond the data, which suits kernels as long
 as these are wide; the second has as many as short ones ask for. The structured families of inducing
@@ -16,27 +16,27 @@ from typing import Any, TypeAlias, final
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._exact import ExactEngine
 from dustmap.engines._free_points import FreePointsEngine
-from dustmap.engines._grids import GridChoice, times
+from dustmap.engines._grids import WIDE_SHARE, GridChoice, times
 from dustmap.engines._inducing import InducingEngine
 from dustmap.engines._inducing_grid import planned
 from dustmap.engines._learning import learn_from_start, most_exact
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.engines._pathwise_points import planned_points
-from dustmap.errors import UserError
 
 #: Columns of a grid at most.
 MAX_GRID_DIM = 4
 #: Rows up to which a dense fit takes seconds, so that nothing is quicker.
 _QUICK = 2_000
+#: Rows up to which a dense fit is preferred to a grid that is not quite fine enough.
+_MODERATE = 10_000
 #: Times the posterior variance beyond which free inducing points predict better than a grid.
 _MOST_SHARE = 10.0
 #: Operations N M² of a full family at most, a few minutes of a core.
 _FULL_WORK = 4e12
 
 
-_Conditioning: TypeAlias = ExactEngine | InducingEngine | PathwiseEngine
-_Engine: TypeAlias = _Conditioning | FreePointsEngine
+_Engine: TypeAlias = ExactEngine | InducingEngine | PathwiseEngine | FreePointsEngine
 
 
 @final
@@ -78,19 +78,16 @@ class AutomaticEngine(AbstractEngine):
         settings = self.exact.settings
         learned = learn_from_start(problem, settings.learning, settings.max_memory, watch)
         choice = choice or self._by_kernel(replace(problem, model=learned.model))
-        if choice.name == "svgp":
-            return _reported(self.free.fit(problem, watch), choice)
+        engine = self._named(choice.name)
+        if isinstance(engine, FreePointsEngine):
+            return _reported(engine.fit(problem, watch), choice)
         problem = replace(problem, model=learned.model)
-        return _reported(self._conditioning(choice).finish(problem, learned, watch), choice)
+        return _reported(engine.finish(problem, learned, watch), choice)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""
         choice = self.choose(problem)
-        if choice.name == "svgp" and problem.model.kernel.dim <= MAX_GRID_DIM:
-            _, full = planned(problem, self._full.settings)
-            assert full is not None
-            choice, _ = self._finer(problem, full)
-        return _reported(self._conditioning(choice).condition(problem, watch), choice)
+        return _reported(self._named(choice.name).condition(problem, watch), choice)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """Refused: a fit is loaded by the engine that was chosen."""
@@ -123,13 +120,17 @@ class AutomaticEngine(AbstractEngine):
         assert full is not None
         dense = most_exact(settings.max_memory)
         # Beside the n³ / 3 operations of a dense fit.
-        is_quick = n > dense or 3 * plan.n_features**2 <= n**2
+        is_quick = n > dense or 3 * plan.n_features**2 <= n**2 or self._is_asked_for
         if full.fits and full.fine_enough and is_quick:
             return EngineChoice("hip", f"{full.grid.size:,} inducing points are fine enough")
-        if n <= dense:
+        if n <= min(dense, _MODERATE):
             return EngineChoice("exact", f"{n:,} rows: dense matrices fit the memory")
         choice, share = self._finer(problem, full)
-        if share > _MOST_SHARE and not self._is_asked_for:
+        if self._is_asked_for:
+            return choice
+        if share > WIDE_SHARE and n <= dense:
+            return EngineChoice("exact", f"dense matrices fit the memory; {choice.reason}")
+        if share > _MOST_SHARE:
             return EngineChoice("svgp", f"no grid is fine enough: {choice.reason}")
         return choice
 
@@ -142,11 +143,11 @@ class AutomaticEngine(AbstractEngine):
             name, grid = "global", wide
         else:
             name, grid = "hip", full
-        share, dense = grid.posterior_share, most_exact(self.inducing.settings.max_memory)
-        reason = (
-            f"{len(problem.data):,} rows are more than the {dense:,} of a dense fit; a grid of "
-            f"{times(grid.grid.shape)} nodes leaves {share:.2g} times the posterior variance"
-        )
+        nodes, share = times(grid.grid.shape), grid.posterior_share
+        reason = f"a grid of {nodes} nodes leaves {share:.2g} times the posterior variance"
+        n, dense = len(problem.data), most_exact(self.inducing.settings.max_memory)
+        if n > dense:
+            reason = f"{n:,} rows are more than the {dense:,} of a dense fit; {reason}"
         return EngineChoice(name, reason), share
 
     def _on_given_grid(self, problem: Problem) -> EngineChoice:
@@ -156,15 +157,6 @@ class AutomaticEngine(AbstractEngine):
             return EngineChoice("hip", f"the given grid with its {plan.family} family")
         reason = f"the given grid has more nodes, {plan.grid.size:,}, than a full family"
         return EngineChoice("global", reason)
-
-    def _conditioning(self, choice: EngineChoice) -> _Conditioning:
-        """The chosen engine, of those that condition at known hyperparameters."""
-        engine = self._named(choice.name)
-        if isinstance(engine, FreePointsEngine):
-            raise UserError(
-                f'engine="svgp" ({choice.reason}) learns all it has from its rows: fit it to these'
-            )
-        return engine
 
     @property
     def _is_asked_for(self) -> bool:

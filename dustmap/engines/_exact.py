@@ -46,7 +46,7 @@ class ExactSettings:
 @final
 @dataclass(frozen=True)
 class ExactEngine(AbstractEngine):
-    """y ~ N(m, K_ff + Σ), by one dense Cholesky factor: to 10,000 data of any kind."""
+    """y ~ N(m, K_ff + Σ), by one dense Cholesky factor: to 20,000 data of any kind."""
 
     settings: ExactSettings
     most_rows: ClassVar[int] = _learning.MOST_DENSE

@@ -157,12 +157,15 @@ class FreePointsEngine(AbstractEngine):
                 learned = Learned(best_start(problem.model, score), None)
             if start is not None and start.rows > 0:
                 learned = learn(learned.model, data, start, watch)
-        problem = replace(problem, model=learned.model)
+        fit = self.condition(replace(problem, model=learned.model), watch)
+        return replace(fit, learning=learned.learning)
+
+    def condition(self, problem: Problem, watch: Watch) -> EngineFit:
+        """Learn the points, and of the model what is learned; then q from all rows."""
         with watch.conditioning():
             if isinstance(problem.model.likelihood, GaussianLikelihood):
-                _inducing.refuse_negligible_noise(problem.model, data)
-            fit = self._collapsed(problem) if self.collapsed else self._stochastic(problem)
-        return replace(fit, learning=learned.learning)
+                _inducing.refuse_negligible_noise(problem.model, problem.data)
+            return self._collapsed(problem) if self.collapsed else self._stochastic(problem)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """q from its statistics."""

@@ -25,7 +25,7 @@ Axes: TypeAlias = NDArray[np.float64]
 NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
 #: Beyond this part the standard deviation of f is a quarter too wide, and advice is due.
-_WIDE_SHARE = 0.5
+WIDE_SHARE = 0.5
 #: Nodes per length scale, from coarse to fine.
 # Each about a quarter finer than the one before: a kernel may be far longer than the box.
 _STEP = 2.0 ** (1 / 3)
@@ -33,6 +33,8 @@ _DENSITIES = tuple(_STEP**step for step in range(31))
 _STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
 _DIRECTIONS = 64
 _MIN_NODES = 4
+#: Least extent of data along an axis, in length scales.
+_FLAT = 1e-6
 #: A lattice has places within this part of its spacing, and at most so many nodes a place.
 _ON_NODE, _MOST_PER_PLACE = 5e-3, 100
 
@@ -87,12 +89,12 @@ class GridChoice:
     @property
     def advice(self) -> list[str]:
         """Advice where what lies between the nodes widens the standard deviation of f."""
-        if self.posterior_share <= _WIDE_SHARE:
+        if self.posterior_share <= WIDE_SHARE:
             return []
         return [
             f"the grid is coarse for this kernel: what lies between its nodes makes standard "
             f"deviations of f about {math.sqrt(1.0 + self.posterior_share):.2g} times those of the "
-            f'exact posterior; give grid more points per axis, or take engine="exact" or "svgp"'
+            f"exact posterior; give grid more points per axis, or take an engine without a grid"
         ]
 
 
@@ -142,8 +144,11 @@ class _Judge:
     @staticmethod
     def of(kernel: AbstractKernel, x: Tensor, noise_variance: float) -> "_Judge":
         """The judge of grids for data x (N, D)."""
-        density, extent = typical_density(x, lengths_of(kernel).amin(0)), x.amax(0) - x.amin(0)
-        expected = expected_variance(kernel, density, noise_variance, extent)
+        shortest = lengths_of(kernel).amin(0)
+        # A column of one value has no extent.
+        extent = torch.maximum(x.amax(0) - x.amin(0), _FLAT * shortest)
+        density = typical_density(x, shortest)
+        expected = posterior_variance(kernel, density, noise_variance, extent)
         return _Judge(kernel, noise_variance, expected)
 
     def choice(self, grid: RegularGrid, fits: bool) -> GridChoice:
@@ -284,6 +289,20 @@ def unexplained_variance(kernel: AbstractKernel, spacing: Sequence[float]) -> Te
         return features.rows(points).residual_variance.clamp_min(0.0)
 
 
+def posterior_variance(
+    kernel: AbstractKernel, density: float, noise_variance: float, extent: Tensor
+) -> float:
+    """Expected posterior variance of f between data of this density in a box of sides `extent`.
+
+    `expected_variance`, which vanishes without noise, and what a lattice of the data's density,
+    with the proportions of the shortest length scales within the box, leaves between its nodes.
+    """
+    lengths = torch.minimum(lengths_of(kernel).amin(0), extent)
+    spacing = lengths * (density * float(lengths.prod())) ** (-1.0 / kernel.dim)
+    between = float(unexplained_variance(kernel, spacing.tolist()).median())
+    return between + expected_variance(kernel, density, noise_variance, extent)
+
+
 def expected_variance(
     kernel: AbstractKernel, density: float, noise_variance: float, extent: Tensor
 ) -> float:
@@ -293,8 +312,7 @@ def expected_variance(
     (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density at the nearest lower frequency of
     the cosines of the box, multiples of π / L on every axis: of a field that hardly varies over the
     box the mean is left, known to σ² / n. Along rays ω = s n / min(ℓ, L) in seeded random
-    directions n, ℓ the shortest length scale of each axis. Within a factor of two of the median of
-    the exact process for most kernels, of three for the others.
+    directions n, ℓ the shortest length scale of each axis.
     """
     dim, lengths = kernel.dim, torch.minimum(lengths_of(kernel).amin(0), extent)
     generator = torch.Generator().manual_seed(0)
@@ -316,7 +334,7 @@ def typical_density(x: Tensor, lengths: Tensor) -> float:
 
     Data come in clusters: most of them lie where the density is above its mean.
     """
-    extent = (x.amax(0) - x.amin(0)).clamp_max(lengths)
+    extent = (x.amax(0) - x.amin(0)).clamp(_FLAT * lengths, lengths)
     cells = ((x - x.amin(0)) / extent).floor()
     _, cell, counts = np.unique(cells.numpy(), axis=0, return_inverse=True, return_counts=True)
     return float(np.median(counts[cell.ravel()])) / float(extent.prod())

@@ -230,15 +230,18 @@ def windows_of(data: Batch, seed: int) -> list[Window]:
         return []
     if len(rows) <= _ONE_WINDOW:
         return [_one_window(data[rows], x, generator)]
-    windows = []
-    # Patches that shared rows would pass for more than they tell.
-    count = min(_WINDOWS, len(x) // _PATCH)
-    for centre in torch.randperm(len(x), generator=generator)[:count]:
+    windows, free = list[Window](), torch.ones(len(x), dtype=torch.bool)
+    for centre in torch.randperm(len(x), generator=generator):
         near = _nearest(x, x[centre], _WINDOW)
         inner = near[torch.randint(_WINDOW // 3, (), generator=generator)]
         patch, learns = _nearest(x[near], x[inner], _PATCH), torch.ones(_WINDOW, dtype=torch.bool)
-        learns[patch] = False
+        # Patches that shared rows would pass for more than they tell.
+        if not bool(free[near[patch]].all()):
+            continue
+        free[near[patch]] = learns[patch] = False
         windows.append(Window(data[rows[near]], learns.nonzero().squeeze(-1), (patch,)))
+        if len(windows) == _WINDOWS:
+            break
     return windows
 
 

@@ -4,14 +4,14 @@ A small part of dense data takes what is finer than the distance of its points f
 there are more data the evidence given near neighbours (Vecchia 1988) refines the result of the
 exact one: with 1,000 of 20,000 satellite temperatures length scales of Matérn-3/2 were 1.0 degrees,
 noise 1.55 and the error of held-out rows 1.54 °C; after it 0.06 to 0.08, 0.62 and 0.98. Of a smooth
-field in noise neighbours say too little: rows held out from both decide which of the results stays.
+field in noise neighbours say too little: rows that neither learned from decide which result stays.
 """
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -40,10 +40,12 @@ CONDITIONALS, _MAX_STEPS, _MOST_ROWS = 2_000, 40, 100_000
 _MOST_COLUMNS = 4
 #: Conditionals that the noise alone is refined by, so that its error is half a per cent.
 NOISE_CONDITIONALS = 20_000
+#: Rows that decide whether a refined kernel stays, at most one of so many.
+_HELD_OUT, _SHARE = 500, 4
 
-#: Rows beyond which a dense covariance is too much to factor; matrices of N × N float64 that a
-#: dense fit holds: covariance, factor, and one at work.
-MOST_DENSE, _MATRICES = 10_000, 3
+#: Rows beyond which a dense covariance is too much to factor, some minutes of a core; matrices of
+#: N × N float64 that a dense fit holds: covariance and factor.
+MOST_DENSE, _MATRICES = 20_000, 2
 #: Dense matrices of the evidence and its gradient, beside one for the factor; bytes of a chunk of
 #: covariances of rays, of which two are held for gradients, and of a pair of rays in it.
 MATRICES_OF_GRADIENT, CHUNK, _PAIR = 4, 64 * MIB, 32
@@ -54,15 +56,17 @@ def bytes_of_exact(n: int) -> int:
     return _MATRICES * 8 * n**2
 
 
-def most_exact(max_memory: int) -> int:
+def most_exact(max_memory: int, matrices: int = _MATRICES) -> int:
     """Return the number of rows of the largest dense fit in so many bytes.
+
+    matrices: of N × N float64 that it holds.
 
     Examples
     --------
-    >>> most_exact(2**40)
-    10000
+    >>> most_exact(2**40), most_exact(2**30)
+    (20000, 8192)
     """
-    return min(MOST_DENSE, math.isqrt(max_memory // (_MATRICES * 8)))
+    return min(MOST_DENSE, math.isqrt(max_memory // (matrices * 8)))
 
 
 @final
@@ -159,7 +163,11 @@ def learn_from_start(
             "zero points of groups are for line integrals by the pathwise and the log-normal "
             "engine: take one of these, or leave zero_points out of the model"
         )
-    settings = replace(settings, rows=min(settings.rows, most_exact(max_memory)))
+    most = most_exact(max_memory, MATRICES_OF_GRADIENT + 1)
+    settings = replace(settings, rows=min(settings.rows, most))
+    n = len(problem.data)
+    if is_refined(problem.data, settings):
+        settings = replace(settings, rows=min(settings.rows, n - _held_out(n)))
     with watch.learning():
         model = searched_start(problem.model, problem.data, settings)
         learned = learn(model, problem.data, settings, watch)
@@ -222,26 +230,42 @@ def at_mean_distances(data: Batch) -> Batch:
     return replace(data, functional=mapped(data.functional, plain))
 
 
-def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
-    """Maximise the evidence of neighbours, where there are more rows than were learned from.
+def is_refined(batch: Batch, settings: EvidenceSettings) -> bool:
+    """Whether there are rows that the exact evidence does not learn from, and neighbours say enough
+    of them.
 
     In more than four columns the exact evidence of a random part is better, and stays; so does that
     of other functionals than point values.
     """
-    functional, n = batch.functional, len(batch)
-    if not isinstance(functional, PointValues) or n <= settings.rows:
-        return learned
-    if functional.x.shape[1] > _MOST_COLUMNS:
+    functional = batch.functional
+    if not isinstance(functional, PointValues) or len(batch) <= settings.rows:
+        return False
+    return functional.x.shape[1] <= _MOST_COLUMNS
+
+
+def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
+    """Maximise the evidence of neighbours, where there are more rows than were learned from."""
+    if not is_refined(batch, settings):
         return learned
     return _refined_noise(_refined_all(learned, batch, settings), batch, settings)
 
 
+def _held_out(n: int) -> int:
+    """Rows that decide, the last of n in random order: the evidence learns from the first."""
+    return max(1, min(_HELD_OUT, n // _SHARE))
+
+
 def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
-    """Maximise it over kernel and noise."""
+    """Maximise it over kernel and noise of all but the rows that decide whether they stay."""
     model = learned.model
     if not (model.kernel.is_learned or model.likelihood.is_learned):
         return learned
-    refined, status = _refined(learned, batch, CONDITIONALS, settings.seed, "neighbours")
+    generator = torch.Generator().manual_seed(settings.seed)
+    shuffled = batch[torch.randperm(len(batch), generator=generator)[:_MOST_ROWS]]
+    count = _held_out(len(shuffled))
+    gain = partial(_held_out_gain, data=shuffled, count=count) if model.kernel.is_learned else None
+    part, seed = shuffled[: len(shuffled) - count], settings.seed
+    refined, status = _refined(learned, part, CONDITIONALS, seed, "neighbours", gain)
     if status is None or refined.learning is None:
         return refined
     last = refined.learning
@@ -258,39 +282,46 @@ def _refined_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -
     model = learned.model
     if not model.likelihood.is_learned:
         return learned
-    held = replace(learned, model=replace(model, kernel=model.kernel.fixed()))
-    refined, _ = _refined(held, batch, NOISE_CONDITIONALS, settings.seed, "noise")
+    held, seed = replace(model, kernel=model.kernel.fixed()), settings.seed
+    part = batch.random_part(_MOST_ROWS, seed)
+    refined, _ = _refined(replace(learned, model=held), part, NOISE_CONDITIONALS, seed, "noise")
     return replace(refined, model=replace(model, likelihood=refined.model.likelihood))
 
 
 def _refined(
-    learned: Learned, batch: Batch, conditionals: int, seed: int, name: str
+    learned: Learned,
+    data: Batch,
+    conditionals: int,
+    seed: int,
+    name: str,
+    held_out_gain: Callable[[GPModel, GPModel], float] | None = None,
 ) -> tuple[Learned, FitStatus | None]:
     """Maximise the evidence of so many conditionals; the status is None where it does not rise, or
-    where held-out rows speak against another kernel."""
-    model, data = learned.model, batch.random_part(_MOST_ROWS, seed)
-    status: FitStatus | None = None
+    where held-out rows speak against the result."""
+    model, status = learned.model, None
     summary: dict[str, Any] = {"status": FitStatus.STAGNATED.value, "kept": False}
     errors: ParameterErrors | None = None
-    # A small system may not be positive definite.
-    with contextlib.suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+    try:
         fit = gp.fit_neighbour_evidence(
             model, data, max_rows=conditionals, max_steps=_MAX_STEPS, seed=seed
         )
         gain = fit.objective[-1] - fit.objective[0]
-        summary = {
+        summary |= {
             "status": fit.status.value,
-            "kept": gain > 0,
             "n_data": fit.n_data,
             "conditionals": min(conditionals, fit.n_data),
             "evaluations": len(fit.objective),
             "gain_per_datum": gain,
         }
-        if gain > 0 and model.kernel.is_learned:
-            held_out = _held_out_gain(model, fit.model, data, seed)
-            summary |= {"kept": held_out > 0, "held_out_gain_per_datum": held_out}
-        if summary["kept"]:
+        if gain > 0 and held_out_gain is not None:
+            gain = held_out_gain(model, fit.model)
+            summary["held_out_gain_per_datum"] = gain
+        if gain > 0:
             model, status, errors = fit.model, fit.status, fit.errors
+            summary["kept"] = True
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        # A small system may not be positive definite.
+        summary["failed"] = str(error)
     learning = learned.learning
     if learning is not None:
         named = {f"{name}_{key}": value for key, value in summary.items()}
@@ -301,7 +332,7 @@ def _refined(
     return Learned(model, learning), status
 
 
-def _held_out_gain(before: GPModel, after: GPModel, data: Batch, seed: int) -> float:
-    """Mean rise of the log density of rows held out, from the model before learning to after."""
-    held = gp.HeldOutRows.of(before.kernel, data, seed=seed)
+def _held_out_gain(before: GPModel, after: GPModel, data: Batch, count: int) -> float:
+    """Mean rise of the log density of the last rows, from the model before learning to after."""
+    held = gp.HeldOutRows.of(before.kernel, data, count)
     return float((held.scores(after) - held.scores(before)).mean())

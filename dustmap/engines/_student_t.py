@@ -35,6 +35,8 @@ _GROSS = 10.0
 #: Turns of kernel and noise, rounds of sites in each, the change of the sites below which they
 #: rest, and draws of a round of the global engine.
 _TURNS, _ROUNDS, _REST, _SAMPLES = 10, 25, 0.01, 16
+#: Rows of dense rounds at most, each of which takes four times a factor, and N × N matrices held.
+MOST_STUDENT_T, _MATRICES = 10_000, 5
 #: Nats that the noise may have to gain when rounds of dense algebra end.
 _NATS_LEFT = 0.25
 _START_NU = 4.0
@@ -101,7 +103,8 @@ class StudentTEngine(AbstractEngine):
         if self.dense is None or isinstance(self.inner, ExactEngine):
             return self.inner, {}
         _, grid = _pathwise_points.planned_points(problem, self.inner.settings.points)
-        fits = len(problem.data) <= most_exact(self.dense.settings.max_memory)
+        most = most_exact(self.dense.settings.max_memory, _MATRICES)
+        fits = len(problem.data) <= min(MOST_STUDENT_T, most)
         if grid is None or grid.fine_enough or not fits:
             why = "its grid is fine enough" if fits else "dense matrices do not fit the memory"
             return self.inner, {"engine_choice": asdict(EngineChoice("global", why))}

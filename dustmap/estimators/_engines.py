@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -68,14 +68,18 @@ class EngineArguments:
 #: Names of engines in `HIPGPRegressor`.
 REGRESSION_ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
 #: Those that condition on data at hyperparameters that are known.
-_CONDITIONING = (
-    engines.AutomaticEngine | engines.ExactEngine | engines.InducingEngine | engines.PathwiseEngine
+_Conditioning: TypeAlias = (
+    engines.AutomaticEngine
+    | engines.ExactEngine
+    | engines.InducingEngine
+    | engines.PathwiseEngine
+    | engines.FreePointsEngine
 )
 #: Those whose inducing points are on a grid, of few axes.
 GRIDDED = ("hip", "global")
 
 
-def engine_of(a: EngineArguments) -> engines.AbstractEngine:
+def engine_of(a: EngineArguments) -> _Conditioning | engines.StudentTEngine:
     """The engine of these arguments."""
     learning = a.inducing.learning
     exact = engines.ExactEngine(engines.ExactSettings(learning, a.inducing.max_memory))
@@ -87,7 +91,7 @@ def engine_of(a: EngineArguments) -> engines.AbstractEngine:
     free = engines.FreePointsEngine(a.free, a.engine == "sgpr", replace(learning, rows=rows))
     inducing = engines.InducingEngine(a.inducing)
     automatic = engines.AutomaticEngine(exact, inducing, pathwise, free)
-    made: tuple[engines.AbstractEngine, ...] = (automatic, exact, inducing, pathwise, free, free)
+    made: tuple[_Conditioning, ...] = (automatic, exact, inducing, pathwise, free, free)
     return dict(zip(REGRESSION_ENGINES, made, strict=True))[a.engine]
 
 
@@ -122,14 +126,20 @@ def student_t_engine_name(engine: object, grid: object, n: int, dim: int) -> str
             engine = "global"
         elif n <= _MOST_STUDENT_T or dim > engines.MAX_GRID_DIM:
             engine = "exact"
-        elif n > engines.MOST_DENSE:
+        elif n > engines.MOST_STUDENT_T:
             engine = "global"
     name = engine_name(engine, grid, n, dim)
     if name not in ("auto", "exact", "global"):
         raise UserError(
             f'engine="{name}" has no noise="student-t": use engine="global" (up to '
-            f'{engines.MAX_GRID_DIM} columns), "exact" (up to {engines.MOST_DENSE:,} rows) or '
+            f'{engines.MAX_GRID_DIM} columns), "exact" (up to {engines.MOST_STUDENT_T:,} rows) or '
             f'"auto"'
+        )
+    if name == "exact" and n > engines.MOST_STUDENT_T:
+        raise UserError(
+            f'X has {n:,} rows: noise="student-t" takes repeated dense solves of '
+            f"{engines.MOST_STUDENT_T:,} rows at most in {dim} columns; fit a random part of the "
+            f"rows, or take normal noise"
         )
     return name
 
@@ -233,11 +243,8 @@ def condition_regression(
 ) -> FittedRegression:
     """Condition on data at the hyperparameters of a model, by the engine of the arguments."""
     engine = engine_of(arguments)
-    if not isinstance(engine, _CONDITIONING):
-        noise = ' with noise="student-t"' if arguments.student_t else ""
-        raise UserError(
-            f'engine="{arguments.engine}"{noise} learns all it has from its rows: fit it to these'
-        )
+    if isinstance(engine, engines.StudentTEngine):
+        raise UserError('noise="student-t" learns its sites from its rows: fit it to these')
     problem = Problem(model, data)
     return _timed(partial(engine.condition, problem), data, scaling, arguments)
 

@@ -58,11 +58,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "auto" covers the data with a spacing tied to the learned length scale and the noise; data
         on a lattice have its nodes where these are no more.
     engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
-        "auto" is what predicts best: the dense exact GP for N ≤ 10,000 (fewer where `max_memory`
-        says so), except that beyond 2,000 rows in up to four columns "hip" replaces it where a grid
-        with its full posterior is fine enough for what was learned, being as good and quicker. For
-        more rows it is "hip" or "global", whose grid leaves less of the posterior variance
-        unexplained, and "svgp" with more than four columns. On a grid that is given it is "hip"
+        "auto" is what predicts best: the dense exact GP for as many rows as `max_memory` holds two
+        of its matrices, 20,000 at most, except that beyond 2,000 rows in up to four columns "hip"
+        replaces it where a grid with its full posterior is fine enough for what was learned, being
+        as good and quicker, and beyond 10,000 "global", too. For more rows it is "hip" or
+        "global", whose grid leaves less of the posterior variance unexplained, and "svgp" with more
+        than four columns. On a grid that is given it is "hip"
         where the full posterior has room, else "global". `report_["engine_choice"]` says which and
         why, `report_["advice"]` where no grid is fine enough. "hip" has
         inducing points on a grid and a structured posterior. "global" has no such structure: one
@@ -199,7 +200,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Rows held out to judge a fit can so join those that predictions are made from. X (N, D),
         y (N,), and noise_std (N,) where `fit` had one. The coefficients of the mean, linear in y,
-        are those of these rows. Engines "exact", "hip" and "global" have it, for Gaussian noise.
+        are those of these rows, as are the inducing points of "svgp" and "sgpr", and what these
+        say. For Gaussian noise.
         """
         fitted, inputs = self._query(X)
         targets = np.asarray(y, np.float64)

@@ -21,7 +21,7 @@ from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks, standard_normal
 
 #: Largest N of a dense N × N covariance.
-MAX_DATA = 10_000
+MAX_DATA = 20_000
 #: Pairs of functionals whose covariances are computed at once.
 _PAIRS = 2**21
 
@@ -200,7 +200,7 @@ class ExactGP:
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Return the prior covariance K_ff (N, N), float64; refused beyond N = 10,000."""
+        """Return the prior covariance K_ff (N, N), float64; refused beyond N = 20,000."""
         _refuse_dense(len(functional))
         return symmetric(list(self._upper_rows(functional)))
 
@@ -312,9 +312,9 @@ def _check_data(functional: AbstractFunctional, y: Tensor, noise_variance: Tenso
 
 def _refuse_dense(n: int) -> None:
     if n > MAX_DATA:
-        needed = 3 * 8 * n**2
+        needed = 2 * 8 * n**2
         raise UserError(
             f"an exact Gaussian process of N = {n:,} data needs {needed:,} bytes "
-            f"({needed / 2**30:.1f} GiB) for its covariance, factor and inverse; the largest N is "
+            f"({needed / 2**30:.1f} GiB) for its covariance and factor; the largest N is "
             f"{MAX_DATA:,}: use a subset of the data, or a gridded model"
         )

@@ -31,8 +31,9 @@ _SHARE = 0.1
 _DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
-#: Held-out rows whose covariances with the shared ones are at hand at once.
-_HELD_OUT = 100
+#: Held-out rows whose covariances with the shared ones are at hand at once, and the nugget of the
+#: covariance of these over the kernel's variance: a thousand may nearly coincide.
+_HELD_OUT, _NUGGET = 100, 1e-9
 #: Change of a parameter in central differences.
 _SHIFT = 1e-4
 
@@ -363,23 +364,20 @@ class HeldOutRows:
     def of(
         kernel: AbstractKernel,
         data: Batch,
+        count: int,
         *,
-        rows: int = 500,
         shared: int = 1_000,
         neighbours: int = 30,
-        seed: int = 0,
     ) -> "HeldOutRows":
-        """Random rows, a quarter of all at most, and neighbours in the metric of the kernel."""
+        """The last `count` rows of data in random order, and of the others the first for all and
+        neighbours in the metric of the kernel."""
         functional = data.functional
         assert isinstance(functional, PointValues)
         x = functional.x.double() / _scale(kernel)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-        count = min(rows, len(x) // 4)
-        held, others = order[:count], order[count:]
+        order = torch.arange(len(x), device=x.device)
+        others, held = order[:-count], order[-count:]
         near = nearest(x[others], x[held], neighbours)
-        # The others are in random order: the first of them are those to share.
-        near = torch.where(near >= shared, others[near.clamp_min(0)], -1)
-        return HeldOutRows(data, held, near, others[:shared])
+        return HeldOutRows(data, held, torch.where(near >= shared, near, -1), others[:shared])
 
     @torch.no_grad()
     def scores(self, model: GPModel) -> Tensor:
@@ -390,7 +388,8 @@ class HeldOutRows:
         noise = model.likelihood.noise_variance(self.data).double()
         r = self.data.y.double() - model.mean.values(functional)
         x_S = x[self.shared]
-        L = torch.linalg.cholesky(between(kernel, x_S, x_S) + noise[self.shared].diag())
+        nugget = _NUGGET * float(kernel.variance().detach())
+        L = torch.linalg.cholesky(between(kernel, x_S, x_S) + (noise[self.shared] + nugget).diag())
         w = torch.linalg.solve_triangular(L, r[self.shared, None], upper=False)
         scores = []
         for part in chunks(len(self.rows), _HELD_OUT):

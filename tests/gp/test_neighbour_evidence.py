@@ -104,7 +104,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
 def test_held_out_rows_are_conditionals_of_the_exact_process(shared: int, neighbours: int) -> None:
     data, kernel = drawn(120, 0.2), Matern12((2.0, 3.0), 1.2, dim=2)
     model = GPModel(kernel, ConstantMean(0.5), GaussianLikelihood(jitter=0.3))
-    held = HeldOutRows.of(kernel, data, rows=25, shared=shared, neighbours=neighbours)
+    held = HeldOutRows.of(kernel, data, 25, shared=shared, neighbours=neighbours)
     assert not set(held.rows.tolist()) & {*held.shared.tolist(), *held.near.flatten().tolist()}
     expected = []
     for row, near in zip(held.rows.tolist(), held.near.tolist(), strict=True):

@@ -232,6 +232,25 @@ def test_a_regression_of_other_rows_is_the_dense_one_at_the_learned_kernel(engin
     assert first.report_["n"] == 80
 
 
+@pytest.mark.parametrize("engine", ["svgp", "sgpr", "auto"])
+def test_free_points_learn_their_places_of_other_rows_again(engine: str) -> None:
+    """At the kernel and noise of the first; so does "auto" where no grid is near fine enough."""
+    rng = np.random.default_rng(0)
+    dim = 4 if engine == "auto" else 1
+    X = rng.uniform(0.0, 6.0, (400, dim))
+    y = np.sin(X[:, 0]) + X[:, -1] + 0.01 * rng.standard_normal(400)
+    memory = 10**6 if engine == "auto" else 2**30
+    first = HIPGPRegressor(
+        "matern32", engine=engine, noise=0.01, n_learn=50, inducing=100, max_memory=memory
+    ).fit(X[:350], y[:350])
+    second = first.refit(X, y)
+    assert first.engine_ == second.engine_ == ("svgp" if engine == "auto" else engine)
+    assert second.report_["n"] == 400
+    assert torch.equal(*(m.kernel_.terms()[0].lengthscale for m in (first, second)))
+    before, after = (np.abs(m.predict(X[350:]) - y[350:]).mean() for m in (first, second))
+    assert after < 1.1 * before
+
+
 def test_a_regression_of_other_rows_refuses_what_it_cannot_have() -> None:
     X = np.linspace(0.0, 6.0, 40)[:, None]
     y = np.sin(X[:, 0])
@@ -241,7 +260,7 @@ def test_a_regression_of_other_rows_refuses_what_it_cannot_have() -> None:
     with pytest.raises(ValueError, match="the data of fit had no noise_std, and so must these"):
         fitted.refit(X, y, noise_std=np.ones(40))
     robust = HIPGPRegressor(noise="student-t").fit(X, y)
-    with pytest.raises(ValueError, match="learns all it has from its rows: fit it to these"):
+    with pytest.raises(ValueError, match="learns its sites from its rows: fit it to these"):
         robust.refit(X, y)
 
 

@@ -404,9 +404,9 @@ def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
 
 
 def test_more_stars_than_the_engine_takes_are_refused(tmp_path: Path) -> None:
-    write_plain_sky(tmp_path, plain_sky(10_002, seed=2))
+    write_plain_sky(tmp_path, plain_sky(20_002, seed=2))
     (tmp_path / "run.toml").write_text(CONFIG.replace('truth = "truth.zarr"', ""))
-    with pytest.raises(ValueError, match=r"at most 10,000 stars, and 10,002 are to be fitted"):
+    with pytest.raises(ValueError, match=r"at most 20,000 stars, and 20,002 are to be fitted"):
         prepare(load(tmp_path / "run.toml", ["data.holdout=0"]))
 
 

@@ -197,9 +197,13 @@ def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
     """Rows to query a map at, with distances as its run takes them, if it is one or in one."""
     for run in (path, path.parent):
         own, stars = run / "config.toml", run / ARCHIVE
-        if own.is_file() and stars.exists():
+        if own.is_file() and (run == path or stars.exists()):
             few = open_star_store(stars).part(slice(0, 1))
             return places_of(load(own).data, catalog, card, prior_of(few))
+        if own.is_file():
+            log.warning(
+                "%s is missing: parallaxes have the default prior, not that of the run", stars
+            )
     return places_of(DataConfig(), catalog, card)
 
 
