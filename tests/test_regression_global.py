@@ -98,7 +98,8 @@ def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
     model.fit(X[:1500], y[:1500])
     learning = model.report_["learning"]
     assert learning["neighbours_kept"]
-    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 1500)
+    # A quarter of the rows decides, which learning has not seen.
+    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 1125)
     assert learning["neighbours_gain_per_datum"] > 0.5
     assert model.noise_std_ == pytest.approx(0.1, rel=0.1)
     assert np.sqrt(np.mean((model.predict(X[1500:]) - y[1500:]) ** 2)) < 0.12

@@ -1,13 +1,13 @@
 """The engine of "auto": what predicts best within the memory, by rows, columns and kernel.
 
 Every other engine approximates the exact process, so that is what few data get, whatever their
-columns, and more of them where no grid is fine enough. `python -m pipelines.reproduce engines` has the scores that the rest follows: on a grid the
-full family of inducing points or the pathwise engine, whichever leaves less of the posterior
-variance unexplained. The first has few nodes and none beyond the data, which suits kernels as long
-as these are wide; the second has as many as short ones ask for. The structured families of inducing
-points are not among them: their standard deviations are too wide and their grids coarser. Where
-neither is near fine enough, and in more columns than the four axes of a grid, free inducing points
-take over.
+columns, and more of them where no grid is fine enough. `python -m pipelines.reproduce engines` has
+the scores that the rest follows: on a grid the full family of inducing points or the pathwise
+engine, whichever leaves less of the posterior variance unexplained. The first has few nodes and
+none beyond the data, which suits kernels as long as these are wide; the second has as many as short
+ones ask for. The structured families of inducing points are not among them: their standard
+deviations are too wide and their grids coarser. Where neither is near fine enough, and in more
+columns than the four axes of a grid, free inducing points take over.
 """
 
 from dataclasses import asdict, dataclass, replace

@@ -265,12 +265,34 @@ def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
     count = _held_out(len(shuffled))
     gain = partial(_held_out_gain, data=shuffled, count=count) if model.kernel.is_learned else None
     part, seed = shuffled[: len(shuffled) - count], settings.seed
-    refined, status = _refined(learned, part, CONDITIONALS, seed, "neighbours", gain)
+    start = _neighbours_start(model, part, settings)
+    refined, status = _refined(learned, part, CONDITIONALS, seed, "neighbours", gain, start)
     if status is None or refined.learning is None:
         return refined
     last = refined.learning
     learning = Learning.of(status, last.n_data, last.trace, last.summary, last.errors)
     return replace(refined, learning=learning)
+
+
+@torch.no_grad()
+def _neighbours_start(model: GPModel, part: Batch, settings: EvidenceSettings) -> GPModel:
+    """What was learned, or a start of the search that neighbours prefer to it.
+
+    Detail that few rows called noise may be another maximum, which no climb from there finds.
+    """
+    if not settings.search_start:
+        return model
+    evidence = gp.NeighbourEvidence.of(
+        model.kernel, part, max_rows=CONDITIONALS, seed=settings.seed
+    )
+
+    def score(tried: GPModel) -> float:
+        try:
+            return float(evidence.log_evidence(tried))
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return -math.inf
+
+    return max(model, best_start(model, score), key=score)
 
 
 def _refined_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
@@ -295,15 +317,16 @@ def _refined(
     seed: int,
     name: str,
     held_out_gain: Callable[[GPModel, GPModel], float] | None = None,
+    start: GPModel | None = None,
 ) -> tuple[Learned, FitStatus | None]:
     """Maximise the evidence of so many conditionals; the status is None where it does not rise, or
-    where held-out rows speak against the result."""
+    where held-out rows speak against the result. start: of the climb, if not the model."""
     model, status = learned.model, None
     summary: dict[str, Any] = {"status": FitStatus.STAGNATED.value, "kept": False}
     errors: ParameterErrors | None = None
     try:
         fit = gp.fit_neighbour_evidence(
-            model, data, max_rows=conditionals, max_steps=_MAX_STEPS, seed=seed
+            start or model, data, max_rows=conditionals, max_steps=_MAX_STEPS, seed=seed
         )
         gain = fit.objective[-1] - fit.objective[0]
         summary |= {
