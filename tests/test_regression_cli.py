@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from dustmap import HIPGPRegressor, config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
+from dustmap.engines import most_exact
+from dustmap.runs import prepare
 from dustmap.runs.checkpoints._status import OWN
 from dustmap.tables import read_tables
 from dustmap.tables._outputs import foreign_entries
@@ -378,6 +380,15 @@ def test_a_grid_beyond_the_memory_is_refused(
     assert run(folder) == BAD_INPUT
     assert re.search(r"the run needs [\d.,]+ GiB and compute.memory allows", error(capsys))
     assert not (folder / "run").exists()
+
+
+def test_rows_that_the_memory_holds_dense_are_planned_within_it(tmp_path: Path) -> None:
+    """By engine auto, which takes the exact one of them."""
+    n, folder = 10_000, write(tmp_path, 2, fit={"engine": "auto"})
+    Table(columns(2, n)).write(folder / "table.csv", format="ascii.csv", overwrite=True)
+    loaded = config.load(folder / "run.toml", ["compute.memory=1.9GiB", "data.holdout=0"])
+    assert n < most_exact(loaded.compute.memory_bytes) < 1.2 * n
+    assert 16 * n**2 < prepare(loaded).plan().memory.peak < loaded.compute.memory_bytes
 
 
 def test_fixed_length_and_std(tmp_path: Path) -> None:

@@ -128,3 +128,10 @@ def test_fits_are_saved_with_their_degrees_of_freedom(tmp_path: Path) -> None:
             m.predict(X[:5], return_std=True, include_noise=include) for m in (model, again)
         )
         np.testing.assert_allclose(theirs, ours, rtol=1e-8)
+
+
+def test_more_rows_than_dense_rounds_take_are_refused_in_many_columns() -> None:
+    X = np.zeros((10_001, 5))
+    for engine in ("auto", "exact"):
+        with pytest.raises(ValueError, match="repeated dense solves of 10,000 rows at most in 5"):
+            HIPGPRegressor(noise="student-t", engine=engine).fit(X, X[:, 0])

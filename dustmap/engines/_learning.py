@@ -52,8 +52,19 @@ MATRICES_OF_GRADIENT, CHUNK, _PAIR = 4, 64 * MIB, 32
 
 
 def bytes_of_exact(n: int) -> int:
-    """Bytes of a dense fit of n rows."""
+    """Bytes of a dense fit of n rows.
+
+    Examples
+    --------
+    >>> bytes_of_exact(1_000), bytes_of_learning(1_000)
+    (16000000, 40000000)
+    """
     return _MATRICES * 8 * n**2
+
+
+def bytes_of_learning(n: int) -> int:
+    """Bytes of the evidence of n rows with its gradient, see `bytes_of_exact`."""
+    return (MATRICES_OF_GRADIENT + 1) * 8 * n**2
 
 
 def most_exact(max_memory: int, matrices: int = _MATRICES) -> int:
@@ -260,13 +271,15 @@ def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
     model = learned.model
     if not (model.kernel.is_learned or model.likelihood.is_learned):
         return learned
-    generator = torch.Generator().manual_seed(settings.seed)
-    shuffled = batch[torch.randperm(len(batch), generator=generator)[:_MOST_ROWS]]
+    seed = settings.seed
+    shuffled = batch.shuffled_part(_MOST_ROWS, seed)
     count = _held_out(len(shuffled))
     gain = partial(_held_out_gain, data=shuffled, count=count) if model.kernel.is_learned else None
-    part, seed = shuffled[: len(shuffled) - count], settings.seed
-    start = _neighbours_start(model, part, settings)
-    refined, status = _refined(learned, part, CONDITIONALS, seed, "neighbours", gain, start)
+    evidence = gp.NeighbourEvidence.of(
+        model.kernel, shuffled[: len(shuffled) - count], max_rows=CONDITIONALS, seed=seed
+    )
+    start = _neighbours_start(model, evidence) if settings.search_start else model
+    refined, status = _refined(learned, evidence, "neighbours", start, gain)
     if status is None or refined.learning is None:
         return refined
     last = refined.learning
@@ -275,16 +288,11 @@ def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
 
 
 @torch.no_grad()
-def _neighbours_start(model: GPModel, part: Batch, settings: EvidenceSettings) -> GPModel:
+def _neighbours_start(model: GPModel, evidence: gp.NeighbourEvidence) -> GPModel:
     """What was learned, or a start of the search that neighbours prefer to it.
 
     Detail that few rows called noise may be another maximum, which no climb from there finds.
     """
-    if not settings.search_start:
-        return model
-    evidence = gp.NeighbourEvidence.of(
-        model.kernel, part, max_rows=CONDITIONALS, seed=settings.seed
-    )
 
     def score(tried: GPModel) -> float:
         try:
@@ -306,33 +314,30 @@ def _refined_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -
         return learned
     held, seed = replace(model, kernel=model.kernel.fixed()), settings.seed
     part = batch.random_part(_MOST_ROWS, seed)
-    refined, _ = _refined(replace(learned, model=held), part, NOISE_CONDITIONALS, seed, "noise")
+    evidence = gp.NeighbourEvidence.of(model.kernel, part, max_rows=NOISE_CONDITIONALS, seed=seed)
+    refined, _ = _refined(replace(learned, model=held), evidence, "noise", held)
     return replace(refined, model=replace(model, likelihood=refined.model.likelihood))
 
 
 def _refined(
     learned: Learned,
-    data: Batch,
-    conditionals: int,
-    seed: int,
+    evidence: gp.NeighbourEvidence,
     name: str,
+    start: GPModel,
     held_out_gain: Callable[[GPModel, GPModel], float] | None = None,
-    start: GPModel | None = None,
 ) -> tuple[Learned, FitStatus | None]:
-    """Maximise the evidence of so many conditionals; the status is None where it does not rise, or
-    where held-out rows speak against the result. start: of the climb, if not the model."""
+    """Maximise the evidence; the status is None where it does not rise, or where held-out rows
+    speak against the result."""
     model, status = learned.model, None
     summary: dict[str, Any] = {"status": FitStatus.STAGNATED.value, "kept": False}
     errors: ParameterErrors | None = None
     try:
-        fit = gp.fit_neighbour_evidence(
-            start or model, data, max_rows=conditionals, max_steps=_MAX_STEPS, seed=seed
-        )
+        fit = evidence.fit(start, max_steps=_MAX_STEPS)
         gain = fit.objective[-1] - fit.objective[0]
         summary |= {
             "status": fit.status.value,
             "n_data": fit.n_data,
-            "conditionals": min(conditionals, fit.n_data),
+            "conditionals": len(evidence.rows),
             "evaluations": len(fit.objective),
             "gain_per_datum": gain,
         }

@@ -34,7 +34,7 @@ from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianL
 from dustmap.inference import PathwisePosterior
 
 #: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
-_MOST_STUDENT_T = 2_000
+_FEW_STUDENT_T = 2_000
 #: Rows whose evidence the engines of free inducing points start from, in few dimensions: of many
 #: length scales so few rows tell what is not so.
 _START_ROWS = 500
@@ -124,7 +124,7 @@ def student_t_engine_name(engine: object, grid: object, n: int, dim: int) -> str
     if engine == "auto":
         if not isinstance(grid, str):
             engine = "global"
-        elif n <= _MOST_STUDENT_T or dim > engines.MAX_GRID_DIM:
+        elif n <= _FEW_STUDENT_T or dim > engines.MAX_GRID_DIM:
             engine = "exact"
         elif n > engines.MOST_STUDENT_T:
             engine = "global"

@@ -76,9 +76,16 @@ class Batch:
         """Return the ascending positions of `random_part`, as a slice where they are all."""
         if len(self) <= n:
             return slice(0, len(self))
+        return self._random_order(n, seed).sort().values
+
+    def shuffled_part(self, n: int, seed: int) -> "Batch":
+        """Pick at most n of the data in random order, the first of which are `random_part` of
+        fewer."""
+        return self[self._random_order(n, seed)]
+
+    def _random_order(self, n: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randperm(len(self), generator=generator)[:n]
-        return chosen.sort().values.to(self.y.device)
+        return torch.randperm(len(self), generator=generator)[:n].to(self.y.device)
 
     def _rows(self, functional: AbstractFunctional, index: Tensor | slice) -> "Batch":
         """Return the rows `index`, whose functionals these are."""

@@ -6,6 +6,7 @@ Reference: Vecchia (1988); Datta et al. (2016); Schäfer, Katzfuss & Owhadi (202
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -31,8 +32,8 @@ _SHARE = 0.1
 _DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
-#: Held-out rows whose covariances with the shared ones are at hand at once, and the nugget of the
-#: covariance of these over the kernel's variance: a thousand may nearly coincide.
+#: Held-out rows whose covariances with the shared ones are at hand at once, and the nugget of
+#: these over the kernel's variance: a thousand may nearly coincide.
 _HELD_OUT, _NUGGET = 100, 1e-9
 #: Change of a parameter in central differences.
 _SHIFT = 1e-4
@@ -324,6 +325,22 @@ class NeighbourEvidence:
             total += slopes @ slopes.mT
         return total
 
+    def fit(
+        self, model: GPModel, *, max_steps: int = 40, tolerance: float = 1e-3
+    ) -> HyperparameterFit:
+        """Maximise it over kernel and noise by L-BFGS.
+
+        The cost does not grow with the data, among all of which neighbours are sought: small scales
+        and large ones are seen alike. The mean stays as it is, for the solve that follows.
+        tolerance: of the largest |gradient| per datum, which of 10⁴ has an error of about 1e-2.
+        """
+        parameters = Parameters.of(model, without=("mean",))
+        parameters.require_some("kernel or likelihood")
+        climbed, n = partial(self.gradient, parameters), len(self.data)
+        maximum = maximise(parameters, climbed, n_data=n, max_steps=max_steps, tolerance=tolerance)
+        information = self.information(parameters, maximum.theta)
+        return HyperparameterFit.of(parameters, maximum, n, information)
+
     def _part(self, model: GPModel, part: slice) -> Tensor:
         """The sum over some rows, scaled up to all data."""
         return len(self.data) / len(self.rows) * self._terms(model, part).sum()
@@ -374,10 +391,9 @@ class HeldOutRows:
         functional = data.functional
         assert isinstance(functional, PointValues)
         x = functional.x.double() / _scale(kernel)
-        order = torch.arange(len(x), device=x.device)
-        others, held = order[:-count], order[-count:]
-        near = nearest(x[others], x[held], neighbours)
-        return HeldOutRows(data, held, torch.where(near >= shared, near, -1), others[:shared])
+        near, order = nearest(x[:-count], x[-count:], neighbours), torch.arange(len(x)).to(x.device)
+        near = torch.where(near >= shared, near, -1)
+        return HeldOutRows(data, order[-count:], near, order[:-count][:shared])
 
     @torch.no_grad()
     def scores(self, model: GPModel) -> Tensor:
@@ -428,22 +444,6 @@ def fit_neighbour_evidence(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> HyperparameterFit:
-    """Maximise the evidence of neighbours over kernel and noise by L-BFGS.
-
-    The cost does not grow with the data but for the search of neighbours, among all data: small
-    scales and large ones are seen alike. The mean stays as it is, for generalised least squares in
-    the solve that follows. max_rows: conditionals in the sum, a random part of all; tolerance: of
-    the largest |gradient| per datum, which of a random part of 10⁴ has an error of about 1e-2.
-    """
-    parameters = Parameters.of(model, without=("mean",))
-    parameters.require_some("kernel or likelihood")
+    """`NeighbourEvidence.fit` of a random part of max_rows conditionals."""
     evidence = NeighbourEvidence.of(model.kernel, data, max_rows=max_rows, seed=seed)
-    maximum = maximise(
-        parameters,
-        lambda theta: evidence.gradient(parameters, theta),
-        n_data=len(data),
-        max_steps=max_steps,
-        tolerance=tolerance,
-    )
-    information = evidence.information(parameters, maximum.theta)
-    return HyperparameterFit.of(parameters, maximum, len(data), information)
+    return evidence.fit(model, max_steps=max_steps, tolerance=tolerance)

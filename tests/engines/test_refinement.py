@@ -52,15 +52,15 @@ def test_rows_that_decide_have_taught_neither(
     n: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, set[float]] = {}
-    exact, near, held = gp.fit_hyperparameters, gp.fit_neighbour_evidence, gp.HeldOutRows.of
+    exact, near, held = gp.fit_hyperparameters, gp.NeighbourEvidence.of, gp.HeldOutRows.of
 
     def spied_exact(model: GPModel, batch: Batch, *, max_data: int, seed: int, **more: Any) -> Any:
         seen["exact"] = set(batch.random_part(max_data, seed).y.tolist())
         return exact(model, batch, max_data=max_data, seed=seed, **more)
 
-    def spied_near(model: GPModel, data: Batch, *, max_rows: int, **more: Any) -> Any:
+    def spied_near(kernel: AbstractKernel, data: Batch, **more: Any) -> gp.NeighbourEvidence:
         seen.setdefault("neighbours", set(data.y.tolist()))  # the noise alone is not judged
-        return near(model, data, max_rows=max_rows, **more)
+        return near(kernel, data, **more)
 
     def spied_held(kernel: AbstractKernel, data: Batch, count: int) -> gp.HeldOutRows:
         made = held(kernel, data, count)
@@ -68,7 +68,7 @@ def test_rows_that_decide_have_taught_neither(
         return made
 
     monkeypatch.setattr(gp, "fit_hyperparameters", spied_exact)
-    monkeypatch.setattr(gp, "fit_neighbour_evidence", spied_near)
+    monkeypatch.setattr(gp.NeighbourEvidence, "of", staticmethod(spied_near))
     monkeypatch.setattr(gp.HeldOutRows, "of", staticmethod(spied_held))
     model = HIPGPRegressor("matern32", engine="global", n_learn=rows, grid=(20, 20)).fit(*waves(n))
     if n > 3:

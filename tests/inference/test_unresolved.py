@@ -84,7 +84,7 @@ def test_numbers_at_the_nodes_give_integrals_their_variance() -> None:
     lacking, rays = Unresolved.of(Matern32(2.0, 0.5, dim=3), BOX), _rays(400)
     rows = features.interpolation(rays, BOX, dtype=torch.float64)
     drawn = torch.randn(500, BOX.size, dtype=torch.float64, generator=torch.manual_seed(2))
-    found = rows.matmul(math.sqrt(lacking.node_variance) * drawn).square().mean(0)
+    found = rows.matmul(math.sqrt(lacking.levels[0].node_variance) * drawn).square().mean(0)
     length = (rays.edges[:, -1] - rays.edges[:, 0]).double()
     long = length > 4.0
     ratio = (found / (lacking.length * length))[long].mean()

@@ -1,6 +1,7 @@
 """The distance prior that a run learns: reported, kept, and shared by all that comes after."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,9 @@ def test_what_was_learned_is_reported(folder: Path, finished: StarMap) -> None:
     assert "distance_p50_pc" in (folder / "run" / "report.md").read_text()
 
 
-def test_all_that_comes_after_has_the_prior_of_the_run(folder: Path, finished: StarMap) -> None:
+def test_all_that_comes_after_has_the_prior_of_the_run(
+    folder: Path, finished: StarMap, caplog: pytest.LogCaptureFixture
+) -> None:
     """The reopened run, the places of predict and query, other catalogs, tiles, an ingested store
     and a run on it."""
     kept = finished.run.stars.distances
@@ -103,6 +106,15 @@ def test_all_that_comes_after_has_the_prior_of_the_run(folder: Path, finished: S
     in_run = places_of_map(folder / "run/map.zarr", folder / "others.csv", "generic").distances
     assert isinstance(in_run, ParallaxDistances)
     assert in_run.prior == kept.prior
+    # A copy of the configuration without the stars does not know of it, and says so.
+    alone = folder / "alone"
+    alone.mkdir(exist_ok=True)
+    shutil.copy(folder / "run/config.toml", alone)
+    with caplog.at_level("WARNING", "dustmap"):
+        other = places_of_map(alone / "map.zarr", folder / "others.csv", "generic").distances
+    assert isinstance(other, ParallaxDistances)
+    assert other.prior != kept.prior
+    assert "parallaxes have the default prior, not that of the run" in caplog.text
     places = places_of_map(folder / "run", folder / "others.csv", "generic")
     assert isinstance(places.distances, ParallaxDistances)
     assert places.distances.prior == kept.prior

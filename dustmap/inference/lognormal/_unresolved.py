@@ -22,7 +22,7 @@ follow that. Scales just below the grid are as well known as those just above, s
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
@@ -130,23 +130,15 @@ class Unresolved:
 
     @property
     def length(self) -> "float | Tensor":
-        """Λ, or Λ (M,) at the nodes of nested grids."""
-        return self._by_node([level.length for level in self.levels])
-
-    @property
-    def node_variance(self) -> "float | Tensor":
-        """τ², or τ² (M,) at the nodes of nested grids."""
-        return self._by_node([level.node_variance for level in self.levels])
-
-    def _by_node(self, values: Sequence[float]) -> "float | Tensor":
-        """A number of every grid at its nodes (M,); where it fades, between that of the grid and
-        that of the coarser one."""
+        """Λ, or Λ (M,) at the nodes of nested grids: where one fades, between its own and that of
+        the coarser one."""
         if isinstance(self.grid, RegularGrid):
-            return values[0]
+            return self.levels[0].length
         faded = self.grid.faded()
         here, before = torch.empty_like(faded), torch.empty_like(faded)
         for number, place in enumerate(self.grid.places):
-            here[place], before[place] = values[number], values[max(0, number - 1)]
+            here[place] = self.levels[number].length
+            before[place] = self.levels[max(0, number - 1)].length
         return here.lerp(before, faded)
 
     def scaled(self, scale: float) -> "Unresolved":

@@ -28,8 +28,6 @@ Array = NDArray[np.float64]
 # Nodes per axis of the maps of a run without a [grid], by the number of inputs.
 _MAP_NODES = {1: 500, 2: 120, 3: 32}
 _LOGARITHMS: dict[str, Callable[[Array], Array]] = {"log": np.log, "log10": np.log10}
-# Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
-_DENSE = 3
 #: Engines that solve on the [grid] of a run, where it has one.
 ON_GRID = ("hip", "global")
 # Of the pictures and the libraries' own buffers.
@@ -192,14 +190,16 @@ def may_be_dense(config: Config, n: int) -> bool:
 def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
     """Plan the bytes of a fit; without a [grid] the estimator chooses one that fits, or refuses."""
     n = len(rows)
-    exact = may_be_dense(config, n)
-    dense = n if exact else min(n, config.fit.learn_rows)
-    what = f"covariance of {dense:,} rows with its factor and gradient, float64"
+    learning = min(n, config.fit.learn_rows)
+    what = f"covariance of {learning:,} rows with its factor and gradient, float64"
     parts = [
         Component("rows", 2 * rows.X.nbytes + 3 * rows.y.nbytes, During.WHOLE, f"{n:,} rows"),
-        Component("covariance", 8 * _DENSE * dense**2, During.LEARNING, what),
+        Component("learning", engines.bytes_of_learning(learning), During.LEARNING, what),
         Component("working space", _WORKING, During.WHOLE, "pictures, buffers of libraries"),
     ]
+    if may_be_dense(config, n):
+        what = f"covariance of {n:,} rows with its factor, float64"
+        parts.append(Component("covariance", engines.bytes_of_exact(n), During.SOLVING, what))
     if config.model.kernel == "auto":
         what = "covariances of rows around held-out patches, with their gradients, float64"
         parts.append(Component("kernel choice", engines.choice_bytes(n), During.PREPARING, what))

@@ -31,10 +31,6 @@ NESTED = NestedGrids(
         RegularGrid((-20.0, -20.0, -10.0), (5.0,) * 3, (9, 9, 5)),
     )
 )
-Array = np.ndarray
-ASKED = MapRequest((Quantity.MEAN, Quantity.STD, Quantity.SAMPLES), 6)
-
-
 #: The finer box is far wider than its fading.
 WIDE = NestedGrids(
     (
@@ -42,15 +38,17 @@ WIDE = NestedGrids(
         RegularGrid((-80.0,) * 3, (10.0,) * 3, (17,) * 3),
     )
 )
+ASKED = MapRequest((Quantity.MEAN, Quantity.STD, Quantity.SAMPLES), 6)
+Array = np.ndarray
 
 
-def field(unresolved: float | None = None, count: int = 6) -> NestedField:
+def field(unresolved: float | None = None) -> NestedField:
     """Samples of the prior, whose levels agree at the nodes of their faces.
 
     unresolved: length of a kernel that leaves something between the nodes.
     """
     lacking = Unresolved.of(Matern32(unresolved, dim=3), NESTED) if unresolved else None
-    return NestedField(posterior(NESTED, count, 1.0, lacking), NESTED, system_named("A_V"), 1.0)
+    return NestedField(posterior(NESTED, 6, 1.0, lacking), NESTED, system_named("A_V"), 1.0)
 
 
 def posterior(
