@@ -171,7 +171,7 @@ def page_of(
     shell = _filled(about, ())
     # Beside the text of each volume its element, its description and notes on coarser voxels.
     spare = len(shell.encode()) + 600 * len(cubes.names) + 400
-    volumes = cubes.within(most_bytes - spare)
+    volumes = cubes.within(most_bytes, beside=spare)
     notes = {"volumes": [volume.about() for volume in volumes], "coarsened": coarsening(volumes)}
     return MapView(_filled({**about, **notes}, volumes), volumes)
 

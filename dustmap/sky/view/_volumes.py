@@ -150,13 +150,15 @@ class MapVolumes:
         plain += ["coverage"] if Quantity.COVERAGE in self._map.available else []
         return (*plain, *(f"sample {k + 1}" for k in range(self._drawn)))
 
-    def within(self, most_bytes: int) -> tuple[Volume, ...]:
+    def within(self, most_bytes: int, beside: int = 0) -> tuple[Volume, ...]:
         """Pack all volumes in at most so many bytes: the mean as fine as it can be, then the rest.
 
-        UserError where blocks of 64 voxels a side take more.
+        beside: bytes that the page has beside them. UserError where blocks of 64 voxels a side take
+        more.
         """
+        factor = of_rest = _COARSEST
         for factor, of_rest in self._factors():
-            volumes, room = [], most_bytes
+            volumes, room = [], most_bytes - beside
             for name in self.names:
                 volumes.append(self._volume(name, factor if name == "mean" else of_rest))
                 room -= len(volumes[-1].text)
@@ -164,9 +166,11 @@ class MapVolumes:
                     break
             else:
                 return tuple(volumes)
+        coarsest = (self._volume(n, factor if n == "mean" else of_rest) for n in self.names)
+        least = beside + sum(len(volume.text) for volume in coarsest)
         raise UserError(
-            f"the page: expected room for {len(self.names)} cubes, got {most_bytes:,} bytes; allow "
-            "more (--max-size), or fewer samples (--samples)"
+            f"the page: expected room for {len(self.names)} cubes, at least {least:,} bytes, got "
+            f"{most_bytes:,} bytes; allow more (--max-size), or fewer samples (--samples)"
         )
 
     def _factors(self) -> Iterator[tuple[int, int]]:

@@ -167,8 +167,14 @@ def test_a_page_that_has_room_is_as_fine_as_the_map() -> None:
 
 
 def test_a_size_that_nothing_fits_is_refused() -> None:
-    with pytest.raises(UserError, match=r"expected room for 6 cubes.*--max-size"):
-        view_of(rough_map(12), most_bytes=60_000)
+    with pytest.raises(UserError, match=r"expected room for 6 cubes.*--max-size") as refusal:
+        view_of(rough_map(12), most_bytes=1_000)
+    named = re.search(r"at least ([\d,]+) bytes, got 1,000 bytes", str(refusal.value))
+    assert named is not None
+    least = int(named[1].replace(",", ""))
+    assert len(view_of(rough_map(12), most_bytes=least).html.encode()) <= least
+    with pytest.raises(UserError, match="expected room"):
+        view_of(rough_map(12), most_bytes=least - 1)
 
 
 def test_the_page_asks_for_nothing() -> None:
