@@ -170,7 +170,8 @@ def automatic_grid(
     taken where it fits and has no more nodes.
     """
     lower, upper = (end.cpu().double().numpy() for end in (x.amin(0), x.amax(0)))
-    _refuse_flat(lower, upper)
+    if not (upper > lower).any():
+        _refuse_flat(lower, upper)
     terms = lengths_of(kernel)
     lengths, longest = (t.cpu().double().numpy() for t in (terms.amin(0), terms.amax(0)))
     judge = _Judge.of(kernel, x, noise_variance)
