@@ -1,12 +1,16 @@
 """The estimator's global engine: beside the exact one, inside its grid and beyond."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from dustmap import HIPGPRegressor
 from dustmap.engines import PointPlan
-from dustmap.gp.kernels import Matern32
+from dustmap.gp.kernels import Matern12, Matern13, Matern32, StationaryKernel
 from tests.regression_cases import wave, wave_kernel
 
 Array = NDArray[np.float64]
@@ -58,6 +62,40 @@ def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dt
     # The prior's variance, and that of the fitted level.
     assert beyond[1] == pytest.approx(exact.predict(far[-1:], return_std=True)[1], rel=1e-3)
     assert beyond[1] > 5.0
+
+
+@pytest.mark.parametrize(
+    ("dim", "rough", "dtype"),
+    [
+        (1, Matern12, "float64"),
+        (1, Matern13, "float64"),
+        (2, Matern12, "float32"),
+        pytest.param(2, Matern12, "float64", marks=pytest.mark.slow),
+        pytest.param(3, Matern12, "float64", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rough_term_far_longer_than_the_data_needs_no_wide_torus(
+    dim: int, rough: Callable[..., StationaryKernel], dtype: str
+) -> None:
+    """20 times as long as the box, beside the exact process: inside, and a tenth beyond."""
+    rng, side, n = np.random.default_rng(1), 10.0, 150
+    kernel = rough([20.0 * side] * dim, 20.0) + Matern32([0.2 * side] * dim, 0.3)
+    X = rng.uniform(0.0, side, (n, dim))
+    K = kernel(torch.from_numpy(X[:, None] - X[None])).detach().numpy()
+    y = np.linalg.cholesky(K + 0.01 * np.eye(n)) @ rng.standard_normal(n)
+    inside = rng.uniform(0.0, side, (200, dim))
+    beyond = np.concatenate([side * rng.uniform(1.0, 1.1, (200, 1)), inside[:, 1:]], axis=1)
+    given: dict[str, Any] = {"noise": 0.1, "learn": ("mean",)}
+    exact = HIPGPRegressor(kernel, engine="exact", **given).fit(X, y)
+    ours = HIPGPRegressor(kernel, engine="global", samples=100, dtype=dtype, **given).fit(X, y)
+    pairs = zip(ours.report_["torus_shape"], ours.report_["grid_shape"], strict=True)
+    assert all(torus <= 3 * nodes for torus, nodes in pairs)
+    # Beyond the data the shorter term forgets them sooner.
+    for places, of_mean, of_std in ((inside, 0.1, 0.03), (beyond, 0.3, 0.1)):
+        mean, std = exact.predict(places, return_std=True)
+        mean_ours, std_ours = ours.predict(places, return_std=True)
+        assert np.sqrt(np.mean(((mean_ours - mean) / std) ** 2)) < of_mean
+        assert np.mean(std_ours / std) == pytest.approx(1.0, abs=of_std)
 
 
 def test_global_engine_is_the_same_in_every_space(monkeypatch: pytest.MonkeyPatch) -> None:

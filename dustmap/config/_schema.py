@@ -108,11 +108,11 @@ class ModelConfig:
         choice_or_sum("auto", *_MATERN, "squared-exponential", alone=("auto", "matern")),
         "covariance of the density between two places, from rough to smooth; matern has the "
         "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
-        "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 for a "
-        "regression, or a rougher one within a standard error of it; matern32 where length or "
-        "std is not learned, and on tiles, which share one kernel; matern32+matern12 and other "
-        "sums have two scales, which start at length and a quarter of it with half of the "
-        "variance each",
+        "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 and, of "
+        "more than 1,000 rows in up to four columns, sums of two for a regression, or a rougher "
+        "one within a standard error of it; matern32 where length or std is not learned, and on "
+        "tiles, which share one kernel; matern32+matern12 and other sums have two scales, which "
+        "start at length and a quarter of it with half of the variance each",
     ] = "auto"
     nu: Annotated[
         float,

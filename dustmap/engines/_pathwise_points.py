@@ -7,11 +7,13 @@ kernel. Mean and draws come in one solve, for the field or for as many unknowns 
 import functools
 import logging
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from dustmap import inference
 from dustmap.engines import _grids
@@ -21,7 +23,7 @@ from dustmap.engines._memory import DATA_VECTORS, FIELD_VECTORS, KRIGING
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import LocalFeatures
-from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.kernels import AbstractKernel, StationaryKernel, SumKernel
 from dustmap.inference import DataSpaceSolution, GlobalSolution, GridModel, PathwisePosterior
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ _OUTER_RTOL = 1e-5
 # In 3-D with 10,001 rows, ℓ a third of the box and little noise, 16 per datum left an error of
 # 0.049, 50 one of 0.041, where the exact process left 0.040.
 _MOST_PER_DATUM, _FEW = 48, 2**15
+#: Sides of the grid that a rough term of a sum is long, at most, see `within_box`, and its lengths
+#: around the grid, at most.
+_LONGEST, _PADDING = 0.5, 2.0
 #: Arrays of a posterior beside the spread of its coefficients.
 _FIELDS = ("coefficients", "eps_mean", "deviations")
 _IN_FLOAT64 = 'fitted in float64: float32 lost it; pass dtype="float64"'
@@ -170,7 +175,9 @@ def plan_points(
     >>> plan.torus_shape, plan.in_data_space
     ((120,), True)
     """
-    s, torus = settings, torus_for(kernel, grid, settings.padding)
+    s, inside = settings, within_box(kernel, grid)
+    padding = s.padding if inside is kernel else min(s.padding, _PADDING)
+    torus = torus_for(inside, grid, padding)
     return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory)
 
 
@@ -184,6 +191,42 @@ def planned_points(
         return plan(_grids.given_grid(problem, settings.grid)), None
     choice = _grids.chosen_grid(problem, plan, settings.max_features(n))
     return plan(choice.grid), choice
+
+
+def within_box(kernel: AbstractKernel, grid: RegularGrid) -> AbstractKernel:
+    """The kernel of a sum whose rough terms are no longer than half of the grid.
+
+    For r ≪ ℓ a Matérn term of ν < 1 is σ² − C (σ²/ℓ^{2ν}) r^{2ν}: that factor is all that data in
+    a box far smaller than ℓ say of it, but for a constant, which the mean takes. So (c^{2ν} σ²,
+    c ℓ) stands for (σ², ℓ), and the torus is not four times as wide as ℓ at the distance of nodes
+    that the shortest term asks for. Beyond the grid predictions return to the mean within half of
+    it. Kernels of one term need none of this: their nodes are as far apart as they are long.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern12
+    >>> grid = RegularGrid((0.0,), (0.1,), (101,))
+    >>> within_box(Matern12([50.0], variance=8.0) + Matern12([1.0]), grid).kernels[0]
+    StationaryKernel(matern12, lengthscale=[5.0], variance=0.8, dim=1)
+    """
+    if not isinstance(kernel, SumKernel):
+        return kernel
+    sides = torch.tensor(grid.upper, dtype=torch.float64) - torch.tensor(grid.lower)
+    terms = [_shortened(term, _LONGEST * sides) for term in kernel.kernels]
+    return kernel if all(map(operator.is_, terms, kernel.kernels)) else SumKernel(terms)
+
+
+def _shortened(term: AbstractKernel, longest: Tensor) -> AbstractKernel:
+    """The rough term of length scales `longest` (D,) at most, in its own proportions."""
+    if not isinstance(term, StationaryKernel):
+        return term
+    log_ratio = (longest.to(term.device) / term.lengthscale.detach()).amin().log()
+    nu = getattr(term.profile, "nu", 1.0)
+    if nu >= 1.0 or log_ratio >= 0.0:
+        return term
+    length, amplitude = term.parameters()
+    shorter = length.at(length.value + log_ratio)
+    return term.with_parameters((shorter, amplitude.at(amplitude.value + 2.0 * nu * log_ratio)))
 
 
 @final
@@ -275,9 +318,10 @@ def _within(model: GridModel) -> GridModel:
 
 def gridded_points(model: GPModel, plan: PointPlan) -> GridModel:
     """Features of points within the grid and beyond it, at the present hyperparameters."""
-    nugget = inference.nugget_for(model.kernel, plan.dtype)
+    kernel = within_box(model.kernel, plan.grid)
+    nugget = inference.nugget_for(kernel, plan.dtype)
     on_torus = GridPrior.padded(
-        model.kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
+        kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
     )
     local = LocalFeatures(on_torus, memory=plan.max_memory // 2)
     features = ExtrapolatingFeatures.around(local, on_torus, _OUTER_RTOL, _MAX_STEPS)
