@@ -395,3 +395,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     counts = (np.int64(8), np.int64(8))
     same = HIPGPRegressor("matern32", noise=np.int64(1), engine="hip", grid=counts)
     np.testing.assert_array_equal(same.fit(X, truth + noise).predict(X), plain.predict(X))
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip", "global", "svgp"])
+@pytest.mark.parametrize("far", [1e18, 1e160, 1e300])
+def test_places_at_any_distance_have_the_mean(engine: str, far: float) -> None:
+    X, truth, noise = wave(60, 2)
+    model = HIPGPRegressor("matern52", engine=engine, max_steps=5, epochs=2).fit(X, truth + noise)
+    mean, std = model.predict([[far, 50.0], [-far, far]], return_std=True)
+    np.testing.assert_allclose(mean, model.mean_[0])
+    assert np.isfinite(std).all()
+    assert (std > model.predict(X, return_std=True)[1].max()).all()

@@ -7,7 +7,7 @@ hyperparameters by the evidence of ten windows of neighbours less a patch of eac
 patches of these windows and of more, each from the rest of its window. A hyperparameter needs few
 windows, a difference between kernels many. Up to 1,000 rows are one window of ten patches,
 each predicted from all other rows at hyperparameters of all: a handful of numbers, as many for
-every candidate. With 81 rows of fields known to be smooth or rough this loses a third of what
+each of them. With 81 rows of fields known to be smooth or rough this loses a third of what
 patches of half of the rows lose, at hyperparameters of the other half.
 
 Neighbours of many rows know nothing of scales beyond their window. So 1,000 random rows are a

@@ -20,6 +20,7 @@ from dustmap.gp.kernels import (
     ScaledKernel,
     SquaredExponential,
     SquaredExponentialProfile,
+    StationaryKernel,
     SumKernel,
 )
 from tests.contracts.kernels import kernel_derivative, radial_fourier, textbook
@@ -142,6 +143,19 @@ def test_derivatives_at_zero_displacement_are_finite() -> None:
         gradient = torch.autograd.grad(variance.sum(), length)[0]
         assert gradient.item() == pytest.approx(-2 * curvature / 4)
         assert kernel_derivative(kernel, zero, a).item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("make", [Matern12, Matern32, Matern52, SquaredExponential])
+def test_places_whose_squares_are_no_numbers_are_independent(
+    make: Callable[..., StationaryKernel], dtype: torch.dtype
+) -> None:
+    far = torch.tensor([[0.5, torch.finfo(dtype).max / 4], [1e30, -1e30]], dtype=dtype)
+    kernel, a = make(1.0, 1.0, 2), torch.tensor([[0.6, 0.8]], dtype=dtype)
+    assert kernel(far).tolist() == [0.0, 0.0]
+    if kernel.terms()[0].profile.derivatives:
+        near = torch.tensor([[0.5, 1e3]], dtype=dtype)
+        assert kernel_derivative(kernel, near, a).item() == 0.0
 
 
 def test_sum_and_scaling_act_on_values() -> None:

@@ -199,8 +199,12 @@ class _Gram(torch.autograd.Function):
 
 
 def _distances(x: Tensor, z: Tensor) -> Tensor:
-    """‖x_n − z_m‖, by differences: the expanded square would lose those of far-away points."""
-    return torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist")
+    """‖x_n − z_m‖, by differences: the expanded square would lose those of far-away points.
+
+    Finite, and so are its powers, where k has long been zero.
+    """
+    r = torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist")
+    return r.clamp_max_(torch.finfo(r.dtype).max ** 0.25)
 
 
 def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels import _profiles
 
 
+#: The largest number over that of squared distances.
+_FAR = 1e6
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class KernelTerm:
@@ -37,8 +41,10 @@ class KernelTerm:
         ell = self.lengthscale.to(displacement[0].dtype)
         squares = ((x / ell[d]).square() for d, x in enumerate(displacement))
         total = functools.reduce(operator.add, squares)
-        # the clamp makes d√/dx finite at 0, and passes a zero gradient there
-        return total.clamp_min(torch.finfo(total.dtype).tiny).sqrt()
+        # the clamp makes d√/dx finite at 0, and passes a zero gradient there; k falls to zero long
+        # before its other end, where powers of r are still numbers
+        info = torch.finfo(total.dtype)
+        return total.clamp(info.tiny, info.max / _FAR).sqrt()
 
     def covariance(
         self,
