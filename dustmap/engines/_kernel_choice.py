@@ -23,7 +23,7 @@ a field that is taken to be too smooth has intervals that are too narrow.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, final
 
 import torch
@@ -34,13 +34,13 @@ from dustmap.engines import _learning
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import kernel_named
+from dustmap.gp.kernels import AbstractKernel, SumKernel, kernel_named
 
 #: From rough to smooth, and the kernel where there are too few rows to choose.
 CANDIDATES, FALLBACK = ("matern12", "matern32", "matern52"), "matern32"
 #: Candidates of two scales of more rows than one window, in as many columns at most as neighbours
-#: learn in; and their length scales over those of the term alone, where learning starts.
-SUMS, _MOST_COLUMNS, _LONGER = ("matern12+matern12", "matern32+matern32"), 4, 2.0
+#: learn in; and the longer scale over that of its term alone, where learning starts.
+SUMS, _MOST_COLUMNS, _LONGER = ("matern12+matern12", "matern12+matern32"), 4, 2.0
 #: Distinct rows that a choice needs, and that make one window; rows among which windows are sought.
 LEAST_ROWS, _ONE_WINDOW, _MOST_ROWS = 30, 1_000, 100_000
 #: Windows at most, of which the first learn, their rows, and the rows of the patch in each.
@@ -89,6 +89,7 @@ class KernelChoice:
     rows : that hyperparameters were learned from
     patches, held_out : patches, and the rows in them
     remark : why a candidate, or all of them, have no score; "" where all have
+    model : with that kernel, where learning goes on; None of a choice that was read
     """
 
     name: str
@@ -97,16 +98,18 @@ class KernelChoice:
     patches: int = 0
     held_out: int = 0
     remark: str = ""
+    model: GPModel | None = field(default=None, compare=False, repr=False)
 
     def as_plain(self) -> dict[str, Any]:
-        """The fields as values that JSON can hold."""
-        return asdict(self) | {"candidates": [c.as_plain() for c in self.candidates]}
+        """The fields but for the model as values that JSON can hold."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
+        return plain | {"candidates": [c.as_plain() for c in self.candidates]}
 
     @staticmethod
     def of_trials(trials: Mapping[str, "Trial"], **counts: Any) -> "KernelChoice":
         """The roughest within one standard error of the best of trials in the same patches.
 
-        trials: from rough to smooth, one at least. counts: the fields rows, held_out and remark.
+        trials: from rough to smooth, one at least. counts: other fields, by their names.
         """
         scores = torch.stack([trial.scores for trial in trials.values()])
         best, differences, errors = roughest_within_error(scores)
@@ -165,21 +168,19 @@ def choose_kernel(
     rows are many, `SUMS`.
     """
     names = candidates_of(data) if names is None else names
-    windows = windows_of(data, seed)
+    windows, fallback = windows_of(data, seed), with_profile(model, FALLBACK)
     if not windows:
         remark = f"fewer than {LEAST_ROWS} distinct rows, too few to hold out patches"
-        return KernelChoice(FALLBACK, remark=remark)
+        return KernelChoice(FALLBACK, remark=remark, model=fallback)
     parts = [window.data[window.learning] for window in windows[: 1 + _LEARNING]]
     trials: dict[str, Trial] = {}
     refused: list[str] = []
     optima: dict[str, GPModel] = {}
     for name in _from_the_middle(names):
         begun = time.perf_counter()
-        # The others start at the optimum of one of middling smoothness, which is near theirs, and
-        # sums at that of their first term.
-        near = optima.get(name.partition("+")[0], next(iter(optima.values()), model))
+        start = _start(model, name, optima)
         try:
-            learned = _learned(with_profile(near, name), parts, search_start and not optima)
+            learned = _learned(start, parts, search_start and not optima)
             scores = torch.cat([patch_scores(learned, window) for window in windows])
         except UserError as error:
             # A smooth kernel of rows that nearly coincide may not be positive definite.
@@ -188,12 +189,37 @@ def choose_kernel(
         optima[name] = learned
         trials[name] = Trial(scores, time.perf_counter() - begun)
     if not trials:
-        return KernelChoice(FALLBACK, remark="; ".join(refused))
-    return KernelChoice.of_trials(
+        return KernelChoice(FALLBACK, remark="; ".join(refused), model=fallback)
+    choice = KernelChoice.of_trials(
         {name: trials[name] for name in names if name in trials},
         rows=sum(len(part) for part in parts),
         held_out=sum(len(patch) for window in windows for patch in window.patches),
         remark="; ".join(refused),
+    )
+    # The search of a start keeps the ratios of length scales, which sums have from what they
+    # learned.
+    is_sum = "+" in choice.name
+    kernel = optima[choice.name].kernel if is_sum else with_profile(model, choice.name).kernel
+    return replace(choice, model=replace(model, kernel=kernel))
+
+
+def _start(model: GPModel, name: str, optima: Mapping[str, GPModel]) -> GPModel:
+    """Where a candidate starts: at the first optimum, of middling smoothness, which is near that of
+    others; a sum at twice and half of the length scales of its terms alone."""
+    near = next(iter(optima.values()), model)
+    terms = [optima.get(term, with_profile(near, term)) for term in name.split("+")]
+    if len(terms) == 1:
+        return with_profile(near, name)
+    factors = (math.log(_LONGER), -math.log(_LONGER))
+    scaled = [_scaled(term.kernel, f) for term, f in zip(terms, factors, strict=True)]
+    return replace(terms[0], kernel=SumKernel(scaled))
+
+
+def _scaled(kernel: AbstractKernel, log_factor: float) -> AbstractKernel:
+    """A kernel of one term with other length scales and half of the variance."""
+    length, variance = kernel.parameters()
+    return kernel.with_parameters(
+        (length.at(length.value + log_factor), variance.at(variance.value - math.log(2.0)))
     )
 
 
@@ -228,8 +254,6 @@ def roughest_within_error(scores: Tensor) -> tuple[int, list[float], list[float]
 def with_profile(model: GPModel, name: str) -> GPModel:
     """The model with the kernel of that name, at the same hyperparameters.
 
-    The two length scales of a sum are twice and half of those of the model's kernel of one term.
-
     Examples
     --------
     >>> from dustmap.gp import ConstantMean, kernels, likelihoods
@@ -238,12 +262,6 @@ def with_profile(model: GPModel, name: str) -> GPModel:
     >>> with_profile(model, "matern12").kernel
     StationaryKernel(matern12, lengthscale=[1.0], variance=1, dim=1)
     """
-    if "+" in name:
-        (term,) = model.detached().kernel.terms()
-        longer = (_LONGER * term.lengthscale).tolist()
-        two = kernel_named(name, longer, float(term.variance))
-        learned = [p.name for p in model.kernel.parameters() if p.is_learned]
-        return replace(model, kernel=two.learning(*learned))
     kernel = kernel_named(name, [1.0] * model.kernel.dim)
     return replace(model, kernel=kernel.with_parameters(model.kernel.parameters()))
 

@@ -228,7 +228,7 @@ def fit_regression(
     if arguments.chooses_kernel:
         start = time.perf_counter()
         choice = _choice(model, data, arguments)
-        model = engines.with_profile(model, choice.name)
+        model = choice.model or model
         seconds = {"kernel_choice": time.perf_counter() - start}
     problem = Problem(model, data)
     fitted = _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments)

@@ -1,6 +1,5 @@
 """The smoothness of a kernel by held-out patches: fields of known smoothness, and the rule."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -14,7 +13,7 @@ from dustmap.engines import FALLBACK, KernelChoice, _kernel_choice, choose_kerne
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import Matern32
+from dustmap.gp.kernels import Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 
 
@@ -83,18 +82,35 @@ def test_two_scales_are_a_sum_which_few_rows_or_many_columns_have_not() -> None:
         assert _kernel_choice.candidates_of(data) == ("matern12", "matern32", "matern52")
 
 
-def test_sums_start_where_their_term_alone_ends() -> None:
-    model = GPModel(Matern32([0.2, 0.4], 3.0), ConstantMean(), GaussianLikelihood(jitter=0.1))
-    two = _kernel_choice.with_profile(model, "matern12+matern32").kernel
-    (long, short), names = two.terms(), [p.name for p in two.parameters()]
+def test_sums_start_at_twice_and_half_of_their_terms_alone() -> None:
+    noise = GaussianLikelihood(jitter=0.1)
+    rough = GPModel(Matern12([0.2, 0.4], 3.0), ConstantMean(), noise)
+    smooth = GPModel(Matern32([0.1, 0.3], 2.0).learning("length"), ConstantMean(), noise)
+    optima = {"matern12": rough, "matern32": smooth}
+    two = _kernel_choice._start(start(), "matern12+matern32", optima).kernel
+    (long, short) = two.terms()
+    assert (long.profile.name, short.profile.name) == ("matern12", "matern32")
     assert long.lengthscale.tolist() == pytest.approx([0.4, 0.8])
-    assert short.lengthscale.tolist() == pytest.approx([0.1, 0.2])
-    assert float(two.variance()) == pytest.approx(3.0)
-    assert names == ["length[0]", "variance[0]", "length[1]", "variance[1]"]
-    assert all(p.is_learned for p in two.parameters())
-    held = dataclasses.replace(model, kernel=model.kernel.learning("length"))
-    two = _kernel_choice.with_profile(held, "matern12+matern32").kernel
-    assert [p.is_learned for p in two.parameters()] == [True, False, True, False]
+    assert short.lengthscale.tolist() == pytest.approx([0.05, 0.15])
+    assert (float(long.variance), float(short.variance)) == pytest.approx((1.5, 1.0))
+    learned = {p.name: p.is_learned for p in two.parameters()}
+    assert learned == {
+        **{"length[0]": True, "variance[0]": True},
+        **{"length[1]": True, "variance[1]": False},
+    }
+
+
+def test_learning_goes_on_with_the_scales_of_a_sum_and_from_the_start_of_one_term() -> None:
+    model = choose_kernel(start(), two_scales(1_500)).model
+    assert model is not None
+    long, short = model.kernel.terms()
+    assert bool((long.lengthscale > 4 * short.lengthscale).all())
+    assert all(p.is_learned for p in model.kernel.parameters())
+    model = choose_kernel(start(), spectral_field(0.5, 60)).model
+    assert model is not None
+    assert [p.value.tolist() for p in model.kernel.parameters()] == [
+        p.value.tolist() for p in start().kernel.parameters()
+    ]
 
 
 def test_a_wave_is_not_rough() -> None:

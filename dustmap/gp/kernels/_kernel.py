@@ -19,7 +19,6 @@ from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels import _profiles
 
-
 #: The largest number over that of squared distances.
 _FAR = 1e6
 

@@ -75,7 +75,7 @@ def measure(table: Table, n: int, names: Sequence[str], limits: Limits) -> Itera
     start = GPModel(Matern32([1.0] * dim), ConstantMean(), GaussianLikelihood(jitter=_NOISE))
     begun = time.process_time()
     choice = engines.choose_kernel(start, data)
-    problem = Problem(engines.with_profile(start, choice.name), data)
+    problem = Problem(choice.model or start, data)
     kernel_s = time.process_time() - begun
     learned = engines.learn_from_start(problem, LEARNING, _MEMORY, Watch())
     learn_s = time.process_time() - begun - kernel_s
