@@ -1,5 +1,7 @@
 """What the tests of regression share."""
 
+import math
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -23,6 +25,21 @@ def wave(n: int, dim: int, seed: int = 0) -> tuple[Array, Array, Array]:
     phase = 6.0 * X[:, 0] + sum(2.0 * X[:, d] for d in range(1, dim))
     truth = 1000.0 + 10.0 * np.sin(phase)
     return X * 10.0 ** np.arange(dim) + 50.0, truth, rng.standard_normal(n)
+
+
+def two_scales(n: int, noise: float = 0.05) -> tuple[Array, Array]:
+    """Waves as long as the square, and turbulence below an eighth of it, of half their deviation.
+
+    Its spectrum falls as k^(−8/3), as that of turbulence in a plane.
+    """
+    rng = np.random.default_rng(2)
+    x, y = rng.uniform(size=(n, 2)), noise * rng.standard_normal(n)
+    long, short = rng.uniform(1.0, 1.5, 300), 8.0 * rng.uniform(size=1500) ** -0.6
+    for k, std in ((long, 1.0), (short, 0.5)):
+        angle, phase = rng.uniform(0.0, 2.0 * np.pi, (2, len(k)))
+        direction = 2.0 * np.pi * k * np.stack([np.cos(angle), np.sin(angle)])
+        y += std * np.cos(x @ direction + phase).sum(1) * math.sqrt(2.0 / len(k))
+    return x, y
 
 
 def wave_kernel(dim: int) -> AbstractKernel:

@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from dustmap import HIPGPClassifier, HIPGPRegressor
 from dustmap.gp.kernels import AbstractKernel, Matern52, stationary_named
-from tests.regression_cases import wave
+from tests.regression_cases import two_scales, wave
 
 Array = NDArray[np.float64]
 PLAIN: dict[str, Any] = {"n_learn": 100, "max_steps": 20}
@@ -43,6 +43,48 @@ def test_every_engine_takes_the_kernel_that_was_chosen(arguments: dict[str, Any]
     assert model.report_["seconds"]["kernel_choice"] > 0
     given = HIPGPRegressor(choice.name, **arguments).fit(X, truth + noise)
     np.testing.assert_array_equal(model.predict(X), given.predict(X))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"engine": "exact"},
+        {"engine": "exact", "noise": "student-t"},
+        {"engine": "hip", "grid": (15, 15)},
+        {"engine": "global", "samples": 4},
+        {"engine": "global", "noise": "student-t", "samples": 4},
+        {"engine": "svgp", "inducing": 30, "epochs": 5},
+        {"engine": "sgpr", "inducing": 30},
+    ],
+    ids=lambda a: "-".join(str(value) for value in a.values()),
+)
+def test_every_engine_takes_a_sum_that_was_chosen(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    X, y = two_scales(1_200)
+    model = HIPGPRegressor(**PLAIN, **arguments).fit(X, y)
+    assert model.kernel_choice_ is not None
+    assert model.kernel_choice_.name == "+".join(t.profile.name for t in model.kernel_.terms())
+    assert "+" in model.kernel_choice_.name
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(std).all()
+    assert np.sqrt(np.mean((mean - y) ** 2)) < 0.8 * np.std(y)
+    model.save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    np.testing.assert_allclose(np.asarray(again.predict(X)), mean, atol=1e-9 * float(np.std(y)))
+
+
+@pytest.mark.slow
+def test_a_gap_in_a_field_of_two_scales_is_filled_by_the_longer() -> None:
+    X, y = two_scales(4_000)
+    hole = np.linalg.norm(X - 0.5, axis=1) < 0.12
+    densities = {}
+    for kernel in ("auto", "matern12", "matern32", "matern52"):
+        model = HIPGPRegressor(kernel).fit(X[~hole], y[~hole])
+        mean, std = model.predict(X[hole], return_std=True, include_noise=True)
+        densities[kernel] = float((-0.5 * ((y[hole] - mean) / std) ** 2 - np.log(std)).mean())
+    assert densities.pop("auto") > max(densities.values()) + 0.03
 
 
 def test_a_smooth_function_has_a_smooth_kernel_and_units_do_not_matter() -> None:

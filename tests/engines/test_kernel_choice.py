@@ -15,6 +15,7 @@ from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
+from tests.regression_cases import two_scales
 
 
 def spectral_field(nu: float, n: int, dim: int = 2, noise: float = 0.01) -> Batch:
@@ -56,23 +57,12 @@ def test_a_field_has_the_kernel_of_its_smoothness(nu: float, name: str, n: int, 
     assert [c.name for c in choice.candidates][:3] == ["matern12", "matern32", "matern52"]
 
 
-def two_scales(n: int, noise: float = 0.05) -> Batch:
-    """Waves as long as the square, and turbulence below an eighth of it, of half their deviation.
-
-    Its spectrum falls as k^(−8/3), as that of turbulence in a plane.
-    """
-    rng = np.random.default_rng(2)
-    x, y = rng.uniform(size=(n, 2)), noise * rng.standard_normal(n)
-    long, short = rng.uniform(1.0, 1.5, 300), 8.0 * rng.uniform(size=1500) ** -0.6
-    for k, std in ((long, 1.0), (short, 0.5)):
-        angle, phase = rng.uniform(0.0, 2.0 * np.pi, (2, len(k)))
-        direction = 2.0 * np.pi * k * np.stack([np.cos(angle), np.sin(angle)])
-        y += std * np.cos(x @ direction + phase).sum(1) * math.sqrt(2.0 / len(k))
+def _batch(x: np.ndarray, y: np.ndarray) -> Batch:
     return Batch(PointValues(torch.from_numpy(x)), torch.from_numpy(y))
 
 
 def test_two_scales_are_a_sum_which_few_rows_or_many_columns_have_not() -> None:
-    field = two_scales(1_500)
+    field = _batch(*two_scales(1_500))
     choice = choose_kernel(start(), field)
     assert "+" in choice.name
     best_of_one = max(c.score for c in choice.candidates if "+" not in c.name)
@@ -101,7 +91,7 @@ def test_sums_start_at_twice_and_half_of_their_terms_alone() -> None:
 
 
 def test_learning_goes_on_with_the_scales_of_a_sum_and_from_the_start_of_one_term() -> None:
-    model = choose_kernel(start(), two_scales(1_500)).model
+    model = choose_kernel(start(), _batch(*two_scales(1_500))).model
     assert model is not None
     long, short = model.kernel.terms()
     assert bool((long.lengthscale > 4 * short.lengthscale).all())
