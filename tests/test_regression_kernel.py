@@ -51,7 +51,6 @@ def test_every_engine_takes_the_kernel_that_was_chosen(arguments: dict[str, Any]
     [
         {"engine": "exact"},
         {"engine": "exact", "noise": "student-t"},
-        {"engine": "hip", "grid": (15, 15)},
         {"engine": "global", "samples": 4},
         {"engine": "global", "noise": "student-t", "samples": 4},
         {"engine": "svgp", "inducing": 30, "epochs": 5},
@@ -59,9 +58,7 @@ def test_every_engine_takes_the_kernel_that_was_chosen(arguments: dict[str, Any]
     ],
     ids=lambda a: "-".join(str(value) for value in a.values()),
 )
-def test_every_engine_takes_a_sum_that_was_chosen(
-    arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_engines_take_a_sum_that_was_chosen(arguments: dict[str, Any], tmp_path: Path) -> None:
     X, y = two_scales(1_200)
     model = HIPGPRegressor(**PLAIN, **arguments).fit(X, y)
     assert model.kernel_choice_ is not None
@@ -73,6 +70,14 @@ def test_every_engine_takes_a_sum_that_was_chosen(
     model.save(tmp_path / "model")
     again = HIPGPRegressor.load(tmp_path / "model")
     np.testing.assert_allclose(np.asarray(again.predict(X)), mean, atol=1e-9 * float(np.std(y)))
+
+
+@pytest.mark.slow
+def test_inducing_points_on_a_grid_have_one_scale() -> None:
+    X, y = two_scales(1_200)
+    choice = HIPGPRegressor(engine="hip", grid=(15, 15), **PLAIN).fit(X, y).kernel_choice_
+    assert choice is not None
+    assert [c.name for c in choice.candidates] == ["matern12", "matern32", "matern52"]
 
 
 @pytest.mark.slow

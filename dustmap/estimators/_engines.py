@@ -285,13 +285,18 @@ def _timed(
 
 
 def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.KernelChoice:
-    """Choose the kernel; rows that stand out have no say under Student-t noise."""
+    """Choose the kernel; rows that stand out have no say under Student-t noise.
+
+    Sums are not for inducing points on a grid, which is too coarse for their shorter scale: with
+    2,001 temperatures from orbit their error was 0.411 of the spread, and 0.392 with Matérn-1/2.
+    """
     if arguments.student_t:
         plain = engines.plain_rows(data.y.numpy())
         data = data[torch.from_numpy(plain).nonzero().squeeze(-1)]
     learning = arguments.inducing.learning
+    names = engines.CANDIDATES if arguments.engine == "hip" else None
     return engines.choose_kernel(
-        model, data, search_start=learning.search_start, seed=learning.seed
+        model, data, search_start=learning.search_start, seed=learning.seed, names=names
     )
 
 

@@ -50,7 +50,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     kernel : "auto", "matern12", "matern32", "matern52", "squared-exponential", or a kernel
         "auto" is the one of the three Matérn kernels that predicts held-out patches of neighbours
         best, or a rougher one within one standard error of it: see `kernel_choice_`. Of more than
-        1,000 rows in up to four columns sums of two scales are candidates, too. A name stands
+        1,000 rows in up to four columns sums of two scales are candidates, too, except with engine
+        "hip", whose grids are too coarse for the shorter one. A name stands
         for that kernel with one length scale per column of X; there are "matern13" and, for any
         smoothness, names such as "matern-0.8", too; "matern32+matern12" and other sums of two have
         two scales, which start four apart. A `dustmap.gp.kernels` object starts at its own
