@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap import HIPGPRegressor
-from dustmap.engines import PointPlan
+from dustmap.engines import PointPlan, PointSettings, plan_points
+from dustmap.engines._pathwise_points import within_box
+from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern12, Matern13, Matern32, StationaryKernel
 from tests.regression_cases import wave, wave_kernel
 
@@ -96,6 +98,18 @@ def test_a_rough_term_far_longer_than_the_data_needs_no_wide_torus(
         mean_ours, std_ours = ours.predict(places, return_std=True)
         assert np.sqrt(np.mean(((mean_ours - mean) / std) ** 2)) < of_mean
         assert np.mean(std_ours / std) == pytest.approx(1.0, abs=of_std)
+
+
+def test_plans_of_earlier_versions_leave_rough_terms_as_long_as_they_were() -> None:
+    kernel, grid = Matern12([50.0]) + Matern12([1.0]), RegularGrid((0.0,), (0.1,), (101,))
+    settings = PointSettings(8, padding=4.0, dtype=torch.float64, max_memory=2**30)
+    plan = plan_points(kernel, grid, 80, settings)
+    assert PointPlan.of_plain(plan.as_plain()) == plan
+    earlier = PointPlan.of_plain({k: v for k, v in plan.as_plain().items() if k != "longest"})
+    assert within_box(kernel, grid, earlier.longest) is kernel
+    shorter = within_box(kernel, grid, plan.longest)
+    assert shorter.terms()[0].lengthscale.tolist() == pytest.approx([5.0])
+    assert within_box(Matern12([50.0]), grid, plan.longest).terms()[0].lengthscale.item() == 50.0
 
 
 def test_global_engine_is_the_same_in_every_space(monkeypatch: pytest.MonkeyPatch) -> None:

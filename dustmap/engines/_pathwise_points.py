@@ -96,6 +96,7 @@ class PointPlan(_grids.AbstractGridPlan):
     n, samples
     seed : of the draws
     dtype, max_memory
+    longest : of rough terms, see `within_box`; None for fits of earlier versions, which had no such
     """
 
     grid: RegularGrid
@@ -105,6 +106,7 @@ class PointPlan(_grids.AbstractGridPlan):
     seed: int
     dtype: torch.dtype
     max_memory: int
+    longest: float | None = None
 
     @property
     def bytes_needed(self) -> int:
@@ -175,10 +177,10 @@ def plan_points(
     >>> plan.torus_shape, plan.in_data_space
     ((120,), True)
     """
-    s, inside = settings, within_box(kernel, grid)
+    s, inside = settings, within_box(kernel, grid, _LONGEST)
     padding = s.padding if inside is kernel else min(s.padding, _PADDING)
     torus = torus_for(inside, grid, padding)
-    return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory)
+    return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory, _LONGEST)
 
 
 def planned_points(
@@ -193,26 +195,26 @@ def planned_points(
     return plan(choice.grid), choice
 
 
-def within_box(kernel: AbstractKernel, grid: RegularGrid) -> AbstractKernel:
-    """The kernel of a sum whose rough terms are no longer than half of the grid.
+def within_box(kernel: AbstractKernel, grid: RegularGrid, longest: float | None) -> AbstractKernel:
+    """The kernel of a sum whose rough terms are at most so many sides of the grid long.
 
     For r ≪ ℓ a Matérn term of ν < 1 is σ² − C (σ²/ℓ^{2ν}) r^{2ν}: that factor is all that data in
     a box far smaller than ℓ say of it, but for a constant, which the mean takes. So (c^{2ν} σ²,
     c ℓ) stands for (σ², ℓ), and the torus is not four times as wide as ℓ at the distance of nodes
-    that the shortest term asks for. Beyond the grid predictions return to the mean within half of
-    it. Kernels of one term need none of this: their nodes are as far apart as they are long.
+    that the shortest term asks for. Beyond the grid predictions return to the mean within that
+    length. Kernels of one term need none of this: their nodes are as far apart as they are long.
 
     Examples
     --------
     >>> from dustmap.gp.kernels import Matern12
     >>> grid = RegularGrid((0.0,), (0.1,), (101,))
-    >>> within_box(Matern12([50.0], variance=8.0) + Matern12([1.0]), grid).kernels[0]
+    >>> within_box(Matern12([50.0], variance=8.0) + Matern12([1.0]), grid, 0.5).kernels[0]
     StationaryKernel(matern12, lengthscale=[5.0], variance=0.8, dim=1)
     """
-    if not isinstance(kernel, SumKernel):
+    if longest is None or not isinstance(kernel, SumKernel):
         return kernel
     sides = torch.tensor(grid.upper, dtype=torch.float64) - torch.tensor(grid.lower)
-    terms = [_shortened(term, _LONGEST * sides) for term in kernel.kernels]
+    terms = [_shortened(term, longest * sides) for term in kernel.kernels]
     return kernel if all(map(operator.is_, terms, kernel.kernels)) else SumKernel(terms)
 
 
@@ -318,7 +320,7 @@ def _within(model: GridModel) -> GridModel:
 
 def gridded_points(model: GPModel, plan: PointPlan) -> GridModel:
     """Features of points within the grid and beyond it, at the present hyperparameters."""
-    kernel = within_box(model.kernel, plan.grid)
+    kernel = within_box(model.kernel, plan.grid, plan.longest)
     nugget = inference.nugget_for(kernel, plan.dtype)
     on_torus = GridPrior.padded(
         kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
