@@ -23,7 +23,7 @@ from dustmap.engines._memory import DATA_VECTORS, FIELD_VECTORS, KRIGING
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import LocalFeatures
-from dustmap.gp.kernels import AbstractKernel, StationaryKernel, SumKernel
+from dustmap.gp.kernels import AbstractKernel, AbstractMatern, StationaryKernel, SumKernel
 from dustmap.inference import DataSpaceSolution, GlobalSolution, GridModel, PathwisePosterior
 
 log = logging.getLogger(__name__)
@@ -220,10 +220,10 @@ def within_box(kernel: AbstractKernel, grid: RegularGrid, longest: float | None)
 
 def _shortened(term: AbstractKernel, longest: Tensor) -> AbstractKernel:
     """The rough term of length scales `longest` (D,) at most, in its own proportions."""
-    if not isinstance(term, StationaryKernel):
+    if not (isinstance(term, StationaryKernel) and isinstance(term.profile, AbstractMatern)):
         return term
+    nu = term.profile.nu
     log_ratio = (longest.to(term.device) / term.lengthscale.detach()).amin().log()
-    nu = getattr(term.profile, "nu", 1.0)
     if nu >= 1.0 or log_ratio >= 0.0:
         return term
     length, amplitude = term.parameters()

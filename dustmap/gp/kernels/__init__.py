@@ -24,6 +24,7 @@ from dustmap.gp.kernels._named import Matern52 as Matern52
 from dustmap.gp.kernels._named import SquaredExponential as SquaredExponential
 from dustmap.gp.kernels._named import kernel_named as kernel_named
 from dustmap.gp.kernels._named import stationary_named as stationary_named
+from dustmap.gp.kernels._profiles import AbstractMatern as AbstractMatern
 from dustmap.gp.kernels._profiles import AbstractProfile as AbstractProfile
 from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
