@@ -13,7 +13,7 @@ patches of half of the rows lose, at hyperparameters of the other half.
 Neighbours of many rows know nothing of scales beyond their window. So 1,000 random rows are a
 window, too, in patches as wide as a 25th of all rows, and sums of two scales are candidates
 beside it: of temperatures from orbit in patches as wide as clouds Matérn-1/2 has an error of
-1.54 °C, with a Matérn-3/2 a thousandth as long beside it 1.36.
+1.54 °C, with a far shorter Matérn-3/2 beside it 1.36.
 
 Scores differ more between patches than between kernels, so differences are compared with their
 standard errors over patches; among candidates within one of the best the roughest is chosen, since
