@@ -84,7 +84,7 @@ _ABOUT: Mapping[str, str] = {
     "truth": "The density at the nodes beside that of the simulated sky, in mag/pc.",
     "refit": "The map is that of a second fit, to all data at the hyperparameters learned before.",
     "kernel_choice": "Kernels compared by held-out patches; the roughest within one standard "
-    "error of the best is taken.",
+    "error of the best is taken, one scale before two.",
     "unresolved": "The variance of dust that is finer than the grid, judged by the stars.",
     "distances": "Rounds in which the spread of uncertain distances follows the map.",
 }
