@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import Any, ClassVar, final
 
 import torch
+from torch import Tensor
 
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
@@ -23,6 +24,8 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
+#: Arrays that say which there are.
+_X, _PARAMETERS = "x", "parameters"
 #: Bytes of a table of antiderivatives, and of the chunks of predictions.
 _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
 
@@ -104,13 +107,16 @@ class ExactEngine(AbstractEngine):
             return self._conditioned(replace(problem, model=model))
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Condition again, which takes seconds, on the point values among the arrays if any."""
+        """Condition again, which takes seconds, on the point values among the arrays if any, or at
+        the parameters among them: those of the problem come from numbers in units of a user."""
         del plan
-        if not arrays:
-            return self._conditioned(problem)
         tensors = _engine.tensors_of(arrays)
+        if _X not in tensors:
+            values = tensors.get(_PARAMETERS)
+            model = problem.model if values is None else _at_values(problem.model, values)
+            return self._conditioned(replace(problem, model=model))
         normal = replace(problem.model, likelihood=GaussianLikelihood())
-        data = Batch(PointValues(tensors["x"]), tensors["y"], tensors["noise"])
+        data = Batch(PointValues(tensors[_X]), tensors["y"], tensors["noise"])
         fit = self._conditioned(replace(problem, model=normal, data=data))
         return replace(fit, model=problem.model)
 
@@ -128,9 +134,9 @@ class ExactEngine(AbstractEngine):
         posterior = self._gp(model).condition(
             points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
         )
-        arrays: Arrays = {}
+        arrays = _engine.arrays_of({_PARAMETERS: _values(model)})
         if isinstance(points, PointValues):
-            arrays = _engine.arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
+            arrays = _engine.arrays_of({_X: points.x, "y": data.y, "noise": noise_variance})
         on_grid = None
         if box is not None:
             grid = draw_grid(box, first_length(model.kernel))
@@ -152,6 +158,18 @@ class ExactEngine(AbstractEngine):
                 f"the exact engine needs {needed:,} bytes for {n:,} rows; max_memory = "
                 f'{memory:,}: raise it, use engine="svgp", or fit a random part of the rows'
             )
+
+
+def _values(model: GPModel) -> Tensor:
+    """The unconstrained values of all parameters, learned or not, (P,)."""
+    return torch.cat([p.value.detach().double().reshape(-1).cpu() for p in model.parameters()])
+
+
+def _at_values(model: GPModel, values: Tensor) -> GPModel:
+    """The model at such values."""
+    parts = torch.split(values, [p.value.numel() for p in model.parameters()])
+    pairs = zip(model.parameters(), parts, strict=True)
+    return model.with_parameters([p.reshaped(part) for p, part in pairs])
 
 
 def _conditioned_rays(data: Batch) -> tuple[Batch, dict[str, str]]:
