@@ -67,6 +67,11 @@ def test_two_scales_are_a_sum_which_few_rows_or_many_columns_have_not() -> None:
     assert "+" in choice.name
     best_of_one = max(c.score for c in choice.candidates if "+" not in c.name)
     assert max(c.score for c in choice.candidates) > best_of_one + 0.02
+    # Learning goes on with its scales.
+    assert choice.model is not None
+    long, short = choice.model.kernel.terms()
+    assert bool((long.lengthscale > 4 * short.lengthscale).all())
+    assert all(p.is_learned for p in choice.model.kernel.parameters())
     few, wide = field[torch.arange(900)], spectral_field(1.5, 1_200, 5)
     for data in (few, wide):
         assert _kernel_choice.candidates_of(data) == ("matern12", "matern32", "matern52")
@@ -90,12 +95,7 @@ def test_sums_start_at_twice_and_half_of_their_terms_alone() -> None:
     }
 
 
-def test_learning_goes_on_with_the_scales_of_a_sum_and_from_the_start_of_one_term() -> None:
-    model = choose_kernel(start(), _batch(*two_scales(1_500))).model
-    assert model is not None
-    long, short = model.kernel.terms()
-    assert bool((long.lengthscale > 4 * short.lengthscale).all())
-    assert all(p.is_learned for p in model.kernel.parameters())
+def test_learning_goes_on_from_the_start_of_one_term() -> None:
     model = choose_kernel(start(), spectral_field(0.5, 60)).model
     assert model is not None
     assert [p.value.tolist() for p in model.kernel.parameters()] == [
