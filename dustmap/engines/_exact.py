@@ -24,7 +24,7 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
-#: Arrays that say which there are.
+#: Arrays of a fit: places of point values, or all parameters of a fit of rays.
 _X, _PARAMETERS = "x", "parameters"
 #: Bytes of a table of antiderivatives, and of the chunks of predictions.
 _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
@@ -134,9 +134,9 @@ class ExactEngine(AbstractEngine):
         posterior = self._gp(model).condition(
             points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
         )
-        arrays = _engine.arrays_of({_PARAMETERS: _values(model)})
+        tensors = {_PARAMETERS: _values(model)}
         if isinstance(points, PointValues):
-            arrays = _engine.arrays_of({_X: points.x, "y": data.y, "noise": noise_variance})
+            tensors = {_X: points.x, "y": data.y, "noise": noise_variance}
         on_grid = None
         if box is not None:
             grid = draw_grid(box, first_length(model.kernel))
@@ -146,7 +146,7 @@ class ExactEngine(AbstractEngine):
             model,
             report={"bytes_needed": _learning.bytes_of_exact(len(data)), "advice": [], **report},
             evidence=float(posterior.log_evidence(data.y)),
-            arrays=arrays,
+            arrays=_engine.arrays_of(tensors),
             on_grid=on_grid,
         )
 

@@ -167,7 +167,8 @@ def automatic_grid(
     fits: whether a fit on a grid is within the budget. Where no grid that is fine enough fits, the
     finest that does: with fewer nodes than one per length scale, if need be. Where none does, the
     coarsest of all. The lattice of the data, if they have one, leaves nothing unexplained: it is
-    taken where it fits and has no more nodes.
+    taken where it fits and has no more nodes. A column of one value has the fewest nodes beside
+    others that vary.
     """
     lower, upper = (end.cpu().double().numpy() for end in (x.amin(0), x.amax(0)))
     if not (upper > lower).any():

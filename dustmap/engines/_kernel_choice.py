@@ -207,12 +207,11 @@ def _start(model: GPModel, name: str, optima: Mapping[str, GPModel]) -> GPModel:
     """Where a candidate starts: at the first optimum, of middling smoothness, which is near that of
     others; a sum at twice and half of the length scales of its terms alone."""
     near = next(iter(optima.values()), model)
-    terms = [optima.get(term, with_profile(near, term)) for term in name.split("+")]
-    if len(terms) == 1:
+    if "+" not in name:
         return with_profile(near, name)
-    factors = (math.log(_LONGER), -math.log(_LONGER))
-    scaled = [_scaled(term.kernel, f) for term, f in zip(terms, factors, strict=True)]
-    return replace(terms[0], kernel=SumKernel(scaled))
+    long, short = (optima.get(term, with_profile(near, term)) for term in name.split("+"))
+    kernels = _scaled(long.kernel, math.log(_LONGER)), _scaled(short.kernel, -math.log(_LONGER))
+    return replace(long, kernel=SumKernel(kernels))
 
 
 def _scaled(kernel: AbstractKernel, log_factor: float) -> AbstractKernel:
