@@ -5,7 +5,6 @@ from functools import cache, partial
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor
 
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
@@ -107,16 +106,13 @@ class ExactEngine(AbstractEngine):
             return self._conditioned(replace(problem, model=model))
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Condition again, which takes seconds, on the point values among the arrays if any, or at
-        the parameters among them: those of the problem come from numbers in units of a user."""
+        """Condition again, which takes seconds, on the point values among the arrays if any."""
         del plan
         tensors = _engine.tensors_of(arrays)
-        if _X not in tensors:
-            values = tensors.get(_PARAMETERS)
-            model = problem.model if values is None else _at_values(problem.model, values)
-            return self._conditioned(replace(problem, model=model))
+        if "x" not in tensors:
+            return self._conditioned(problem)
         normal = replace(problem.model, likelihood=GaussianLikelihood())
-        data = Batch(PointValues(tensors[_X]), tensors["y"], tensors["noise"])
+        data = Batch(PointValues(tensors["x"]), tensors["y"], tensors["noise"])
         fit = self._conditioned(replace(problem, model=normal, data=data))
         return replace(fit, model=problem.model)
 
@@ -134,9 +130,9 @@ class ExactEngine(AbstractEngine):
         posterior = self._gp(model).condition(
             points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
         )
-        tensors = {_PARAMETERS: _values(model)}
+        arrays: Arrays = {}
         if isinstance(points, PointValues):
-            tensors = {_X: points.x, "y": data.y, "noise": noise_variance}
+            arrays = _engine.arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
         on_grid = None
         if box is not None:
             grid = draw_grid(box, first_length(model.kernel))
@@ -146,7 +142,7 @@ class ExactEngine(AbstractEngine):
             model,
             report={"bytes_needed": _learning.bytes_of_exact(len(data)), "advice": [], **report},
             evidence=float(posterior.log_evidence(data.y)),
-            arrays=_engine.arrays_of(tensors),
+            arrays=arrays,
             on_grid=on_grid,
         )
 
@@ -158,18 +154,6 @@ class ExactEngine(AbstractEngine):
                 f"the exact engine needs {needed:,} bytes for {n:,} rows; max_memory = "
                 f'{memory:,}: raise it, use engine="svgp", or fit a random part of the rows'
             )
-
-
-def _values(model: GPModel) -> Tensor:
-    """The unconstrained values of all parameters, learned or not, (P,)."""
-    return torch.cat([p.value.detach().double().reshape(-1).cpu() for p in model.parameters()])
-
-
-def _at_values(model: GPModel, values: Tensor) -> GPModel:
-    """The model at such values."""
-    parts = torch.split(values, [p.value.numel() for p in model.parameters()])
-    pairs = zip(model.parameters(), parts, strict=True)
-    return model.with_parameters([p.reshaped(part) for p, part in pairs])
 
 
 def _conditioned_rays(data: Batch) -> tuple[Batch, dict[str, str]]:

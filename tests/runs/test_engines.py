@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from dustmap.config import Config, from_mapping
 from dustmap.gp import Batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointValues
 from dustmap.inference import LogNormalPosterior, StudentTNoise
-from dustmap.runs.stars._engines import StarFit, fit_stars
-from dustmap.runs.stars._model import Hyperparameters
+from dustmap.runs.stars._engines import StarFit, at_bits, fit_stars, load_stars
+from dustmap.runs.stars._model import Hyperparameters, model_of
 
 SIZE = (120.0, 80.0, 40.0)
 SIGMA = 0.02
@@ -79,6 +80,25 @@ def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
     apart = 0.2 if engine == "lognormal" else 0.03
     for name, value in first.hyperparameters.as_dict().items():
         assert again.hyperparameters.as_dict()[name] == pytest.approx(value, rel=apart), name
+
+
+@pytest.mark.parametrize("engine", ["exact", "lognormal"])
+def test_a_fit_is_loaded_at_the_bits_of_its_parameters(engine: str) -> None:
+    """Numbers of a report are exponentials of parameters, whose logarithms may be other bits: the
+    next ones stand for them. Noise that is another number is what the report says."""
+    data, made = sky(40), config(*ENGINES[engine], "model.learn=[]", "grid.spacing=20")
+    fit = fit_stars(made, data)
+    plain = model_of(made, fit.hyperparameters, data)
+    values = torch.from_numpy(np.nextafter(fit.arrays["parameters"], np.inf))
+    noise = [p.name for p in plain.parameters()].index("noise")
+    values[noise] = 0.1
+    model = at_bits(plain, values)
+    values[noise] = plain.parameters()[noise].value
+    assert torch.cat([p.value.flatten() for p in model.parameters()]).tolist() == values.tolist()
+    loaded = load_stars(made, data, fit.hyperparameters, fit.arrays)
+    one, other = (f.posterior.predict(data.functional) for f in (fit, loaded))
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.variance, other.variance)
 
 
 def test_nothing_learned_stays_where_it_starts() -> None:

@@ -277,7 +277,6 @@ def started(folder: Path, name: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "dustmap", *arguments],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

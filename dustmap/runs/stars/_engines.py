@@ -6,15 +6,17 @@ y_n = (1 + s_g(n)) A_n + b_g(n) + noise.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dustmap import engines
 from dustmap.config import Config, DataConfig
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Batch, Prediction
+from dustmap.gp import AbstractPosterior, Batch, GPModel, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.gp.functionals import AbstractFunctional, groups_of
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSettings, Unresolved
@@ -38,6 +40,9 @@ _NUGGET = 1e-6
 _STATED_ERRORS = 0.5
 #: Members of a group at least, and stars to a group in the mean.
 _FEWEST, _PER_GROUP = 2, 10
+#: The array of the values of all parameters of a model, and how far numbers of a report, which are
+#: their exponentials, may be from these: some roundings.
+_PARAMETERS, _ROUNDINGS = "parameters", 1e-12
 _UNWATCHED = engines.Watch()
 _NONE: engines.Arrays = {}
 
@@ -204,14 +209,30 @@ def fit_stars(
         fit, lambda *values: _model.hyperparameters_of(config, *values).numbers()
     )
     made = _star_fit(config, fit, at, _star_learning(fit.learning))
-    return replace(made, errors=errors)
+    values = torch.cat([p.value.detach().double().flatten() for p in fit.model.parameters()])
+    arrays = {**made.arrays, _PARAMETERS: values.cpu().numpy()}
+    return replace(made, errors=errors, arrays=arrays)
 
 
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:
     """The posterior of an earlier fit from what it has left: the same bits."""
     origin, model = (_model.model_of(config, h, data) for h in (_model.start_of(config), at))
+    rest = dict(arrays)
+    if (values := rest.pop(_PARAMETERS, None)) is not None:
+        model = at_bits(model, torch.from_numpy(np.asarray(values)))
     problem = engines.Problem(model, data, _model.nodes_of(config.grid), origin, at.nu)
-    return _star_fit(config, engine_of(config).load(problem, arrays), at, None)
+    return _star_fit(config, engine_of(config).load(problem, rest), at, None)
+
+
+def at_bits(model: GPModel, values: Tensor) -> GPModel:
+    """The model with those of the values (P,) that its own are but for rounding; others, of means
+    and of noise that a Student-t one has scaled, are as the report has them."""
+    sizes = [p.value.numel() for p in model.parameters()]
+    parts = torch.split(values, sizes)
+    kept = [p.reshaped(part) for p, part in zip(model.parameters(), parts, strict=True)]
+    near = partial(torch.allclose, rtol=_ROUNDINGS, atol=_ROUNDINGS)
+    pairs = zip(model.parameters(), kept, strict=True)
+    return model.with_parameters([q if near(p.value, q.value) else p for p, q in pairs])
 
 
 def _star_fit(
