@@ -184,3 +184,11 @@ def wrap_error(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) 
         variance = kernel.variance()
         across = torch.diag(torch.tensor(gaps, dtype=torch.float64, device=variance.device))
         return float((kernel(across) / variance).max())
+
+
+def frequencies(torus: Sequence[int], spacing: Sequence[float]) -> list[Tensor]:
+    """Angular frequencies ≥ 0 of the axes of a torus (L_i//2+1,); others differ by signs alone."""
+    return [
+        2.0 * math.pi * torch.arange(length // 2 + 1, dtype=torch.float64) / (length * h)
+        for length, h in zip(torus, spacing, strict=True)
+    ]

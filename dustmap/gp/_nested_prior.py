@@ -18,7 +18,6 @@ Where grid j is the finest, its nodes have Σ_{i≤j} w_i + r_j and with it all 
 single grid; finer ones take Σ_{i≤j} w_i over and have a field of their own in place of r_j.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,17 +32,16 @@ from dustmap.gp._grid import NestedGrids, RegularGrid, widened_grids
 from dustmap.gp._lattice_prior import (
     AbstractLatticePrior,
     PriorReport,
+    frequencies,
     torus_for,
     wrap_error,
     wrap_inflation,
 )
 from dustmap.gp._nested_operators import Chain, NestedCovariance, NestedRoot, NestedSlopes
-from dustmap.gp.kernels import AbstractKernel, ProjectedKernel
+from dustmap.gp.kernels import AbstractKernel, ProjectedKernel, folded_densities
 
 #: Where the low pass of a grid begins to fall and where it ends, in its largest wavenumber π/h.
 _PASSED = (0.4, 0.85)
-#: Lengths of the quadrature of what aliases leave, and its largest in units of their end.
-_LENGTHS, _LARGEST = 400, 1e3
 #: Nodes of the coarsest grid that a field does without, which pad its torus.
 _PADDING = 4.0
 
@@ -222,14 +220,14 @@ def divided_spectra(
     for number, torus in enumerate(tori):
         level = number % count
         spacing = nested.grids[level].spacing
-        omega = _frequencies(torus, spacing).to(kernel.device)
+        axes = [axis.to(kernel.device) for axis in frequencies(torus, spacing)]
+        omega = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
         if number < count - 1:
             power = kernel.spectral_density(omega) * low_pass(omega, spacing)
         else:
-            power = _aliased(kernel, omega, spacing)
+            power, _ = folded_densities(kernel, axes, spacing)
             if isinstance(kernel, ProjectedKernel):
-                factor = kernel.spectrum_factor(torus)
-                power = power * factor[tuple(slice(0, n // 2 + 1) for n in torus)]
+                power = power * kernel.spectrum_factor(axes, spacing)
         coarser = level if number >= count else level - 1
         if coarser >= 0:
             held = low_pass(omega, nested.grids[coarser].spacing)
@@ -237,35 +235,3 @@ def divided_spectra(
         half = linalg.mirrored(power.clamp_min(0.0), torus[:-1]).contiguous()
         eigenvalues.append(half / math.prod(spacing))
     return tuple(eigenvalues)
-
-
-def _aliased(kernel: AbstractKernel, omega: Tensor, spacing: Sequence[float]) -> Tensor:
-    """Σ_n S(ω + 2πn/h), |n_d| ≤ 1, and the rest spread evenly, at ω (..., D)."""
-    turn = 2.0 * math.pi / omega.new_tensor(spacing)
-    total = torch.zeros_like(omega[..., 0])
-    for n in itertools.product((-1, 0, 1), repeat=len(spacing)):
-        total += kernel.spectral_density(omega + omega.new_tensor(n) * turn)
-    return total + _beyond(kernel, spacing) * math.prod(spacing)
-
-
-def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
-    """Variance beyond a ball of the volume of the 3^D periods (2π/h) that are summed."""
-    dim = len(spacing)
-    volume = math.prod(3.0 * 2.0 * math.pi / h for h in spacing)
-    sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
-    first = (volume * dim / sphere) ** (1.0 / dim)
-    length = torch.logspace(0.0, math.log10(_LARGEST), _LENGTHS, dtype=torch.float64) * first
-    omega = torch.zeros(_LENGTHS, dim, dtype=torch.float64)
-    omega[:] = (length / math.sqrt(dim))[:, None]
-    power = kernel.spectral_density(omega.to(kernel.device))
-    shells = (sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)).to(power)
-    return torch.trapezoid(shells * power, length.to(power))
-
-
-def _frequencies(torus: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Angular frequencies ≥ 0 of a torus (L_1//2+1, …, D); the others differ by signs alone."""
-    axes = [
-        2.0 * math.pi * torch.arange(length // 2 + 1, dtype=torch.float64) / (length * h)
-        for length, h in zip(torus, spacing, strict=True)
-    ]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)

@@ -16,6 +16,7 @@ from dustmap.gp._lattice_prior import (
     AbstractLatticePrior,
     CirculantSlopes,
     PriorReport,
+    frequencies,
     padded_shape,
     torus_for,
     wrap_error,
@@ -190,9 +191,10 @@ class GridPrior(AbstractLatticePrior):
             return self.with_kernel(kernel).spectrum
         spectrum = self.spectrum * (kernel.variance() / self.kernel.variance())
         if isinstance(kernel, ProjectedKernel) and isinstance(self.kernel, ProjectedKernel):
-            torus = self.torus_shape
-            factors = kernel.spectrum_factor(torus), self.kernel.spectrum_factor(torus)
-            spectrum = spectrum * (factors[0] / factors[1])
+            before, after = self.kernel.share, kernel.share
+            if bool(before != after):
+                factor = _projection(self.kernel, self.torus_shape, self.grid)
+                spectrum = spectrum * factor ** (after / before - 1.0)
         return spectrum
 
     @property
@@ -333,15 +335,21 @@ def _of_nodes(
     """Return the lags of a grid and the spectrum of its nodes, both with the nugget, and that, for
     the lags of the field's values on a torus."""
     if isinstance(kernel, ProjectedKernel):
-        shape = values.shape
-        spectrum = torch.fft.rfftn(values.to(torch.float64)).real * kernel.spectrum_factor(shape)
-        values = torch.fft.irfftn(spectrum, s=shape)
+        spectrum = torch.fft.rfftn(values.to(torch.float64)).real
+        factor = _projection(kernel, values.shape, grid)
+        values = torch.fft.irfftn(spectrum * factor, s=values.shape)
     spectrum = torch.fft.rfftn(values.to(torch.float64)).real  # values are symmetric in every axis
     variance = nugget * spectrum.max()
     lags = values[tuple(slice(0, m) for m in grid.shape)]
     unit = torch.zeros_like(lags)
     unit.view(-1)[0] = 1.0
     return lags + variance * unit, spectrum + variance, variance
+
+
+def _projection(kernel: ProjectedKernel, torus: Sequence[int], grid: RegularGrid) -> Tensor:
+    """Return `ProjectedKernel.spectrum_factor` on the half spectrum of a torus."""
+    axes = [axis.to(kernel.device) for axis in frequencies(torus, grid.spacing)]
+    return linalg.mirrored(kernel.spectrum_factor(axes, grid.spacing), torus[:-1])
 
 
 def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:

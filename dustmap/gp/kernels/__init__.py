@@ -15,6 +15,7 @@ from dustmap.gp.kernels._kernel import ProjectedKernel as ProjectedKernel
 from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
 from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
 from dustmap.gp.kernels._kernel import SumKernel as SumKernel
+from dustmap.gp.kernels._kernel import folded_densities as folded_densities
 from dustmap.gp.kernels._named import KERNELS as KERNELS
 from dustmap.gp.kernels._named import Matern as Matern
 from dustmap.gp.kernels._named import Matern12 as Matern12

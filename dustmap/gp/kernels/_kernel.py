@@ -5,6 +5,7 @@ A term gives the covariances between values and derivatives of the field.
 
 import copy
 import functools
+import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -18,6 +19,9 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels import _profiles
+
+#: Lengths of the quadrature of what aliases leave, and its largest in units of their end.
+_LENGTHS, _LARGEST = 400, 1e3
 
 #: The largest number over that of squared distances.
 _FAR = 1e6
@@ -312,13 +316,14 @@ class ProjectedKernel(AbstractKernel):
 
     Multilinear interpolation of a field's values smooths it: integrals along rays have too little
     variance at wavelengths of a few nodes, and a length learned from them comes out too short. The
-    multilinear function that is closest to the field has, but for aliases, the coefficients
+    coefficients of the multilinear function that is closest to the field, and its values at the
+    nodes, have the spectral densities
 
-        û(ω) = s(ω) φ/G,    φ = Π_i sinc²(ω_i h_i / 2),    G = Π_i (2 + cos ω_i h_i) / 3
+        P(ω) = G⁻² Σ_n S(ω_n) φ(ω_n)²,    F(ω) = Σ_n S(ω_n),    ω_n = ω + 2πn/h
 
-    (Unser, Proc. IEEE 88, 2000), where values at the nodes have û = s. A field that is its own
-    interpolant, as that of a simulated sky may be, has values. `GridPrior` multiplies the spectrum
-    of nodes by (φ/G)^{2p}; the covariances of the kernel are those of the field.
+    with φ = Π_i sinc²(ω_i h_i / 2), G = Π_i (2 + cos ω_i h_i) / 3 (Unser, Proc. IEEE 88, 2000). A
+    field that is its own interpolant, as that of a simulated sky may be, has values. `GridPrior`
+    multiplies the spectrum of nodes by (P/F)^p; the covariances of the kernel are of the field.
 
     kernel: of the field; odds: p/(1 − p) as the parameter "projection", learned by its logarithm.
 
@@ -359,14 +364,47 @@ class ProjectedKernel(AbstractKernel):
         """p (), float64."""
         return self.odds.value.double().sigmoid()
 
-    def spectrum_factor(self, torus_shape: Sequence[int]) -> Tensor:
-        """Return (φ/G)^{2p} on the half spectrum of a torus, (L_1, ..., L_D // 2 + 1), float64."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        last = len(torus_shape) - 1
-        for axis, length in enumerate(torus_shape):
-            frequencies = torch.fft.rfftfreq if axis == last else torch.fft.fftfreq
-            cycles = frequencies(length, dtype=torch.float64, device=self.device)
-            gram = (2.0 + (2.0 * math.pi * cycles).cos()) / 3.0
-            log_ratio = 2.0 * torch.sinc(cycles).abs().log() - gram.log()
-            total = total + log_ratio.reshape([-1 if a == axis else 1 for a in range(last + 1)])
-        return (2.0 * self.share * total).exp()
+    def spectrum_factor(self, axes: Sequence[Tensor], spacing: Sequence[float]) -> Tensor:
+        """Return (P/F)^p (L_1, ..., L_D) at the angular frequencies of all axes (L_i,)."""
+        values, projected = folded_densities(self.kernel, axes, spacing)
+        # Of smooth kernels both underflow at the shortest waves.
+        is_known = (values > 0) & (projected > 0)
+        ratio = torch.where(is_known, projected, 1.0) / torch.where(is_known, values, 1.0)
+        return ratio**self.share
+
+
+def folded_densities(
+    kernel: AbstractKernel, axes: Sequence[Tensor], spacing: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Return F and P (L_1, ..., L_D) of `ProjectedKernel` at the frequencies of all axes (L_i,):
+    sums over |n_i| ≤ 1, and in F the rest, spread evenly; of P it is next to nothing."""
+    pairs, total = list(zip(axes, spacing, strict=True)), [torch.zeros((), dtype=torch.float64)] * 2
+    # Of one axis: its aliases, and φ²/G² there.
+    folded = [[a + 2.0 * math.pi * n / h for n in (-1, 0, 1)] for a, h in pairs]
+    parts = [
+        [
+            torch.sinc(alias * h / (2.0 * math.pi)) ** 4 * (3.0 / (2.0 + (alias * h).cos())) ** 2
+            for alias in aliases
+        ]
+        for aliases, (_, h) in zip(folded, pairs, strict=True)
+    ]
+    for n in itertools.product(range(3), repeat=len(pairs)):
+        alias = torch.meshgrid(*(folded[i][k] for i, k in enumerate(n)), indexing="ij")
+        held = torch.meshgrid(*(parts[i][k] for i, k in enumerate(n)), indexing="ij")
+        power = kernel.spectral_density(torch.stack(alias, dim=-1))
+        total = [total[0] + power, total[1] + math.prod(held, start=power)]
+    return total[0] + _beyond(kernel, spacing) * math.prod(spacing), total[1]
+
+
+def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
+    """Variance beyond a ball of the volume of the 3^D periods (2π/h) that are summed."""
+    dim = len(spacing)
+    volume = math.prod(3.0 * 2.0 * math.pi / h for h in spacing)
+    sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
+    first = (volume * dim / sphere) ** (1.0 / dim)
+    length = torch.logspace(0.0, math.log10(_LARGEST), _LENGTHS, dtype=torch.float64) * first
+    omega = torch.zeros(_LENGTHS, dim, dtype=torch.float64)
+    omega[:] = (length / math.sqrt(dim))[:, None]
+    power = kernel.spectral_density(omega.to(kernel.device))
+    shells = (sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)).to(power)
+    return torch.trapezoid(shells * power, length.to(power))
