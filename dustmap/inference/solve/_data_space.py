@@ -31,8 +31,6 @@ from dustmap.linalg import AbstractOperator
 DRAW_VECTORS, DRAWS_TOGETHER = 6, 8
 #: The residual is brought below that many times `rtol` standard deviations of the noise.
 _NOISES = 10.0
-#: A preconditioner is kept for the next solve while it does with so many steps.
-_MANY_STEPS = 40
 
 
 class DataCovariance(Protocol):
@@ -200,7 +198,6 @@ class DataSpaceSolution(AbstractSolution):
     posterior : ε̂, the draws δ_s and β
     sigma : (N,)
     solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
-    neighbours : the preconditioner of A
     quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
     preconditioner, covariance : None: A is preconditioned here, not Λ, and has no matrix
     """
@@ -208,7 +205,6 @@ class DataSpaceSolution(AbstractSolution):
     posterior: PathwisePosterior
     sigma: Tensor
     solve: linalg.SolveResult
-    neighbours: NeighbourPrecision
     quadratic_form: float
     preconditioner: AbstractOperator | None = None
     covariance: DenseCovariance | None = None
@@ -228,7 +224,6 @@ def solve_in_data_space(
     settings: SolveSettings,
     *,
     sigma: Tensor | None = None,
-    start: DataSpaceSolution | None = None,
 ) -> DataSpaceSolution:
     """Posterior mean ε̂ and draws δ_s as `solve_global` gives them, by solves with A = ΦΦᵀ + Σ.
 
@@ -242,11 +237,9 @@ def solve_in_data_space(
 
     settings: rtol is relative to the noise: residuals are brought below 10 rtol standard
     deviations of it, or below rtol of the right-hand side where that is smaller. rank is not used.
-    sigma (N,): Σ, if not the model's own. start: an earlier solution of the same data.
+    sigma (N,): Σ, if not the model's own.
     """
     system = _System.of(model, data, sigma)
-    settled = start.neighbours if start is not None and start.block_steps <= _MANY_STEPS else None
-    precision = settled or _precision(model, data, system)
     basis = model.mean.basis(data.functional)
     beta = model.mean.coefficients()
     target = data.y.double() - basis @ beta
@@ -260,8 +253,7 @@ def solve_in_data_space(
     solve = linalg.pcg(
         system.covariance,
         b,
-        preconditioner=precision,
-        x0=_guesses(start, b),
+        preconditioner=_precision(model, data, system),
         rtol=_tolerance(b, system.sigma, settings),
         max_steps=settings.max_steps,
     )
@@ -277,7 +269,6 @@ def solve_in_data_space(
         PathwisePosterior(model, beta.detach(), eps_mean, deviations, spread=spread),
         system.sigma,
         solve,
-        precision,
         float(target @ alpha),
     )
 
@@ -344,11 +335,3 @@ def _tolerance(b: Tensor, sigma: Tensor, settings: SolveSettings) -> float:
     longest = float(b.double().square().mean(-1).max().sqrt())
     noise = float(sigma.double().mean().sqrt())
     return settings.rtol * min(1.0, _NOISES * noise / max(longest, 1e-300))
-
-
-def _guesses(start: DataSpaceSolution | None, b: Tensor) -> Tensor | None:
-    """The earlier columns, as far as there are any."""
-    if start is None or start.solve.x.shape[1:] != b.shape[1:]:
-        return None
-    known = start.solve.x[: len(b)]
-    return torch.nn.functional.pad(known, (0, 0, 0, len(b) - len(known)))

@@ -214,7 +214,7 @@ class Solver(AbstractSolver[DataSpaceSolution]):
         start: DataSpaceSolution | None,
         checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> DataSpaceSolution:
-        return solve_in_data_space(model, self.data, _settings(samples), sigma=sigma, start=start)
+        return solve_in_data_space(model, self.data, _settings(samples), sigma=sigma)
 
     def takes_matrix(self, model: GridModel) -> bool:
         return False
