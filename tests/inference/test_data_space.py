@@ -36,7 +36,6 @@ def test_both_spaces_agree_in_mean_and_draws() -> None:
     assert ours.converged
     assert torch.allclose(ours.eps_mean, other.eps_mean, atol=1e-5)
     assert torch.allclose(ours.deviations, other.deviations, atol=1e-5)
-    assert ours.quadratic_form == pytest.approx(other.quadratic_form, rel=1e-6)
     assert ours.block_steps < other.block_steps
 
 
@@ -52,7 +51,6 @@ def test_mean_coefficients_are_those_of_generalised_least_squares() -> None:
     assert torch.allclose(found.mean_coefficients, beta, atol=1e-6)
     rest = data.y - H @ beta
     assert torch.allclose(found.eps_mean, phi.mT @ weights @ rest, atol=1e-6)
-    assert found.quadratic_form == pytest.approx(float(rest @ weights @ rest), rel=1e-6)
 
 
 def test_the_tolerance_is_in_units_of_the_noise_in_float32_too() -> None:

@@ -80,7 +80,7 @@ def solve_dense(
     solved = covariance.solve(right)
     X, gram = solved[1:], basis @ solved[1:].mT
     change = torch.linalg.solve(gram, X @ target)
-    alpha, left = solved[0] - change @ X, target - change @ basis
+    alpha = solved[0] - change @ X
     beta, spread = profile.coefficients + profile.directions @ change, None
     if profile.is_fitted and settings.spread:
         fields = phi.rmatmul(X).to(model.features.dtype)
@@ -103,7 +103,6 @@ def solve_dense(
         sigma=sigma,
         solve=solve,
         preconditioner=None,
-        quadratic_form=float(left @ alpha),
         scale=draws.length,
         rounding=0.0,
         covariance=covariance if isinstance(covariance, DenseCovariance) else None,
@@ -198,14 +197,12 @@ class DataSpaceSolution(AbstractSolution):
     posterior : ε̂, the draws δ_s and β
     sigma : (N,)
     solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
-    quadratic_form : (y − Hβ)ᵀ A⁻¹ (y − Hβ)
     preconditioner, covariance : None: A is preconditioned here, not Λ, and has no matrix
     """
 
     posterior: PathwisePosterior
     sigma: Tensor
     solve: linalg.SolveResult
-    quadratic_form: float
     preconditioner: AbstractOperator | None = None
     covariance: DenseCovariance | None = None
 
@@ -261,7 +258,7 @@ def solve_in_data_space(
     spread = None
     if settings.fit_mean:
         change = torch.linalg.solve(X @ H.mT, X @ target)
-        beta, alpha, target = beta + change, alpha - change @ X, target - change @ H
+        beta, alpha = beta + change, alpha - change @ X
         spread = _spread(system, X, H, settings) if settings.spread else None
     eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
     deviations = eps - system.phi.rmatmul(drawn)
@@ -269,7 +266,6 @@ def solve_in_data_space(
         PathwisePosterior(model, beta.detach(), eps_mean, deviations, spread=spread),
         system.sigma,
         solve,
-        float(target @ alpha),
     )
 
 

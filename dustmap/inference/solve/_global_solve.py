@@ -171,7 +171,6 @@ class _Solve:
             draws.sigma,
             solve,
             T,
-            profile.quadratic_form(eps_mean),
             draws.length,
             self._rounding(),
         )
@@ -186,7 +185,7 @@ class _Solve:
 
         With β free, one direction of ε barely held by the data carries the error of β̂: there the
         tolerance of the draws would not do (it left 0.08 to 0.24 standard deviations of β̂), and
-        the bound `mean_error` itself is what is asked for.
+        ‖r‖ itself, a bound of that error, is to be small.
         """
         x = mean.x + solve.x[0] - solve.x[1]
         if not float(self.profile.residual(x).norm()) < mean.residual:

@@ -186,10 +186,6 @@ class MeanProfile:
         """β̂ (P,) at x (M_w,): weighted least squares of y − Φx."""
         return self.coefficients + self.directions @ (self.U.mT @ self._misfit(x))
 
-    def quadratic_form(self, x: Tensor) -> float:
-        """The minimum, (y − Hβ̂)ᵀ(ΦΦᵀ + Σ)⁻¹(y − Hβ̂), exact to second order in the error of x."""
-        return float(self.misfit(x).square().sum() + x.double().square().sum())
-
     def refined(
         self,
         x: Tensor,

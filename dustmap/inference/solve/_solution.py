@@ -286,7 +286,6 @@ class GlobalSolution(AbstractSolution):
     sigma : (N,), Σ
     solve : one column for the mean, then one per solved draw; residuals are relative to `scale`
     preconditioner : for the next solve
-    quadratic_form : (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ)
     scale : the length √tr Λ of a draw's right-hand side
     rounding : relative residual that the precision of the features leaves, about
     covariance : of the data, where it was factorised; not of a checkpoint or a fit
@@ -296,19 +295,9 @@ class GlobalSolution(AbstractSolution):
     sigma: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)]
     solve: Annotated[SolveResult, _state.REBUILT]
     preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
-    quadratic_form: float
     scale: float
     rounding: float
     covariance: Annotated[DenseCovariance | None, _state.REBUILT] = None
-
-    @property
-    def mean_error(self) -> float:
-        """Bound of the error of E f for every functional f, β̂ included, in posterior std of f.
-
-        |ℓᵀe| ≤ ‖e‖_A · std(ℓ) and ‖e‖_A ≤ ‖r‖, because no eigenvalue of the precision A is below 1.
-        Most functionals see far less of the residual r of the mean.
-        """
-        return float(self.solve.residuals[0]) * self.scale
 
     @property
     def block_steps(self) -> int:
