@@ -83,14 +83,13 @@ class LearnStep:
     Attributes
     ----------
     parameters : logarithms
-    gradient, errors : of ln evidence + ln prior, and its Monte Carlo error
+    gradient : of ln evidence + ln prior
     samples, solver_steps, n_features
     accepted : whether the next step started here
     """
 
     parameters: tuple[float, ...]
     gradient: tuple[float, ...]
-    errors: tuple[float, ...]
     samples: int
     solver_steps: int
     n_features: int
@@ -305,7 +304,6 @@ def _record(point: Point[T], accepted: bool) -> LearnStep:
     return LearnStep(
         tuple(point.theta.tolist()),
         tuple(point.gradient.tolist()),
-        tuple(point.error.diagonal().sqrt().tolist()),
         len(point.solution.deviations),
         point.solution.block_steps,
         point.model.features.n_features,

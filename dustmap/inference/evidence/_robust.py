@@ -169,14 +169,11 @@ def nats_left(nats: Sequence[float]) -> float:
 @final
 @dataclass(frozen=True)
 class RobustStep:
-    """One round: noise after it; change of the sites, root mean square in units of the noise; nats:
-    ½ Δᵀ I Δ of the change of the noise; data of weight < 0.1; steps of the solve."""
+    """One round: change of the sites, root mean square in units of the noise; nats: ½ Δᵀ I Δ of the
+    change of the noise."""
 
-    noise: _student_t_noise.StudentTNoise
     change: float
     nats: float
-    outliers: int
-    solver_steps: int
 
 
 @final
@@ -363,9 +360,8 @@ class _Rounds(Generic[T]):
         nats = _student_t_noise.noise_nats(state.law.logs(), law.logs(), len(data))
         is_first = self.is_new and not state.history
         sites, weights, change = sites.moved(law, data, mean, variance, is_first)
-        outliers = int((weights < _student_t_noise.OUTLIER_WEIGHT).sum())
-        entry = RobustStep(law.noise, change, nats, outliers, solution.block_steps)
-        return _State((*state.history, entry), law, sites, weights, solution)
+        history = (*state.history, RobustStep(change, nats))
+        return _State(history, law, sites, weights, solution)
 
     def _solver(self, sites: Sites) -> AbstractSolver[T]:
         return self.solver(site_data(self.data, sites))

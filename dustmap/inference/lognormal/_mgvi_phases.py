@@ -394,7 +394,6 @@ class Fit:
             float((change.square() / state.problem.noise).mean().sqrt()),
             tuple(state.problem.theta.tolist()),
             () if step is None else tuple(step.gradient.tolist()),
-            () if step is None else tuple(step.error.tolist()),
             cg_steps,
             None if step is None else step.errors,
         )

@@ -115,7 +115,7 @@ class MGVIRound:
     misfit : rms residual of the mean response in units of the noise
     moved : rms change of the mean response, same units
     parameters : θ (log)
-    gradient, gradient_error : of ln p(y | θ), with its Monte Carlo error (evidence only)
+    gradient : of ln p(y | θ) (evidence only)
     cg_steps : of the solves
     errors : of θ given the data, where the step started (evidence only)
     """
@@ -126,7 +126,6 @@ class MGVIRound:
     moved: float
     parameters: tuple[float, ...]
     gradient: tuple[float, ...] = ()
-    gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
     errors: ParameterErrors | None = None
 
