@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import HeldOutRows as HeldOutRows
     from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
-    from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._nested_prior import NestedPrior as NestedPrior
     from dustmap.gp._nested_prior import tori_for as tori_for
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric

@@ -188,7 +188,7 @@ class HyperparameterFit:
     datum at every evaluation, the last being the end; largest_gradient: of that objective at the
     end; refused: evaluations where the covariance could not be factorised; errors: of the learned
     parameters, by the average information of `fit_hyperparameters` and by the scores of the
-    conditionals of `fit_neighbour_evidence`.
+    conditionals of `NeighbourEvidence`.
     """
 
     model: GPModel

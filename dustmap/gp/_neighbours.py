@@ -433,17 +433,3 @@ def _of_first(C: Tensor, r: Tensor, real: Tensor) -> Tensor:
 def _scale(kernel: AbstractKernel) -> Tensor:
     """Shortest length scale (D,) of the terms, on every axis."""
     return torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
-
-
-def fit_neighbour_evidence(
-    model: GPModel,
-    data: Batch,
-    *,
-    max_rows: int = 10_000,
-    max_steps: int = 40,
-    tolerance: float = 1e-3,
-    seed: int = 0,
-) -> HyperparameterFit:
-    """`NeighbourEvidence.fit` of a random part of max_rows conditionals."""
-    evidence = NeighbourEvidence.of(model.kernel, data, max_rows=max_rows, seed=seed)
-    return evidence.fit(model, max_steps=max_steps, tolerance=tolerance)

@@ -12,7 +12,6 @@ from dustmap.gp import (
     HeldOutRows,
     NeighbourEvidence,
     Parameters,
-    fit_neighbour_evidence,
 )
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern12, Matern32, StationaryKernel
@@ -82,7 +81,7 @@ def test_hyperparameters_are_recovered_from_a_poor_start() -> None:
     data, kernel = drawn(1200, 0.2), Matern32((10.0, 10.0), 0.2, dim=2)
     likelihood = GaussianLikelihood(jitter=1.0)
     model = GPModel(kernel, ConstantMean(0.5), likelihood)
-    fit = fit_neighbour_evidence(model, data, max_rows=500)
+    fit = NeighbourEvidence.of(kernel, data, max_rows=500).fit(model)
     likelihood, terms = fit.model.noise, fit.model.kernel.terms()
     assert fit.status.value == "converged"
     assert fit.objective[-1] > fit.objective[0]
@@ -94,7 +93,9 @@ def test_hyperparameters_are_recovered_from_a_poor_start() -> None:
 def test_what_cannot_be_fitted_is_refused() -> None:
     data, kernel = drawn(20, 0.2), truth()
     with pytest.raises(ValueError, match="nothing to learn"):
-        fit_neighbour_evidence(GPModel(kernel.fixed(), ConstantMean(), GaussianLikelihood()), data)
+        NeighbourEvidence.of(kernel, data).fit(
+            GPModel(kernel.fixed(), ConstantMean(), GaussianLikelihood())
+        )
     rays = LineIntegrals.from_observer(torch.ones(20, 2, dtype=torch.float64))
     with pytest.raises(TypeError, match="point values"):
         NeighbourEvidence.of(kernel, Batch(rays, data.y))

@@ -19,9 +19,9 @@ from dustmap.gp import (
     ConstantMean,
     GPModel,
     GridPrior,
+    NeighbourEvidence,
     RegularGrid,
     fit_hyperparameters,
-    fit_neighbour_evidence,
 )
 from dustmap.gp.families import AbstractFamily, BlockFamily, MeanFieldFamily
 from dustmap.gp.features import LocalFeatures, TorusFeatures
@@ -87,7 +87,8 @@ def learned_prior(problem: Problem, conditionals: int = CONDITIONALS) -> Prior:
     kernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
     likelihood, mean = GaussianLikelihood(jitter=math.sqrt(NOISE)), ConstantMean()
     start = GPModel(kernel, mean, likelihood)
-    return _prior(fit_neighbour_evidence(start, problem.train, max_rows=conditionals).model)
+    evidence = NeighbourEvidence.of(kernel, problem.train, max_rows=conditionals)
+    return _prior(evidence.fit(start).model)
 
 
 def subset_prior(problem: Problem, rows: int = ROWS) -> Prior:
