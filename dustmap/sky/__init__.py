@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from dustmap.sky.simulation import simulate as simulate
     from dustmap.sky.stars import StarTable as StarTable
     from dustmap.sky.stars import open_star_store as open_star_store
-    from dustmap.sky.stars import read_star_store as read_star_store
     from dustmap.sky.stars import star_store as star_store
     from dustmap.sky.view import MapView as MapView
     from dustmap.sky.view import view_of as view_of

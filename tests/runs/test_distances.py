@@ -16,7 +16,7 @@ from dustmap.runs.stars._model import grid_of
 from dustmap.sky import DustMap
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.observations import observe
-from dustmap.sky.stars import GaussianDistances, StarTable, read_star_store
+from dustmap.sky.stars import GaussianDistances, StarTable, open_star_store
 from dustmap.sky.systems import conversion, system_named
 from tests.skies import plain_sky
 
@@ -209,7 +209,7 @@ def test_the_map_is_in_the_system_that_was_asked_for(sky: Path, tmp_path: Path) 
     assert counts["stars_fitted"] + counts["stars_held_out"] == 80
     path = tmp_path / "second"
     execute_run(again, path, configured(sky, "fit.distance_rounds=0"), False, Stage.INGEST)
-    one, other = read_star_store(Path(stored)), read_star_store(path / "stars.zarr")
+    one, other = open_star_store(Path(stored)).read(), open_star_store(path / "stars.zarr").read()
     assert other.system.name == "A_G"
     np.testing.assert_allclose(
         other.extinction, conversion(one.system, other.system) * one.extinction

@@ -27,7 +27,10 @@ from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
     ExponentialDensity,
+    LearnedPrior,
     ParallaxDistances,
+    ParallaxSample,
+    ToLearn,
 )
 
 Array = NDArray[np.float64]
@@ -259,3 +262,10 @@ class _Target:
         p = p[..., 0]
         variance = (p * a**2).sum(1) - (p * a).sum(1) ** 2 + self.sky.scene.noise**2
         return np.asarray(np.eye(len(z)) + (mean / variance[:, None]).T @ mean)
+
+
+def learned_of(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
+    """The distribution of these stars' distances, learned from their parallaxes."""
+    sample = ParallaxSample()
+    sample.add(distances)
+    return sample.learned(wanted or ToLearn())

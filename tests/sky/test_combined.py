@@ -20,7 +20,7 @@ from dustmap.sky.stars import (
     PercentileDistances,
     StarTable,
     combined,
-    read_star_store,
+    open_star_store,
     star_store,
 )
 from dustmap.sky.systems import system_named
@@ -174,7 +174,7 @@ def test_stores_keep_multiplicities(tmp_path: Path) -> None:
     with star_store(tmp_path / "cells.zarr") as store:
         store.append(cells[:100])
         store.append(cells[100:])
-    read = read_star_store(tmp_path / "cells.zarr")
+    read = open_star_store(tmp_path / "cells.zarr").read()
     assert read.multiplicity is not None
     np.testing.assert_array_equal(read.multiplicity, cells.multiplicity)
     np.testing.assert_array_equal(read[5:9].multiplicity, cells.multiplicity[5:9])  # type: ignore[index]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import AbstractDistancePrior, FlatParallax, learn_prior
-from tests.sky.latent import Sky, line
+from dustmap.sky.stars import AbstractDistancePrior, FlatParallax
+from tests.sky.latent import Sky, learned_of, line
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_extinctions_have_the_errors_they_state(fraction: float, least: float) -
     inside, off = [], []
     for seed in range(100):
         sky = Sky.draw(line(), seed, 300, fraction, survey=2000)
-        true, mean, std = answers(sky, learn_prior(sky.survey).prior)
+        true, mean, std = answers(sky, learned_of(sky.survey).prior)
         inside.append(np.abs(mean - true) < std)
         off.append(mean / true - 1.0)
     each = np.mean(inside, axis=1)

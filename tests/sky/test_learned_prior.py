@@ -15,11 +15,11 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     ParallaxSample,
     ToLearn,
-    learn_prior,
 )
 from dustmap.sky.stars._learned_prior import LEAST, MOST
 from dustmap.sky.stars._priors import SurveyRatio, prior_from
 from tests.combinations import covering
+from tests.sky.latent import learned_of
 
 Array = NDArray[np.float64]
 FLAT = FlatParallax(10_000.0)
@@ -55,7 +55,7 @@ class Survey:
         return ParallaxDistances(self.parallax, self.error, prior)
 
     def learned(self) -> ParallaxDistances:
-        return self.under(learn_prior(self.under(FLAT)).prior)
+        return self.under(learned_of(self.under(FLAT)).prior)
 
 
 CASES = covering((0.05, 0.2, 0.3), (False, True))
@@ -110,7 +110,7 @@ def test_errors_that_follow_the_distance_are_no_trap() -> None:
     d = 1000.0 * rng.uniform(size=2000) ** (1 / 3)
     error = 0.2 * 1000.0 / d
     distances = ParallaxDistances(1000.0 / d + error * rng.standard_normal(2000), error, FLAT)
-    learned = ParallaxDistances(distances.parallax, error, learn_prior(distances).prior)
+    learned = ParallaxDistances(distances.parallax, error, learned_of(distances).prior)
     off = np.log(learned.median / d)
     for some in np.array_split(np.argsort(d), 4):
         assert off[some].mean() == pytest.approx(0.0, abs=0.06)
@@ -134,7 +134,7 @@ def test_few_stars_have_the_scale_of_most_likelihood() -> None:
     assert n < LEAST
     d, error = rng.gamma(3.0, 150.0, n), np.full(n, 0.3)
     parallax = 1000.0 / d + error * rng.standard_normal(n)
-    found = learn_prior(ParallaxDistances(parallax, error, FLAT))
+    found = learned_of(ParallaxDistances(parallax, error, FLAT))
     assert found.prior.ratio is None
     nodes = np.linspace(1.0, 10_000.0, 10_000)
     each = np.exp(-0.5 * ((parallax[:, None] - 1000.0 / nodes) / error[:, None]) ** 2)
@@ -145,7 +145,7 @@ def test_few_stars_have_the_scale_of_most_likelihood() -> None:
 
     best = max(np.geomspace(80.0, 300.0, 100), key=log_posterior)
     assert found.prior.scale == pytest.approx(best, rel=0.02)
-    one = learn_prior(ParallaxDistances(np.array([-1.0]), np.array([5.0]), FLAT))
+    one = learned_of(ParallaxDistances(np.array([-1.0]), np.array([5.0]), FLAT))
     assert one.prior.scale == pytest.approx(1350.0, rel=0.5)
 
 
@@ -171,7 +171,7 @@ def test_posteriors_under_a_ratio_are_those_of_quadrature() -> None:
 
 def test_strange_parallaxes_are_counted_and_do_no_harm() -> None:
     survey = Survey(2000, 0.1, limited=False)
-    usual = learn_prior(survey.under(FLAT)).as_dict()
+    usual = learned_of(survey.under(FLAT)).as_dict()
     for name, q in (("distance_p16_pc", 0.16), ("distance_p50_pc", 0.5), ("distance_p84_pc", 0.84)):
         assert usual[name] == pytest.approx(np.quantile(survey.d, q), rel=0.03)
     assert (usual["stars_used"], usual["stars_too_negative"]) == (2000, 0)
@@ -179,12 +179,12 @@ def test_strange_parallaxes_are_counted_and_do_no_harm() -> None:
     survey.parallax[20:40], survey.error[20:40] = 1e6, 1e-7
     survey.error[40:60] = 1e-9
     survey.error[60:80] = 1e6
-    found = learn_prior(survey.under(FLAT))
+    found = learned_of(survey.under(FLAT))
     told = found.as_dict()
     assert told["stars_too_negative"] == 20
     assert told["distance_p50_pc"] == pytest.approx(usual["distance_p50_pc"], rel=0.03)
     assert np.isfinite(survey.under(found.prior).quantile(np.array([0.01, 0.5, 0.99]))).all()
-    alone = learn_prior(ParallaxDistances(np.full(5, -99.0), np.full(5, 0.1), FLAT))
+    alone = learned_of(ParallaxDistances(np.full(5, -99.0), np.full(5, 0.1), FLAT))
     assert alone.prior == ToLearn().stated
     assert alone.strange == 5
 
@@ -215,18 +215,18 @@ def test_stars_that_repeat_others_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     sample = ParallaxSample()
     sample.add(survey)
     found = sample.learned(ToLearn(), twice)
-    assert found == learn_prior(survey[np.delete(np.arange(900), twice)])
+    assert found == learned_of(survey[np.delete(np.arange(900), twice)])
     assert (found.stars, found.used) == (600, 600)
     monkeypatch.setattr("dustmap.sky.stars._learned_prior.MOST", 500)
     few = ParallaxSample()
     few.add(survey)
     others = np.setdiff1d(np.arange(0, 900, 2), twice)
-    assert few.learned(ToLearn(), twice).prior == learn_prior(survey[others]).prior
+    assert few.learned(ToLearn(), twice).prior == learned_of(survey[others]).prior
     assert few.learned(ToLearn(), twice).stars == 600
 
 
 def test_what_was_learned_is_kept_to_the_bit() -> None:
-    prior = learn_prior(Survey(600, 0.3, limited=True).under(FLAT)).prior
+    prior = learned_of(Survey(600, 0.3, limited=True).under(FLAT)).prior
     assert prior.ratio is not None
     assert len(prior.ratio.values) > 1
     assert prior_from(json.loads(json.dumps(prior.attributes()))) == prior

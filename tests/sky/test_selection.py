@@ -24,10 +24,10 @@ from dustmap.sky.stars import (
     ToLearn,
     WeightedDistances,
     distance_modulus,
-    learn_prior,
     weight_nodes,
     well_known,
 )
+from tests.sky.latent import learned_of
 
 Array = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def catalog(number: int, seed: int, of_magnitude: bool = False) -> Catalog:
         error *= np.clip(0.25 + (magnitude - 8.0) / 3.0, 0.25, 2.25)
     parallax = MAS_PC / d + error * rng.standard_normal(len(d))
     stated = ParallaxDistances(parallax, error, ToLearn().stated)
-    prior = learn_prior(stated, ToLearn(200.0, 2000.0)).prior
+    prior = learned_of(stated, ToLearn(200.0, 2000.0)).prior
     return Catalog(d, magnitude, cloudy, ParallaxDistances(parallax, error, prior))
 
 

@@ -2,7 +2,7 @@
 
 `StarTable` holds checked stars; its `distances` are exact or a distribution per star, with a
 survival function sf(d) = P(distance > d); the prior of parallaxes is learned from them
-(`learn_prior`) or stated. A star store is a zarr v3 group of such tables; a
+(`ParallaxSample`) or stated. A star store is a zarr v3 group of such tables; a
 `SkySorter` brings stars into the order of the sky in bounded memory.
 """
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
-    from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
     from dustmap.sky.stars._priors import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._priors import FlatParallax as FlatParallax
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._store import StarStore as StarStore
     from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter
     from dustmap.sky.stars._store import open_star_store as open_star_store
-    from dustmap.sky.stars._store import read_star_store as read_star_store
     from dustmap.sky.stars._store import star_store as star_store
     from dustmap.sky.stars._table import HAS_MAGNITUDES as HAS_MAGNITUDES
     from dustmap.sky.stars._table import LEAST_ERROR as LEAST_ERROR

@@ -104,24 +104,6 @@ class ParallaxSample:
         return LearnedPrior(prior, self._seen - len(without), len(parallax), strange)
 
 
-def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
-    """Learn the distribution of these stars' distances from their parallaxes.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> distance = rng.gamma(3.0, 500.0, size=400)  # of density d² exp(−d/500)
-    >>> stars = ParallaxDistances(
-    ...     1e3 / distance + 0.05 * rng.standard_normal(400), np.full(400, 0.05), ToLearn().stated
-    ... )
-    >>> round(learn_prior(stars).prior.scale, -2)
-    500.0
-    """
-    sample = ParallaxSample()
-    sample.add(distances)
-    return sample.learned(wanted or ToLearn())
-
-
 def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> ExponentialDensity:
     bounds = _bounds(parallax, error, stated.distance_max)
     likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))

@@ -173,7 +173,7 @@ def _log_tail_ratio(start: Array, step: Array) -> Array:
 class ExponentialDensity(AbstractDistancePrior):
     """p(d) ∝ d² exp(−d/scale) r(d) for d ≤ distance_max (Bailer-Jones 2015), lengths in pc.
 
-    ratio: ln r, as `learn_prior` has it of a survey; None for r = 1.
+    ratio: ln r, as `ParallaxSample` has it of a survey; None for r = 1.
 
     The posterior of t = ln d has the logarithm g(t) = 3t − d/L + ln r − (ϖ − 1/d)²/2σ². It is
     tabulated where, but for r, it is within 30 nats of its mode, integrated with its exact slope

@@ -57,8 +57,8 @@ def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStore
     >>> stars = StarTable(np.array([1]), one, one, where, one, one, system)
     >>> with star_store("stars.zarr") as store:
     ...     store.append(stars)
-    >>> len(open_star_store("stars.zarr")), len(read_star_store("stars.zarr"))
-    (1, 1)
+    >>> len(open_star_store("stars.zarr").read())
+    1
     """
     with replacing(Path(path), overwrite) as partial:
         writer = StarStoreWriter(partial)
@@ -211,11 +211,6 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
 def _names(kind: type[AbstractDistances], attributes: Mapping[str, Any]) -> tuple[str, ...]:
     more = [name for has, (name, _) in _table.OPTIONAL.items() if attributes.get(has)]
     return "source_id", *MEASURED, *kind.fields, *more
-
-
-def read_star_store(path: str | Path) -> StarTable:
-    """Read all stars of a store."""
-    return open_star_store(path).read()
 
 
 def sky_keys(stars: StarTable) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import FlatParallax, ParallaxDistances, learn_prior
+from dustmap.sky.stars import FlatParallax, ParallaxDistances, ParallaxSample, ToLearn
 from pipelines.reproduce.calibration._case import Claim
 
 Array = NDArray[np.float64]
@@ -26,7 +26,9 @@ def claims(quick: bool) -> Sequence[Claim]:
         d, parallax, error = _survey(500 if quick else 4000, limited)
         case = f"parallaxes to 30 %, {'limited in magnitude' if limited else 'all to 1 kpc'}"
         flat = _scores(d, ParallaxDistances(parallax, error, FLAT))
-        learned = learn_prior(ParallaxDistances(parallax, error, FLAT)).prior
+        sample = ParallaxSample()
+        sample.add(ParallaxDistances(parallax, error, FLAT))
+        learned = sample.learned(ToLearn()).prior
         now = _scores(d, ParallaxDistances(parallax, error, learned))
         slack = 3.0 / math.sqrt(len(d))
         found += [

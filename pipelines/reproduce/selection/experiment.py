@@ -19,6 +19,7 @@ Parts:
 """
 
 import logging
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ from dustmap.sky.simulation import (
     simulate,
 )
 from dustmap.sky.simulation._sky import sky_table
-from dustmap.sky.stars import ParallaxDistances, learn_prior
+from dustmap.sky.stars import ParallaxDistances, ParallaxSample, ToLearn
 from dustmap.tables import write_table
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.selection import _figure as figure
@@ -278,7 +279,9 @@ def _selected(sky: SimulatedSky, model: SkyModel, limited: bool) -> Array:
     times the part of the stars that is seen through the true dust in front, 10^(−slope R A)."""
     distances = sky.stars.distances
     assert isinstance(distances, ParallaxDistances)
-    distances = replace(distances, prior=learn_prior(distances).prior)
+    sample = ParallaxSample()
+    sample.add(distances)
+    distances = replace(distances, prior=sample.learned(ToLearn()).prior)
     nodes = distance_nodes(distances)
     ahead = cartesian(sky.stars.l, sky.stars.b, np.ones(len(sky)))
     leave = (0.5 * np.array(model.size) / np.abs(ahead).clip(1e-9)).min(1) * (1.0 - 1e-9)
@@ -382,7 +385,7 @@ def _columned(scale: Scale, column: str, seed: int) -> Mapping[str, float]:
     size = 0.5 * x, 0.5 * y, min(120.0, z)
     small = replace(scale, size=size)
     dust = StructuredDust(
-        turbulence=Turbulence.matern(1.5, 60.0, 0.8),
+        turbulence=Turbulence(0.8, 60.0 / math.sqrt(3.0), -6.0),  # Matérn-3/2 of ℓ = 60 pc
         disc=Disc(height=1e9, length=1e9),
         bubbles=Bubbles(local_radius=0.0, others=0),
     )

@@ -9,7 +9,7 @@ from astropy.table import Table
 
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.sky.catalogs import card_path, known_cards
-from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, read_star_store
+from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, open_star_store
 from tests.sky.catalogs.files import star_columns, write
 
 
@@ -27,7 +27,7 @@ def test_counts_are_printed_and_stars_stored(
         "extinction_system: A_V",
         f"output: {store}",
     ]
-    assert len(read_star_store(store)) == 7
+    assert len(open_star_store(store).read()) == 7
     assert main(["ingest", str(path), "--output", str(store)]) == BAD_INPUT
     assert "--overwrite" in capsys.readouterr().err
 
@@ -48,7 +48,7 @@ def test_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (told["rows"], told["kept"]) == (7, 6)
     assert told["columns"]["parallax_error"] == "parallax_error [mas]"
     assert (told["distances"], told["extinction_system"]) == ("parallax", "A_G")
-    stars = read_star_store(store)
+    stars = open_star_store(store).read()
     assert stars.system.name == "A_G"
     assert isinstance(stars.distances, ParallaxDistances)
     assert stars.distances.prior == ExponentialDensity(900.0, 20_000.0)
@@ -92,7 +92,7 @@ def test_columns_by_the_names_they_have(tmp_path: Path) -> None:
     path, store = write(tmp_path, "csv", table), tmp_path / "stars.zarr"
     options = ["--column", "distance=D [kpc]", "--column", "extinction=my[A]", "--system", "A_V"]
     assert main(["ingest", str(path), "--output", str(store), *options]) == DONE
-    stars = read_star_store(store)
+    stars = open_star_store(store).read()
     assert stars.distances.exact
     np.testing.assert_allclose(sorted(stars.distance), sorted(1000.0 * table["D"]))
 

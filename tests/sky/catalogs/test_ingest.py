@@ -17,7 +17,6 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     StarTable,
     open_star_store,
-    read_star_store,
 )
 from dustmap.sky.stars._store import sky_keys
 from dustmap.sky.systems import system_named
@@ -61,7 +60,7 @@ def test_a_store_is_the_catalog(tmp_path: Path, format_name: str) -> None:
     assert counts.duplicates > 10
     assert counts.kept == len(np.unique(catalog.stars.source_id))
     in_order = np.argsort(sky_keys(catalog.stars), kind="stable")
-    assert_same(read_star_store(store), catalog.stars[in_order])
+    assert_same(open_star_store(store).read(), catalog.stars[in_order])
     assert open_star_store(store).attributes["order"] == dict(SKY_ORDER)
     attributes = open_star_store(store).attributes["catalog"]
     assert attributes["counts"] == counts.as_dict()
