@@ -1,5 +1,6 @@
 """A plain sky for tests of what is done with catalogs: no disc, no bubbles, no outliers."""
 
+import math
 from pathlib import Path
 
 from dustmap.sky import Provenance, write_map
@@ -18,6 +19,11 @@ from dustmap.sky.simulation import (
 SIZE = (120.0, 80.0, 40.0)
 
 
+def matern(smoothness: float, length: float, contrast: float) -> Turbulence:
+    """A Matérn field: L = ℓ/√(2ν)."""
+    return Turbulence(contrast, length / math.sqrt(2.0 * smoothness), -(2.0 * smoothness + 3.0))
+
+
 def plain_sky(
     stars: int,
     seed: int,
@@ -26,7 +32,7 @@ def plain_sky(
 ) -> SimulatedSky:
     """A Matérn-3/2 field of 60 pc and contrast 0.8 around 2e-3 mag/pc."""
     dust = StructuredDust(
-        turbulence=Turbulence.matern(1.5, 60.0, 0.8),
+        turbulence=matern(1.5, 60.0, 0.8),
         disc=Disc(height=1e9, length=1e9),
         bubbles=Bubbles(local_radius=0.0, others=0),
     )

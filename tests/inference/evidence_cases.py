@@ -120,7 +120,7 @@ def dense_solution(
         phi = present.features.rows(batch.functional).phi.double()
         weighted = phi / variance[:, None]
         L = torch.linalg.cholesky(torch.eye(phi.shape[1]) + phi.mT @ weighted)
-        right = weighted.mT @ present.residual(batch).double()
+        right = weighted.mT @ (batch.y.double() - present.mean.values(batch.functional).detach())
         mean = torch.cholesky_solve(right[:, None], L).squeeze(-1)
         factor = torch.linalg.inv(L).mT
     return DenseSolution(mean, factor, len(L) ** 0.5 * factor.mT)

@@ -142,7 +142,8 @@ def test_average_information_of_the_dense_model(kind: str) -> None:
         return (phi @ phi.mT + torch.diag(present.sigma(batch))).detach()
 
     A = covariance(grid_model)
-    alpha = torch.linalg.solve(A, grid_model.residual(batch))
+    residual = batch.y - grid_model.mean.values(batch.functional).detach()
+    alpha = torch.linalg.solve(A, residual)
     parameters = Parameters.of(grid_model)
     moved = [
         parameters.build(parameters.theta + 1e-5 * unit)

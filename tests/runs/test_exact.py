@@ -46,7 +46,9 @@ def observations(made: Config, stars: int, error: float) -> Observations:
     )
     observed = observe(table, grid_of(made.grid), OutsidePolicy.TRUNCATE, torch.float64)
     assert observed.spread is not None
-    return observed.with_added(Moments.of_noise(observed.spread.uniform(0.002)))
+    variance = observed.spread.uniform(0.002)
+    none = torch.zeros_like(variance)
+    return observed.with_added(Moments(none, variance, none))
 
 
 def at_nodes(fit: StarFit, grid: RegularGrid) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,10 +30,11 @@ from dustmap.sky.simulation import (
     simulate,
     write_sky,
 )
+from tests.skies import matern
 
 SIZE = (200.0, 200.0, 120.0)
 ROUGH = Turbulence(0.8, 100.0, -11.0 / 3.0)
-SMOOTH = Turbulence.matern(2.5, 60.0, 0.8)
+SMOOTH = matern(2.5, 60.0, 0.8)
 
 
 def sky(turbulence: Turbulence, seed: int, stars: int = 250) -> SimulatedSky:

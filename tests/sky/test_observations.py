@@ -125,7 +125,7 @@ def test_measurements_take_the_dtype_and_rays_stay_exact(dtype: torch.dtype, kin
     observed = observe(stars_at(distances), GRID, OutsidePolicy.TRUNCATE, dtype)
     assert observed.batch.y.dtype == observed.error_variance.dtype == dtype
     assert rays_of(observed).edges.dtype == torch.float64
-    again = observed.with_added(Moments.of_noise(torch.ones(2, dtype=torch.float64)))
+    again = observed.with_added(noise(torch.ones(2, dtype=torch.float64)))
     assert again.batch.noise_variance is not None
     assert again.batch.noise_variance.dtype == dtype
 
@@ -270,10 +270,15 @@ def test_what_is_lost_beyond_the_last_edge_is_counted() -> None:
     assert observed.cut == 1
 
 
+def noise(variance: torch.Tensor) -> Moments:
+    none = torch.zeros_like(variance)
+    return Moments(none, variance, none)
+
+
 def test_added_noise_replaces_what_was_added_before() -> None:
     observed = observe(stars(20.0, 40.0), GRID, OutsidePolicy.ERROR)
-    twice = observed.with_added(Moments.of_noise(torch.ones(2)))
-    twice = twice.with_added(Moments.of_noise(torch.full((2,), 0.5)))
+    twice = observed.with_added(noise(torch.ones(2)))
+    twice = twice.with_added(noise(torch.full((2,), 0.5)))
     assert twice.batch.noise_variance is not None
     np.testing.assert_allclose(twice.batch.noise_variance.numpy(), [0.5001, 0.5016])
     np.testing.assert_array_equal(twice.error_variance.numpy(), observed.error_variance.numpy())

@@ -355,10 +355,6 @@ class LogNormalPosterior(gp.AbstractPosterior):
         normal: Tensor = torch.special.ndtri(q.to(std))
         return (mean + normal[:, None] * std).exp()
 
-    def median(self, functional: AbstractFunctional) -> Tensor:
-        """exp(mean of ln f) (N,)."""
-        return self.log_moments(functional)[0].exp()
-
     def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()

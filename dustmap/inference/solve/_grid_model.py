@@ -74,11 +74,6 @@ class GridModel(AbstractParametric):
         noise = self.likelihood.noise_variance(data)
         return noise + self.features.residual_variance(data.functional).to(noise.dtype)
 
-    @torch.no_grad()
-    def residual(self, data: Batch) -> Tensor:
-        """y − H β (N,), in the dtype of the features."""
-        return (data.y.double() - self.mean.values(data.functional)).to(self.features.dtype)
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -46,8 +45,6 @@ from dustmap.sky import Observations, StarTable, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
 from dustmap.sky.stars import WEIGHT_SCORES, combined
 from dustmap.sky.view import MOST_VOXELS
-
-log = logging.getLogger(__name__)
 
 #: Copies of the rays that a fit has: of all stars, and of those that are fitted.
 _COPIES = 2

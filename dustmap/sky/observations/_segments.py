@@ -186,12 +186,6 @@ class Moments:
         square = factor.square()
         return Moments(factor * self.mean, square * self.variance, square * self.shared)
 
-    @staticmethod
-    def of_noise(variance: Tensor) -> "Moments":
-        """Make independent additions of mean 0."""
-        none = torch.zeros_like(variance)
-        return Moments(none, variance, none)
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Self, final
+from typing import final
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Turbulence:
     """Logarithm of a density: g with P(k) ∝ (L⁻² + k²)^(slope/2) and standard deviation `contrast`.
 
     `outer_scale` L in pc. The slope −11/3 is Kolmogorov's; −(2ν + 3) makes g a Matérn field of
-    smoothness ν, for which `matern` takes the usual length scale.
+    smoothness ν, and of length scale √(2ν) L.
     """
 
     contrast: float = 1.0
@@ -78,11 +78,6 @@ class Turbulence:
         check_positive(self, "contrast", "outer_scale")
         # Above -3 the variance of the field would be that of the grid's spacing alone.
         check_between(self, -12.0, -3.01, "slope")
-
-    @classmethod
-    def matern(cls, smoothness: float, length: float, contrast: float) -> Self:
-        """Return a Matérn field: L = ℓ/√(2ν)."""
-        return cls(contrast, length / math.sqrt(2.0 * smoothness), -(2.0 * smoothness + 3.0))
 
     def field(self, grid: RegularGrid, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return g (x, y, z) at the nodes; its variance over all skies is contrast² exactly."""

@@ -88,12 +88,6 @@ class Scale:
         share = np.clip((filled - self.low) / (self.high - self.low), 0.0, 1.0)
         return np.where(known, 1 + np.rint(STEPS * share), 0).astype(np.uint8)
 
-    def decode(self, codes: Codes) -> NDArray[np.float64]:
-        """Return the values (...) of codes (...); NaN of 0."""
-        u = self.low + (self.high - self.low) * (codes.astype(np.float64) - 1.0) / STEPS
-        values = 10.0**u if self.logarithmic else u
-        return np.where(codes > 0, values, np.nan)
-
 
 def packed(codes: Codes) -> str:
     """Pack codes (z, y, x) as text: differences along x modulo 256, deflated, in base64."""

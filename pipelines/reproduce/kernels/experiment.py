@@ -41,7 +41,10 @@ _log = logging.getLogger(__name__)
 _NONE = Bubbles(local_radius=0.0, others=0)
 DUST: Mapping[str, StructuredDust] = {
     "turbulence": StructuredDust(turbulence=Turbulence(1.0, 150.0, -11 / 3), bubbles=_NONE),
-    "smooth clouds": StructuredDust(turbulence=Turbulence.matern(2.5, 80.0, 1.0), bubbles=_NONE),
+    # a Matérn-5/2 field of ℓ = 80 pc
+    "smooth clouds": StructuredDust(
+        turbulence=Turbulence(1.0, 80.0 / math.sqrt(5.0), -8.0), bubbles=_NONE
+    ),
     "bubbles": StructuredDust(
         turbulence=Turbulence(0.3, 50.0, -11 / 3), bubbles=Bubbles(others=12)
     ),

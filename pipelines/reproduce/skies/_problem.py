@@ -90,6 +90,12 @@ class Fitted:
         return posterior.sample(rays, posterior.n_samples, generator).double()
 
 
+def _noise_of(variance: Tensor) -> Moments:
+    """Independent additions of mean 0."""
+    none = torch.zeros_like(variance)
+    return Moments(none, variance, none)
+
+
 def sky_of(kind: str, seed: int, size: Size) -> SimulatedSky:
     """Stars with parallaxes; those to fit first, then those to hold out."""
     spacing = size.spacing / FINER if kind == BETWEEN else size.spacing
@@ -119,13 +125,13 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
     train = torch.from_numpy(np.flatnonzero(observed.rows < size.stars))
     held = torch.from_numpy(np.flatnonzero(observed.rows >= size.stars))
     density = float(sky.stars.extinction.sum() / sky.stars.distance.sum())
-    noisy = observed.with_added(Moments.of_noise(spread.uniform(density)))
+    noisy = observed.with_added(_noise_of(spread.uniform(density)))
     robust = RobustSettings() if kind == STRUCTURED else None
     straight = MGVISettings(samples=8, robust=robust)
     first = _fit(kind, noisy.batch[train], grid, (START_LENGTH, START_STD), straight)
     (term,) = first.model.prior.kernel.terms()
     found = float(term.lengthscale.detach()[0]), float(term.variance.detach().sqrt())
-    noisy = observed.with_added(Moments.of_noise(spread.added_variance(first.posterior)))
+    noisy = observed.with_added(_noise_of(spread.added_variance(first.posterior)))
     curved = MGVISettings(samples=size.samples, curved=True, robust=robust)
     solution = _fit(kind, noisy.batch[train], grid, found, curved)
     noise, nu = _noise(solution)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps import DustMap, Quantity
-from dustmap.sky.view._volumes import Scale
+from dustmap.sky.view._volumes import STEPS, Scale
 
 #: The Sun is inside, and the box is neither a cube nor centred.
 GRID = RegularGrid(lower=(-100.0, -80.0, -50.0), spacing=(10.0, 10.0, 10.0), shape=(23, 18, 12))
@@ -39,6 +39,12 @@ def blob_map(samples: int = 4) -> DustMap:
     }
     single = {q: np.asarray(values, np.float32) for q, values in arrays.items()}
     return DustMap.from_arrays(GRID, single, "A_V", positive=True)
+
+
+def decoded(scale: Scale, codes: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The values (...) of codes (...); NaN of 0."""
+    u = scale.low + (scale.high - scale.low) * (codes.astype(np.float64) - 1.0) / STEPS
+    return np.where(codes > 0, 10.0**u if scale.logarithmic else u, np.nan)
 
 
 def odd_maps() -> dict[str, DustMap]:
@@ -97,4 +103,4 @@ class Page(HTMLParser):
         for i in range(1, x):
             codes[..., i] += codes[..., i - 1]
         scale = Scale(described["logarithmic"], described["low"], described["high"])
-        return scale.decode(codes)
+        return decoded(scale, codes)
