@@ -51,11 +51,8 @@ tensor([0.9956, 0.9821], dtype=torch.float64)
 
 from dustmap.gp.features._grouped import GroupSamples as GroupSamples
 from dustmap.inference._diagnostics import DatumScores as DatumScores
-from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
-from dustmap.inference._diagnostics import held_out as held_out
 from dustmap.inference._diagnostics import log_density_of_student_t as log_density_of_student_t
-from dustmap.inference._diagnostics import misclassified as misclassified
 from dustmap.inference._diagnostics import scores as scores
 from dustmap.inference._diagnostics import scores_of_mixture as scores_of_mixture
 from dustmap.inference._diagnostics import scores_of_normal as scores_of_normal

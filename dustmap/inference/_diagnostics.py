@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, Prediction
-from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture, mean_size
+from dustmap.gp.likelihoods import NormalMixture, mean_size
 from dustmap.linalg import chunks
 
 #: Steps of Newton's method on ln Φ: enough for 1e-12.
@@ -32,8 +31,6 @@ _PAIRS = 2**11
 #: Widths of the difference of two Student-t numbers; nodes in ln τ, and how far they reach in
 #: standard deviations √(2/ν).
 _WIDTHS, _NODES, _REACH = 24, 240, 12.0
-#: Data whose quadrature is done at a time.
-_QUADRATURES_AT_ONCE = 2**16
 
 
 @final
@@ -338,57 +335,3 @@ def _check(y: Tensor, mean: Tensor, variance: Tensor) -> None:
             raise UserError(f"{name} must be finite to be scored: drop NaN and infinity first")
     if not bool((variance > 0).all()):
         raise UserError("variance must be positive: add the noise variance to the latent one")
-
-
-@final
-@dataclass(frozen=True)
-class HeldOut:
-    """n data, their mean log-density under the predictions, and the error of the mean.
-
-    loglike: mean_n ln ∫ p(y_n | f) N(f; μ_n, v_n) df. rmse: root mean square of y_n − E[y_n],
-    in the units of y; for classes 0 and 1 it is the root of the Brier score.
-    """
-
-    n: int
-    loglike: float
-    rmse: float
-
-
-@torch.no_grad()
-def held_out(likelihood: AbstractLikelihood, prediction: Prediction, batch: Batch) -> HeldOut:
-    """Score a prediction of latent f_n (N,), which the noise of `likelihood` is added to, by data.
-
-    Examples
-    --------
-    >>> from dustmap.gp.functionals import PointValues
-    >>> from dustmap.gp.likelihoods import GaussianLikelihood
-    >>> y = torch.tensor([1.0, 2.0])
-    >>> batch = Batch(PointValues(torch.zeros(2, 1)), y, torch.ones(2))
-    >>> round(held_out(GaussianLikelihood(), Prediction(y, torch.ones(2)), batch).loglike, 4)
-    -1.2655
-    """
-    if len(batch) == 0 or prediction.mean.shape != batch.y.shape:
-        raise UserError(
-            f"expected predictions of the same N > 0 data, got {tuple(prediction.mean.shape)} "
-            f"predictions of {len(batch)} data: predict(batch.functional) makes them"
-        )
-    columns = (batch.y, prediction.mean, prediction.variance, likelihood.noise_variance(batch))
-    loglike = square = torch.zeros((), dtype=torch.float64, device=batch.y.device)
-    for y, *moments in zip(*(torch.split(c, _QUADRATURES_AT_ONCE) for c in columns), strict=True):
-        density = likelihood.log_predictive_density(y, *moments)
-        mean, _ = likelihood.predictive_moments(*moments)
-        loglike = loglike + density.double().sum()
-        square = square + (y.double() - mean.double()).square().sum()
-    n = len(batch)
-    return HeldOut(n, float(loglike) / n, math.sqrt(float(square) / n))
-
-
-def misclassified(y: Tensor, probability: Tensor) -> float:
-    """Return the share of classes y (N,) whose probability of y = 1 (N,) is on the wrong side of ½.
-
-    Examples
-    --------
-    >>> misclassified(torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([0.1, 0.8, 0.4, 0.2]))
-    0.25
-    """
-    return float(((probability > 0.5) != (y > 0.5)).double().mean())

@@ -13,7 +13,8 @@ from dustmap.gp.likelihoods import (
     PoissonLikelihood,
     StudentTLikelihood,
 )
-from dustmap.inference import HeldOut, held_out, misclassified, scores
+from dustmap.inference import scores
+from pipelines.reproduce.ciq._training import HeldOut, held_out, misclassified
 
 
 def case(dtype: torch.dtype) -> tuple[Batch, Prediction]:
