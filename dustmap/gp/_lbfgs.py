@@ -15,6 +15,8 @@ from torch import Tensor
 #: Value and gradient (P,) at x (P,).
 Function: TypeAlias = Callable[[Tensor], tuple[float, Tensor]]
 
+#: Change of x, of the value and of gᵀd below which it stops; steps of which H is made.
+_LEAST_CHANGE, _MEMORY = 1e-13, 20
 #: Wolfe's conditions: the least fall per unit of a step, and the steepest slope where it may end,
 #: in slopes at the start.
 _FALL, _FLAT = 1e-4, 0.9
@@ -42,33 +44,30 @@ def minimise(
     max_steps: int,
     max_evaluations: int,
     tolerance: float,
-    least_change: float,
-    memory: int,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Minimum:
     """Minimise from x (P,): x ← x + t d, d = −H g with the inverse Hessian H of the last steps.
 
     max_evaluations: the first trial of a search may exceed them by one; tolerance: of the largest
-    |g|; least_change: of x, of the value and of gᵀd, below which it stops; memory: steps of which H
-    is made; on_step: is called with the number of every step.
+    |g|; on_step: is called with the number of every step.
     """
     value, gradient = function(x)
     evaluations, steps = 1, 0
-    hessian = _InverseHessian(memory)
+    hessian = _InverseHessian()
     while steps < max_steps and evaluations < max_evaluations and not _small(gradient, tolerance):
         d = hessian.direction(gradient)
         start = _Trial(0.0, value, gradient, float(gradient.dot(d)))
         steps += 1
         on_step(steps)
-        if start.slope > -least_change:
+        if start.slope > -_LEAST_CHANGE:
             break
         t = 1.0 if steps > 1 else min(1.0, 1.0 / float(gradient.abs().sum()))
-        search = _LineSearch(function, x, d, start, max_evaluations - evaluations, least_change)
+        search = _LineSearch(function, x, d, start, max_evaluations - evaluations)
         end, made = search.end(t)
         x, value, gradient = torch.add(x, d, alpha=end.t), end.value, end.gradient
         evaluations += made
         step = d.mul(end.t)
-        if _small(step, least_change) or abs(value - start.value) < least_change:
+        if _small(step, _LEAST_CHANGE) or abs(value - start.value) < _LEAST_CHANGE:
             break
         hessian = hessian.extended(gradient - start.gradient, step)
     return Minimum(x, steps, evaluations)
@@ -83,7 +82,6 @@ def _small(x: Tensor, limit: float) -> bool:
 class _InverseHessian:
     """H of the pairs (y, s, 1 / yᵀs) of the last steps, `scale` times the identity before them."""
 
-    memory: int
     pairs: tuple[tuple[Tensor, Tensor, float], ...] = ()
     scale: float = 1.0
 
@@ -92,7 +90,7 @@ class _InverseHessian:
         curvature = float(y.dot(s))
         if not curvature > _CURVATURE:
             return self
-        pairs = (*self.pairs, (y, s, 1.0 / curvature))[-self.memory :]
+        pairs = (*self.pairs, (y, s, 1.0 / curvature))[-_MEMORY:]
         return replace(self, pairs=pairs, scale=curvature / float(y.dot(y)))
 
     def direction(self, gradient: Tensor) -> Tensor:
@@ -128,7 +126,6 @@ class _LineSearch:
     d: Tensor
     start: _Trial
     most: int
-    least_change: float
 
     def end(self, t: float) -> tuple[_Trial, int]:
         """A point of the strong Wolfe conditions, first sought at t, and how many were tried."""
@@ -149,7 +146,7 @@ class _LineSearch:
         """The same between two points that have one of these between them."""
         low, high = (one, other) if one.value <= other.value else (other, one)
         largest, was_near = float(self.d.abs().max()), False
-        while made < self.most and not abs(high.t - low.t) * largest < self.least_change:
+        while made < self.most and not abs(high.t - low.t) * largest < _LEAST_CHANGE:
             first, last = sorted((low.t, high.t))
             t, margin = _lowest_of_cubic(low, high, first, last), _MARGIN * (last - first)
             is_near = min(last - t, t - first) < margin

@@ -26,8 +26,6 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 #: How far below the start a point is taken to be at which the model is refused: a wall from which
 #: the line search turns back.
 _WALL = 1e3
-#: Change of z, the objective and its slope at which L-BFGS stops; steps that it keeps.
-_LEAST_CHANGE, _MEMORY = 1e-13, 20
 #: Its steps, as progress counts them.
 _CLIMB = f"steps of L-BFGS{AT_MOST}"
 
@@ -356,8 +354,6 @@ def maximise(
         max_steps=max_steps,
         max_evaluations=4 * max_steps,
         tolerance=tolerance,
-        least_change=_LEAST_CHANGE,
-        memory=_MEMORY,
         on_step=lambda steps: progress(_CLIMB, steps - 1, max_steps),
     )
     progress(_CLIMB, max_steps, max_steps)

@@ -100,8 +100,6 @@ def test_a_straight_line_is_followed_as_far_as_trials_go() -> None:
         max_steps=3,
         max_evaluations=12,
         tolerance=1e-9,
-        least_change=1e-13,
-        memory=20,
     )
     assert found.evaluations == 13  # the first trial of a search is always made
     assert float(found.x.min()) > 100.0
@@ -131,8 +129,6 @@ def test_its_trials_are_those_of_torch(
         max_steps=max_steps,
         max_evaluations=4 * max_steps,
         tolerance=1e-9,
-        least_change=1e-13,
-        memory=20,
     )
     z = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
