@@ -24,6 +24,7 @@ from dustmap.gp.functionals import (
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 
 SHAPES = [(12,), (5, 4), (4, 3, 3)]
 MAPS = ["torus", "hip", "cholesky", "local"]
@@ -110,3 +111,10 @@ def some_model(
         LinearMean([0.1] * len(shape), 0.5) if mean is None else mean,
         GaussianLikelihood(),
     )
+
+
+def energy_gradient(at: Iterate) -> Tensor:
+    """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − f_s) of a log-normal energy."""
+    weighted = at.residuals / at.problem.noise
+    pull = at._mean(at.densities * at._forces(weighted))
+    return at.xi - at.target.anchor - at.problem.pulled(pull, weighted, at.seen)

@@ -140,13 +140,6 @@ class Iterate:
         white = self.residuals.mean(0) * self.problem.noise.rsqrt()
         return float(white.square().mean().sqrt())
 
-    def gradient(self) -> Tensor:
-        """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − f_s)."""
-        weighted = self.residuals / self.problem.noise
-        pull = self._mean(self.densities * self._forces(weighted))
-        pulled = self.problem.pulled(pull, weighted, self.seen)
-        return self.xi - self.target.anchor - pulled
-
     def covariance_pull(self) -> Tensor:
         """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
         the mean response does not see."""
