@@ -136,6 +136,26 @@ def fit_distances(
     return result
 
 
+def kept_fit(
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    watch: Watch,
+    level: tuple[float, float],
+    field: Arrays = _NONE,
+) -> StarFit:
+    """Fit, or take what the checkpointer of `watch` has kept of that; level: the factor on the dust
+    beyond the box and its standard deviation, which no engine knows."""
+    state = watch.checkpointer.load()
+    if state is not None:
+        return StateReader.of(state, _FIT).read(_FitState).fit(config, data)
+    fit = fit_stars(config, data, start, watch.within("engine"), field)
+    at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
+    fit = replace(fit, hyperparameters=at)
+    watch.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
+    return fit
+
+
 def refit_all(
     config: Config,
     start: Hyperparameters,
@@ -253,14 +273,7 @@ class _Rounds:
         """Fit from `start` and its `field`; level: the factor on the dust beyond the box, which no
         engine knows."""
         part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
-        state = part.checkpointer.load()
-        if state is not None:
-            return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
-        fit = fit_stars(self.config, data, start, part.within("engine"), field)
-        at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
-        fit = replace(fit, hyperparameters=at)
-        part.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
-        return fit
+        return kept_fit(self.config, data, start, part, level, field)
 
     def _refreshed(
         self, number: int, fit: StarFit, data: FitData

@@ -237,7 +237,9 @@ class StarRun(AbstractRun):
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             with in_one_part(work.progress, "dust between the nodes"):
                 noisy = result.data.noisy
-                fit, unresolved = _kernel.judged(self.config, result.fit, noisy, self.holdout)
+                judges = Watch(directory.checkpointer("std"), on_step, work.progress)
+                parts = self.train, self.holdout
+                fit, unresolved = _kernel.narrowed(self.config, result.fit, noisy, parts, judges)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
