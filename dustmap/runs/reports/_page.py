@@ -70,7 +70,10 @@ _CHAPTERS = (
     _Chapter(
         "Computation",
         "For whoever repeats the run or asks why it took so long.",
-        ("fit", "learning", "distances", "unresolved", "stages", "compute", "outputs"),
+        (
+            *("fit", "learning", "distances", "std_choice", "unresolved"),
+            *("stages", "compute", "outputs"),
+        ),
         folded=True,
     ),
 )
@@ -86,6 +89,8 @@ _ABOUT: Mapping[str, str] = {
     "kernel_choice": "Kernels compared by held-out patches; the roughest within one standard "
     "error of the best is taken, one scale before two.",
     "unresolved": "The variance of dust that is finer than the grid, judged by the stars.",
+    "std_choice": "Narrower densities than the learned one, as long as held-out stars gain more "
+    "than the standard error, in nats each.",
     "distances": "Rounds in which the spread of uncertain distances follows the map.",
 }
 #: What other sections have already said.

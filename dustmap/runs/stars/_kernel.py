@@ -298,7 +298,7 @@ def judged(
 def narrowed(
     config: Config, fit: StarFit, noisy: Observations, parts: tuple[Tensor, Tensor], watch: Watch
 ) -> tuple[StarFit, dict[str, Any]]:
-    """Return the fit, or one of a narrower ln ρ that predicts held-out stars better, and a section
+    """Return the fit, or one of a narrower ln ρ that predicts held-out stars better, and sections
     of the report.
 
     Its standard deviation is learned from the field's linearisation. Where stars are few that
@@ -336,7 +336,10 @@ def narrowed(
         section = its_section
         errors = {name: each for name, each in fit.errors.items() if name != "std"}
         fit = replace(other, learning=fit.learning, errors=errors)
-    return fit, section | ({"narrower": tried} if tried else {})
+    sections = {"unresolved": section} if section else {}
+    return fit, sections | (
+        {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
+    )
 
 
 def _may_be_narrower(config: Config, fit: StarFit, holdout: Tensor) -> bool:

@@ -239,7 +239,7 @@ class StarRun(AbstractRun):
                 noisy = result.data.noisy
                 judges = Watch(directory.checkpointer("std"), on_step, work.progress)
                 parts = self.train, self.holdout
-                fit, unresolved = _kernel.narrowed(self.config, result.fit, noisy, parts, judges)
+                fit, judged = _kernel.narrowed(self.config, result.fit, noisy, parts, judges)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
@@ -261,8 +261,7 @@ class StarRun(AbstractRun):
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
-        if unresolved:
-            work.sections["unresolved"] = unresolved
+        work.sections |= judged
         if result.rounds:
             work.sections["distances"] = {"rounds": list(result.rounds)}
         work.checks += _checks.check_of_box(self.config, self.observed)

@@ -40,6 +40,14 @@ MAP = "map"
 #: Splits by their seed; variants are of the first.
 SPLITS = (0, 1, 2)
 VARIANTS = {
+    "map, as it comes": (
+        "model.mean=constant",
+        "model.length=60pc",
+        "model.std=0",
+        "model.scatter=0",
+        "model.relative_scatter=0",
+        'model.learn=["length", "std", "mean", "noise"]',
+    ),
     "map, Gaussian noise": ("model.noise=gaussian",),
     "map, constant scatter": (
         "model.relative_scatter=0",

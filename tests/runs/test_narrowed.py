@@ -1,0 +1,103 @@
+"""Log-normal fields that are too wide, and stars that were held out, who say so."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.config import Config, from_mapping
+from dustmap.engines import Watch
+from dustmap.runs import execute_run, open_star_map, prepare
+from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars._distances import predictions
+from dustmap.runs.stars._engines import StarFit, fit_stars
+from dustmap.sky.observations import Observations, observe
+from dustmap.sky.simulation import Measurements
+from tests.inference.checkpointers import MemoryCheckpointer
+from tests.skies import SIZE, plain_sky, write_plain_sky
+
+TRUE_STD = 0.8
+
+
+def config(*settings: str) -> Config:
+    tables: dict[str, dict[str, object]] = {
+        "data": {"catalog": ["sky.fits"], "system": "A_V", "holdout": 0.3, "refit": False},
+        "grid": {"size": list(SIZE), "spacing": 10.0},
+        "model": {"kernel": "matern32", "length": 60.0, "noise": "gaussian"},
+        "fit": {"samples": 8},
+        "export": {"formats": [], "figures": []},
+    }
+    return from_mapping(tables, settings)
+
+
+def observed_and_parts(stars: int) -> tuple[Observations, tuple[Tensor, Tensor]]:
+    """Stars with errors of a fifth of their extinctions; a third of them is held out."""
+    sky = plain_sky(stars, seed=4, measurements=Measurements(error=0.03, outliers=0.0))
+    grid, policy = _model.grid_of(config().grid), _model.policy_beyond(config())
+    table = sky.at_true_distances()
+    observed = observe(table, grid, policy, torch.float64)
+    which = torch.randperm(len(observed), generator=torch.Generator().manual_seed(0))
+    return observed, (which[: 2 * stars // 3], which[2 * stars // 3 :])
+
+
+def at_std(std: float, observed: Observations, train: Tensor) -> StarFit:
+    """A fit that holds such a standard deviation."""
+    made = _model.held(config(f"model.std={std}"))
+    return fit_stars(made, observed.training(train))
+
+
+def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> None:
+    observed, parts = observed_and_parts(450)
+    wide = at_std(3.0, observed, parts[0])
+    made = config('model.learn=["length", "std", "mean"]')
+    pages = MemoryCheckpointer()
+    fit, sections = _kernel.narrowed(made, wide, observed, parts, Watch(pages))
+    choice = sections["std_choice"]
+    tried = choice["rounds"]
+    assert choice["learned"] == wide.hyperparameters.std
+    taken = [each for each in tried if each["gain"] > each["standard_error"]]
+    stds = [3.0 * 0.7**k for k in range(1, 1 + len(tried))]
+    assert [each["std"] for each in tried] == pytest.approx(stds)
+    assert len(taken) >= 1
+    assert fit.hyperparameters.std == pytest.approx(taken[-1]["std"])
+    gains = predictions(fit, observed, parts[1]).data.log_density
+    before, _ = _kernel.judged(made, wide, observed, parts[1])
+    gains = gains - predictions(before, observed, parts[1]).data.log_density
+    assert float(gains.mean()) == pytest.approx(sum(each["gain"] for each in taken), abs=1e-9)
+    # Once more from what has been kept.
+    again, same = _kernel.narrowed(made, wide, observed, parts, Watch(pages))
+    assert same == sections
+    nodes = (each.posterior.predict(observed.batch.functional).mean for each in (fit, again))
+    assert torch.equal(*nodes)
+
+
+def test_others_are_left_as_they_were_learned() -> None:
+    observed, (train, holdout) = observed_and_parts(150)
+    fit = at_std(TRUE_STD, observed, train)
+    wide = replace(fit, hyperparameters=replace(fit.hyperparameters, std=3.0))
+    learned, known = config(), config('model.learn=["mean"]')
+    for made, each, judges in (
+        (learned, fit, holdout),  # not wide
+        (known, wide, holdout),  # the user's own
+        (learned, wide, holdout[:49]),  # too few to ask
+    ):
+        found, sections = _kernel.narrowed(made, each, observed, (train, judges), Watch())
+        assert "std_choice" not in sections
+        assert found.hyperparameters.std == each.hyperparameters.std
+
+
+def test_a_run_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_plain_sky(tmp_path, plain_sky(300, seed=4))
+    monkeypatch.setattr(_kernel, "_WIDE", 0.1)
+    made = config(f"data.catalog={tmp_path / 'sky.fits'}", "grid.spacing=20")
+    execute_run(prepare(made), tmp_path / "run", made, False)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    tried, learned = report["std_choice"]["rounds"], report["std_choice"]["learned"]
+    gained = [each for each in tried if each["gain"] > each["standard_error"]]
+    expected = gained[-1]["std"] if gained else learned
+    assert report["hyperparameters"]["std"] == pytest.approx(expected)
+    assert ("std" in report["hyperparameter_errors"]) == (not gained)
+    assert open_star_map(tmp_path / "run").fit.hyperparameters.std == pytest.approx(expected)
