@@ -89,8 +89,8 @@ _ABOUT: Mapping[str, str] = {
     "kernel_choice": "Kernels compared by held-out patches; the roughest within one standard "
     "error of the best is taken, one scale before two.",
     "unresolved": "The variance of dust that is finer than the grid, judged by the stars.",
-    "std_choice": "Narrower densities than the learned one, as long as held-out stars gain more "
-    "than the standard error, in nats each.",
+    "std_choice": "Narrower densities than the learned one, and what held-out stars gain by each "
+    "over the best before, in nats; the last within its standard error is taken.",
     "distances": "Rounds in which the spread of uncertain distances follows the map.",
 }
 #: What other sections have already said.

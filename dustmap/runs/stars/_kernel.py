@@ -305,41 +305,40 @@ def narrowed(
     knows nothing of the mean of a log-normal density, e^{σ²/2} times the median, and takes what
     the voids of the sky say for all of it: of clusters it finds a σ of 2.5, by which places without
     a cluster near have densities of tens of mag/pc. Narrower ones, with the rest of the kernel as
-    it was learned, follow one another while the mean log-density of held-out stars gains more than
-    its standard error.
+    it was learned, follow one another; the narrowest is taken whose mean log-density of held-out
+    stars is within a standard error of the best.
 
     parts: stars of the fit, and those held out; watch: its checkpointer takes every fit.
     """
     (train, holdout), learned = parts, fit.hyperparameters
     fit, section = judged(config, fit, noisy, holdout)
-    tried = list[dict[str, float]]()
+    best, tried = _log_densities(fit, noisy, holdout), list[dict[str, float]]()
     while _may_be_narrower(config, fit, holdout):
         at, level = fit.hyperparameters, (learned.beyond, learned.beyond_std)
         model = replace(config.model, std=_NARROWER * at.std)
         trial = _model.held(replace(config, model=model))
-        part = watch.within(f"std-{len(tried)}")
-        start = replace(at, std=model.std)
+        part, start = watch.within(f"std-{len(tried)}"), replace(at, std=model.std)
         other = kept_fit(trial, noisy.training(train), start, part, level, fit.start)
         other, its_section = judged(config, other, noisy, holdout)
-        scores = (_distances.predictions(each, noisy, holdout) for each in (fit, other))
-        before, after = (each.data.log_density for each in scores)
-        gain, error = float((after - before).mean()), float((after - before).std())
-        error /= math.sqrt(len(holdout))
+        own = _log_densities(other, noisy, holdout)
+        gain, error = float((own - best).mean()), float((own - best).std()) / len(own) ** 0.5
         tried.append({"std": model.std, "gain": gain, "standard_error": error})
         log.info(
             "standard deviation of ln density %.3g in place of %.3g: held-out stars gain "
             "%.3f ± %.3f nats each",
-            *(model.std, at.std, gain, error),
+            *(model.std, learned.std, gain, error),
         )
-        if gain <= error:
+        if gain <= -error:
             break
-        section = its_section
+        best = own if gain > 0.0 else best
         errors = {name: each for name, each in fit.errors.items() if name != "std"}
-        fit = replace(other, learning=fit.learning, errors=errors)
-    sections = {"unresolved": section} if section else {}
-    return fit, sections | (
-        {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
-    )
+        fit, section = replace(other, learning=fit.learning, errors=errors), its_section
+    choice = {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
+    return fit, ({"unresolved": section} if section else {}) | choice
+
+
+def _log_densities(fit: StarFit, noisy: Observations, index: Tensor) -> Tensor:
+    return _distances.predictions(fit, noisy, index).data.log_density
 
 
 def _may_be_narrower(config: Config, fit: StarFit, holdout: Tensor) -> bool:

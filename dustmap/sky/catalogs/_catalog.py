@@ -392,7 +392,8 @@ def read_places(
     measured = has_extinctions(path, schema, reader.columns)
     extinctions = None
     if binding.extinction is not None:
-        known = _selection.system_of_file(path, schema, reader.keyword("EXTSYS"), system)
+        label = reader.keyword("EXTSYS") or _selection.system_in_name(binding)
+        known = _selection.system_of_file(path, schema, label, system)
         bad = np.any([*_binding.extinction_problems(binding.extinction, values).values()], axis=0)
         value, error = _binding.extinctions(binding.extinction, values)
         extinctions = Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), known)

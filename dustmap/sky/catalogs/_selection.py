@@ -222,7 +222,8 @@ class Selection:
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
         binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
-        system = system_of_file(path, self.card, reader.keyword("EXTSYS"), self._declared)
+        label = reader.keyword("EXTSYS") or system_in_name(binding)
+        system = system_of_file(path, self.card, label, self._declared)
         return CatalogFile(path, reader, binding, system)
 
     def _check_files(self) -> None:
@@ -312,17 +313,25 @@ class Selection:
         return valid
 
 
+def system_in_name(binding: Binding) -> str:
+    """The system whose name the column of extinctions has, such as E(B-V); empty of others."""
+    source = binding.sources.get("extinction")
+    name = "" if source is None else source.ref.name
+    return name if name in known_systems() else ""
+
+
 def system_of_file(
     path: Path, card: SchemaCard, label: str, declared: ExtinctionSystem | None
 ) -> ExtinctionSystem:
-    """Choose the system of a file: by its header, its card, or else the caller."""
+    """Choose the system of a file: by its header or the name of its column (`label`), its card, or
+    else the caller."""
     try:
         named = system_named(label) if label else None
     except UserError as error:
         raise UserError(f"{path}: EXTSYS in its header: {error}") from None
     if named and card.system and named != card.system:
         raise UserError(
-            f"{path}: the extinctions are {named} by the file's header and {card.system} by "
+            f"{path}: the extinctions are {named} by the file itself and {card.system} by "
             f"the card {card.name}; use the card of this file, such as generic"
         )
     system = named or card.system or declared

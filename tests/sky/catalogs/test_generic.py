@@ -172,7 +172,7 @@ def test_a_label_that_contradicts_the_card(tmp_path: Path) -> None:
         ["l_deg", "b_deg", "dist_pc", "AV", "e_AV"],
     )
     table["e_dist_pc"] = 1.0 * u.pc
-    with pytest.raises(UserError, match="A_G by the file's header and A_V by the card"):
+    with pytest.raises(UserError, match="A_G by the file itself and A_V by the card"):
         read_catalog(write(tmp_path, "fits", table), "dias2021")
 
 
@@ -185,7 +185,7 @@ def test_files_of_two_kinds(tmp_path: Path) -> None:
 
 
 def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
-    """Of the system that is named, and of none where none is."""
+    """Of the system that the column is called by, whatever they are converted to."""
     columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
     table = Table({**columns, "E(B-V)": VALUE, "e_E(B-V)": np.full(N, 0.15)})
     path, reddening = write(tmp_path, "csv", table), system_named("E(B-V)")
@@ -193,5 +193,7 @@ def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     np.testing.assert_allclose(stars.extinction, VALUE)
     np.testing.assert_allclose(stars.extinction_error, 0.15)
     assert stars.system == reddening
-    with pytest.raises(UserError, match="EXTSYS"):
-        read_catalog(path)
+    assert read_catalog(path).stars.system == reddening
+    converted = read_catalog(path, system=A_V).stars
+    np.testing.assert_allclose(converted.extinction, 3.1 * np.asarray(VALUE))
+    np.testing.assert_allclose(converted.extinction_error, 3.1 * 0.15)
