@@ -71,8 +71,8 @@ _FINER = (
 _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
 
 #: Learned standard deviations of ln ρ beyond which held-out stars are asked for narrower ones, by
-#: this factor each, where there are so many stars to ask.
-_WIDE, _NARROWER, _JUDGES = 1.25, 0.7, 50
+#: this factor each and none below the third, where there are so many stars to ask.
+_WIDE, _NARROWER, _NARROWEST, _JUDGES = 1.5, 0.7, 1.25, 50
 
 
 def is_open(config: Config) -> bool:
@@ -306,7 +306,7 @@ def narrowed(
     the voids of the sky say for all of it: of clusters it finds a σ of 2.5, by which places without
     a cluster near have densities of tens of mag/pc. Narrower ones, with the rest of the kernel as
     it was learned, follow one another; the narrowest is taken whose mean log-density of held-out
-    stars is within a standard error of the best.
+    stars is within a standard error of the best, for one that is too wide does more harm.
 
     parts: stars of the fit, and those held out; watch: its checkpointer takes every fit.
     """
@@ -315,7 +315,7 @@ def narrowed(
     best, tried = _log_densities(fit, noisy, holdout), list[dict[str, float]]()
     while _may_be_narrower(config, fit, holdout):
         at, level = fit.hyperparameters, (learned.beyond, learned.beyond_std)
-        model = replace(config.model, std=_NARROWER * at.std)
+        model = replace(config.model, std=max(_NARROWER * at.std, _NARROWEST))
         trial = _model.held(replace(config, model=model))
         part, start = watch.within(f"std-{len(tried)}"), replace(at, std=model.std)
         other = kept_fit(trial, noisy.training(train), start, part, level, fit.start)
