@@ -82,6 +82,7 @@ def test_others_are_left_as_they_were_learned() -> None:
         (learned, fit, holdout),  # not wide
         (known, wide, holdout),  # the user's own
         (learned, wide, holdout[:49]),  # too few to ask
+        (learned, wide, holdout[:0]),
     ):
         found, sections = _kernel.narrowed(made, each, observed, (train, judges), Watch())
         assert "std_choice" not in sections

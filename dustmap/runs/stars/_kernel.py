@@ -312,8 +312,10 @@ def narrowed(
     """
     (train, holdout), learned = parts, fit.hyperparameters
     fit, section = judged(config, fit, noisy, holdout)
-    best, tried = _log_densities(fit, noisy, holdout), list[dict[str, float]]()
+    best, tried = noisy.measured[:0], list[dict[str, float]]()
     while _may_be_narrower(config, fit, holdout):
+        if not tried:
+            best = _log_densities(fit, noisy, holdout)
         at, level = fit.hyperparameters, (learned.beyond, learned.beyond_std)
         model = replace(config.model, std=max(_NARROWER * at.std, _NARROWEST))
         trial = _model.held(replace(config, model=model))
