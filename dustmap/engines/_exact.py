@@ -23,8 +23,6 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
-#: Arrays of a fit: places of point values, or all parameters of a fit of rays.
-_X, _PARAMETERS = "x", "parameters"
 #: Bytes of a table of antiderivatives, and of the chunks of predictions.
 _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
 

@@ -225,9 +225,9 @@ def divided_spectra(
         if number < count - 1:
             power = kernel.spectral_density(omega) * low_pass(omega, spacing)
         else:
-            power, _ = folded_densities(kernel, axes, spacing)
+            power, projected = folded_densities(kernel, axes, spacing)
             if isinstance(kernel, ProjectedKernel):
-                power = power * kernel.spectrum_factor(axes, spacing)
+                power = power * kernel.factor_of(power, projected)
         coarser = level if number >= count else level - 1
         if coarser >= 0:
             held = low_pass(omega, nested.grids[coarser].spacing)

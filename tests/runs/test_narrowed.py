@@ -34,7 +34,7 @@ def config(*settings: str) -> Config:
 
 
 def observed_and_parts(stars: int) -> tuple[Observations, tuple[Tensor, Tensor]]:
-    """Stars with errors of a fifth of their extinctions; a third of them is held out."""
+    """Stars with errors of 0.03 mag; a third of them is held out."""
     sky = plain_sky(stars, seed=4, measurements=Measurements(error=0.03, outliers=0.0))
     grid, policy = _model.grid_of(config().grid), _model.policy_beyond(config())
     table = sky.at_true_distances()

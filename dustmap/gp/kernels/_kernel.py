@@ -366,7 +366,10 @@ class ProjectedKernel(AbstractKernel):
 
     def spectrum_factor(self, axes: Sequence[Tensor], spacing: Sequence[float]) -> Tensor:
         """Return (P/F)^p (L_1, ..., L_D) at the angular frequencies of all axes (L_i,)."""
-        values, projected = folded_densities(self.kernel, axes, spacing)
+        return self.factor_of(*folded_densities(self.kernel, axes, spacing))
+
+    def factor_of(self, values: Tensor, projected: Tensor) -> Tensor:
+        """Return (P/F)^p (...) of F and P (...)."""
         # Of smooth kernels both underflow at the shortest waves.
         is_known = (values > 0) & (projected > 0)
         ratio = torch.where(is_known, projected, 1.0) / torch.where(is_known, values, 1.0)
@@ -378,22 +381,20 @@ def folded_densities(
 ) -> tuple[Tensor, Tensor]:
     """Return F and P (L_1, ..., L_D) of `ProjectedKernel` at the frequencies of all axes (L_i,):
     sums over |n_i| ≤ 1, and in F the rest, spread evenly; of P it is next to nothing."""
-    pairs, total = list(zip(axes, spacing, strict=True)), [torch.zeros((), dtype=torch.float64)] * 2
-    # Of one axis: its aliases, and φ²/G² there.
-    folded = [[a + 2.0 * math.pi * n / h for n in (-1, 0, 1)] for a, h in pairs]
-    parts = [
-        [
-            torch.sinc(alias * h / (2.0 * math.pi)) ** 4 * (3.0 / (2.0 + (alias * h).cos())) ** 2
-            for alias in aliases
-        ]
-        for aliases, (_, h) in zip(folded, pairs, strict=True)
-    ]
-    for n in itertools.product(range(3), repeat=len(pairs)):
-        alias = torch.meshgrid(*(folded[i][k] for i, k in enumerate(n)), indexing="ij")
-        held = torch.meshgrid(*(parts[i][k] for i, k in enumerate(n)), indexing="ij")
-        power = kernel.spectral_density(torch.stack(alias, dim=-1))
-        total = [total[0] + power, total[1] + math.prod(held, start=power)]
-    return total[0] + _beyond(kernel, spacing) * math.prod(spacing), total[1]
+    values = projected = torch.zeros((), dtype=torch.float64, device=kernel.device)
+    pairs = zip(axes, spacing, strict=True)
+    for chosen in itertools.product(*([_alias(a, h, n) for n in (-1, 0, 1)] for a, h in pairs)):
+        omega, held = (torch.meshgrid(*each, indexing="ij") for each in zip(*chosen, strict=True))
+        power = kernel.spectral_density(torch.stack(omega, dim=-1))
+        values, projected = values + power, projected + math.prod(held, start=power)
+    return values + _beyond(kernel, spacing) * math.prod(spacing), projected
+
+
+def _alias(axis: Tensor, h: float, n: int) -> tuple[Tensor, Tensor]:
+    """ω_n and φ(ω_n)²/G² (L,) of one axis."""
+    omega = axis + 2.0 * math.pi * n / h
+    hat, gram = torch.sinc(omega * h / (2.0 * math.pi)) ** 2, (2.0 + (omega * h).cos()) / 3.0
+    return omega, (hat / gram) ** 2
 
 
 def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:

@@ -23,7 +23,7 @@ from dustmap.config import Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
 from dustmap.gp import Prediction, whole_batch
 from dustmap.inference import LogNormalPosterior, StateReader, state_of
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs._machine import predicted
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars import _distances, _engines, _model
@@ -73,6 +73,8 @@ _SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
 #: Learned standard deviations of ln ρ beyond which held-out stars are asked for narrower ones, by
 #: this factor each and none below the third, where there are so many stars to ask.
 _WIDE, _NARROWER, _NARROWEST, _JUDGES = 1.5, 0.7, 1.25, 50
+#: What is counted while held-out stars are asked.
+_BETWEEN = "dust between the nodes"
 
 
 def is_open(config: Config) -> bool:
@@ -302,16 +304,17 @@ def narrowed(
     of the report.
 
     Its standard deviation is learned from the field's linearisation. Where stars are few that
-    knows nothing of the mean of a log-normal density, e^{σ²/2} times the median, and takes what
-    the voids of the sky say for all of it: of clusters it finds a σ of 2.5, by which places without
-    a cluster near have densities of tens of mag/pc. Narrower ones, with the rest of the kernel as
-    it was learned, follow one another; the narrowest is taken whose mean log-density of held-out
-    stars is within a standard error of the best, for one that is too wide does more harm.
+    knows nothing of the mean of a log-normal density, e^{σ²/2} times the median: of clusters it
+    finds a σ of 2.5, by which places without a cluster near have densities of tens of mag/pc.
+    Narrower ones, with the rest of the kernel as it was learned, follow one another; the narrowest
+    is taken whose mean log-density of held-out stars is within a standard error of the best, for
+    one that is too wide does more harm.
 
     parts: stars of the fit, and those held out; watch: its checkpointer takes every fit.
     """
     (train, holdout), learned = parts, fit.hyperparameters
-    fit, section = judged(config, fit, noisy, holdout)
+    with in_one_part(watch.progress, _BETWEEN):
+        fit, section = judged(config, fit, noisy, holdout)
     best, tried = noisy.measured[:0], list[dict[str, float]]()
     while _may_be_narrower(config, fit, holdout):
         if not tried:
@@ -321,7 +324,8 @@ def narrowed(
         trial = _model.held(replace(config, model=model))
         part, start = watch.within(f"std-{len(tried)}"), replace(at, std=model.std)
         other = kept_fit(trial, noisy.training(train), start, part, level, fit.start)
-        other, its_section = judged(config, other, noisy, holdout)
+        with in_one_part(watch.progress, _BETWEEN):
+            other, its_section = judged(config, other, noisy, holdout)
         own = _log_densities(other, noisy, holdout)
         gain, error = float((own - best).mean()), float((own - best).std()) / len(own) ** 0.5
         tried.append({"std": model.std, "gain": gain, "standard_error": error})

@@ -17,7 +17,7 @@ from dustmap.engines import Arrays, Watch
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, own_rays
-from dustmap.linalg import AbstractWorld, in_one_part
+from dustmap.linalg import AbstractWorld
 from dustmap.runs import reports
 from dustmap.runs._interface import AbstractRun, Plan
 from dustmap.runs._machine import ALONE, Products, device_of, rounded
@@ -235,11 +235,9 @@ class StarRun(AbstractRun):
         with work.watch.stage("fit"), directory.keeping():
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
-            with in_one_part(work.progress, "dust between the nodes"):
-                noisy = result.data.noisy
-                judges = Watch(directory.checkpointer("std"), on_step, work.progress)
-                parts = self.train, self.holdout
-                fit, judged = _kernel.narrowed(self.config, result.fit, noisy, parts, judges)
+            watch = Watch(directory.checkpointer("std"), on_step, work.progress)
+            noisy, parts = result.data.noisy, (self.train, self.holdout)
+            fit, judged = _kernel.narrowed(self.config, result.fit, noisy, parts, watch)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
