@@ -52,7 +52,7 @@ class Config:
         return "lognormal" if self.density == "lognormal" else self.fit.engine
 
     def resolved(self) -> "Config":
-        """The same with what model.noise, model.kernel and fit.engine = "auto" stand for.
+        """The same with what "auto" of model.noise, model.mean, model.kernel and fit.engine stands for.
 
         The engine of a regression, and a kernel whose length and std are learned, are left for the
         data to choose, but the kernel on tiles, which share that of one sky.
@@ -66,6 +66,9 @@ class Config:
         if model.noise == "auto":
             noise = "student-t" if self.solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
+        if model.mean == "auto":
+            learns = self.density == "lognormal" and "mean" in model.learn
+            model = replace(model, mean="disc" if learns else "constant")
         is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")

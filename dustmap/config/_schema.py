@@ -128,10 +128,11 @@ class ModelConfig:
     ] = 0.0
     mean: Annotated[
         str,
-        choice("constant", "disc"),
+        choice("auto", "constant", "disc"),
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
-        "|Z| and with the distance from the Galactic centre",
-    ] = "constant"
+        "|Z| and with the distance from the Galactic centre; auto is disc if lognormal and the "
+        "mean is learned, with both scales, else constant",
+    ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"
     ] = 100.0

@@ -48,7 +48,7 @@ def observations(made: Config, stars: int, error: float) -> Observations:
     assert observed.spread is not None
     variance = observed.spread.uniform(0.002)
     none = torch.zeros_like(variance)
-    return observed.with_added(Moments(none, variance, none))
+    return observed.with_added(Moments(none, variance, none, none))
 
 
 def at_nodes(fit: StarFit, grid: RegularGrid) -> tuple[torch.Tensor, torch.Tensor]:

@@ -272,7 +272,7 @@ def test_what_is_lost_beyond_the_last_edge_is_counted() -> None:
 
 def noise(variance: torch.Tensor) -> Moments:
     none = torch.zeros_like(variance)
-    return Moments(none, variance, none)
+    return Moments(none, variance, none, none)
 
 
 def test_added_noise_replaces_what_was_added_before() -> None:

@@ -26,7 +26,7 @@ from dustmap.engines._engine import arrays_of, tensors_of
 from dustmap.gp import Batch, Prediction
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _far_column, _model
+from dustmap.runs.stars import _beyond, _model
 from dustmap.runs.stars._distances import MagnitudeLimit
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
 from dustmap.runs.stars._model import Hyperparameters
@@ -39,18 +39,13 @@ log = logging.getLogger(__name__)
 SETTLED, SHIFTED = 0.05, 0.1
 #: Rounds of weighted distances at most, unless none are asked for.
 WEIGHTED_ROUNDS = 3
-#: Standard deviation of the factor on the dust beyond the box before the stars are asked: dust
-#: differs from place to place; and its least value, for there is no negative dust.
-LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
-#: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
-_FAR, _TURNS = 3.0, 10
 #: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
 _ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
 #: The name of the state of a fit to all stars.
 _REFIT = "refit_stars"
 _NONE: Arrays = {}
 #: The names in files of what is added, and of the weights of distances.
-_ADDED = ("expected_beyond", "added_variance", "shared_variance")
+_ADDED = ("expected_beyond", "added_variance", "shared_variance", "variance_beyond")
 _LOG_WEIGHT = "selection_log_weight"
 
 
@@ -73,11 +68,11 @@ class FitData:
         """Return what the fit has brought into the data, as arrays for `of_arrays`."""
         if self.added is None:
             return {}
-        parts = (self.added.mean, self.added.variance, self.added.shared)
+        parts = self.added.mean, self.added.variance, self.added.shared, self.added.beyond
         tensors = dict(zip(_ADDED, parts, strict=True))
         if self.log_weight is not None:
             tensors[_LOG_WEIGHT] = self.log_weight
-        return {**arrays_of(tensors), **_far_column.arrays_of(self.noisy)}
+        return {**arrays_of(tensors), **_beyond.arrays_of(self.noisy)}
 
     @staticmethod
     def of_arrays(
@@ -96,7 +91,7 @@ class FitData:
             none = torch.zeros_like(tensors["added_variance"])
             added = Moments(*(tensors.get(name, none).to(device) for name in _ADDED))
             noisy = observed.with_added(added)
-        return FitData(observed, _far_column.restored(config, noisy, arrays), added, log_weight)
+        return FitData(observed, _beyond.restored(config, noisy, arrays), added, log_weight)
 
 
 @final
@@ -141,17 +136,16 @@ def kept_fit(
     data: Batch,
     start: Hyperparameters | None,
     watch: Watch,
-    level: tuple[float, float],
+    beyond: Mapping[str, Any],
     field: Arrays = _NONE,
 ) -> StarFit:
-    """Fit, or take what the checkpointer of `watch` has kept of that; level: the factor on the dust
-    beyond the box and its standard deviation, which no engine knows."""
+    """Fit, or take what the checkpointer of `watch` has kept of that; beyond: the dust beyond the
+    box (`Hyperparameters.beyond_the_box`), which no engine knows."""
     state = watch.checkpointer.load()
     if state is not None:
         return StateReader.of(state, _FIT).read(_FitState).fit(config, data)
     fit = fit_stars(config, data, start, watch.within("engine"), field)
-    at = replace(fit.hyperparameters, beyond=level[0], beyond_std=level[1])
-    fit = replace(fit, hyperparameters=at)
+    fit = replace(fit, hyperparameters=fit.hyperparameters.with_beyond(beyond))
     watch.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
     return fit
 
@@ -176,7 +170,7 @@ def refit_all(
         return StateReader.of(state, _REFIT).read(_FitState).fit(config, data)
     held = _model.held(config)
     fit = fit_stars(held, data, start, watch.within("engine"), field)
-    at = replace(fit.hyperparameters, beyond=start.beyond, beyond_std=start.beyond_std)
+    at = fit.hyperparameters.with_beyond(start.beyond_the_box())
     fit = replace(fit, hyperparameters=at, start={})
     watch.checkpointer.finish(state_of(_REFIT, _FitState.of(fit), finished=True))
     return fit
@@ -244,8 +238,8 @@ class _Rounds:
         if observed.exact and observed.column is None:
             return DistanceFit(self._fit(0, observed, None), FitData(observed, observed))
         added, dust = first_added(self.config, observed)
-        noisy = _far_column.first(self.config, observed.with_added(added), dust)
-        fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
+        noisy = _beyond.first(self.config, observed.with_added(added), dust)
+        fit = self._fit(0, noisy, None, dust.beyond_the_box())
         data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         most = self.config.fit.distance_rounds
         if self.limit is not None and most > 0:
@@ -256,24 +250,23 @@ class _Rounds:
             if not line["refitted"]:
                 break
             # Of other data, the first of which are those of the column, there is no start.
-            same = _far_column.takes_part(data.noisy) == _far_column.takes_part(fresh.noisy)
+            same = _beyond.takes_part(data.noisy) == _beyond.takes_part(fresh.noisy)
             data, start = fresh, fit.start if same else _NONE
-            level = line["beyond"], line["beyond_std"]
-            fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, level, start)
-        return DistanceFit(fit, data, tuple(rounds))
+            fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, line, start)
+        at = _beyond.judged(self.config, fit, data.observed, data.added, self.train)
+        return DistanceFit(replace(fit, hyperparameters=at), data, tuple(rounds))
 
     def _fit(
         self,
         number: int,
         observed: Observations,
         start: Hyperparameters | None,
-        level: tuple[float, float] = (1.0, 0.0),
+        beyond: Mapping[str, Any] = _NONE,
         field: Arrays = _NONE,
     ) -> StarFit:
-        """Fit from `start` and its `field`; level: the factor on the dust beyond the box, which no
-        engine knows."""
+        """Fit from `start` and its `field`; beyond: the dust there."""
         part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
-        return kept_fit(self.config, data, start, part, level, field)
+        return kept_fit(self.config, data, start, part, beyond, field)
 
     def _refreshed(
         self, number: int, fit: StarFit, data: FitData
@@ -285,7 +278,7 @@ class _Rounds:
             stored = StateReader.of(state, _NOISE).read(_AddedState)
             return stored.rounds[0], stored.data(self.config, self.limit, self.observed)
         assert data.added is not None
-        at = with_level(self.config, fit, data.observed, data.added, self.train)
+        at = _beyond.judged(self.config, fit, data.observed, data.added, self.train)
         dust = _model.prior_dust(self.config, at)
         observed, log_weight, selected = self.observed, None, dict[str, int]()
         posterior, progress = fit.for_many_rays(), self.watch.progress
@@ -295,13 +288,12 @@ class _Rounds:
             selected = {"stars_of_the_luminosity_function": stars}
         gains = fit.gains(observed.batch.functional)
         added = observed.added(posterior, dust, progress).times(gains)
-        noisy, moved = _far_column.refreshed(observed.with_added(added), data.noisy, fit, dust)
+        noisy, moved = _beyond.refreshed(observed.with_added(added), data.noisy, fit, dust)
         fresh = FitData(observed, noisy, added, log_weight)
         line: dict[str, Any] = {
             "round": number,
             **self._changes(fit, at, data, fresh),
-            "beyond": at.beyond,
-            "beyond_std": at.beyond_std,
+            **at.beyond_the_box(),
             **moved,
             **selected,
         }
@@ -331,7 +323,7 @@ class _Rounds:
         mean = None
         if at.relative_scatter > 0 or self.limit is not None:
             mean = predicted(fit.posterior, old.observed.batch.functional[train])
-        expected = None if mean is None else _whole(mean, old.added, train)
+        expected = None if mean is None else _beyond.whole(mean, old.added, train)
         before, after = (
             at.noise_variance(errors, expected, (m.variance + m.shared)[train]).sqrt()
             for m in (old.added, new.added)
@@ -360,7 +352,7 @@ def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperp
     density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
-        at = replace(at, mean=mean, beyond_std=0.0 if observed.beyond is None else LEVEL_STD)
+        at = replace(at, mean=mean, beyond_std=0.0 if observed.beyond is None else _beyond.LEVEL_STD)
     return observed.uniform(density, _model.prior_dust(config, at)), at
 
 
@@ -379,36 +371,3 @@ def typical_density(config: Config, observed: Observations) -> float:
     paths += float(observed.expected(unit).sum())
     density = float(observed.measured.sum()) / paths
     return density if density > 0 else abs(config.model.mean_density)
-
-
-def _whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
-    """Return a prediction within the box with what is expected beyond it."""
-    return replace(inside, mean=inside.mean + added.mean[index].to(inside.mean))
-
-
-@torch.no_grad()
-def with_level(
-    config: Config, fit: StarFit, observed: Observations, added: Moments, train: Tensor
-) -> Hyperparameters:
-    """The hyperparameters of the fit with the level that its stars say, where the mean is learned.
-
-    Least squares of y − (1 + s) A_in = level · (1 + s) E A_beyond, under the noise of the fit and
-    the variance of its extinctions A_in within the box, around a level of 1 ± 0.5 before.
-    """
-    at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0)
-    if observed.beyond is None or "mean" not in config.model.learn:
-        return at
-    rays = observed.batch.functional[train]
-    expected = fit.gains(rays) * observed.expected(_model.prior_dust(config, at))[train]
-    inside = predicted(fit.posterior, rays)
-    noise, whole = added.variance[train] + added.shared[train], _whole(inside, added, train)
-    variance = at.noise_variance(observed.error_variance[train], whole, noise) + inside.variance
-    left, precision = observed.measured[train] - inside.mean, expected.square() / variance
-    each = torch.where(expected > 0, left / expected.clamp_min(1e-300), 0.0)
-    level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)
-    for _ in range(_TURNS):
-        total = before + float((robust * precision).sum())
-        level = (before + float((robust * precision * each).sum())) / total
-        z = (each - level).abs() * precision.sqrt()
-        robust = (_FAR / z.clamp_min(1e-300)).clamp_max(1.0)
-    return replace(at, beyond=max(level, LEAST_LEVEL), beyond_std=total**-0.5)

@@ -45,6 +45,7 @@ _UNITS = {
     "std": "mag/pc",
     "beyond": "factor on the dust expected beyond the box",
     "beyond_std": "of that factor",
+    "beyond_spread": "factor on the variance of the dust beyond the box",
     "length": "pc",
     "first_std": "mag/pc, of the first term of the kernel",
     "second_std": "mag/pc, of the second term",
@@ -58,6 +59,8 @@ _UNITS = {
     "disc_length": "pc",
 }
 _ADDED_FIELDS = ("first", "second")
+#: What no engine knows: the dust beyond the box, in hyperparameters and in lines of the report.
+_BEYOND = ("beyond", "beyond_std", "beyond_spread")
 #: Where the share of the projection starts, and the median of its prior, which holds 68 % within
 #: 0.67 to 0.98: dust is finer than any grid.
 _PROJECTION = 0.9
@@ -100,6 +103,7 @@ class Hyperparameters:
     relative_scatter: float = 0.0
     beyond: float = 1.0
     beyond_std: float = 0.0
+    beyond_spread: float = 1.0
     unresolved: float = 0.0
     first_std: float | None = None
     second_std: float | None = None
@@ -169,6 +173,14 @@ class Hyperparameters:
             nu=noise.nu,
         )
 
+    def beyond_the_box(self) -> dict[str, float]:
+        """Return what describes the dust there, for `with_beyond`."""
+        return {name: getattr(self, name) for name in _BEYOND}
+
+    def with_beyond(self, values: Mapping[str, Any]) -> "Hyperparameters":
+        """Return the same with the dust beyond the box of others."""
+        return replace(self, **{name: values[name] for name in _BEYOND if name in values})
+
     def numbers(self) -> dict[str, float]:
         """Return those that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -192,7 +204,7 @@ class Hyperparameters:
 
     def as_dict(self) -> dict[str, float]:
         """Return those of the parts that the model has: no scatter of zero, none that is None."""
-        values, level = asdict(self), {"beyond", "beyond_std"}
+        values, level = asdict(self), set(_BEYOND)
         present = {each.name for each in fields(self) if values[each.name] != each.default}
         if present & level:
             present |= level
@@ -287,7 +299,8 @@ def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
         beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
         mean = mean.with_coefficients(beta)
     kernel = kernel_of(config.model, at)
-    return PriorDust(kernel, mean, is_lognormal(config), at.beyond, at.beyond_std)
+    level = at.beyond, at.beyond_std, at.beyond_spread
+    return PriorDust(kernel, mean, is_lognormal(config), *level)
 
 
 def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:

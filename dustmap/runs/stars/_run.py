@@ -28,7 +28,7 @@ from dustmap.runs.stars import (
     _distances,
     _engines,
     _export,
-    _far_column,
+    _beyond,
     _input,
     _kernel,
     _model,
@@ -255,7 +255,7 @@ class StarRun(AbstractRun):
         work.sections |= _engines.zero_points_section(
             self.config, self.group_names, fit, result.data.noisy, self.train
         )
-        work.sections |= _far_column.section_of(result.data.noisy, fit)
+        work.sections |= _beyond.section_of(result.data.noisy, fit)
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
@@ -402,7 +402,7 @@ def prepare_stars(
             f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
     run = assemble(config, share or catalog, truth, seconds, world)
-    column = _far_column.column_of(run.config, run.grid, run.stars.system, run.device, world)
+    column = _beyond.column_of(run.config, run.grid, run.stars.system, run.device, world)
     run = replace(run, observed=replace(run.observed, column=column))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)

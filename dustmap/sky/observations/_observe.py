@@ -124,6 +124,13 @@ class Observations:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
         return gathered(self.batch.functional, self._moments_beyond(dust)[0])
 
+    def parts_beyond(self, dust: PriorDust) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same, and the variance of that dust (N,): of its covariance, and of distances."""
+        rays, none = self.batch.functional, self._none()
+        parts = (none, none, none) if self.beyond is None else self.beyond.parts(dust)
+        mean, prior, distances = (gathered(rays, part) for part in parts)
+        return mean, prior, distances
+
     @torch.no_grad()
     def extinctions_at(
         self, stops: Stops, index: Tensor, posterior: LogNormalPosterior
@@ -159,17 +166,19 @@ class Observations:
         rays = self.batch.functional
         mean, apart, own = (gathered(rays, values) for values in (mean, apart, own))
         if self.beyond is None:
-            return Moments(mean, own, torch.zeros_like(mean))
+            return Moments(mean, own, none := torch.zeros_like(mean), none)
         alike = _sight_lines.crowding(gathered(rays, self.beyond.tracks()), dust)
-        return Moments(mean, apart + own, (alike - 1.0) * apart)
+        return Moments(mean, apart + own, (alike - 1.0) * apart, apart)
 
     def _moments_beyond(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
         """Return expectation and variance beyond the box, of this rank's rays."""
         if self.beyond is not None:
             return self.beyond.moments(dust)
+        return self._none(), self._none()
+
+    def _none(self) -> Tensor:
         rays = self.batch.functional
-        none = torch.zeros(len(local_of(rays)), dtype=torch.float64, device=rays.device)
-        return none, none
+        return torch.zeros(len(local_of(rays)), dtype=torch.float64, device=rays.device)
 
     def with_added(self, added: Moments) -> "Observations":
         """Return the measured extinctions less what is expected beyond the box, with the noise of

@@ -174,17 +174,19 @@ def _segments(quantiles: Array, near: Array, far: Array) -> Segments:
 class Moments:
     """Expectation and variance (N,) of what is added to N extinctions, in mag and mag².
 
-    shared (N,): variance that a fit takes on top, for data whose additions are correlated.
+    shared (N,): variance that a fit takes on top, for data whose additions are correlated; beyond
+    (N,): the part of the variance that is of dust beyond the box.
     """
 
     mean: Tensor
     variance: Tensor
     shared: Tensor
+    beyond: Tensor
 
     def times(self, factor: Tensor) -> "Moments":
         """Make those of additions that are so many times (N,) as large."""
-        square = factor.square()
-        return Moments(factor * self.mean, square * self.variance, square * self.shared)
+        variances = self.variance, self.shared, self.beyond
+        return Moments(factor * self.mean, *(factor.square() * each for each in variances))
 
 
 @final

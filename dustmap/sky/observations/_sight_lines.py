@@ -47,7 +47,7 @@ class PriorDust:
     log-normal:  E ρ = exp(m + k(0)/2),  Cov(ρ, ρ') = Eρ Eρ' (exp k − 1)
 
     kernel: k, of the density or of its logarithm; mean: m, likewise. level, level_std: a factor on
-    Eρ, and how uncertain it is.
+    Eρ, and how uncertain it is; spread: one on the covariance.
 
     Examples
     --------
@@ -63,6 +63,7 @@ class PriorDust:
     lognormal: bool
     level: float = 1.0
     level_std: float = 0.0
+    spread: float = 1.0
 
     @torch.no_grad()
     def expected(self, points: Tensor) -> Tensor:
@@ -154,11 +155,16 @@ class BeyondBox:
     @torch.no_grad()
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
         """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
-        mean, variance = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
+        mean, prior, distances = self.parts(dust)
+        return mean, prior + distances + (dust.level_std / dust.level * mean).square()
+
+    @torch.no_grad()
+    def parts(self, dust: PriorDust) -> Tensor:
+        """Return E A and the terms of Var A (3, N): of the covariance of ρ, and of the distances."""
+        parts = torch.zeros(3, self.total, dtype=torch.float64, device=self.rows.device)
         for part in chunks(len(self.rows), RAYS_AT_ONCE):
-            rows = self.rows[part]
-            mean[rows], variance[rows] = self._moments(self.spread[part], dust)
-        return mean, variance
+            parts[:, self.rows[part]] = self._parts(self.spread[part], dust)
+        return parts
 
     @torch.no_grad()
     def outside(self, dust: PriorDust) -> Outside:
@@ -182,7 +188,7 @@ class BeyondBox:
         return out
 
     @staticmethod
-    def _moments(spread: DistanceSpread, dust: PriorDust) -> tuple[Tensor, Tensor]:
+    def _parts(spread: DistanceSpread, dust: PriorDust) -> Tensor:
         rays = spread.rays
         density, a = _expected(rays, dust)
         joint = _joint(rays.weights, spread.variance, spread.multiplicity)
@@ -190,10 +196,8 @@ class BeyondBox:
         g = dust.pairs((rays.edges[:, :, None] - rays.edges[:, None, :]).abs())
         pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
         covariance = size[:, :, None] * size[:, None, :] * pairs
-        prior = (covariance * joint).sum((1, 2)).clamp_min(0.0)
-        mean = (a * rays.weights).sum(-1)
-        level = (dust.level_std / dust.level * mean).square()
-        return mean, prior + spread.of_segments(a) + level
+        prior = dust.spread * (covariance * joint).sum((1, 2)).clamp_min(0.0)
+        return torch.stack([(a * rays.weights).sum(-1), prior, spread.of_segments(a)])
 
 
 def _expected(rays: LineIntegrals, dust: PriorDust) -> tuple[Tensor, Tensor]:

@@ -1,29 +1,47 @@
-"""The far column of a run: the map of the sky that [data] names, as data of its fits.
+"""Dust beyond the box: what stars say of it, and a map of the sky that [data] names, the far column.
+
+The mean of a prior that was learned from the dust in the box is a poor guide to what is outside: a
+cavity around the Sun, or a learned std that is a little off, would shift all far stars alike, and
+they would push what is wrong into the box. So the prior has the shape of the dust beyond and of its
+covariance; the stars set a factor on its mean, the level, and one on its covariance, the spread.
 
 A column that is about what there is takes part in every fit, with the dust behind the box as that
 fit has it. An upper bound takes part from the second fit on, beside what the one before says.
 """
 
 import logging
-from dataclasses import replace
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
+from dustmap.gp import Prediction, RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
-from dustmap.sky.observations import ColumnMap, FarColumn, Observations, PriorDust
+from dustmap.sky.observations import ColumnMap, FarColumn, Moments, Observations, PriorDust
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
 log = logging.getLogger(__name__)
+
+#: Standard deviation of the level before the stars are asked: dust differs from place to place; and
+#: its least value, for there is no negative dust.
+LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
+#: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
+_FAR, _WEIGHTS = 3.0, 10
+#: Standard deviation of the logarithm of the spread before the stars are asked, its values, and the
+#: stars that are, at most; turns of level and spread.
+_SPREAD_STD, _SPREADS, _STARS, _TURNS = 1.5, (-8.0, 4.0, 97), 5_000, 3
+#: Least part of the noise that is taken for what the others leave.
+_LEAST = 1e-3
 
 #: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
 #: as the disc, and of the disc itself.
@@ -31,6 +49,108 @@ _LAYERS = {"constant": 1.0, "disc": 5.0}
 #: The names of a column in files: of its data, and of its pixels by their fields.
 _TARGET, _VARIANCE = "column_target", "column_variance"
 _PIXELS = {"column_l": "l", "column_b": "b", "column_mag": "value"}
+
+
+def whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
+    """Return a prediction within the box with what is expected beyond it."""
+    return replace(inside, mean=inside.mean + added.mean[index].to(inside.mean))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _FarStars:
+    """Stars as judges of the dust beyond the box: each by what the others say of the dust before it.
+
+    y, errors: measurements and their variance; at: their noise; others: A_in by the other stars,
+    with the variance of the distance; expected, prior, distances: E A_beyond, and the terms of its
+    variance, at level and spread 1; alike: how many stars see the same dust. All (N,).
+    """
+
+    at: Hyperparameters
+    y: Tensor
+    errors: Tensor
+    others: Prediction
+    expected: Tensor
+    prior: Tensor
+    distances: Tensor
+    alike: Tensor
+
+    def variance(self, level: float, spread: float) -> Tensor:
+        """Var A_beyond (N,)."""
+        return level**2 * (spread * self.prior + self.distances)
+
+    def level(self, spread: float) -> tuple[float, float]:
+        """Least squares of y − A_in = level · E A_beyond, around a level of 1 ± 0.5 before."""
+        rest, beyond = self.y - self.others.mean, self.alike * self.variance(1.0, spread)
+        noise = self.at.noise_variance(self.errors, self._whole(1.0), self.others.variance + beyond)
+        precision = self.expected.square() / noise
+        each = torch.where(self.expected > 0, rest / self.expected.clamp_min(1e-300), 0.0)
+        level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)
+        for _ in range(_WEIGHTS):
+            total = before + float((robust * precision).sum())
+            level = (before + float((robust * precision * each).sum())) / total
+            z = (each - level).abs() * precision.sqrt()
+            robust = (_FAR / z.clamp_min(1e-300)).clamp_max(1.0)
+        return max(level, LEAST_LEVEL), total**-0.5
+
+    def spread(self, level: float) -> float:
+        """exp E ln spread under Π_n p(y_n | the others)^(1 / alike_n), ln spread ~ N(0, 1.5²)."""
+        logs = torch.linspace(*_SPREADS, dtype=torch.float64)
+        scores = -0.5 * (logs / _SPREAD_STD).square()
+        for i, factor in enumerate(logs.exp().tolist()):
+            added = self.variance(level, factor)
+            each = self.at.log_density(self.y, self.errors, self._whole(level), added)
+            scores[i] += float((each / self.alike).sum())
+        return math.exp(float((torch.softmax(scores, 0) * logs).sum()))
+
+    def _whole(self, level: float) -> Prediction:
+        return replace(self.others, mean=self.others.mean + level * self.expected)
+
+    def __getitem__(self, index: Tensor) -> "_FarStars":
+        others = Prediction(self.others.mean[index], self.others.variance[index])
+        parts = self.expected, self.prior, self.distances, self.alike
+        rest = (part[index] for part in parts)
+        return _FarStars(self.at, self.y[index], self.errors[index], others, *rest)
+
+
+@torch.no_grad()
+def judged(
+    config: Config, fit: StarFit, observed: Observations, added: Moments | None, train: Tensor
+) -> Hyperparameters:
+    """Return the hyperparameters of the fit with the level and the spread of the dust beyond the box
+    that its stars say, where the mean is learned.
+
+    added: to the observations of the fit. Of mean m and variance v by all stars and the noise N of
+    one, the others say m − (y − m) v / (N − v) and v N / (N − v).
+    """
+    at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0, beyond_spread=1.0)
+    if observed.beyond is None or added is None or "mean" not in config.model.learn:
+        return at
+    rays, y = observed.batch.functional[train], observed.measured[train]
+    gains, errors = fit.gains(rays), observed.error_variance[train]
+    mean, *variances = (
+        each[train] for each in observed.parts_beyond(_model.prior_dust(config, at))
+    )
+    inside, own = predicted(fit.posterior, rays), added.variance[train]
+    expected = whole(inside, added, train)
+    noise = at.noise_variance(errors, expected, own + added.shared[train])
+    share = inside.variance / (noise - inside.variance).clamp_min(_LEAST * noise)
+    others = Prediction(
+        inside.mean - share * (y - expected.mean),
+        share * noise + own - added.beyond[train],
+    )
+    alike = 1.0 + added.shared[train] / added.beyond[train].clamp_min(1e-300)
+    variances = (gains.square() * each for each in variances)
+    stars = _FarStars(at, y, errors, others, gains * mean, *variances, alike)
+    far = (stars.prior > 0.0).nonzero().squeeze(-1)
+    some = far[torch.linspace(0, max(len(far) - 1, 0), min(len(far), _STARS)).round().long()]
+    level, std, spread = 1.0, LEVEL_STD, 1.0
+    for _ in range(_TURNS):
+        level, std = stars.level(spread)
+        spread = stars[some].spread(level)
+    # The covariance of a log-normal density is that at its level, of others at any.
+    spread *= 1.0 if _model.is_lognormal(config) else level**2
+    return replace(at, beyond=level, beyond_std=std, beyond_spread=spread)
 
 
 def column_of(
