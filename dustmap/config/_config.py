@@ -52,7 +52,7 @@ class Config:
         return "lognormal" if self.density == "lognormal" else self.fit.engine
 
     def resolved(self) -> "Config":
-        """The same with what "auto" of model.noise, model.mean, model.kernel and fit.engine stands for.
+        """The same with what "auto" stands for in model.noise, mean and kernel and in fit.engine.
 
         The engine of a regression, and a kernel whose length and std are learned, are left for the
         data to choose, but the kernel on tiles, which share that of one sky.

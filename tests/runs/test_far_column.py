@@ -42,6 +42,7 @@ spacing = 20
 outside = "truncate"
 [model]
 kernel = "matern32"
+mean = "constant"
 std = 0.8
 mean_density = 0.002
 noise = "gaussian"

@@ -374,6 +374,7 @@ TERMS: Mapping[str, Term] = {
     "disc_length": Term("Scale length of the disc", "of the mean density", "pc"),
     "beyond": Term("Dust beyond the box", "factor on what the prior expects there"),
     "beyond_std": Term("Error of that factor"),
+    "beyond_spread": Term("Its spread", "factor on the variance that the prior expects there"),
     "unresolved": Term(
         "Dust between the nodes", "factor on the variance that the grid cannot resolve"
     ),

@@ -1,4 +1,4 @@
-"""Dust beyond the box: what stars say of it, and a map of the sky that [data] names, the far column.
+"""Dust beyond the box: what stars say of it, and the far column, a map of the sky.
 
 The mean of a prior that was learned from the dust in the box is a poor guide to what is outside: a
 cavity around the Sun, or a learned std that is a little off, would shift all far stars alike, and
@@ -59,7 +59,7 @@ def whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
 @final
 @dataclass(frozen=True, eq=False)
 class _FarStars:
-    """Stars as judges of the dust beyond the box: each by what the others say of the dust before it.
+    """Stars as judges of the dust beyond the box, each by what others say of the dust before it.
 
     y, errors: measurements and their variance; at: their noise; others: A_in by the other stars,
     with the variance of the distance; expected, prior, distances: E A_beyond, and the terms of its
@@ -79,10 +79,11 @@ class _FarStars:
         """Var A_beyond (N,)."""
         return level**2 * (spread * self.prior + self.distances)
 
-    def level(self, spread: float) -> tuple[float, float]:
-        """Least squares of y − A_in = level · E A_beyond, around a level of 1 ± 0.5 before."""
-        rest, beyond = self.y - self.others.mean, self.alike * self.variance(1.0, spread)
-        noise = self.at.noise_variance(self.errors, self._whole(1.0), self.others.variance + beyond)
+    def level(self, near: float, spread: float) -> tuple[float, float]:
+        """Least squares of y − A_in = level · E A_beyond, around a level of 1 ± 0.5 before, with
+        the noise that there is at a level near to it."""
+        rest, beyond = self.y - self.others.mean, self.alike * self.variance(near, spread)
+        noise = self.at.noise_variance(self.errors, self.whole(near), self.others.variance + beyond)
         precision = self.expected.square() / noise
         each = torch.where(self.expected > 0, rest / self.expected.clamp_min(1e-300), 0.0)
         level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)
@@ -99,12 +100,23 @@ class _FarStars:
         scores = -0.5 * (logs / _SPREAD_STD).square()
         for i, factor in enumerate(logs.exp().tolist()):
             added = self.variance(level, factor)
-            each = self.at.log_density(self.y, self.errors, self._whole(level), added)
+            each = self.at.log_density(self.y, self.errors, self.whole(level), added)
             scores[i] += float((each / self.alike).sum())
         return math.exp(float((torch.softmax(scores, 0) * logs).sum()))
 
-    def _whole(self, level: float) -> Prediction:
+    def whole(self, level: float) -> Prediction:
+        """A by the other stars, without the variance of the dust beyond the box."""
         return replace(self.others, mean=self.others.mean + level * self.expected)
+
+    def telling(self) -> "_FarStars":
+        """Return those, some thousands at most, whose measurements have most of that variance."""
+        noise = self.at.noise_variance(self.errors, self.whole(1.0), self.others.variance)
+        share = torch.where(self.prior > 0.0, self.prior / noise, 0.0)
+        count = min(int((share > 0.0).sum()), _STARS)
+        return self[share.argsort(descending=True, stable=True)[:count]]
+
+    def __len__(self) -> int:
+        return len(self.y)
 
     def __getitem__(self, index: Tensor) -> "_FarStars":
         others = Prediction(self.others.mean[index], self.others.variance[index])
@@ -117,8 +129,8 @@ class _FarStars:
 def judged(
     config: Config, fit: StarFit, observed: Observations, added: Moments | None, train: Tensor
 ) -> Hyperparameters:
-    """Return the hyperparameters of the fit with the level and the spread of the dust beyond the box
-    that its stars say, where the mean is learned.
+    """Return the hyperparameters of the fit with the level and the spread that its stars say of the
+    dust beyond the box, where the mean is learned.
 
     added: to the observations of the fit. Of mean m and variance v by all stars and the noise N of
     one, the others say m − (y − m) v / (N − v) and v N / (N − v).
@@ -128,9 +140,8 @@ def judged(
         return at
     rays, y = observed.batch.functional[train], observed.measured[train]
     gains, errors = fit.gains(rays), observed.error_variance[train]
-    mean, *variances = (
-        each[train] for each in observed.parts_beyond(_model.prior_dust(config, at))
-    )
+    parts = observed.parts_beyond(_model.prior_dust(config, at))
+    mean, prior, distances = (each[train] for each in parts)
     inside, own = predicted(fit.posterior, rays), added.variance[train]
     expected = whole(inside, added, train)
     noise = at.noise_variance(errors, expected, own + added.shared[train])
@@ -140,14 +151,12 @@ def judged(
         share * noise + own - added.beyond[train],
     )
     alike = 1.0 + added.shared[train] / added.beyond[train].clamp_min(1e-300)
-    variances = (gains.square() * each for each in variances)
-    stars = _FarStars(at, y, errors, others, gains * mean, *variances, alike)
-    far = (stars.prior > 0.0).nonzero().squeeze(-1)
-    some = far[torch.linspace(0, max(len(far) - 1, 0), min(len(far), _STARS)).round().long()]
-    level, std, spread = 1.0, LEVEL_STD, 1.0
+    beyond = gains * mean, gains.square() * prior, gains.square() * distances
+    stars = _FarStars(at, y, errors, others, *beyond, alike)
+    some, level, std, spread = stars.telling(), 1.0, LEVEL_STD, 1.0
     for _ in range(_TURNS):
-        level, std = stars.level(spread)
-        spread = stars[some].spread(level)
+        level, std = stars.level(level, spread)
+        spread = some.spread(level) if len(some) > 0 else 1.0
     # The covariance of a log-normal density is that at its level, of others at any.
     spread *= 1.0 if _model.is_lognormal(config) else level**2
     return replace(at, beyond=level, beyond_std=std, beyond_spread=spread)

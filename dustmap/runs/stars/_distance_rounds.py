@@ -2,13 +2,8 @@
 
 A first fit takes V_n = ρ² Var d_n of a uniform density ρ, and for the dust beyond the box the prior
 of the configuration, with that density as its mean where the mean is learned. The density of that
-fit gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, its hyperparameters the dust
-beyond the box, and the next fit, from these hyperparameters, takes both; and so on.
-
-The mean of a prior that was learned from the dust in the box is a poor guide to what is outside: a
-cavity around the Sun, or a learned std that is a little off, would shift all far stars alike, and
-they would push what is wrong into the box. So the prior has the shape of the dust beyond, its
-covariance, and a first guess of its mean; the stars set a factor on that mean.
+fit gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, its hyperparameters and
+stars the dust beyond the box, and the next fit, from these hyperparameters, takes both; and so on.
 """
 
 import logging
@@ -23,7 +18,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, Watch
 from dustmap.engines._engine import arrays_of, tensors_of
-from dustmap.gp import Batch, Prediction
+from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _beyond, _model
@@ -352,7 +347,8 @@ def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperp
     density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
-        at = replace(at, mean=mean, beyond_std=0.0 if observed.beyond is None else _beyond.LEVEL_STD)
+        level_std = 0.0 if observed.beyond is None else _beyond.LEVEL_STD
+        at = replace(at, mean=mean, beyond_std=level_std)
     return observed.uniform(density, _model.prior_dust(config, at)), at
 
 

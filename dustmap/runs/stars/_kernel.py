@@ -319,11 +319,11 @@ def narrowed(
     while _may_be_narrower(config, fit, holdout):
         if not tried:
             best = _log_densities(fit, noisy, holdout)
-        at = fit.hyperparameters
+        at, beyond = fit.hyperparameters, learned.beyond_the_box()
         model = replace(config.model, std=max(_NARROWER * at.std, _NARROWEST))
         trial = _model.held(replace(config, model=model))
         part, start = watch.within(f"std-{len(tried)}"), replace(at, std=model.std)
-        other = kept_fit(trial, noisy.training(train), start, part, learned.beyond_the_box(), fit.start)
+        other = kept_fit(trial, noisy.training(train), start, part, beyond, fit.start)
         with in_one_part(watch.progress, _BETWEEN):
             other, its_section = judged(config, other, noisy, holdout)
         own = _log_densities(other, noisy, holdout)

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
@@ -28,7 +26,6 @@ from dustmap.gp.kernels import (
     stationary_named,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.sky import StarTable, cartesian
 from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
@@ -381,16 +378,6 @@ def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
     levels = (replace(config, size=size, spacing=spacing) for size, spacing in config.boxes)
     coarsest, *finer = map(grid_of, levels)
     return gp.NestedGrids((coarsest, *finer)) if finer else coarsest
-
-
-def spacing_at(config: GridConfig, stars: StarTable) -> NDArray[np.float64]:
-    """Spacing (N,) of the finest nodes around stars, of the coarsest outside of the box."""
-    places = cartesian(stars.l, stars.b, stars.distances.rough)
-    spacings = np.full(len(places), config.boxes[0][1])
-    center = np.asarray(config.center)
-    for size, spacing in config.boxes[1:]:
-        spacings[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
-    return spacings
 
 
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dustmap import engines
-from dustmap.config import Config
+from dustmap.config import Config, GridConfig
 from dustmap.engines import Component, During
 from dustmap.errors import UserError
 from dustmap.gp import (
@@ -38,10 +39,9 @@ from dustmap.runs.stars._model import (
     held,
     is_lognormal,
     nodes_of,
-    spacing_at,
     start_kernel,
 )
-from dustmap.sky import Observations, StarTable, catalogs, maps
+from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
 from dustmap.sky.observations import HealpixBeams
 from dustmap.sky.stars import WEIGHT_SCORES, combined
 from dustmap.sky.view import MOST_VOXELS
@@ -128,6 +128,16 @@ def _combines(config: Config, number: int) -> bool:
     """Tell whether to look at what means of so many stars would take."""
     data = config.data
     return number >= _MANY and not (data.combine or data.magnitude_limit or data.tile)
+
+
+def spacing_at(config: GridConfig, stars: StarTable) -> NDArray[np.float64]:
+    """Spacing (N,) of the finest nodes around stars, of the coarsest outside of the box."""
+    places = cartesian(stars.l, stars.b, stars.distances.rough)
+    spacings = np.full(len(places), config.boxes[0][1])
+    center = np.asarray(config.center)
+    for size, spacing in config.boxes[1:]:
+        spacings[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
+    return spacings
 
 
 def _cells(config: Config, stars: StarTable) -> float:

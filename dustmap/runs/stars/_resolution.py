@@ -19,7 +19,7 @@ from dustmap.runs._interface import split_rows
 from dustmap.runs.stars import _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
-from dustmap.runs.stars._plan import may_fit
+from dustmap.runs.stars._plan import may_fit, spacing_at
 from dustmap.sky import StarTable
 from dustmap.sky.stars import combined, concatenate, thinned
 
@@ -157,7 +157,7 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
         stars = replace(stars, groups=None)
     rest, held = split_rows(config, len(stars))
     fitted = stars[rest]
-    means = combined(fitted, _model.spacing_at(config.grid, fitted), width)
+    means = combined(fitted, spacing_at(config.grid, fitted), width)
     log.info("%d stars in %d cells, each of which is one datum", len(fitted), len(means))
     made = {"stars": len(fitted), "cells": len(means), "levels": config.grid.boxes}
     provenance = {**catalog.provenance, "combined": made}

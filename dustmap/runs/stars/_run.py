@@ -24,11 +24,11 @@ from dustmap.runs._machine import ALONE, Products, device_of, rounded
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
+    _beyond,
     _checks,
     _distances,
     _engines,
     _export,
-    _beyond,
     _input,
     _kernel,
     _model,

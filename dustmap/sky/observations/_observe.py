@@ -125,7 +125,7 @@ class Observations:
         return gathered(self.batch.functional, self._moments_beyond(dust)[0])
 
     def parts_beyond(self, dust: PriorDust) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same, and the variance of that dust (N,): of its covariance, and of distances."""
+        """Return the same, and the variance (N,): of the covariance of ρ, and of the distances."""
         rays, none = self.batch.functional, self._none()
         parts = (none, none, none) if self.beyond is None else self.beyond.parts(dust)
         mean, prior, distances = (gathered(rays, part) for part in parts)

@@ -160,7 +160,7 @@ class BeyondBox:
 
     @torch.no_grad()
     def parts(self, dust: PriorDust) -> Tensor:
-        """Return E A and the terms of Var A (3, N): of the covariance of ρ, and of the distances."""
+        """Return E A and the terms of Var A (3, N): of the covariance of ρ, and of distances."""
         parts = torch.zeros(3, self.total, dtype=torch.float64, device=self.rows.device)
         for part in chunks(len(self.rows), RAYS_AT_ONCE):
             parts[:, self.rows[part]] = self._parts(self.spread[part], dust)

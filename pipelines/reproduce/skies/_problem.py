@@ -93,7 +93,7 @@ class Fitted:
 def _noise_of(variance: Tensor) -> Moments:
     """Independent additions of mean 0."""
     none = torch.zeros_like(variance)
-    return Moments(none, variance, none)
+    return Moments(none, variance, none, none)
 
 
 def sky_of(kind: str, seed: int, size: Size) -> SimulatedSky:
