@@ -232,7 +232,7 @@ def test_simulate_draws_from_the_prior_of_a_configuration(
     (tmp_path / "run.toml").write_text(
         "data = {catalog = 'sky.fits'}\n"
         "grid = {size = [800, 600, 400], center = [40, 0, 0], spacing = 20}\n"
-        "model = {length = 20, std = 0.5, mean_density = 0.004}\n"
+        "model = {length = 20, std = 0.5, mean = 'constant', mean_density = 0.004}\n"
     )
     arguments = ["simulate", "--stars", "5", "--seed", "1", "--output", str(tmp_path / "sky.ecsv")]
     prior = ["--from-prior", str(tmp_path / "run.toml")]

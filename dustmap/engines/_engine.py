@@ -333,7 +333,7 @@ def errors_of_student_t(
     known: names of what has been learned by the evidence.
 
     A datum counts by (1 − h_n)², h_n its leverage: what the field takes up of it says nothing of
-    the noise; and by the share of σ_n² that is of its measurement.
+    the noise; and by `measured_weight`.
     """
     assert fit.noise is not None
     nu, own = fit.noise.nu, gp.own_batch(data)
@@ -366,7 +366,7 @@ def _counted(
     variance, seen = likelihood.noise_variance(data).double(), predicted.variance.double()
     precision = (nu + 1.0) / ((nu + 3.0) * fit.noise.scale**2 * variance)
     counted = (1.0 - (seen * precision).clamp(0.0, 1.0)).square()
-    if (share := inference.measured_share(data)) is not None:
+    if (share := inference.measured_weight(data)) is not None:
         counted = counted * share
     slopes = [torch.ones_like(variance)]
     for unit in torch.eye(len(learned)).double():

@@ -97,7 +97,7 @@ from dustmap.inference.evidence._student_t_noise import RobustSettings as Robust
 from dustmap.inference.evidence._student_t_noise import StudentTModel as StudentTModel
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
-from dustmap.inference.evidence._student_t_noise import measured_share as measured_share
+from dustmap.inference.evidence._student_t_noise import measured_weight as measured_weight
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
 from dustmap.inference.evidence._student_t_noise import (
     student_t_information as student_t_information,

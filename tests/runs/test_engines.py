@@ -57,7 +57,7 @@ ENGINES = {
     "exact": ("fit.engine=exact",),
     "hip": ("fit.engine=hip",),
     "global": ("model.density=gaussian",),
-    "lognormal": ("model.density=lognormal", "model.std=1"),
+    "lognormal": ("model.density=lognormal", "model.std=1", "model.mean=constant"),
 }
 
 

@@ -150,7 +150,8 @@ def test_what_nodes_hold_is_learned_with_the_length_and_kept(tmp_path: Path) -> 
     assert 0.0 < found < 1.0
     assert found != 0.9  # where it starts
     errors = report["hyperparameter_errors"]
-    assert errors.keys() - {"nu", "held"} == {"length", "std", "mean", "noise", "projection"}
+    learned = {"length", "std", "mean", "disc_height", "disc_length", "noise", "projection"}
+    assert errors.keys() - {"nu", "held"} == learned
     shown = (tmp_path / "run" / "report.md").read_text()
     assert "| Of | Value | Error | Unit |" in shown
     assert f"| {errors['length']:.5g} | pc |" in shown

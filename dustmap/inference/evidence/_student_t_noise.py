@@ -91,19 +91,23 @@ class RobustSettings:
             raise UserError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
 
 
-def measured_share(data: Batch) -> Tensor | None:
-    """Which part of its noise variance every datum has from its measurement (N,); None for all.
+def measured_weight(data: Batch) -> Tensor | None:
+    """What every datum says of the scale of the noise, of what it says without additions (N,).
+
+    That of N(0, s² σ_n² + v_n) has 2 p² of Fisher's information of ln s, p the part of its variance
+    that is of its measurement; p² here, None where nothing is added. Additions that stars share are
+    counted more than once in v_n, and with p alone many such data would take the noise for small.
 
     Examples
     --------
     >>> from dustmap.gp.functionals import PointValues
     >>> x, total, added = torch.zeros(1, 1), torch.tensor([4.0]), torch.tensor([1.0])
-    >>> measured_share(Batch(PointValues(x), total, total, added_variance=added))
-    tensor([0.7500], dtype=torch.float64)
+    >>> measured_weight(Batch(PointValues(x), total, total, added_variance=added))
+    tensor([0.5625], dtype=torch.float64)
     """
     if data.added_variance is None or data.noise_variance is None:
         return None
-    return 1.0 - (data.added_variance / data.noise_variance).double()
+    return (1.0 - (data.added_variance / data.noise_variance).double()).square()
 
 
 @final
@@ -212,13 +216,14 @@ def fitted_around(
 ) -> StudentTModel:
     """The law of largest Σ_n p_n E ln t + ln N(ln s; 0, τ²) over ν, s and the likelihood.
 
-    f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = `measured_share`. At a fixed field
-    that is a step of expectation–maximisation, which creeps where data determine a field of much
-    freedom: its variance goes with s² σ². With that in mind a step gets where plain ones creep to.
+    f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = `measured_weight`. At a fixed
+    field that is a step of expectation–maximisation, which creeps where data determine a field of
+    much freedom: its variance goes with s² σ². With that in mind a step gets where plain ones creep
+    to.
     """
     part = data.random_rows(_ROWS, seed=0)
     some, m, v = data[part], mean[part].double(), variance[part].double()
-    share = measured_share(some)
+    share = measured_weight(some)
     p = torch.ones_like(m) if share is None else share.to(m)
     objective = _Objective(
         some, m, p / p.mean(), _weight(present.scale_std, float(p.mean()) * len(data))
@@ -329,7 +334,7 @@ class StudentTWeights:
         self, left: Tensor, spread: Tensor, learn_nu: bool = True, share: Tensor | None = None
     ) -> "StudentTWeights":
         """At E e_n²/σ_n² = left + spread (N,), of the mean residual and of the field around it;
-        share (N,): which part of σ_n² is of the measurement.
+        share (N,): `measured_weight`.
 
         The spread goes with s², the more the more of the data's freedom the field takes up. With
         that in mind one turn gets where plain expectation–maximisation creeps to.

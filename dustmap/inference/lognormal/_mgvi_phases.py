@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.evidence._steps import TrustRegion
-from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
+from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_weight
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Descent,
@@ -143,7 +143,7 @@ class Fit:
             state, probe = self._probed(self._preconditioned(state))
             spread = probe.spread
         assert state.weights is not None
-        share = measured_share(state.problem.data)
+        share = measured_weight(state.problem.data)
         weights = state.weights.updated(*_ratios(state, spread), turn > _BARE, share)
         state = _weighed(state, weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
@@ -211,7 +211,7 @@ class Fit:
         averaged = state.near >= _AVERAGED and gain * step.widths < _SHORT
         rests = averaged or step.rests(settings.tolerance)
         if state.weights is not None:
-            share = measured_share(state.problem.data)
+            share = measured_weight(state.problem.data)
             weights = state.weights.updated(*_ratios(state, probe.spread), share=share)
             state, rests = _weighed(state, weights), rests and weights.settled
         return state, rests if taken > 0.0 else at_rest

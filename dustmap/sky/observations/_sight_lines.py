@@ -46,8 +46,12 @@ class PriorDust:
     Gaussian:    E ρ = m,                Cov(ρ, ρ') = k
     log-normal:  E ρ = exp(m + k(0)/2),  Cov(ρ, ρ') = Eρ Eρ' (exp k − 1)
 
-    kernel: k, of the density or of its logarithm; mean: m, likewise. level, level_std: a factor on
-    Eρ, and how uncertain it is; spread: one on the covariance.
+    Attributes
+    ----------
+    kernel, mean : k and m, of the density or of its logarithm
+    lognormal : whether they are of the logarithm
+    level, level_std : a factor on Eρ, and how uncertain it is
+    spread : a factor on the covariance
 
     Examples
     --------
