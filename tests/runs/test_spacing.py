@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from dustmap.config import load
+from dustmap.engines import KernelChoice
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import Unresolved
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
+from dustmap.runs.stars import _kernel
+from dustmap.runs.stars._resolution import GRID, with_spacing
 from dustmap.runs.stars._run import StarRun
 from tests.skies import plain_sky, write_plain_sky
 
@@ -75,6 +78,26 @@ def test_a_run_opens_with_the_spacing_that_it_chose(folder: Path, tmp_path: Path
     opened = open_star_map(tmp_path / "run")
     assert f"{opened.run.grid.spacing[0]:g}" in report["grid"]["spacing"]
     assert load(tmp_path / "run" / "config.toml").grid.spacing == 0.0
+
+
+def test_a_run_opens_with_its_spacing_whatever_kernel_it_chose(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rougher fields leave more between nodes: stars would ask for others with it."""
+    config = load(folder / "run.toml", ('model.learn=["length", "std"]', "model.std=1.5"))
+    rough = KernelChoice("matern13")
+    monkeypatch.setattr(_kernel, "choose_kernel", lambda *_: rough)
+    run = prepare(config)
+    assert isinstance(run, StarRun)
+    finer = with_spacing(_kernel.with_kernel(config, rough.name), run.stars)
+    assert finer.grid.spacing < run.grid.spacing[0]
+    execute_run(run, tmp_path / "run", config, False, Stage.FIT)
+    opened = open_star_map(tmp_path / "run")
+    assert opened.run.grid == run.grid
+    assert opened.run.config.model.kernel == rough.name
+    (tmp_path / "run" / GRID).write_text('{"boxes": [[240, 20]]}')
+    with pytest.raises(UserError, match=r"grid.json: expected the boxes of a grid"):
+        open_star_map(tmp_path / "run")
 
 
 def test_smaller_errors_take_a_finer_grid_until_the_memory_ends(

@@ -33,6 +33,7 @@ from dustmap.runs.stars import (
     _kernel,
     _model,
     _parts,
+    _resolution,
     _run,
 )
 from dustmap.runs.stars._export import finer_grids
@@ -408,8 +409,9 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
 
     config: the run's, computing where and how it is now asked.
     """
-    config = _kernel.config_of_run(directory, config)
+    config = _resolution.grid_of_run(directory, config)
     run = _run.assemble(config, _input.archived_stars(directory.path))
+    run = replace(run, config=_kernel.config_of_run(directory, run.config))
     refitted = (directory.path / _run.REFIT).is_file()
     learned, kept = (
         (_run.REFIT, _run.REFIT_POSTERIOR) if refitted else (_run.HYPERPARAMETERS, _run.POSTERIOR)

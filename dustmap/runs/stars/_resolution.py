@@ -16,6 +16,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars import _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
@@ -25,6 +26,8 @@ from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
 
+#: The boxes of levels of a run whose configuration leaves them to the stars, coarsest first.
+GRID = "checkpoint/grid.json"
 #: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
 #: side, and the most along the longest.
 _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
@@ -38,6 +41,35 @@ _REACH = 2.0
 def resolved(config: Config, stars: StarTable) -> Config:
     """The configuration with spacing and levels in place of "auto"; stars: some or all."""
     return with_spacing(with_levels(config, stars), stars)
+
+
+def keep_grid(directory: RunDirectory, asked: Config, config: Config) -> None:
+    """Write what "auto" of the configuration asked for has become; `grid_of_run` reads it."""
+    if _is_open(asked):
+        directory.write_json(GRID, {"boxes": config.grid.boxes})
+
+
+def grid_of_run(directory: RunDirectory, config: Config) -> Config:
+    """The configuration of a finished run with the grid that its stars have asked for.
+
+    They would ask for another one with the kernel that the run has chosen since, or with another
+    memory.
+    """
+    if not (_is_open(config) and (directory.path / GRID).is_file()):
+        return config
+    try:
+        boxes = [
+            (tuple(map(float, size)), float(h)) for size, h in directory.read_json(GRID)["boxes"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        boxes = []
+    if not (boxes and all(len(size) == 3 and h > 0.0 for size, h in boxes)):
+        raise UserError(f"{directory.path / GRID}: expected the boxes of a grid; run it again")
+    return _with_boxes(config, tuple(boxes))
+
+
+def _is_open(config: Config) -> bool:
+    return config.grid.spacing == 0.0 or config.grid.levels == "auto"
 
 
 def with_spacing(config: Config, stars: StarTable) -> Config:

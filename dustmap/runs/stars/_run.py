@@ -165,6 +165,7 @@ class StarRun(AbstractRun):
         watch = reports.Stopwatch(on_stage=directory.record, device=self.device)
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
+        _resolution.keep_grid(directory, self.asked, self.config)
         run = self._with_kernel(work) if Stage.FIT.reached_by(until) else self
         return run._completed(work, until)
 
