@@ -168,6 +168,13 @@ def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
     assert read("model.noise=auto", "fit.engine=hip").model.noise == "gaussian"
 
 
+def test_dust_lies_in_a_disc_where_its_scales_are_learned() -> None:
+    assert read().model.mean == "disc"
+    assert read("model.mean=constant").model.mean == "constant"
+    for held in ('model.learn=["length"]', "model.density=gaussian", "fit.engine=hip"):
+        assert read(held).model.mean == "constant", held
+
+
 def test_unknown_sections_suggest_the_nearest() -> None:
     assert "unknown section [grd]; did you mean grid?" in refusal(grd={})
     with pytest.raises(UserError, match=r"expected a section \[grid\]"):

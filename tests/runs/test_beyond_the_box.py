@@ -1,16 +1,22 @@
 """Stars beyond the box: dust that goes on outside must not be put inside, nor be lost."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.config import load
+from dustmap.gp import Prediction
+from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
+from dustmap.runs.stars._beyond import FarStars, by_the_others
+from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky import cartesian
 from dustmap.sky.simulation import Measurements, SimulatedSky, write_sky
 from dustmap.sky.stars import ExactDistances
@@ -98,6 +104,8 @@ def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float, k
     assert report.sections["counts"]["rays_that_leave_the_box"] > 300
     learned = report.sections["hyperparameters"]
     assert learned["beyond"] == pytest.approx(1.0, abs=0.3)
+    # There is none of the variance that a prior of dust as uneven as in the Galaxy expects.
+    assert learned["beyond_spread"] < 0.3
     # The stated errors are right, and of extinctions that distances make uncertain few tell.
     assert learned["noise"] == pytest.approx(1.0, abs=0.3)
     rho, depth = draws(found), inwards(found)
@@ -189,3 +197,64 @@ def test_pictures_where_the_sun_is_on_a_face_of_the_box(tmp_path: Path, center: 
     on_face = center != "[200, 0, 0]"
     assert (tmp_path / "run" / "plots" / "line.png").exists() == on_face
     assert isinstance(open_run(str(tmp_path / "run")), StarMap)
+
+
+def far_stars(count: int, level: float, spread: float) -> FarStars:
+    """Stars whose measurements are drawn with this dust beyond the box."""
+    rng = np.random.default_rng(5)
+    expected, prior = rng.uniform(0.2, 1.0, count), rng.uniform(0.05, 0.3, count)
+    inside, before, distances = rng.uniform(0.1, 0.5, count), 0.02, 0.01
+    variance = before + level**2 * (spread * prior + distances) + 0.05**2
+    y = inside + level * expected + np.sqrt(variance) * rng.standard_normal(count)
+    others = Prediction(torch.from_numpy(inside), torch.full((count,), before).double())
+    at = Hyperparameters(length=50.0, std=1.0, mean=1e-3, noise=1.0)
+    return FarStars(
+        at,
+        y=torch.from_numpy(y),
+        errors=torch.full((count,), 0.05**2).double(),
+        others=others,
+        expected=torch.from_numpy(expected),
+        prior=torch.from_numpy(prior),
+        distances=torch.full((count,), distances).double(),
+        alike=torch.ones(count).double(),
+    )
+
+
+@pytest.mark.parametrize(("level", "spread"), [(0.6, 0.2), (1.0, 1.0), (1.5, 4.0)])
+def test_stars_say_how_much_dust_is_beyond_and_how_uneven_it_is(
+    level: float, spread: float
+) -> None:
+    stars = far_stars(4000, level, spread)
+    found, std = stars.level(level, spread)
+    assert abs(found - level) < 4.0 * std
+    assert stars.spread(level) == pytest.approx(spread, rel=0.15)
+
+
+def test_stars_behind_the_same_dust_say_no_more_than_one() -> None:
+    stars = far_stars(300, 0.8, 0.5)
+    copies = stars[torch.arange(300).repeat(4)]
+    alike = replace(copies, alike=4.0 * copies.alike)
+    assert alike.spread(0.8) == pytest.approx(stars.spread(0.8), rel=1e-9)
+    # Four times the variance of the dust, and no more: that of their errors is each star's own.
+    assert 0.5 * stars.level(0.8, 0.5)[1] < alike.level(0.8, 0.5)[1] < stars.level(0.8, 0.5)[1]
+
+
+def test_a_star_by_the_others_is_the_process_without_it() -> None:
+    x = torch.linspace(0.0, 3.0, 12).double()[:, None]
+    K = Matern32(1.0, 0.8, dim=1)(x[:, None] - x[None]).detach()
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(12, generator=generator, dtype=torch.float64)
+    noise = torch.linspace(0.1, 2.0, 12).double()
+
+    def conditioned(known: torch.Tensor, at: torch.Tensor) -> Prediction:
+        gain = torch.linalg.solve(K[known][:, known] + noise[known].diag(), K[known][:, at]).mT
+        variance = K[at, at] - (gain * K[at][:, known]).sum(-1)
+        return Prediction(gain @ y[known], variance)
+
+    every = torch.arange(12)
+    inside = conditioned(every, every)
+    others = by_the_others(y, inside, inside, noise)
+    for n in range(12):
+        without = conditioned(every[every != n], every[n : n + 1])
+        torch.testing.assert_close(others.mean[n : n + 1], without.mean)
+        torch.testing.assert_close(others.variance[n : n + 1], without.variance)

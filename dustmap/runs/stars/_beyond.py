@@ -58,7 +58,7 @@ def whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _FarStars:
+class FarStars:
     """Stars as judges of the dust beyond the box, each by what others say of the dust before it.
 
     y, errors: measurements and their variance; at: their noise; others: A_in by the other stars,
@@ -108,7 +108,7 @@ class _FarStars:
         """A by the other stars, without the variance of the dust beyond the box."""
         return replace(self.others, mean=self.others.mean + level * self.expected)
 
-    def telling(self) -> "_FarStars":
+    def telling(self) -> "FarStars":
         """Return those, some thousands at most, whose measurements have most of that variance."""
         noise = self.at.noise_variance(self.errors, self.whole(1.0), self.others.variance)
         share = torch.where(self.prior > 0.0, self.prior / noise, 0.0)
@@ -118,11 +118,24 @@ class _FarStars:
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: Tensor) -> "_FarStars":
+    def __getitem__(self, index: Tensor) -> "FarStars":
         others = Prediction(self.others.mean[index], self.others.variance[index])
         parts = self.expected, self.prior, self.distances, self.alike
         rest = (part[index] for part in parts)
-        return _FarStars(self.at, self.y[index], self.errors[index], others, *rest)
+        return FarStars(self.at, self.y[index], self.errors[index], others, *rest)
+
+
+def by_the_others(
+    y: Tensor, predicted: Prediction, inside: Prediction, noise: Tensor
+) -> Prediction:
+    """Return A_in (N,) of each star as all stars but itself have it.
+
+        E = m − (y − a) v / (N − v),    Var = v N / (N − v)
+
+    of its mean m and variance v by all, inside; the mean a of all of y, predicted; and the noise N.
+    """
+    share = inside.variance / (noise - inside.variance).clamp_min(_LEAST * noise)
+    return Prediction(inside.mean - share * (y - predicted.mean), share * noise)
 
 
 @torch.no_grad()
@@ -132,8 +145,7 @@ def judged(
     """Return the hyperparameters of the fit with the level and the spread that its stars say of the
     dust beyond the box, where the mean is learned.
 
-    added: to the observations of the fit. Of mean m and variance v by all stars and the noise N of
-    one, the others say m − (y − m) v / (N − v) and v N / (N − v).
+    added: to the observations of the fit.
     """
     at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0, beyond_spread=1.0)
     if observed.beyond is None or added is None or "mean" not in config.model.learn:
@@ -145,14 +157,11 @@ def judged(
     inside, own = predicted(fit.posterior, rays), added.variance[train]
     expected = whole(inside, added, train)
     noise = at.noise_variance(errors, expected, own + added.shared[train])
-    share = inside.variance / (noise - inside.variance).clamp_min(_LEAST * noise)
-    others = Prediction(
-        inside.mean - share * (y - expected.mean),
-        share * noise + own - added.beyond[train],
-    )
+    others = by_the_others(y, expected, inside, noise)
+    others = replace(others, variance=others.variance + own - added.beyond[train])
     alike = 1.0 + added.shared[train] / added.beyond[train].clamp_min(1e-300)
     beyond = gains * mean, gains.square() * prior, gains.square() * distances
-    stars = _FarStars(at, y, errors, others, *beyond, alike)
+    stars = FarStars(at, y, errors, others, *beyond, alike)
     some, level, std, spread = stars.telling(), 1.0, LEVEL_STD, 1.0
     for _ in range(_TURNS):
         level, std = stars.level(level, spread)
