@@ -104,7 +104,8 @@ def _check_model(config: "Config", whole: bool) -> None:
     stars = config.data.kind == "stars"
     if stars and model.std == 0 and model.mean_density <= 0:
         raise UserError("model.std = 0 stands for model.mean_density, which is not positive")
-    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
+    learns_std = not {"std", "auto"}.isdisjoint(model.learn)
+    if config.data.kind == "regression" and not learns_std and model.std == 0:
         raise UserError(
             'model.std is neither given nor in model.learn: expected a number, or "std" there'
         )

@@ -21,6 +21,8 @@ from dustmap.config._values import Key, Rejected, shown
 from dustmap.errors import UserError
 
 _Tables = dict[str, dict[str, object]]
+#: What model.learn = "auto" stands for, of every density.
+_LEARNED = ("length", "std", "mean", "noise")
 #: Bytes of a configuration, at most; a key of so many levels that tomllib, whose time and memory
 #: grow with their square, takes minutes.
 _MOST_BYTES = 2**18
@@ -67,12 +69,22 @@ class Config:
             noise = "student-t" if self.solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
         if model.mean == "auto":
-            learns = self.density == "lognormal" and "mean" in model.learn
+            learns = self.density == "lognormal" and "mean" in self._learned()
             model = replace(model, mean="disc" if learns else "constant")
+        model = replace(model, learn=self._learned())
         is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")
         return replace(self, grid=grid, model=model, fit=fit)
+
+    def _learned(self) -> tuple[str, ...]:
+        """model.learn with what "auto" stands for in place of it."""
+        given = tuple(name for name in self.model.learn if name != "auto")
+        if len(given) == len(self.model.learn):
+            return given
+        single = self.density == "lognormal" and self.data.combine == 0.0
+        names = (*_LEARNED, "relative_scatter") if single else _LEARNED
+        return (*names, *(name for name in given if name not in names))
 
     @property
     def tile_margin(self) -> float:

@@ -180,9 +180,10 @@ class ModelConfig:
     ] = 0.0
     learn: Annotated[
         tuple[str, ...],
-        choices("length", "std", "mean", "noise", "scatter", "relative_scatter"),
-        "learned from the data (noise is a factor on all errors)",
-    ] = ("length", "std", "mean", "noise")
+        choices("auto", "length", "std", "mean", "noise", "scatter", "relative_scatter"),
+        "learned from the data (noise is a factor on all errors); auto is the first four, and the "
+        "relative scatter of single stars if lognormal",
+    ] = ("auto",)
     line_integral: Annotated[
         str,
         choice("table", "quadrature", "monte-carlo"),

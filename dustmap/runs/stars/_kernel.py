@@ -15,6 +15,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
@@ -67,8 +68,10 @@ _FINER = (
     "grid.spacing, or grid.levels around them"
 )
 #: Scales of a learned noise: densities at so many, splines at so many, from below the least to
-#: above the largest of it and 1.
-_SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 9, 129, 1.4, 1.2
+#: above the largest of it and 1; the same of a relative scatter, from 0 to above it, and the
+#: probability of none: what differs between stars behind one cloud is dust as well.
+_SCALES, _SCALE_STEPS, _BELOW, _ABOVE = 5, 129, 1.4, 1.2
+_RELATIVES, _RELATIVE_STEPS, _NO_RELATIVE = 4, 13, 0.75
 
 #: Learned standard deviations of ln ρ beyond which held-out stars are asked for narrower ones, by
 #: this factor each and none below the third, where there are so many stars to ask.
@@ -85,13 +88,6 @@ def is_open(config: Config) -> bool:
 def candidates(config: Config) -> tuple[str, ...]:
     """Kernels to choose from, from rough to smooth."""
     return CANDIDATES if _model.is_lognormal(config) else GAUSSIAN_CANDIDATES
-
-
-def in_words(config: Config, n: int) -> str:
-    """The kernel of a configuration with n stars, for the plan."""
-    if not is_open(config):
-        return config.model.kernel_name
-    return f"auto: {', '.join(candidates(config))} by patches of {compared_stars(n):,} stars"
 
 
 def with_kernel(config: Config, name: str) -> Config:
@@ -222,18 +218,20 @@ class _Judges:
         more, resolved = (v @ self.probability for v in (self.more, self.resolved.variance))
         return more / (resolved + more)
 
-    def log_densities(self, at: Hyperparameters, log_scales: Tensor, logs: Tensor) -> Tensor:
-        """Σ_n ln p(y_n | the others) (T, 1 + F) at T scales of the noise, a factor of 0 and F,
-        by cubic splines in their logarithms through few of them; float64."""
-        known = logs[:: (len(logs) - 1) // (_KNOTS - 1)]
+    def log_densities(self, noise: "_Noise", logs: Tensor) -> Tensor:
+        """Σ_n ln p(y_n | the others) (R, T, 1 + F) at R relative scatters, T scales of the noise, a
+        factor of 0 and F, by cubic splines through few of each; float64."""
+        known = _knots(logs, _KNOTS)
         factors = [0.0, *known.exp().tolist()]
-        scales = log_scales[:: max(1, (len(log_scales) - 1) // (_SCALES - 1))]
-        noises = [replace(at, noise=math.exp(float(scale))) for scale in scales]
-        table = np.array([[self.log_density(noise, f) for f in factors] for noise in noises])
-        if len(scales) > 1:
-            table = CubicSpline(scales.numpy(), table)(log_scales.numpy())
-        others = CubicSpline(known.numpy(), table[:, 1:], axis=1)(logs.numpy())
-        return torch.from_numpy(np.concatenate([table[:, :1], others], 1))
+        relatives, scales = _knots(noise.relatives, _RELATIVES), _knots(noise.log_scales, _SCALES)
+        laws = [[noise.at(float(r), float(s)) for s in scales] for r in relatives]
+        table = np.array(
+            [[[self.log_density(at, f) for f in factors] for at in row] for row in laws]
+        )
+        table = _interpolated(relatives, table, noise.relatives, 0)
+        table = _interpolated(scales, table, noise.log_scales, 1)
+        others = _interpolated(known, table[..., 1:], logs, 2)
+        return torch.from_numpy(np.concatenate([table[..., :1], others], 2))
 
     def log_density(self, at: Hyperparameters, factor: float) -> float:
         """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
@@ -255,8 +253,8 @@ def judged(
     Those that were held out say how large the factor is. Fitted ones do not: their residuals, less
     what each has told the fit, are as small without that variance where Student-t noise is as wide
     as noise and the variance together, and there are so many that on skies drawn from the prior
-    they find none. Of a noise whose scale was learned, all scales around it are as likely: it may
-    have taken what lies between the nodes for noise.
+    they find none. Of a noise whose scale was learned, all scales around it are as likely, and all
+    relative scatters up to it: they may have taken what lies between the nodes for noise.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -270,11 +268,11 @@ def judged(
     stars = sum(len(each) for each in unseen)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
-    at = fit.hyperparameters
-    scales, (logs, log_prior) = _noise_scales(config, at), _prior()
+    noise, (logs, log_prior) = _Noise.of(config, fit.hyperparameters), _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    joint = log_prior + sum(each.log_densities(at, scales, logs) for each in unseen)
-    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum(0)
+    scored = sum(each.log_densities(noise, logs) for each in unseen)
+    joint = noise.log_prior[:, None, None] + log_prior + scored
+    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum((0, 1))
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
     share = float(torch.cat([each.share for each in unseen]).median())
@@ -306,11 +304,10 @@ def narrowed(
     Its standard deviation is learned from the field's linearisation. Where stars are few that
     knows nothing of the mean of a log-normal density, e^{σ²/2} times the median: of clusters it
     finds a σ of 2.5, by which places without a cluster near have densities of tens of mag/pc.
-    Narrower ones, with the rest of the kernel as it was learned, follow one another; the narrowest
-    is taken whose mean log-density of held-out stars is within a standard error of the best, for
-    one that is too wide does more harm.
+    Narrower ones, with the rest as it was learned, follow one another; taken is the narrowest whose
+    held-out stars are within a standard error of the best, for too wide does more harm.
 
-    parts: stars of the fit, and those held out; watch: its checkpointer takes every fit.
+    parts: stars of the fit, those held out; watch: its checkpointer takes every fit.
     """
     (train, holdout), learned = parts, fit.hyperparameters
     with in_one_part(watch.progress, _BETWEEN):
@@ -399,13 +396,50 @@ def _some(index: Tensor, most: int) -> Tensor:
     return index[torch.linspace(0, len(index) - 1, most).round().long()]
 
 
-def _noise_scales(config: Config, at: Hyperparameters) -> Tensor:
-    """Logarithms of scales of the noise (T,) that are as likely as each other before the data: the
-    one of the fit, or where it was learned, those around it and the stated errors."""
-    if "noise" not in config.model.learn:
-        return torch.tensor([math.log(at.noise)], dtype=torch.float64)
-    low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
-    return torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
+@final
+@dataclass(frozen=True, eq=False)
+class _Noise:
+    """Laws of the noise: of a scale that was learned those around it and the stated errors, of a
+    relative scatter none or up to somewhat more. log_scales (T,), relatives (R,)."""
+
+    fitted: Hyperparameters
+    log_scales: Tensor
+    relatives: Tensor
+
+    @staticmethod
+    def of(config: Config, at: Hyperparameters) -> "_Noise":
+        scales, relatives = torch.tensor([[math.log(at.noise)], [at.relative_scatter]]).double()
+        if "noise" in config.model.learn:
+            low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
+            scales = torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
+        if "relative_scatter" in config.model.learn:
+            most = _ABOVE * at.relative_scatter
+            relatives = torch.linspace(0.0, most, _RELATIVE_STEPS, dtype=torch.float64)
+        return _Noise(at, scales, relatives)
+
+    @property
+    def log_prior(self) -> Tensor:
+        """Of the relative scatters (R,)."""
+        if len(self.relatives) == 1:
+            return torch.zeros_like(self.relatives)
+        rest = (1.0 - _NO_RELATIVE) / (len(self.relatives) - 1)
+        return torch.where(self.relatives > 0.0, rest, _NO_RELATIVE).log()
+
+    def at(self, relative: float, log_scale: float) -> Hyperparameters:
+        """The hyperparameters with one of them."""
+        return replace(self.fitted, relative_scatter=relative, noise=math.exp(log_scale))
+
+
+def _knots(values: Tensor, count: int) -> Tensor:
+    """So many of equidistant values, the ends among them; the one of one."""
+    return values[:: max(1, (len(values) - 1) // (count - 1))]
+
+
+def _interpolated(
+    knots: Tensor, table: NDArray[np.float64], at: Tensor, axis: int
+) -> NDArray[np.float64]:
+    """Return a table at other places of an axis by a cubic spline; as it is at one."""
+    return table if len(knots) == 1 else np.asarray(CubicSpline(knots, table, axis=axis)(at))
 
 
 def _prior() -> tuple[Tensor, Tensor]:

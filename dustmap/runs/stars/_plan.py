@@ -153,6 +153,14 @@ def _choice_components(config: Config, n: int) -> tuple[Component, ...]:
     return (engines.ray_choice_component(_kernel.compared_stars(n), nodes),)
 
 
+def kernel_in_words(config: Config, n: int) -> str:
+    """The kernel of a configuration with n stars."""
+    if not _kernel.is_open(config):
+        return config.model.kernel_name
+    names, stars = ", ".join(_kernel.candidates(config)), _kernel.compared_stars(n)
+    return f"auto: {names} by patches of {stars:,} stars"
+
+
 def choice_seconds(config: Config, rays: LineIntegrals) -> float:
     """Estimate the choice of a kernel, where it is left to the data."""
     if not _kernel.is_open(config):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dustmap.config import Config
+from dustmap.config import Config, ModelConfig
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import Unresolved
@@ -168,6 +168,14 @@ def _with_boxes(config: Config, levels: tuple[tuple[tuple[float, ...], float], .
     """The configuration with levels, or one grid."""
     taken, (size, spacing) = levels if len(levels) > 1 else (), levels[0]
     return replace(config, grid=replace(config.grid, levels=taken, size=size, spacing=spacing))
+
+
+def of_means(model: ModelConfig) -> ModelConfig:
+    """The model without a relative scatter that is learned from none: means of stars tell none."""
+    if model.relative_scatter > 0.0 or "relative_scatter" not in model.learn:
+        return model
+    log.info("the catalog holds means of stars: model.relative_scatter is not learned")
+    return replace(model, learn=tuple(n for n in model.learn if n != "relative_scatter"))
 
 
 def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:

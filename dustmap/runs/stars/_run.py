@@ -102,7 +102,7 @@ class StarRun(AbstractRun):
         counts = {
             "engine": self.config.fit.engine,
             "density": self.config.density,
-            "kernel": _kernel.in_words(self.config, len(self.train)),
+            "kernel": _plan.kernel_in_words(self.config, len(self.train)),
             "device": str(self.device),
             **self.counts(),
         }
@@ -435,6 +435,7 @@ def assemble(
         config, catalog = _resolution.with_cells(config, catalog)
         share = _parts.StarShare.of_all(catalog, world)
     if share.own.stars.multiplicity is not None:
+        config = replace(config, model=_resolution.of_means(config.model))
         check_scatter_of_means(config.model, "data.catalog, which holds means of stars,")
     if not config.data.groups:
         own = replace(share.own, stars=replace(share.own.stars, groups=None))
