@@ -175,6 +175,15 @@ def test_dust_lies_in_a_disc_where_its_scales_are_learned() -> None:
         assert read(held).model.mean == "constant", held
 
 
+def test_what_is_learned_is_what_the_density_has() -> None:
+    usual = ("length", "std", "mean", "noise")
+    assert read().model.learn == (*usual, "relative_scatter")
+    for other in ("model.density=gaussian", "fit.engine=hip", "data.combine=1"):
+        assert read(other).model.learn == usual, other
+    assert read('model.learn=["auto", "scatter"]').model.learn[-1] == "scatter"
+    assert read("model.learn=[]").model.learn == ()
+
+
 def test_unknown_sections_suggest_the_nearest() -> None:
     assert "unknown section [grd]; did you mean grid?" in refusal(grd={})
     with pytest.raises(UserError, match=r"expected a section \[grid\]"):

@@ -57,7 +57,10 @@ ENGINES = {
     "exact": ("fit.engine=exact",),
     "hip": ("fit.engine=hip",),
     "global": ("model.density=gaussian",),
-    "lognormal": ("model.density=lognormal", "model.std=1", "model.mean=constant"),
+    "lognormal": (
+        *("model.density=lognormal", "model.std=1", "model.mean=constant"),
+        'model.learn=["length", "std", "mean", "noise"]',
+    ),
 }
 
 

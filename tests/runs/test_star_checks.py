@@ -76,9 +76,9 @@ def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
         all_of_it = checks_of_fit(config(*settings), found)
         return [check.advice for check in all_of_it if not check.passed]
 
-    assert checks(40, None) == []
-    (advice,) = checks(39, None)
-    assert "4 hyperparameters were learned from stars too few (39): give 40 or more" in advice
+    assert checks(50, None) == []
+    (advice,) = checks(49, None)
+    assert "5 hyperparameters were learned from stars too few (49): give 50 or more" in advice
     assert checks(1, None, "model.learn=[]") == []
     (advice,) = checks(1, 4.0, 'model.learn=["mean"]')
     assert "2 hyperparameters were learned from stars too few (1)" in advice

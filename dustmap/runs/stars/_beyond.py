@@ -16,6 +16,8 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
+from scipy.special import softmax
 from torch import Tensor
 
 from dustmap.config import Config, DataConfig
@@ -37,9 +39,9 @@ log = logging.getLogger(__name__)
 LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
 #: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
 _FAR, _WEIGHTS = 3.0, 10
-#: Standard deviation of the logarithm of the spread before the stars are asked, its values, and the
-#: stars that are, at most; turns of level and spread.
-_SPREAD_STD, _SPREADS, _STARS, _TURNS = 1.5, (-8.0, 4.0, 97), 5_000, 3
+#: Standard deviation of the logarithm of the spread before the stars are asked, its ends, densities
+#: at so many, a spline at so many; the stars that are asked, at most; turns of level and spread.
+_SPREAD_STD, _SPREADS, _KNOTS, _STEPS, _STARS, _TURNS = 1.5, (-8.0, 4.0), 25, 385, 2_000, 3
 #: Least part of the noise that is taken for what the others leave.
 _LEAST = 1e-3
 
@@ -96,20 +98,22 @@ class FarStars:
 
     def spread(self, level: float) -> float:
         """exp E ln spread under Π_n p(y_n | the others)^(1 / alike_n), ln spread ~ N(0, 1.5²)."""
-        logs = torch.linspace(*_SPREADS, dtype=torch.float64)
-        scores = -0.5 * (logs / _SPREAD_STD).square()
-        for i, factor in enumerate(logs.exp().tolist()):
-            added = self.variance(level, factor)
-            each = self.at.log_density(self.y, self.errors, self.whole(level), added)
-            scores[i] += float((each / self.alike).sum())
-        return math.exp(float((torch.softmax(scores, 0) * logs).sum()))
+        knots, logs = np.linspace(*_SPREADS, _KNOTS), np.linspace(*_SPREADS, _STEPS)
+        table = [self._log_density(level, math.exp(log)) for log in knots]
+        scores = CubicSpline(knots, table)(logs) - 0.5 * np.square(logs / _SPREAD_STD)
+        return math.exp(float(softmax(scores) @ logs))
+
+    def _log_density(self, level: float, spread: float) -> float:
+        added = self.variance(level, spread)
+        each = self.at.log_density(self.y, self.errors, self.whole(level), added)
+        return float((each / self.alike).sum())
 
     def whole(self, level: float) -> Prediction:
         """A by the other stars, without the variance of the dust beyond the box."""
         return replace(self.others, mean=self.others.mean + level * self.expected)
 
     def telling(self) -> "FarStars":
-        """Return those, some thousands at most, whose measurements have most of that variance."""
+        """Return those, some at most, whose measurements have most of that variance."""
         noise = self.at.noise_variance(self.errors, self.whole(1.0), self.others.variance)
         share = torch.where(self.prior > 0.0, self.prior / noise, 0.0)
         count = min(int((share > 0.0).sum()), _STARS)

@@ -412,7 +412,7 @@ class _Noise:
         if "noise" in config.model.learn:
             low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
             scales = torch.linspace(low, high, _SCALE_STEPS, dtype=torch.float64)
-        if "relative_scatter" in config.model.learn:
+        if "relative_scatter" in config.model.learn and at.relative_scatter > 0.0:
             most = _ABOVE * at.relative_scatter
             relatives = torch.linspace(0.0, most, _RELATIVE_STEPS, dtype=torch.float64)
         return _Noise(at, scales, relatives)
