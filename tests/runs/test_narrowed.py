@@ -12,6 +12,7 @@ from dustmap.config import Config, from_mapping
 from dustmap.engines import Watch
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars._distance_rounds import FitData
 from dustmap.runs.stars._distances import predictions
 from dustmap.runs.stars._engines import StarFit, fit_stars
 from dustmap.sky.observations import Observations, observe
@@ -54,7 +55,7 @@ def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> Non
     wide = at_std(3.0, observed, parts[0])
     made = config('model.learn=["length", "std", "mean"]')
     pages = MemoryCheckpointer()
-    fit, sections = _kernel.narrowed(made, wide, observed, parts, Watch(pages))
+    fit, sections = _kernel.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
     choice = sections["std_choice"]
     tried = choice["rounds"]
     assert choice["learned"] == wide.hyperparameters.std
@@ -67,7 +68,7 @@ def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> Non
     assert float((gains[1] - gains[0]).mean()) > 0.02
     assert tried[0]["gain"] > 0.0
     # Once more from what has been kept.
-    again, same = _kernel.narrowed(made, wide, observed, parts, Watch(pages))
+    again, same = _kernel.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
     assert same == sections
     nodes = (each.posterior.predict(observed.batch.functional).mean for each in (fit, again))
     assert torch.equal(*nodes)
@@ -84,7 +85,9 @@ def test_others_are_left_as_they_were_learned() -> None:
         (learned, wide, holdout[:49]),  # too few to ask
         (learned, wide, holdout[:0]),
     ):
-        found, sections = _kernel.narrowed(made, each, observed, (train, judges), Watch())
+        found, sections = _kernel.narrowed(
+            made, each, FitData(observed, observed), (train, judges), Watch()
+        )
         assert "std_choice" not in sections
         assert found.hyperparameters.std == each.hyperparameters.std
 

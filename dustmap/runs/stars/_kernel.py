@@ -27,8 +27,8 @@ from dustmap.inference import LogNormalPosterior, StateReader, state_of
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs._machine import predicted
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _distances, _engines, _model
-from dustmap.runs.stars._distance_rounds import first_added, kept_fit
+from dustmap.runs.stars import _beyond, _distances, _engines, _model
+from dustmap.runs.stars._distance_rounds import FitData, first_added, kept_fit
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Observations, sky_patches
@@ -296,20 +296,18 @@ def judged(
 
 
 def narrowed(
-    config: Config, fit: StarFit, noisy: Observations, parts: tuple[Tensor, Tensor], watch: Watch
+    config: Config, fit: StarFit, data: FitData, parts: tuple[Tensor, Tensor], watch: Watch
 ) -> tuple[StarFit, dict[str, Any]]:
-    """Return the fit, or one of a narrower ln ρ that predicts held-out stars better, and sections
-    of the report.
+    """Return the fit, or one of a narrower ln ρ that predicts held-out stars better, of the parts
+    fitted and held out, and sections of the report.
 
     Its standard deviation is learned from the field's linearisation. Where stars are few that
     knows nothing of the mean of a log-normal density, e^{σ²/2} times the median: of clusters it
     finds a σ of 2.5, by which places without a cluster near have densities of tens of mag/pc.
     Narrower ones, with the rest as it was learned, follow one another; taken is the narrowest whose
     held-out stars are within a standard error of the best, for too wide does more harm.
-
-    parts: stars of the fit, those held out; watch: its checkpointer takes every fit.
     """
-    (train, holdout), learned = parts, fit.hyperparameters
+    (train, holdout), learned, noisy = parts, fit.hyperparameters, data.noisy
     with in_one_part(watch.progress, _BETWEEN):
         fit, section = judged(config, fit, noisy, holdout)
     best, tried = noisy.measured[:0], list[dict[str, float]]()
@@ -335,6 +333,8 @@ def narrowed(
             break
         best = own if gain > 0.0 else best
         errors = {name: each for name, each in fit.errors.items() if name != "std"}
+        at = _beyond.judged(config, other, data.observed, data.added, train)
+        other = replace(other, hyperparameters=at)
         fit, section = replace(other, learning=fit.learning, errors=errors), its_section
     choice = {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
     return fit, ({"unresolved": section} if section else {}) | choice

@@ -56,8 +56,10 @@ _IN_FLIGHT = 2
 _TRIALS = 30
 
 #: Products of the features with one field: of the mode, of learning, and for each sample; measured
-#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc. Later rounds of distances add few.
-PRODUCTS = {"lognormal": (900, 6000, 81), "gaussian": (0, 8000, 38)}
+#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc and on catalogs of clusters and stars.
+PRODUCTS = {"lognormal": (900, 10_000, 81), "gaussian": (0, 8000, 38)}
+#: What a fit with refreshed noise takes of the first one.
+ROUND_SHARE = 0.7
 #: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
 #: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
 COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)

@@ -135,6 +135,8 @@ class StarRun(AbstractRun):
         config, rays = self.config, self.observed.batch.functional
         seen = own_rays(rays[self.train])
         fit = _plan.estimated_seconds(config, seen)
+        if config.fit.distance_rounds > 0 and not self.observed.exact:
+            fit *= 1.0 + _plan.ROUND_SHARE
         total = _plan.OVERHEAD + _plan.choice_seconds(config, seen) + fit
         if self.refits and config.engine == "lognormal":
             total += _REFIT_SHARE * fit
@@ -237,8 +239,8 @@ class StarRun(AbstractRun):
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             watch = Watch(directory.checkpointer("std"), on_step, work.progress)
-            noisy, parts = result.data.noisy, (self.train, self.holdout)
-            fit, judged = _kernel.narrowed(self.config, result.fit, noisy, parts, watch)
+            parts = self.train, self.holdout
+            fit, judged = _kernel.narrowed(self.config, result.fit, result.data, parts, watch)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
