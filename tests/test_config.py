@@ -171,6 +171,7 @@ def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
 def test_dust_lies_in_a_disc_where_its_scales_are_learned() -> None:
     assert read().model.mean == "disc"
     assert read("model.mean=constant").model.mean == "constant"
+    assert read("model.learn=[]", "model.disc_height=120").model.mean == "disc"
     for held in ('model.learn=["length"]', "model.density=gaussian", "fit.engine=hip"):
         assert read(held).model.mean == "constant", held
 

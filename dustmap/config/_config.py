@@ -69,8 +69,7 @@ class Config:
             noise = "student-t" if self.solves_for_all_stars else "gaussian"
             model = replace(model, noise=noise)
         if model.mean == "auto":
-            learns = self.density == "lognormal" and "mean" in self._learned()
-            model = replace(model, mean="disc" if learns else "constant")
+            model = replace(model, mean=self._mean())
         model = replace(model, learn=self._learned())
         is_open = {"length", "std"} <= set(model.learn) and not self.data.tile
         if model.kernel == "auto" and not is_open:
@@ -85,6 +84,13 @@ class Config:
         single = self.density == "lognormal" and self.data.combine == 0.0
         names = (*_LEARNED, "relative_scatter") if single else _LEARNED
         return (*names, *(name for name in given if name not in names))
+
+    def _mean(self) -> str:
+        """What model.mean = "auto" stands for: a disc that is learned, or has been."""
+        scales = self.model.disc_height, self.model.disc_length
+        given = scales != (ModelConfig.disc_height, ModelConfig.disc_length)
+        is_disc = self.density == "lognormal" and ("mean" in self._learned() or given)
+        return "disc" if is_disc else "constant"
 
     @property
     def tile_margin(self) -> float:

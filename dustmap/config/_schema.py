@@ -130,8 +130,8 @@ class ModelConfig:
         str,
         choice("auto", "constant", "disc"),
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
-        "|Z| and with the distance from the Galactic centre; auto is disc if lognormal and the "
-        "mean is learned, with both scales, else constant",
+        "|Z| and with the distance from the Galactic centre; auto is disc if lognormal and its "
+        "scales are given, or learned with the mean, else constant",
     ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"

@@ -95,6 +95,9 @@ def test_a_run_opens_with_its_spacing_whatever_kernel_it_chose(
     opened = open_star_map(tmp_path / "run")
     assert opened.run.grid == run.grid
     assert opened.run.config.model.kernel == rough.name
+    (tmp_path / "run" / GRID).write_text('{"boxes": [[[240, 160, 80], 10]]}')
+    with pytest.raises(UserError, match="the run has begun with others: resume it with the memory"):
+        execute_run(run, tmp_path / "run", config, False, Stage.FIT, resume=True)
     (tmp_path / "run" / GRID).write_text('{"boxes": [[240, 20]]}')
     with pytest.raises(UserError, match=r"grid.json: expected the boxes of a grid"):
         open_star_map(tmp_path / "run")

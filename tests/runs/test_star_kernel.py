@@ -213,4 +213,7 @@ def test_many_stars_and_fine_grids_are_thinned() -> None:
     assert coarse.size <= 60_000 < fine.size
     inside = torch.tensor([fine.lower, fine.upper], dtype=torch.float64)
     assert bool(coarse.contains(inside).all())
-    assert _kernel.compared_on(configured(Path("sky.fits"))) == configured(Path("sky.fits"))
+    config = configured(Path("sky.fits"))
+    assert _kernel.compared_on(config).grid == config.grid
+    assert "relative_scatter" in config.model.learn
+    assert "relative_scatter" not in _kernel.compared_on(config).model.learn

@@ -23,7 +23,8 @@ from torch import Tensor
 from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
-from dustmap.gp import Prediction, RegularGrid
+from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
@@ -42,8 +43,9 @@ _FAR, _WEIGHTS = 3.0, 10
 #: Standard deviation of the logarithm of the spread before the stars are asked, its ends, densities
 #: at so many, a spline at so many; the stars that are asked, at most; turns of level and spread.
 _SPREAD_STD, _SPREADS, _KNOTS, _STEPS, _STARS, _TURNS = 1.5, (-8.0, 4.0), 25, 385, 2_000, 3
-#: Least part of the noise that is taken for what the others leave.
-_LEAST = 1e-3
+#: Most leverage of a star that is asked: the variance of its extinction, which few draws give, over
+#: that of its noise. Of one that the map follows the others say little, and the less surely.
+_MOST_LEVERAGE = 0.5
 
 #: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
 #: as the disc, and of the disc itself.
@@ -86,7 +88,7 @@ class FarStars:
         the noise that there is at a level near to it."""
         rest, beyond = self.y - self.others.mean, self.alike * self.variance(near, spread)
         noise = self.at.noise_variance(self.errors, self.whole(near), self.others.variance + beyond)
-        precision = self.expected.square() / noise
+        precision = self.expected.clamp_min(0.0).square() / noise
         each = torch.where(self.expected > 0, rest / self.expected.clamp_min(1e-300), 0.0)
         level, before, robust = 1.0, LEVEL_STD**-2, torch.ones_like(each)
         for _ in range(_WEIGHTS):
@@ -136,9 +138,10 @@ def by_the_others(
 
         E = m − (y − a) v / (N − v),    Var = v N / (N − v)
 
-    of its mean m and variance v by all, inside; the mean a of all of y, predicted; and the noise N.
+    of its mean m and variance v < N by all, inside; the mean a of all of y, predicted; and the
+    noise N.
     """
-    share = inside.variance / (noise - inside.variance).clamp_min(_LEAST * noise)
+    share = inside.variance / (noise - inside.variance)
     return Prediction(inside.mean - share * (y - predicted.mean), share * noise)
 
 
@@ -158,14 +161,15 @@ def judged(
     gains, errors = fit.gains(rays), observed.error_variance[train]
     parts = observed.parts_beyond(_model.prior_dust(config, at))
     mean, prior, distances = (each[train] for each in parts)
-    inside, own = predicted(fit.posterior, rays), added.variance[train]
+    inside, own = predicted(_resolved(fit.posterior), rays), added.variance[train]
     expected = whole(inside, added, train)
     noise = at.noise_variance(errors, expected, own + added.shared[train])
+    asked = inside.variance <= _MOST_LEVERAGE * noise
     others = by_the_others(y, expected, inside, noise)
     others = replace(others, variance=others.variance + own - added.beyond[train])
     alike = 1.0 + added.shared[train] / added.beyond[train].clamp_min(1e-300)
     beyond = gains * mean, gains.square() * prior, gains.square() * distances
-    stars = FarStars(at, y, errors, others, *beyond, alike)
+    stars = FarStars(at, y, errors, others, *beyond, alike)[asked.nonzero().squeeze(-1)]
     some, level, std, spread = stars.telling(), 1.0, LEVEL_STD, 1.0
     for _ in range(_TURNS):
         level, std = stars.level(level, spread)
@@ -173,6 +177,13 @@ def judged(
     # The covariance of a log-normal density is that at its level, of others at any.
     spread *= 1.0 if _model.is_lognormal(config) else level**2
     return replace(at, beyond=level, beyond_std=std, beyond_spread=spread)
+
+
+def _resolved(posterior: AbstractPosterior) -> AbstractPosterior:
+    """The posterior of the nodes alone: what lies between them has no leverage."""
+    if isinstance(posterior, LogNormalPosterior):
+        return replace(posterior, unresolved=None)
+    return posterior
 
 
 def column_of(

@@ -83,8 +83,11 @@ class FitData:
             observed = limit.applied(observed, log_weight)
         noisy, added = observed, None
         if "added_variance" in tensors:
-            none = torch.zeros_like(tensors["added_variance"])
-            added = Moments(*(tensors.get(name, none).to(device) for name in _ADDED))
+            variance = tensors["added_variance"]
+            missing = {_ADDED[-1]: variance}  # of early versions, as if all of it were there
+            none = torch.zeros_like(variance)
+            parts = (tensors.get(name, missing.get(name, none)) for name in _ADDED)
+            added = Moments(*(part.to(device) for part in parts))
             noisy = observed.with_added(added)
         return FitData(observed, _beyond.restored(config, noisy, arrays), added, log_weight)
 

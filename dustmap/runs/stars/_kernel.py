@@ -109,7 +109,8 @@ def compared_stars(n: int) -> int:
 
 
 def compared_on(config: Config) -> Config:
-    """The configuration on the grid of a choice: coarser than a fine one, over at least its box."""
+    """The configuration of a choice: its grid, at least as wide, is coarser than a fine one, and no
+    scatter is guessed."""
     grid = config.grid
     cells = [round(size / grid.spacing) for size in grid.size]
     for factor in itertools.count(1):
@@ -118,7 +119,8 @@ def compared_on(config: Config) -> Config:
             break
     spacing = factor * grid.spacing
     size = tuple(count * spacing for count in fewer)
-    return replace(config, grid=replace(grid, size=size, spacing=spacing, levels=()))
+    model = _model.without_relative_scatter(config.model)
+    return replace(config, model=model, grid=replace(grid, size=size, spacing=spacing, levels=()))
 
 
 def choose_kernel(
@@ -419,10 +421,8 @@ class _Noise:
 
     @property
     def log_prior(self) -> Tensor:
-        """Of the relative scatters (R,)."""
-        if len(self.relatives) == 1:
-            return torch.zeros_like(self.relatives)
-        rest = (1.0 - _NO_RELATIVE) / (len(self.relatives) - 1)
+        """Of the relative scatters (R,), but for a constant."""
+        rest = (1.0 - _NO_RELATIVE) / max(1, len(self.relatives) - 1)
         return torch.where(self.relatives > 0.0, rest, _NO_RELATIVE).log()
 
     def at(self, relative: float, log_scale: float) -> Hyperparameters:

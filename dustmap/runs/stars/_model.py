@@ -235,6 +235,12 @@ def start_of(config: Config) -> Hyperparameters:
     )
 
 
+def without_relative_scatter(model: ModelConfig) -> ModelConfig:
+    """The model without one that is learned from none."""
+    left = tuple(name for name in model.learn if name != "relative_scatter")
+    return model if model.relative_scatter > 0.0 else replace(model, learn=left)
+
+
 def start_for(config: Config, data: gp.Batch) -> Hyperparameters:
     """The same with the median of a log-normal density that explains the sum of the data, where
     the mean is learned."""

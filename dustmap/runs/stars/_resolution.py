@@ -44,9 +44,20 @@ def resolved(config: Config, stars: StarTable) -> Config:
 
 
 def keep_grid(directory: RunDirectory, asked: Config, config: Config) -> None:
-    """Write what "auto" of the configuration asked for has become; `grid_of_run` reads it."""
-    if _is_open(asked):
-        directory.write_json(GRID, {"boxes": config.grid.boxes})
+    """Write what "auto" of the configuration asked for has become; `grid_of_run` reads it.
+
+    A run that is resumed has the one of before, which another memory may not hold.
+    """
+    if not _is_open(asked):
+        return
+    begun = (directory.path / GRID).is_file()
+    if begun and grid_of_run(directory, asked).grid.boxes != config.grid.boxes:
+        raise UserError(
+            f"the stars ask for nodes {config.grid.finest:g} pc apart, and the run has begun with "
+            "others: resume it with the memory of before (compute.memory), or begin again with "
+            "--overwrite"
+        )
+    directory.write_json(GRID, {"boxes": config.grid.boxes})
 
 
 def grid_of_run(directory: RunDirectory, config: Config) -> Config:
@@ -171,11 +182,11 @@ def _with_boxes(config: Config, levels: tuple[tuple[tuple[float, ...], float], .
 
 
 def of_means(model: ModelConfig) -> ModelConfig:
-    """The model without a relative scatter that is learned from none: means of stars tell none."""
-    if model.relative_scatter > 0.0 or "relative_scatter" not in model.learn:
-        return model
-    log.info("the catalog holds means of stars: model.relative_scatter is not learned")
-    return replace(model, learn=tuple(n for n in model.learn if n != "relative_scatter"))
+    """The model of means of stars, which tell no relative scatter of single ones."""
+    plain = _model.without_relative_scatter(model)
+    if plain != model:
+        log.info("the catalog holds means of stars: model.relative_scatter is not learned")
+    return plain
 
 
 def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
