@@ -168,7 +168,11 @@ WIDE = pytest.mark.xfail(strict=True, reason="learned lengths and stds leave int
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exact", pytest.param("parallaxes", marks=WIDE)])
 def test_structured_dust_that_goes_on_outside(tmp_path: Path, kind: str) -> None:
-    """Everything learned; truth on nodes twice as fine, four times the volume of the box."""
+    """Everything learned; truth on nodes twice as fine, four times the volume of the box.
+
+    It has no disc and no scatter: where a run learns these, too, 0.785 are inside.
+    """
+    plain = 'model.mean="constant"', 'model.learn=["length", "std", "mean", "noise"]'
     inside, biases = [], []
     for seed in (1, 2, 3, 4):
         folder = tmp_path / str(seed)
@@ -176,7 +180,7 @@ def test_structured_dust_that_goes_on_outside(tmp_path: Path, kind: str) -> None
         sky = plain_sky(3000, seed, (720.0, 720.0, 400.0), Measurements(outliers=0.0))
         write_sky(folder / "stars.fits", sky, exact_distances=kind == "exact")
         (folder / "run.toml").write_text(CONFIG)
-        settings = ("grid.size=[360, 360, 240]", "fit.samples=32", 'data.system=""')
+        settings = ("grid.size=[360, 360, 240]", "fit.samples=32", 'data.system=""', *plain)
         found, report = finished(folder, *settings)
         assert report.sections["counts"]["rays_that_leave_the_box"] > 1500
         true, mean, std = truth_along(sky, found, 400)

@@ -41,11 +41,12 @@ MAP = "map"
 SPLITS = (0, 1, 2)
 VARIANTS = {
     "map, as it comes": (
+        "model.mean=constant",
         "model.length=60pc",
         "model.std=0",
         "model.scatter=0",
         "model.relative_scatter=0",
-        'model.learn=["auto"]',
+        'model.learn=["length", "std", "mean", "noise"]',
     ),
     "map, Gaussian noise": ("model.noise=gaussian",),
     "map, constant scatter": (
