@@ -49,14 +49,14 @@ LIMIT = ("data.magnitude_limit=14", "data.magnitude_column=g_mag")
 
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """90 stars within a limit, parallaxes known to 30 % at 80 pc, behind 0.8 mag there."""
+    """150 stars within a limit, parallaxes known to 30 % at 80 pc, behind 0.8 mag there."""
     path = tmp_path_factory.mktemp("weights")
     dust = StructuredDust(plane_density=0.01)
     measured = Measurements(parallax_scale=200.0, outliers=0.0)
     model = SkyModel(
         (160.0, 160.0, 80.0), dust=dust, population=Population(limit=14.0), measurements=measured
     )
-    write_sky(path / "sky.fits", simulate(model, 90, 3))
+    write_sky(path / "sky.fits", simulate(model, 150, 3))
     (path / "run.toml").write_text(CONFIG)
     return path
 
@@ -85,7 +85,7 @@ def test_weights_are_of_the_stars_and_in_the_report(sky: Path, weighted: Path) -
     line, *_ = json.loads((weighted / "report.json").read_text())["distances"]["rounds"]
     assert line["refitted"]
     assert line["median_change_of_the_distances"] > 0.0
-    assert 20 <= line["stars_of_the_luminosity_function"] <= 90
+    assert 20 <= line["stars_of_the_luminosity_function"] <= 150
     assert "Median change of the distances" in (weighted / "report.md").read_text()
     with np.load(weighted / "checkpoint" / "distances.npz") as stored:
         log_weight = stored["selection_log_weight"]
