@@ -54,7 +54,7 @@ class Config:
         return "lognormal" if self.density == "lognormal" else self.fit.engine
 
     def resolved(self) -> "Config":
-        """The same with what "auto" stands for in model.noise, mean and kernel and in fit.engine.
+        """The same with what "auto" stands for in model.noise, mean, learn, kernel and fit.engine.
 
         The engine of a regression, and a kernel whose length and std are learned, are left for the
         data to choose, but the kernel on tiles, which share that of one sky.

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 #: Standard deviation of the level before the stars are asked: dust differs from place to place; and
 #: its least value, for there is no negative dust.
-LEVEL_STD, LEAST_LEVEL = 0.5, 0.05
+LEVEL_STD, _LEAST_LEVEL = 0.5, 0.05
 #: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
 _FAR, _WEIGHTS = 3.0, 10
 #: Standard deviation of the logarithm of the spread before the stars are asked, its ends, densities
@@ -96,7 +96,7 @@ class FarStars:
             level = (before + float((robust * precision * each).sum())) / total
             z = (each - level).abs() * precision.sqrt()
             robust = (_FAR / z.clamp_min(1e-300)).clamp_max(1.0)
-        return max(level, LEAST_LEVEL), total**-0.5
+        return max(level, _LEAST_LEVEL), total**-0.5
 
     def spread(self, level: float) -> float:
         """exp E ln spread under Π_n p(y_n | the others)^(1 / alike_n), ln spread ~ N(0, 1.5²)."""

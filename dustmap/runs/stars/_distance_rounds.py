@@ -246,7 +246,8 @@ class _Rounds:
             line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
-                break
+                at = fit.hyperparameters.with_beyond(line)
+                return DistanceFit(replace(fit, hyperparameters=at), data, tuple(rounds))
             # Of other data, the first of which are those of the column, there is no start.
             same = _beyond.takes_part(data.noisy) == _beyond.takes_part(fresh.noisy)
             data, start = fresh, fit.start if same else _NONE
