@@ -311,8 +311,9 @@ def csr_from_parts(
     """Make a CSR tensor, with 32-bit indices where they suffice."""
     index = torch.int32 if max(*shape, values.numel()) < 2**31 else torch.int64
     with warnings.catch_warnings():
-        # torch announces once per process that CSR is in beta; nothing for the user to act on.
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        # torch announces once per process that CSR is in beta, and 2.11 that checks are off by
+        # default: nothing for the user to act on.
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         return torch.sparse_csr_tensor(
             starts.to(index), cols.to(index), values, shape, check_invariants=check_invariants
         )

@@ -190,19 +190,29 @@ def row_blocks(
 ) -> Iterator[slice | Tensor]:
     """Return the rows in blocks of about `elements` covariances.
 
-    Where the nodes extend far beyond the kernel's reach, rows close to each other share a block,
-    so that it meets few nodes.
+    Where nodes or images lie beyond the kernel's reach, rows whose points (N, Q, D) are close to
+    each other share a block, so that it meets few of them.
     """
     rows_per_block = max(1, elements // max(1, nodes.size))
     extents = [last - first for first, last in nodes.bounds()]
-    ratio = [e / r for e, r in zip(extents, kernel.reach, strict=True)]
-    if not nodes.is_product or max(ratio) < 2 or len(points) <= rows_per_block:
-        yield from chunks(len(points), rows_per_block)
+    ratio = max(e / r for e, r in zip(extents, kernel.reach, strict=True))
+    beyond = ratio >= 2 or kernel.periods is not None
+    if not nodes.is_product or not beyond or len(points) <= rows_per_block:
+        return iter(chunks(len(points), rows_per_block))
+    everyone = torch.arange(len(points), device=points.device)
+    return _halved(points[:, -1], everyone, rows_per_block)
+
+
+def _halved(points: Tensor, rows: Tensor, most: int) -> Iterator[Tensor]:
+    """Yield groups of at most `most` of the rows, halved across the widest axis of their points
+    (N, D)."""
+    if len(rows) <= most:
+        yield rows
         return
-    axis = ratio.index(max(ratio))
-    order = points[:, 0, axis].argsort()
-    for group in chunks(len(points), rows_per_block):
-        yield order[group]
+    picked = points[rows]
+    widest = picked[:, int((picked.amax(0) - picked.amin(0)).argmax())]
+    for half in rows[widest.argsort()].tensor_split(2):
+        yield from _halved(points, half, most)
 
 
 def _weighted_sum(

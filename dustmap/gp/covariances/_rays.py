@@ -24,6 +24,7 @@ BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep th
 PANEL = 1.0  # length scales per Gauss-Legendre panel
 PANEL_ORDER = 6
 TILE, TILE_OF_ACCELERATOR = 32, 256  # rays
+PIECES_OF_ACCELERATOR = 4  # blocks that its rays share: of images they meet a part of the nodes
 _TINY = torch.finfo(torch.float64).tiny  # r² at least: √ has a slope there
 
 
@@ -33,9 +34,10 @@ def ray_cross(
     """Return K_fu = ∫ w(s) k(o + s ω - z_u) ds: (N, M)."""
 
     elements = numbers_together(BLOCK_ELEMENTS, rays.device)
+    shared = elements if rays.device.type == "cpu" else PIECES_OF_ACCELERATOR * elements
 
     def blocks() -> Iterator[Block]:
-        for rows in row_blocks(kernel, rays.origin[:, None], nodes, elements):
+        for rows in row_blocks(kernel, ends(rays), nodes, shared):
             picked = rays[rows]
             for shift, box in kernel.images(ends(picked), nodes):
                 for piece in pieces(box, elements // len(picked)):
@@ -58,7 +60,7 @@ def ray_measure_between(
         for columns in chunks(len(measure), width):
             other = measure[columns]
             nodes = nodes_of(other)
-            for rows in row_blocks(kernel, rays.origin[:, None], nodes, elements):
+            for rows in row_blocks(kernel, ends(rays), nodes, elements):
                 picked = rays[rows]
                 for shift, _ in kernel.images(ends(picked), nodes):
                     evaluate = partial(weighted_track_sum, picked, shift, nodes, other.weights)

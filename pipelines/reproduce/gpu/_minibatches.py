@@ -43,7 +43,7 @@ class Plan:
     batch: int = 2000
     epochs: int = 3
     looks: int = 10
-    seconds: float = 100.0
+    seconds: float = 45.0
     memory: int = 2**34
 
     def as_row(self) -> Row:
