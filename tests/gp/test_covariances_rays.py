@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature, Wrapping
+from dustmap.gp.covariances import (
+    AbstractEstimator,
+    ClosedForm,
+    MonteCarlo,
+    Quadrature,
+    Wrapping,
+    _rays,
+)
+from dustmap.gp.covariances._measures import row_blocks
+from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -364,3 +373,20 @@ def test_the_table_is_usable_after_inference_mode() -> None:
     total = ClosedForm().cross(kernel, rays, grid(2)).sum()
     (gradient,) = torch.autograd.grad(total, length)
     assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_rays_that_share_a_block_have_the_covariances_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch, dim: int
+) -> None:
+    """Images below the tolerance may be left out for one and not for others."""
+    lines, kernel = plain_rays(40, dim), Matern32(0.1, 1.3, dim=dim)
+    nodes = Nodes.of_axes(RegularGrid((0.0,) * dim, (0.1,) * dim, (10,) * dim).axes())
+    wrapped = WrappedKernel.of(kernel, Wrapping((1.5,) * dim))
+    cross = functools.partial(_rays.ray_cross, wrapped, nodes=nodes, dtype=torch.float64)
+    alone = torch.cat([cross(lines[i : i + 1]) for i in range(len(lines))])
+    monkeypatch.setattr(_rays, "BLOCK_ELEMENTS", 7 * nodes.size)
+    groups = list(row_blocks(wrapped, _rays.ends(lines), nodes, 7 * nodes.size))
+    assert all(isinstance(group, Tensor) and len(group) <= 7 for group in groups)
+    torch.testing.assert_close(cross(lines), alone, rtol=0, atol=1e-6)
+    assert sorted(torch.cat([torch.as_tensor(group) for group in groups]).tolist()) == [*range(40)]

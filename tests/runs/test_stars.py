@@ -391,6 +391,18 @@ def test_a_missing_device_is_named(sky: Path) -> None:
         prepare(load(sky / "run.toml", ["compute.device=cuda"]))
 
 
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
+    config = load(sky / "run" / "config.toml", ["compute.device=cuda"])
+    execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
+    found, expected = (
+        DustMap.open(tmp_path / "run" / "map.zarr"),
+        DustMap.open(sky / "run" / "map.zarr"),
+    )
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-3, atol=1e-6)
+    assert isinstance(open_run(tmp_path / "run"), StarMap)
+
+
 def test_more_stars_than_the_engine_takes_are_refused(tmp_path: Path) -> None:
     write_plain_sky(tmp_path, plain_sky(20_002, seed=2))
     (tmp_path / "run.toml").write_text(CONFIG.replace('truth = "truth.zarr"', ""))

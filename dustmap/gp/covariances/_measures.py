@@ -194,10 +194,11 @@ def row_blocks(
     each other share a block, so that it meets few of them.
     """
     rows_per_block = max(1, elements // max(1, nodes.size))
+    are_shared = nodes.is_product and 1 < rows_per_block < len(points)
     extents = [last - first for first, last in nodes.bounds()]
     ratio = max(e / r for e, r in zip(extents, kernel.reach, strict=True))
     beyond = ratio >= 2 or kernel.periods is not None
-    if not nodes.is_product or not beyond or len(points) <= rows_per_block:
+    if not (are_shared and beyond):
         return iter(chunks(len(points), rows_per_block))
     everyone = torch.arange(len(points), device=points.device)
     return _halved(points[:, -1], everyone, rows_per_block)

@@ -24,7 +24,7 @@ BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep th
 PANEL = 1.0  # length scales per Gauss-Legendre panel
 PANEL_ORDER = 6
 TILE, TILE_OF_ACCELERATOR = 32, 256  # rays
-PIECES_OF_ACCELERATOR = 4  # blocks that its rays share: of images they meet a part of the nodes
+PIECES_OF_ACCELERATOR = 4  # blocks that its rays have with all nodes; images reach few of these
 _TINY = torch.finfo(torch.float64).tiny  # r² at least: √ has a slope there
 
 

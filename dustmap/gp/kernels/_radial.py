@@ -233,7 +233,7 @@ class TrackTable(NamedTuple):
         """Local coordinate u of √b in its cell, and the cubics (n, 4) in u at the given t."""
         i, u = _cell(b_squared.flatten().sqrt().sqrt_().mul_(self.scale))
         j, v = _cell(t.flatten().abs().sqrt_().mul_(self.scale))
-        c = _picked(self.coefficients, torch.add(j, i, alpha=CELLS))  # (n, 4, 4)
+        c = self.coefficients.index_select(0, torch.add(j, i, alpha=CELLS))  # (n, 4, 4)
         v = v[:, None]
         h = torch.addcmul(c[:, :, 2], c[:, :, 3], v)
         h = torch.addcmul(c[:, :, 1], h, v)
@@ -277,12 +277,6 @@ def _cell(x: Tensor) -> tuple[Tensor, Tensor]:
     """Cell number and position inside the cell, 0..1 (1 beyond the last)."""
     cell = x.floor().clamp_(max=CELLS - 1)
     return cell.long(), x.sub_(cell).clamp_(max=1.0)
-
-
-def _picked(table: Tensor, rows: Tensor) -> Tensor:
-    """table[rows], (n, ..). The faster way of two: index_select starts a block of an accelerator
-    for every row, and indexing is slower where it copies rows one after the other."""
-    return table.index_select(0, rows) if rows.device.type == "cpu" else table[rows]
 
 
 def _build(profile: Radial, device: torch.device) -> TrackTable:

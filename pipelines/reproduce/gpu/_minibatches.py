@@ -86,6 +86,7 @@ def _fit(plan: Plan, sky: skies.Sky, features: AbstractFeatureMap, device: torch
         if last.step % max(1, a_pass // plan.looks) == 0:
             found = _held_out(model, last, sky, device, _WATCHED)
             curve.append([spent, float(found["held_out_mae"])])
+    is_broken_off = last.step < plan.epochs * a_pass
     return {
         "stars": plan.sky.stars,
         "M": plan.sky.grid().size,
@@ -93,7 +94,7 @@ def _fit(plan: Plan, sky: skies.Sky, features: AbstractFeatureMap, device: torch
         "steps": last.step,
         "seconds": spent,
         "seconds_an_epoch": spent / last.step * a_pass,
-        "seconds_to_converge": _converged(curve),
+        "seconds_to_converge": None if is_broken_off else _converged(curve),
         "mae_on_the_way": curve,
         **_held_out(model, last, sky, device, plan.sky.held_out),
     }
