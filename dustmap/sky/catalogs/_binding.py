@@ -18,8 +18,9 @@ from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import stars
 from dustmap.sky._coordinates import direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
-from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
+from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut
+from dustmap.sky.catalogs._rules import DistanceKind as Distance
 from dustmap.sky.stars._priors import Array
 from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
@@ -64,7 +65,7 @@ class Binding:
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
     position: _rules.PositionKind
-    distance: _rules.DistanceKind
+    distance: Distance
     extinction: _rules.ExtinctionKind | None
     group: Source | None = None
 
@@ -211,6 +212,7 @@ def bind(
     sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
     _check_distinct(path, sources)
     _check_named(card, ways, sources)
+    _check_exact(matcher, kinds[1], sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
     group = _group(matcher, sources)
     return Binding(MappingProxyType(sources), MappingProxyType(constants), *kinds, group)
@@ -294,7 +296,8 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
     guess = _guess(matcher, names[0], close)
     card = matcher.card
-    first = {n: str(card.columns[n].aliases[0].ref) for n in names if n in card.columns}
+    aliases = {n: card.columns[n].aliases for n in names if n in card.columns}
+    first = {n: str(each[0].ref) if each else NO_COLUMN for n, each in aliases.items()}
     said = [f"{n} = {ref}" for n, ref in first.items() if n in card.named or ref != n]
     looked = f"; looked for as {', '.join(said)}" if said else ""
     advice = (
@@ -313,6 +316,24 @@ def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     is_error = name.endswith(_ERROR)
     alike = [c for c in close if bool(_OF_ERRORS.search(c.lower())) == is_error]
     return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
+
+
+def _check_exact(matcher: _Matcher, kind: Distance, sources: Mapping[str, Source]) -> None:
+    """Refuse exact distances beside what looks like their errors, unless it is said to be none."""
+    card, error = matcher.card, "distance_error"
+    stated = Distance.GAUSSIAN not in card.distances or not card.columns[error].aliases
+    if stated or kind not in (Distance.EXACT, Distance.POSITION):
+        return
+    read = {role: source.ref.name for role, source in sources.items()}
+    unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
+    distance = f"distance dist {read.get('distance', '')}"
+    if ignored := [name for name in unread if _rules.is_error_of(name, distance)]:
+        named = shlex.quote(f"{error}={ignored[0]}")
+        raise UserError(
+            f"{matcher.path}: distances would count as exact, while {', '.join(ignored[:_SHOWN])} "
+            f"look like their errors; name them, such as --column {named} (or distance_p16, _p50 "
+            f"and _p84), or say that there are none: --column {error}={NO_COLUMN}"
+        )
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
@@ -335,21 +356,21 @@ def position_problems(kind: _rules.PositionKind, values: Values) -> Problems:
     return problems
 
 
-def distance_problems(kind: _rules.DistanceKind, values: Values) -> Problems:
+def distance_problems(kind: Distance, values: Values) -> Problems:
     """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
     problems = not_finite(values, kind.columns)
-    if kind is _rules.DistanceKind.POSITION:
+    if kind is Distance.POSITION:
         length = _length(values)
         problems["the distance of x, y, z is not > 0"] = length <= 0.0
         problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
         return problems
-    if kind is _rules.DistanceKind.PARALLAX:
+    if kind is Distance.PARALLAX:
         problems |= _parallax_problems(values["parallax"], values["parallax_error"])
     for name in {"distance", "distance_p50"} & set(kind.columns):
         problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
     positive = [name for name in kind.columns if name != "parallax"]
     problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
-    if kind is _rules.DistanceKind.PERCENTILES:
+    if kind is Distance.PERCENTILES:
         low, middle, high = (values[name] for name in kind.columns)
         problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
     return problems
@@ -398,20 +419,20 @@ def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]
 
 
 def distances(
-    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+    kind: Distance, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
 ) -> stars.AbstractDistances:
     """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
     first, *others = (values[name] for name in kind.columns)
     match kind:
-        case _rules.DistanceKind.PARALLAX:
+        case Distance.PARALLAX:
             return stars.ParallaxDistances(first - zero_point, others[0], prior)
-        case _rules.DistanceKind.POSITION:
+        case Distance.POSITION:
             return stars.ExactDistances(_length(values))
-        case _rules.DistanceKind.EXACT:
+        case Distance.EXACT:
             return stars.ExactDistances(first)
-        case _rules.DistanceKind.GAUSSIAN:
+        case Distance.GAUSSIAN:
             return stars.GaussianDistances(first, *others)
-        case _rules.DistanceKind.PERCENTILES:
+        case Distance.PERCENTILES:
             return stars.PercentileDistances(first, *others)
 
 

@@ -30,6 +30,8 @@ _KEYS = (
 _TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.TEXT}
 #: The preset that every card has.
 NO_CUTS = "none"
+#: What the user calls a column that the file does not have, or that is not to be read.
+NO_COLUMN = "none"
 _ENDING = ".toml"
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -123,7 +125,7 @@ class SchemaCard:
 
     def with_columns(self, names: Mapping[str, str]) -> Self:
         """Replace names of columns, by `GLON` or, with a unit where the file has none,
-        `DIST [kpc]`."""
+        `DIST [kpc]`; `none` is a column that the file does not have."""
         columns = dict(self.columns)
         for name, written in names.items():
             if name not in columns:
@@ -131,8 +133,10 @@ class SchemaCard:
                 raise UserError(
                     f"column {name}={written}: the card {self.name} has no {name}; {hint}"
                 )
-            columns[name] = replace(columns[name], aliases=_written(columns[name], written))
-        return replace(self, columns=MappingProxyType(columns), named=frozenset(names))
+            aliases = () if written == NO_COLUMN else _written(columns[name], written)
+            columns[name] = replace(columns[name], aliases=aliases)
+        named = frozenset(name for name in names if columns[name].aliases)
+        return replace(self, columns=MappingProxyType(columns), named=named)
 
     def cuts(self, preset: str) -> tuple[Cut, ...]:
         """Return the quality cuts of a preset."""

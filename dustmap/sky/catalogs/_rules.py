@@ -14,6 +14,7 @@ the tables of a card that say so; every error names the key and the card.
 
 import enum
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,34 @@ class ExtinctionKind(Alternative):
 
     ERROR = ("error", "extinction", "extinction_error")
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
+
+
+#: Parts of names of columns that hold errors or percentiles, whole words or anywhere, and units.
+_ERRORS = re.compile(
+    r"\b(e|s|b|p|q|lo|low|lower|hi|high|upper|plus|minus)\b"
+    "|err(or)?|sig(ma)?|std|unc(ert(ainty)?)?|0?5|16|84|95"
+)
+_UNITS = frozenset(("pc", "kpc"))
+
+
+def is_error_of(column: str, quantity: str) -> bool:
+    """Tell whether the name of a column says that it has errors or percentiles of another.
+
+    It does where words of errors are in it, and what is left of it are words of the other.
+
+    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
+    [True, True, False, False]
+    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
+    (True, True)
+    """
+    words = " ".join(_words(column) - _UNITS)
+    # Twice: the p of p16 is a word once 16 is gone.
+    left = _words(re.sub(_ERRORS, " ", re.sub(_ERRORS, " ", words)))
+    return bool(left) and left <= _words(quantity) and left != set(words.split())
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
 
 
 class IdentifierPolicy(enum.Enum):

@@ -10,7 +10,7 @@ from astropy.coordinates import SkyCoord
 from astropy.table import QTable, Table
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import read_catalog
+from dustmap.sky.catalogs import card_named, read_catalog, read_places
 from dustmap.sky.stars import (
     ExactDistances,
     FlatParallax,
@@ -197,3 +197,52 @@ def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     converted = read_catalog(path, system=A_V).stars
     np.testing.assert_allclose(converted.extinction, 3.1 * np.asarray(VALUE))
     np.testing.assert_allclose(converted.extinction_error, 3.1 * 0.15)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "distance_std",
+        "e_distance",
+        "sigma_distance",
+        "distance_sigma",
+        "distance_uncertainty",
+        "err_distance",
+    ],
+)
+def test_errors_of_distances_are_read_by_their_usual_names(tmp_path: Path, name: str) -> None:
+    columns = POSITIONS["galactic"] | {"distance": PC, name: 0.1 * PC} | EXTINCTIONS["error"]
+    stars = read_catalog(write(tmp_path, "csv", Table(columns)), system=A_V).stars
+    assert isinstance(stars.distances, GaussianDistances)
+    np.testing.assert_allclose(stars.distances.error, 0.1 * PC)
+
+
+def test_bounds_of_distances_are_percentiles(tmp_path: Path) -> None:
+    bounds = {"distance_lower": PC - 9, "distance": PC, "distance_upper": PC + 20}
+    columns = POSITIONS["galactic"] | bounds | EXTINCTIONS["error"]
+    stars = read_catalog(write(tmp_path, "csv", Table(columns)), system=A_V).stars
+    assert isinstance(stars.distances, PercentileDistances)
+
+
+@pytest.mark.parametrize(
+    ("distance", "error"),
+    [("dist", "s_dist"), ("rgeo", "B_rgeo"), ("r_med_geo", "r_lo_geo"), ("D", "sigma_D")],
+)
+def test_distances_are_not_exact_beside_an_unread_error(
+    tmp_path: Path, distance: str, error: str
+) -> None:
+    columns = POSITIONS["galactic"] | {distance: PC, error: 0.1 * PC} | EXTINCTIONS["error"]
+    path = write(tmp_path, "csv", Table(columns))
+    named = {"distance": distance}
+    with pytest.raises(UserError, match=f"count as exact, while {error} look"):
+        read_catalog(path, card_named("generic", named), system=A_V)
+    exact = card_named("generic", named | {"distance_error": "none"})
+    assert isinstance(read_catalog(path, exact, system=A_V).stars.distances, ExactDistances)
+    gaussian = card_named("generic", named | {"distance_error": error})
+    assert isinstance(read_catalog(path, gaussian, system=A_V).stars.distances, GaussianDistances)
+
+
+def test_places_have_errors_of_distances_too(tmp_path: Path) -> None:
+    columns = POSITIONS["cartesian"] | {"distance_error": 0.1 * PC} | EXTINCTIONS["error"]
+    with pytest.raises(UserError, match="count as exact, while distance_error look"):
+        read_places(write(tmp_path, "csv", Table(columns)))
