@@ -113,6 +113,18 @@ def test_smaller_errors_take_a_finer_grid_until_the_memory_ends(
     assert "the finest within compute.memory" in caplog.text
 
 
+@pytest.mark.parametrize(("length", "most"), [(60.0, 20.0), (30.0, 10.0)])
+def test_nodes_are_a_third_of_a_length_that_is_learned(
+    folder: Path, length: float, most: float
+) -> None:
+    """However large the errors: a learned length of fewer spacings is the grid's."""
+    settings = (f"model.length={length}", "model.kernel=matern32")
+    given = prepared(folder, *settings).grid.spacing[0]
+    learned = prepared(folder, *settings, 'model.learn=["length"]').grid.spacing[0]
+    assert learned <= most
+    assert learned <= given
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -26,6 +26,7 @@ from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._parts import StarShare
+from dustmap.runs.stars._resolution import SPACINGS_OF_LENGTH
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import ParallaxDistances, StarTable
 
@@ -50,8 +51,6 @@ _SOUND = {
 #: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
 #: grid so coarse can tell; part of the box beyond which it holds no two such lengths.
 _LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
-#: Spacings to a length on a grid that is advised.
-_SPACINGS = 3.0
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
@@ -297,7 +296,7 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
         most = _MOST_OF_BOX * max(grid.size) / grid.finest
         length = at.length / grid.finest
         advice = (
-            f"held by the grid, not by the data: set grid.spacing = {at.length / _SPACINGS:.2g} "
+            f"held by the grid, not by the data: set grid.spacing = {at.length / SPACINGS_OF_LENGTH:.2g} "
             f"pc, a third of the length, or leave length out of model.learn"
         )
         if length > most:

@@ -31,6 +31,9 @@ GRID = "checkpoint/grid.json"
 #: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
 #: side, and the most along the longest.
 _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
+#: Spacings to a length that is learned: wider ones hold noise from node to node, of a length of
+#: their own.
+SPACINGS_OF_LENGTH = 3.0
 #: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
 #: of the box, at least; and levels, at most.
 _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
@@ -85,7 +88,8 @@ def _is_open(config: Config) -> bool:
 
 def with_spacing(config: Config, stars: StarTable) -> Config:
     """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
-    the box and leaves out less than the errors, or the finest that the memory holds.
+    the box, leaves out less than the errors, and is a third of `model.length` where that is
+    learned; or the finest that the memory holds.
 
     What it leaves out of the median star's extinction A over the distance d has the variance
     Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.
@@ -104,6 +108,8 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
     if _model.is_lognormal(config):
         extinction = max(float(np.median(stars.extinction)), error)
         weight = math.exp(at.std**2) * extinction**2 / distance
+    learned = "length" in config.model.learn
+    widest = config.model.length / SPACINGS_OF_LENGTH if learned else math.inf
     taken: Config | None = None
     for spacing in _spacings(config.grid.size):
         trial = replace(config, grid=replace(config.grid, spacing=spacing))
@@ -111,7 +117,7 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
             break
         taken = trial
         lacking = Unresolved.of(kernel, _model.grid_of(trial.grid)).length * weight
-        if lacking < error**2:
+        if spacing <= widest and lacking < error**2:
             log.info(
                 "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
                 spacing,
@@ -126,9 +132,11 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
         )
     log.warning(
         "grid.spacing = %g pc, the finest within compute.memory or 2,000 cells: extinctions lack "
-        "more than their median error of %.2g mag",
+        "%.2g mag of std, the median error is %.2g%s",
         taken.grid.spacing,
+        lacking**0.5,
         error,
+        f"; a third of model.length is {widest:.2g} pc" if learned else "",
     )
     return taken
 
