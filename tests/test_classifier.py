@@ -1,14 +1,18 @@
 """The classifier: scikit-learn's contract, calibration on simulated data, and bad input."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from astropy import units as u
+from astropy.utils.masked import Masked
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dustmap
-from dustmap import HIPGPClassifier
+from dustmap import HIPGPClassifier, HIPGPRegressor
+from dustmap.errors import UserError
 from dustmap.estimators._engines import auto_points
 from dustmap.gp.kernels import Matern32
 from tests.regression_cases import Array
@@ -147,3 +151,50 @@ def test_few_rows_take_few_inducing_points() -> None:
         500,
         500,
     ]
+
+
+def _masked(values: Array) -> Any:
+    return np.ma.array(values, mask=np.arange(values.size).reshape(values.shape) == 3)
+
+
+def _masked_by_astropy(values: Array) -> Any:
+    return Masked(values, mask=True)
+
+
+def _in_parsecs(values: Array) -> Any:
+    return values * u.pc
+
+
+@pytest.mark.parametrize(
+    ("dress", "words"),
+    [
+        (_in_parsecs, "is in pc: estimators take numbers without units"),
+        (_masked, "has masked values: leave those rows out"),
+        (_masked_by_astropy, "has masked values"),
+    ],
+)
+@pytest.mark.parametrize("name", ["X", "y", "noise_std"])
+def test_units_and_masks_are_not_dropped_in_silence(
+    dress: Callable[[Array], Any], words: str, name: str
+) -> None:
+    X, _, y = simulated(40, 1)
+    plain: dict[str, Array] = {"X": X, "y": y.astype(float), "noise_std": np.full(40, 0.1)}
+    dressed = plain | {name: dress(plain[name])}
+    with pytest.raises(UserError, match=f"{name} {words}"):
+        HIPGPRegressor(engine="exact").fit(**dressed)
+    if name != "noise_std":
+        with pytest.raises(UserError, match=f"{name} {words}"):
+            HIPGPClassifier().fit(dressed["X"], dressed["y"])
+
+
+def test_units_are_not_dropped_where_answers_are_asked_for() -> None:
+    X, _, y = simulated(40, 1)
+    classifier = HIPGPClassifier(inducing=5, epochs=2).fit(X, y)
+    regressor = HIPGPRegressor(engine="exact", learn=False).fit(X, y.astype(float))
+    for ask in (classifier.predict, regressor.predict):
+        with pytest.raises(UserError, match="X is in kpc"):
+            ask(X * u.kpc)
+    with pytest.raises(UserError, match="y is in mag"):
+        regressor.refit(X, y * u.mag)
+    numbers = np.ma.array(X, mask=np.zeros(X.shape, bool))
+    np.testing.assert_array_equal(regressor.predict(numbers), regressor.predict(X))

@@ -34,8 +34,24 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Array = NDArray[np.float64]
 
 
+def refuse_units(**arguments: ArrayLike | None) -> None:
+    """Refuse units and masks, which arrays of numbers would lose in silence."""
+    for name, values in arguments.items():
+        if not isinstance(values, np.ndarray):
+            continue
+        unit = str(getattr(values, "unit", None) or "")
+        if unit:
+            raise UserError(
+                f"{name} is in {unit}: estimators take numbers without units, X of fit and predict "
+                f"in the same ones, y and noise_std in one; convert, and give np.array({name})"
+            )
+        if np.any(getattr(values, "mask", False)):
+            raise UserError(f"{name} has masked values: leave those rows out")
+
+
 def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
     """noise_std as (n,) positive finite numbers; one number stands for n of them."""
+    refuse_units(noise_std=noise_std)
     if noise_std is None:
         return None
     std = np.asarray(noise_std, np.float64)

@@ -88,6 +88,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn latent functions from X (N, D) and labels y (N,) of any type."""
+        _arguments.refuse_units(X=X, y=y)
         inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
@@ -163,5 +164,6 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _log_odds(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
+        _arguments.refuse_units(X=X)
         inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
         return self._classification.log_odds(inputs)

@@ -183,6 +183,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
+        _arguments.refuse_units(X=X, y=y)
         inputs, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
@@ -206,6 +207,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         say. For Gaussian noise.
         """
         fitted, inputs = self._query(X)
+        _arguments.refuse_units(y=y)
         targets = np.asarray(y, np.float64)
         if targets.shape != inputs.shape[:1]:
             raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
@@ -334,6 +336,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)
+        _arguments.refuse_units(X=X)
         inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
         fitted: FittedRegression = self._regression
         return fitted, inputs

@@ -5,11 +5,12 @@ Pixels of the sky are HEALPix's.
 
 import functools
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
+from astropy.utils.masked import Masked
 from numpy.typing import ArrayLike, NDArray
 
 from dustmap.errors import UserError
@@ -80,10 +81,24 @@ def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
 
 def coordinates_of(angles: Mapping[str, ArrayLike], d: ArrayLike | None, frame: str) -> SkyCoord:
     """Make coordinates; bare numbers are degrees and, as in the dustmaps package, kpc."""
-    components = {name: u.Quantity(value, u.deg) for name, value in angles.items()}
+    components = {name: u.Quantity(_filled(value), u.deg) for name, value in angles.items()}
     if d is not None:
-        components["distance"] = u.Quantity(d, u.kpc)
+        components["distance"] = u.Quantity(_filled(d), u.kpc)
     return SkyCoord(**components, frame=frame)
+
+
+def _filled(values: ArrayLike) -> Any:
+    """Return numbers with NaN where they are masked, and their unit where they have one."""
+    if isinstance(values, np.ma.MaskedArray):
+        unit = getattr(values, "unit", None)
+        filled = np.ma.filled(values.astype(np.float64), np.nan)
+        return filled if unit is None else u.Quantity(filled, unit)
+    return _bare(values)
+
+
+def _bare(values: Any) -> Any:
+    """Return values with NaN in place of those that a mask of astropy hides."""
+    return np.asanyarray(values.filled(np.nan)) if isinstance(values, Masked) else values
 
 
 def positions_of(coords: SkyCoord) -> Array:
@@ -132,7 +147,7 @@ def pixels_towards(nside: int, vectors: Array) -> NDArray[np.int64]:
 def directions_of(coords: SkyCoord) -> Array:
     """Return unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
     sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
-    return _stacked(sphere.to_cartesian().xyz.value)
+    return _stacked(sphere.to_cartesian().xyz.to_value(u.one))
 
 
 def _galactic(coords: SkyCoord) -> SkyCoord:
@@ -145,7 +160,8 @@ def _galactic(coords: SkyCoord) -> SkyCoord:
 
 
 def _stacked(xyz: Array) -> Array:
-    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)
+    """Return the rows (N, 3) of components (3, ...), NaN where they are masked."""
+    return np.ascontiguousarray(np.asarray(_bare(xyz), np.float64).reshape(3, -1).T)
 
 
 def weighted_neighbours(direction: Array, chords: Array, weights: Array) -> Array:

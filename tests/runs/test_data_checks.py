@@ -228,6 +228,21 @@ def test_other_units_of_distances_fail_a_check_without_a_box(
     assert not check.passed
 
 
+@pytest.mark.parametrize("factor", [1.0, 1000.0])
+def test_extinctions_in_mmag_fail_a_check_whatever_their_errors(
+    tmp_path: Path, factor: float
+) -> None:
+    """Errors as large as the extinctions, which many stars prove together."""
+    noisy, rng = sky(), np.random.default_rng(4)
+    error = np.full(N, float(np.median(noisy["extinction"])))
+    noisy["extinction"] = factor * (noisy["extinction"] + error * rng.normal(size=N))
+    noisy["extinction_error"] = factor * error
+    Table(dict(noisy)).write(tmp_path / "stars.csv")
+    stars = read_catalog([tmp_path / "stars.csv"], system=system_named("A_V")).stars
+    (check,) = [c for c in catalog_checks(stars) if c.name.startswith("median (A_V - 3 errors)")]
+    assert check.passed == (factor == 1.0)
+
+
 @pytest.mark.parametrize(
     ("of_parallax", "of_error", "unit"),
     [(1.0, 1e-3, "arcsec"), (1.0, 2e3, "uas"), (1e-3, 1e-3, "arcsec")],

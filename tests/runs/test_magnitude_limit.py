@@ -11,6 +11,7 @@ from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import load
 from dustmap.errors import UserError
 from dustmap.runs import StarMap, execute_run, open_run, prepare
+from dustmap.runs.stars._run import StarRun
 from dustmap.sky import DustMap
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.simulation import write_sky
@@ -92,3 +93,20 @@ def test_magnitudes_are_named_or_refused(folder: Path, capsys: pytest.CaptureFix
     assert magnitude is not None
     assert magnitude.max() <= 17.5
     prepare(load(folder / "run.toml", [LIMIT[0], f"data.catalog={store}"]))
+
+
+def test_a_limit_that_stars_are_beyond_is_none(folder: Path) -> None:
+    """One of another band, or of no catalog: all stars fainter is an error, many a failed check."""
+    magnitudes = Table.read(folder / "sky.fits")["g_mag"]
+    column = LIMIT[1]
+    with pytest.raises(UserError, match=r"every star is fainter than the limit; .* the faintest"):
+        prepare(load(folder / "run.toml", [f"data.magnitude_limit={magnitudes.min() - 1}", column]))
+    found = {}
+    for quantile in (0.5, 1.0):
+        limit = float(np.quantile(magnitudes, quantile)) + 1e-3
+        run = prepare(load(folder / "run.toml", [f"data.magnitude_limit={limit}", column]))
+        assert isinstance(run, StarRun)
+        checks = {check.name: check for check in run.checks}
+        found[quantile] = checks["share of stars fainter than the limit"]
+    assert found[0.5].value == pytest.approx(0.5, abs=0.02)
+    assert [found[quantile].passed for quantile in (0.5, 1.0)] == [False, True]

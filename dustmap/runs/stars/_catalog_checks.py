@@ -32,6 +32,8 @@ _NEAREST, _FARTHEST = 10.0, 1e5
 _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR = 0.002, 100.0
 #: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
 _DENSEST = 0.3
+#: Error of a median of N normal numbers over that of one, times √N.
+_ERROR_OF_MEDIAN = (np.pi / 2.0) ** 0.5
 #: Median error over the spread of the measured extinctions, of which the errors are a part.
 _LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
 
@@ -161,12 +163,15 @@ def _errors(stars: StarTable) -> Check:
 
 
 def _densities(stars: StarTable) -> Check:
-    """Check the density that extinctions prove beyond three errors."""
-    proven = (stars.extinction - 3.0 * stars.extinction_error) / (stars.system.per_a_v or 1.0)
-    density = max(0.0, float(np.median(proven / stars.distance)))
+    """Check the density that extinctions prove beyond three errors: of single stars, or, where
+    their errors are large, of the median star."""
+    y, error, distance = stars.extinction, stars.extinction_error, stars.distance
+    proven = np.median((y - 3.0 * error) / distance)
+    pooled = np.median(y) - 3.0 * _ERROR_OF_MEDIAN * np.median(error) / np.sqrt(len(stars))
+    most = max(0.0, proven, pooled / np.median(distance)) / (stars.system.per_a_v or 1.0)
     advice = (
         "columns extinction, distance: no sight line is that dense; are extinctions in mag and "
         "distances in pc (name the unit in the file, or call the column distance_kpc)?"
     )
     name = "median (A_V - 3 errors) / distance in mag/pc"
-    return Check(name, density, 0.0, _DENSEST, advice)
+    return Check(name, float(most), 0.0, _DENSEST, advice)

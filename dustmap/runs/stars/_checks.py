@@ -39,6 +39,8 @@ _LEAST_BEYOND = 0.05
 #: model.length in spacings: below the first the grid holds noise from node to node, below the
 #: second it is not the length that was meant.
 _LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
+#: Share of the stars that may be fainter than the limit of their catalog.
+_MOST_FAINTER = 0.02
 #: Part of the rays that may end at the faces of a box beyond which no dust is expected.
 _CUT = 0.05
 #: The most that is sound of what engines report; 0 of others.
@@ -78,6 +80,7 @@ def data_checks(
         _within(share, grid, config),
         _beyond_the_sun(share.sample, config.grid.finest),
         *_lengths(config),
+        *_magnitudes(config, share.sample),
     )
 
 
@@ -182,6 +185,23 @@ def _lengths(config: Config) -> tuple[Check, ...]:
         return ()
     advice = f"the grid cannot hold this length: set grid.spacing = {length:g} or less"
     return (Check("model.length in spacings", length / spacing, _LEAST_LENGTH, 1e9, advice),)
+
+
+def _magnitudes(config: Config, stars: StarTable) -> tuple[Check, ...]:
+    """Check that a magnitude limit is one: hardly a star is fainter. UserError where all are."""
+    limit = config.data.magnitude_limit
+    if limit == 0.0 or stars.magnitude is None or len(stars) == 0:
+        return ()
+    fainter = float(np.mean(stars.magnitude > limit))
+    faintest = float(stars.magnitude.max())
+    advice = (
+        f"data.magnitude_limit = {limit:g} mag, while the faintest star has {faintest:.4g}: take "
+        "the limit of the catalog, in the band of its magnitudes"
+    )
+    if fainter == 1.0:
+        raise UserError(f"every star is fainter than the limit; {advice}")
+    name = "share of stars fainter than the limit"
+    return (Check(name, fainter, 0.0, _MOST_FAINTER, advice),)
 
 
 def _refuse_precision(config: Config, observed: Observations) -> None:
@@ -295,9 +315,10 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
     if "length" in model.learn:
         most = _MOST_OF_BOX * max(grid.size) / grid.finest
         length = at.length / grid.finest
+        third = at.length / SPACINGS_OF_LENGTH
         advice = (
-            f"held by the grid, not by the data: set grid.spacing = {at.length / SPACINGS_OF_LENGTH:.2g} "
-            f"pc, a third of the length, or leave length out of model.learn"
+            f"held by the grid, not by the data: set grid.spacing = {third:.2g} pc, a third of the "
+            f"length, or leave length out of model.learn"
         )
         if length > most:
             edge = 1.2 * at.length / _MOST_OF_BOX

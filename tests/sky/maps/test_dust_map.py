@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from astropy.coordinates import SkyCoord
+from astropy.table import MaskedColumn
+from astropy.utils.masked import Masked
 from numpy.typing import NDArray
 
 import dustmap
@@ -223,6 +225,26 @@ def test_places_that_are_nan_are_unknown_under_every_policy() -> None:
         for integrated in (False, True):
             found = MAP.query(where, integrated=integrated, outside=outside)
             np.testing.assert_array_equal(np.isnan(found), [False, True])
+
+
+@pytest.mark.parametrize("frame", ["galactic", "icrs"])
+def test_places_that_are_masked_are_unknown_under_every_policy(frame: str) -> None:
+    """A mask hides a number that would be answered, such as the 1e20 or 0 under it."""
+    inside = coordinates(positions(3)).transform_to(frame)
+    sphere, mask = inside.spherical, np.array([False, True, False])
+    lon, lat, pc = sphere.lon, sphere.lat, sphere.distance.to_value(u.pc)
+    coords = SkyCoord(Masked(lon, mask=mask), lat, distance=pc * u.pc, frame=frame)
+    ask = MAP.query_gal if frame == "galactic" else MAP.query_equ
+    for outside in ("nan", "truncate"):
+        answers = (
+            MAP.query(coords, outside=outside),
+            ask(np.ma.array(lon.deg, mask=mask), lat, pc * u.pc, outside=outside),
+            ask(lon, lat, np.ma.array(pc / 1e3, mask=mask), outside=outside),
+            ask(lon, lat, MaskedColumn(pc, mask=mask, unit="pc"), outside=outside),
+        )
+        for answer in answers:
+            assert np.isnan(answer).tolist() == mask.tolist()
+            np.testing.assert_allclose(answer, answers[0])
 
 
 def test_a_random_sample_is_one_of_the_samples_everywhere() -> None:
