@@ -112,7 +112,7 @@ def _one(options: argparse.Namespace) -> int:
         distance = _positive(options.distance, "--distance")
     source = _opened(options)
     lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-    answers = _answers(source, lon, lat, far, options.percentiles or ())
+    answers = _reported(_answers(source, lon, lat, far, options.percentiles or ()))
     if np.isnan(answers["density_mean"][0]):
         raise UserError(
             f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of {options.map}"
@@ -139,7 +139,7 @@ def _many(options: argparse.Namespace) -> int:
     levels = options.percentiles or ()
     counted = _COUNTS if options.json else ()
     refuse_taken(places.table, (*counted, *_answered(levels), *labels(source.system)))
-    answers = _answers(source, places.l, places.b, places.distances, levels)
+    answers = _reported(_answers(source, places.l, places.b, places.distances, levels))
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
     counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
@@ -193,7 +193,7 @@ def _profile(options: argparse.Namespace) -> int:
     distance = _distances(source, l, b, step)
     direction = np.full_like(distance, l), np.full_like(distance, b)
     levels = sorted({*PROFILE_LEVELS, *(options.percentiles or ())})
-    answers = _answers(source, *direction, distance, levels)
+    answers = _reported(_answers(source, *direction, distance, levels))
     table = Table({"distance_pc": distance})
     counts = {"rows": len(table)} if options.json else None
     return _print_table(table, answers, source.system, counts)
@@ -312,6 +312,22 @@ def _answers(
     with muted_reports():
         median = distances if isinstance(distances, np.ndarray) else distances.median
         return _of_map(source, l, b, median, levels)
+
+
+def _reported(answers: "Columns") -> "Columns":
+    """Return the answers; count the places in the box that have some and not others."""
+    import numpy as np
+
+    inside = np.isfinite(answers["density_mean"])
+    lacking = {name: int((inside & ~np.isfinite(v)).sum()) for name, v in answers.items()}
+    if names := [name for name, count in lacking.items() if count]:
+        log.warning(
+            "%d of %d places in the box have no %s: their rays from the Sun begin outside of it",
+            max(lacking.values()),
+            int(inside.sum()),
+            ", ".join(names),
+        )
+    return answers
 
 
 def _named(quantity: str, levels: Sequence[float], values: "NDArray[np.float64]") -> "Columns":

@@ -65,6 +65,9 @@ def test_a_run_counts_stars_and_cells_and_opens_again(folder: Path) -> None:
     answers = again.at_stars(l, b, kept.distances[:1])
     assert np.isfinite(answers["extinction_mean"]).all()
     assert 0.3 < report["held_out_stars"]["coverage68"] <= 1.0
+    # Means of stars do not tell which stars the map has seen.
+    scored = again.evaluate(folder / "sky.fits")
+    assert scored["stars_that_the_map_has_seen"] == "unknown"
 
 
 def test_spacings_that_stars_choose_are_those_of_all_stars(folder: Path) -> None:

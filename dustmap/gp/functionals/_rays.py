@@ -223,7 +223,7 @@ class LineIntegrals(_functional.AbstractRows):
             raise UserError(
                 f"{int(faulty.sum())} of {len(self)} rays leave the box {tuple(lower)} to "
                 f"{tuple(upper)}, the first is row {int(faulty.nonzero()[0])}; enlarge the grid, "
-                "or choose the policy 'truncate' or 'drop'."
+                "or choose the policy 'prior', 'truncate' or 'drop'"
             )
         gone = faulty if policy is OutsidePolicy.DROP else outside & (left == 0)
         # What round-off has beyond a face goes too, for interpolation knows the box alone.

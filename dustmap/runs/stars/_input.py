@@ -14,11 +14,11 @@ from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.config import DataConfig, load
-from dustmap.errors import UserError
+from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
 from dustmap.sky import stars as star_tables
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
-from dustmap.tables import ColumnRef, ColumnType
+from dustmap.tables import ColumnRef, ColumnType, open_table
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,13 @@ def read_truth(
     data: DataConfig, card: SchemaCard, stars: StarTable, column: str
 ) -> NDArray[np.float64]:
     """Noise-free extinctions (N,) of these stars, which the catalog of [data] has in `column`."""
-    aliases = (catalogs.Alias(ColumnRef.parse(column), u.mag),)
+    wanted = ColumnRef.parse(column)
+    for path in data.catalog:
+        names = [found.name for found in open_table(Path(path)).columns]
+        if wanted.name.lower() not in map(str.lower, names):
+            hint = did_you_mean(column, names) or f"it has {', '.join(names)}"
+            raise UserError(f"{path}: no column {column} of noise-free extinctions; {hint}")
+    aliases = (catalogs.Alias(wanted, u.mag),)
     # The errors stay: a cut may ask for them.
     measured = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
     columns = {name: c for name, c in card.columns.items() if name not in measured}

@@ -118,7 +118,13 @@ class StarMap(AbstractFinishedRun):
         elif column := self.run.config.data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, column)
         seen = self._seen(stars.l, stars.b, stars.extinction)
-        if seen:
+        if seen is None:
+            log.warning(
+                "%s: the map has seen means of stars (data.combine), which do not tell whether "
+                "these are among them",
+                catalog,
+            )
+        elif seen:
             log.warning(
                 "%s: the map has seen %d of %d stars, by direction and extinction: these are not "
                 "predicted",
@@ -141,7 +147,7 @@ class StarMap(AbstractFinishedRun):
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
             "rows": read.provenance["counts"],
-            "stars_that_the_map_has_seen": seen,
+            "stars_that_the_map_has_seen": "unknown" if seen is None else seen,
             **observed.counts_at_the_box(),
             **groups,
         }
@@ -159,9 +165,11 @@ class StarMap(AbstractFinishedRun):
         y = torch.from_numpy(truth[observed.rows]).to(added)
         return labelled(scores(y, mean, predicted.variance + added), NOISE_FREE)
 
-    def _seen(self, l: Array, b: Array, extinction: Array) -> int:
+    def _seen(self, l: Array, b: Array, extinction: Array) -> int | None:
         """Count the stars among those that the map is made of: numbers of sources may be those of
-        rows, so directions and extinctions tell."""
+        rows, so directions and extinctions tell. None where it is made of means of stars."""
+        if self.run.config.data.combine > 0.0:
+            return None
         own = self.run.stars[self.run.observed.rows[self.fitted.cpu().numpy()]]
         seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
         return int(seen.sum())
@@ -230,7 +238,7 @@ class StarMap(AbstractFinishedRun):
             self.fit, run.grid, self._dust, outside, self.system, self.device
         )
 
-    def _counts_of_distances(self, places: Places) -> dict[str, int]:
+    def _counts_of_distances(self, places: Places) -> dict[str, int | str]:
         """Count rows without extinctions, and those whose extinctions the map has used before."""
         measured = places.extinctions
         if measured is None:
@@ -240,7 +248,7 @@ class StarMap(AbstractFinishedRun):
         seen = self._seen(places.l[known], places.b[known], y[known])
         return {
             "rows_without_extinction": int((~known).sum()),
-            "rows_that_the_map_has_seen": seen,
+            "rows_that_the_map_has_seen": "unknown" if seen is None else seen,
         }
 
     def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:

@@ -313,8 +313,8 @@ def _raised(
     if floor is None and not positive:
         raise UserError(
             f"{count} of {values.size} densities so far are not positive, and readers of this "
-            "layout interpolate logarithms: fit with model.density = 'lognormal', choose another "
-            "format, or set a floor in mag/pc"
+            "layout interpolate logarithms: fit with model.density = 'lognormal', or choose "
+            "another format (in Python, EdenhoferOptions has a floor)"
         )
     # A positive density that underflows in float32 becomes its smallest number.
     return np.where(low, np.float32(_TINY if floor is None else floor), values), count

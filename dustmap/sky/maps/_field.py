@@ -136,10 +136,14 @@ class AbstractDensityField(ABC):
     def check(self, request: MapRequest) -> None:
         """Refuse more samples than there are."""
         if request.samples > self.n_samples:
-            has = f"{self.n_samples} samples" if self.n_samples else "no samples"
+            if self.n_samples == 0:
+                raise UserError(
+                    f"{request.samples} samples were asked for and this density has none: leave "
+                    "them out, or fit by an engine that draws them (fit.engine)"
+                )
             raise UserError(
-                f"{request.samples} samples were asked for and this density has {has}: ask for "
-                "fewer, or fit with more (fit.samples)"
+                f"{request.samples} samples were asked for and this density has {self.n_samples}: "
+                "ask for fewer, or fit with more (fit.samples)"
             )
 
     def check_grid(self, grid: RegularGrid) -> None:

@@ -204,6 +204,10 @@ def test_a_box_without_the_sun_has_densities_and_extinctions_by_the_prior_before
     mean, std = (float(str(of_run[f"extinction_{name}"])) for name in ("mean", "std"))
     assert std > 0.2 * mean > 0.0
     assert of_map["extinction_mean"] is None
+    for name, lacking in (("run/map.zarr", "mean, extinction_std"), ("run", "p50")):
+        assert main(["query", str(tmp_path / name), *place, "--percentiles", "50"]) == DONE
+        words = capsys.readouterr().err
+        assert f"1 of 1 places in the box have no extinction_{lacking}" in words
 
 
 def test_exports_hold_what_was_asked_for(

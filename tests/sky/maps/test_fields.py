@@ -143,5 +143,5 @@ def test_a_gaussian_density_may_be_negative() -> None:
     own = whole(gaussian_field(with_nodes=True), NODES, request, depth=3)
     for name in found:
         np.testing.assert_allclose(own[name], found[name], atol=1e-6)
-    with pytest.raises(ValueError, match="this density has no samples"):
+    with pytest.raises(ValueError, match="this density has none: leave"):
         list(field.planes(NODES, MapRequest((Quantity.SAMPLES,), 1)))
