@@ -172,6 +172,13 @@ class ModelConfig:
         "standard deviation of the zero points of data.groups before the data are seen",
         "mag",
     ] = 0.05
+    group_zero: Annotated[
+        str,
+        choice("prior", "mean"),
+        "where zero points begin: each by group_std from 0, or from the mean of all by the "
+        "precision of the stars, so that they have nothing in common that dust near the Sun looks "
+        "like",
+    ] = "prior"
     group_scale: Annotated[
         float,
         number(low=0.0, high=0.5),

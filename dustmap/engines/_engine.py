@@ -65,14 +65,27 @@ def tensors_of(arrays: Arrays, device: torch.device | None = None) -> dict[str, 
 
 def zero_point_arrays(
     posterior: inference.PathwisePosterior | inference.LogNormalPosterior,
+    prior: gp.ZeroPoints | None,
 ) -> Arrays:
-    """Mean and standard deviation (G,) of zero points and scales of groups, where there are any."""
+    """Mean and standard deviation (G,) of zero points and scales of groups, where there are any,
+    and the shares of their prior."""
     points, scales, tensors = posterior.zero_points(), posterior.scales(), dict[str, Tensor]()
     if points is not None:
+        assert prior is not None
+        tensors |= {"zero_point_shares": torch.tensor(prior.shares, dtype=torch.float64)}
         tensors |= {"zero_points": points.mean, "zero_point_errors": points.std}
     if scales is not None:
         tensors |= {"scales": scales.mean, "scale_errors": scales.std}
     return arrays_of(tensors)
+
+
+def with_shares_of(model: gp.GPModel, arrays: Arrays) -> gp.GPModel:
+    """The model with the prior of zero points that an earlier fit had; those of earlier versions
+    have no shares."""
+    if model.zero_points is None:
+        return model
+    shares = tuple(np.asarray(arrays.get("zero_point_shares", ())).tolist())
+    return replace(model, zero_points=replace(model.zero_points, shares=shares))
 
 
 @final

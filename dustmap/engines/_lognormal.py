@@ -239,7 +239,10 @@ class LogNormalEngine(AbstractEngine):
         kept = {name: getattr(posterior, name) for name in names_kept}
         if posterior.groups is not None:
             kept["zero_point_samples"] = posterior.groups.white
-        arrays = {**_engine.arrays_of(kept), **_engine.zero_point_arrays(posterior)}
+        arrays = {
+            **_engine.arrays_of(kept),
+            **_engine.zero_point_arrays(posterior, fitted.zero_points),
+        }
         trace = [_numbers(line, names) for line in solution.history]
         made = replace(
             self.load(replace(problem, model=learned), arrays),
@@ -258,7 +261,7 @@ class LogNormalEngine(AbstractEngine):
         """
         del plan
         tensors = _engine.tensors_of(arrays, problem.data.y.device)
-        groups, points = None, problem.model.zero_points
+        groups, points = None, _engine.with_shares_of(problem.model, arrays).zero_points
         if points is not None:
             groups = inference.GroupSamples(points, tensors["zero_point_samples"])
         posterior = inference.LogNormalPosterior(

@@ -195,7 +195,8 @@ class PathwiseEngine(AbstractEngine):
 
     def _gridded(self, problem: Problem, arrays: Arrays) -> inference.GridModel:
         """The model of a posterior: on nested grids of the field at their nodes."""
-        model, order, lattice = problem.model, int(arrays["order"]), problem.lattice
+        model, lattice = _engine.with_shares_of(problem.model, arrays), problem.lattice
+        order = int(arrays["order"])
         grid = self._global_settings(problem).grid
         if not isinstance(lattice, NestedGrids):
             torus = tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
@@ -277,7 +278,7 @@ def _arrays(fit: GlobalFit, seed: int) -> Arrays:
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **_pathwise_points.pathwise_arrays(posterior),
-        **_engine.zero_point_arrays(posterior),
+        **_engine.zero_point_arrays(posterior, fit.gp.zero_points),
         "explained": inference.explained_share(fit.posterior, seed).cpu().numpy(),
         "residual_seed": np.array(seed),
     }

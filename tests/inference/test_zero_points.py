@@ -38,6 +38,11 @@ from tests.inference.gridded import energy_gradient
 STD = 0.3
 NODES = {1: (12,), 2: (6, 5), 3: (4, 4, 3)}
 COUNT = 3
+SHARES = (0.5, 0.3, 0.2)
+PRIORS = {
+    "independent": ZeroPoints(COUNT, STD),
+    "relative": ZeroPoints(COUNT, STD, shares=SHARES),
+}
 
 
 def rays(dim: int, n: int, seed: int, groups: bool = True) -> LineIntegrals:
@@ -48,10 +53,24 @@ def rays(dim: int, n: int, seed: int, groups: bool = True) -> LineIntegrals:
     return replace(segments, groups=torch.arange(n) % COUNT) if groups else segments
 
 
-def grouped_model(dim: int, learn_mean: bool = True) -> GridModel:
+def covariance_of(points: ZeroPoints) -> Tensor:
+    """Cov b (G, G), by the definition."""
+    one = torch.eye(COUNT, dtype=torch.float64)
+    if not points.shares:
+        return points.std**2 * one
+    w = torch.tensor(points.shares, dtype=torch.float64)
+    common = torch.ones(COUNT, dtype=torch.float64)[:, None] * w
+    root = points.std * (one - common)
+    covariance: Tensor = root @ root.mT
+    return covariance
+
+
+def grouped_model(
+    dim: int, learn_mean: bool = True, points: ZeroPoints = PRIORS["independent"]
+) -> GridModel:
     grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, NODES[dim])
     prior = GridPrior.padded(Matern32(0.4, 1.2, dim=dim), grid, dtype=torch.float64, padding=1.0)
-    features = GroupedFeatures(LocalFeatures(prior), ZeroPoints(COUNT, STD))
+    features = GroupedFeatures(LocalFeatures(prior), points)
     return GridModel(features, ConstantMean(0.5, learn=learn_mean), GaussianLikelihood(scale=1.2))
 
 
@@ -64,7 +83,7 @@ def observed(dim: int, n: int = 24) -> Batch:
 
 
 class Dense:
-    """y ~ N(H β, Φ Φᵀ + τ² G Gᵀ + Σ), β flat or known, every matrix written out."""
+    """y ~ N(H β, Φ Φᵀ + G B Gᵀ + Σ), B = Cov b, β flat or known, every matrix written out."""
 
     def __init__(self, model: GridModel, data: Batch) -> None:
         assert isinstance(model.features, GroupedFeatures)
@@ -74,7 +93,8 @@ class Dense:
         self.G[torch.arange(len(data)), torch.arange(len(data)) % COUNT] = 1.0
         self.sigma = model.likelihood.noise_variance(data).detach()
         self.sigma = self.sigma + self.field.residual_variance(data.functional).detach()
-        V = self.phi @ self.phi.mT + STD**2 * self.G @ self.G.mT + torch.diag(self.sigma)
+        self.B = covariance_of(model.features.zero_points)
+        V = self.phi @ self.phi.mT + self.G @ self.B @ self.G.mT + torch.diag(self.sigma)
         self.inverse = torch.linalg.inv(V)
         self.H = model.mean.basis(data.functional)
         self.beta = model.mean.coefficients().detach()
@@ -94,15 +114,18 @@ class Dense:
         )
 
 
-@pytest.mark.parametrize(("learn_mean", "dim"), covering([False, True], [1, 2, 3]))
-def test_field_and_zero_points_have_the_dense_posterior(dim: int, learn_mean: bool) -> None:
-    model, data = grouped_model(dim, learn_mean), observed(dim)
+@pytest.mark.parametrize(
+    ("learn_mean", "dim", "prior"), covering([False, True], [1, 2, 3], [*PRIORS])
+)
+def test_field_and_zero_points_have_the_dense_posterior(
+    dim: int, learn_mean: bool, prior: str
+) -> None:
+    model, data = grouped_model(dim, learn_mean, PRIORS[prior]), observed(dim)
     dense = Dense(model, data)
     solution = solve_global(model, data, SolveSettings(rtol=1e-9, samples=600, fit_mean=learn_mean))
     posterior = solution.posterior
-    eye = STD**2 * torch.eye(COUNT, dtype=torch.float64)
     none = torch.zeros(COUNT, 1, dtype=torch.float64)
-    mean, covariance = dense.posterior(none, STD**2 * dense.G.mT, eye)
+    mean, covariance = dense.posterior(none, dense.B @ dense.G.mT, dense.B)
     found = posterior.zero_points()
     assert found is not None
     torch.testing.assert_close(found.mean, mean, atol=1e-6, rtol=0)
@@ -111,14 +134,14 @@ def test_field_and_zero_points_have_the_dense_posterior(dim: int, learn_mean: bo
     other = rays(dim, 9, 2)
     phi = dense.field.operator(without_groups(other)).to_dense()
     H, left = model.mean.basis(other), dense.field.residual_variance(other).detach()
-    cross, prior = phi @ dense.phi.mT, phi @ phi.mT + torch.diag(left)
-    mean, covariance = dense.posterior(H, cross, prior)
+    cross, own = phi @ dense.phi.mT, phi @ phi.mT + torch.diag(left)
+    mean, covariance = dense.posterior(H, cross, own)
     true = posterior.predict(without_groups(other))
     torch.testing.assert_close(true.mean, mean, atol=1e-6, rtol=0)
     torch.testing.assert_close(true.std, covariance.diagonal().sqrt(), atol=0, rtol=0.13)
     G = dense.G[: len(other)]
     mean, covariance = dense.posterior(
-        H, cross + STD**2 * G @ dense.G.mT, prior + STD**2 * G @ G.mT
+        H, cross + G @ dense.B @ dense.G.mT, own + G @ dense.B @ G.mT
     )
     measured = posterior.predict(other)
     torch.testing.assert_close(measured.mean, mean, atol=1e-6, rtol=0)
@@ -161,7 +184,9 @@ def test_the_evidence_has_its_dense_gradient(dim: int) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def log_normal_model(dim: int, variance: float) -> LogNormalModel:
+def log_normal_model(
+    dim: int, variance: float, points: ZeroPoints = PRIORS["independent"]
+) -> LogNormalModel:
     grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, NODES[dim])
     prior = GridPrior.padded(
         Matern32(0.4, variance, dim=dim).fixed(), grid, dtype=torch.float64, padding=1.0
@@ -170,14 +195,13 @@ def log_normal_model(dim: int, variance: float) -> LogNormalModel:
     def rows(functional):  # type: ignore[no-untyped-def]
         return interpolation(functional, grid, dtype=torch.float64)
 
-    return LogNormalModel(
-        prior, ConstantMean(0.0), GaussianLikelihood(), rows, 0.02, ZeroPoints(COUNT, STD)
-    )
+    return LogNormalModel(prior, ConstantMean(0.0), GaussianLikelihood(), rows, 0.02, points)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_the_log_normal_energy_has_its_gradient_and_metric(dim: int) -> None:
-    problem = LogNormalProblem.of(log_normal_model(dim, 1.0), observed(dim))
+    model = log_normal_model(dim, 1.0, PRIORS["relative"])
+    problem = LogNormalProblem.of(model, observed(dim))
     generator = torch.Generator().manual_seed(0)
     xi = 0.5 * torch.randn(problem.n_latent, generator=generator, dtype=torch.float64)
     delta = 0.3 * torch.randn(2, len(xi), generator=generator, dtype=torch.float64)
@@ -229,6 +253,24 @@ def test_a_nearly_linear_log_normal_field_has_the_dense_zero_points() -> None:
         torch.testing.assert_close(unknown.variance, true.variance + STD**2)
 
 
+def test_shares_are_the_precisions_of_groups() -> None:
+    data = observed(2, 31)
+    assert data.noise_variance is not None
+    points = ZeroPoints.of(data.functional, STD, variance=data.noise_variance)
+    assert points is not None
+    precision = data.noise_variance.reciprocal()
+    w = torch.stack([precision[torch.arange(31) % COUNT == g].sum() for g in range(COUNT)])
+    w = w / w.sum()
+    torch.testing.assert_close(torch.tensor(points.shares, dtype=torch.float64), w)
+    root = points.offsets(torch.eye(COUNT, dtype=torch.float64)).mT
+    torch.testing.assert_close(root @ root.mT, covariance_of(points))
+    torch.testing.assert_close(w @ root, torch.zeros_like(w))
+    columns = points.columns(data.functional, w)
+    torch.testing.assert_close(columns.to_dense(), root[torch.arange(31) % COUNT])
+    eye = torch.eye(31, dtype=torch.float64)
+    torch.testing.assert_close(columns.rmatmul(eye), columns.to_dense())
+
+
 def test_groups_follow_their_rays_and_are_checked() -> None:
     some = rays(2, 6, 0)
     groups = groups_of(some[torch.tensor([4, 1])])
@@ -242,6 +284,8 @@ def test_groups_follow_their_rays_and_are_checked() -> None:
         replace(some, groups=torch.zeros(6))
     with pytest.raises(UserError, match="positive std"):
         ZeroPoints(2, 0.0)
+    with pytest.raises(UserError, match="as many shares, or none, got 1"):
+        ZeroPoints(2, 0.1, shares=(1.0,))
 
 
 def test_engines_of_dense_covariances_refuse_zero_points() -> None:

@@ -14,7 +14,7 @@ from dustmap.config import load
 from dustmap.errors import UserError
 from dustmap.gp import whole_batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, without_groups
-from dustmap.inference import LogNormalPosterior
+from dustmap.inference import LogNormalPosterior, PathwisePosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.stars._engines import with_unresolved
 from dustmap.sky.stars import open_star_store
@@ -131,6 +131,46 @@ def test_zero_points_are_recovered_and_the_map_is_not_tilted(sky: Path, mapped: 
     assert "zero_points" not in json.loads((without / "report.json").read_text())
     assert tilt(without) > 0.04
     assert abs(tilt(mapped)) < 0.015
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+def test_zero_points_may_be_those_against_their_mean(sky: Path, density: str) -> None:
+    """Its weights are precisions, here numbers of stars; a reopened run knows them."""
+    settings = (*DENSITIES[density], "model.group_zero=mean", "grid.spacing=20")
+    path = run(sky, sky / f"{density}-mean", *settings)
+    report = json.loads((path / "report.json").read_text())
+    rows = {row["group"]: row for row in report["zero_points"]["groups"]}
+    points = {name: row["zero_point"] for name, row in rows.items()}
+    assert points["red"] - points["blue"] == pytest.approx(OFFSET, abs=0.01)
+    total = sum(row["stars"] * row["zero_point"] for row in rows.values())
+    assert total / report["counts"]["stars_fitted"] == pytest.approx(0.0, abs=2e-4)
+    finished = open_run(path)
+    assert isinstance(finished, StarMap)
+    assert isinstance(finished.fit.posterior, LogNormalPosterior | PathwisePosterior)
+    again = finished.fit.posterior.zero_points()
+    assert again is not None
+    assert again.mean.tolist() == pytest.approx([row["zero_point"] for row in rows.values()])
+    lonely = Table.read(sky / "sky.fits")
+    lonely["SURVEY"] = "all"
+    lonely.write(path / "lonely.fits")
+    config = load(sky / "run.toml", (*settings, f"data.catalog={path / 'lonely.fits'}"))
+    with pytest.raises(UserError, match="all stars are of one group, which has no zero point"):
+        prepare(config)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.3])
+def test_what_all_zero_points_have_in_common_is_checked(sky: Path, common: float) -> None:
+    """Six times what their prior expects."""
+    shifted = Table.read(sky / "sky.fits")
+    shifted["extinction"] += common
+    shifted.write(sky / f"shifted-{common}.fits")
+    settings = (*DENSITIES["lognormal"], "grid.spacing=20")
+    path = run(
+        sky, sky / f"common-{common}", *settings, f"data.catalog={sky}/shifted-{common}.fits"
+    )
+    checks = json.loads((path / "report.json").read_text())["checks"]
+    (check,) = [check for check in checks if check["name"].startswith("mean zero point")]
+    assert check["passed"] == (common == 0.0)
 
 
 def test_other_stars_of_the_surveys_are_predicted_with_their_zero_points(

@@ -5,7 +5,7 @@ b_g ~ N(0, τ²) and, where there are scales, s_g ~ N(0, κ²). `ZeroPoints` is 
 responses f of any field.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -25,9 +25,12 @@ class ZeroPoints:
     """The prior b = τ c and s = κ c' with c, c' ~ N(0, I_G): count G, std τ > 0, scale_std κ ≥ 0.
 
     White like the field's own variables, so that c and c' are solved for and sampled beside them.
-    What all groups have in common is held by τ and κ as well, so that the mean of the zero points
-    cannot take the place of the field's: a common scale 1 + s is the same as a field that is
-    1 + s times as large, and only κ tells them apart. κ = 0 stands for no scales.
+    A common scale 1 + s is the same as a field that is 1 + s times as large, and only κ tells them
+    apart. κ = 0 stands for no scales.
+
+    shares w (G,), Σ w = 1: zero points against their weighted mean, b = τ (c − 1 wᵀc). Without,
+    only τ tells what they have in common from a field that is wrong near the observer, where all
+    rays begin.
 
     centred: whether data see scales less their mean, s_g − mean_g s. Where s_g f_n is linearised
     about an f̄ that comes from the same data, these would tell what scales have in common from the
@@ -38,6 +41,7 @@ class ZeroPoints:
     std: float
     scale_std: float = 0.0
     centred: bool = False
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.count >= 1 and 0 < self.std < float("inf")):
@@ -50,15 +54,34 @@ class ZeroPoints:
                 f"scale_std: expected at least 0 (no scales) and less than 1, where a scale 1 + s "
                 f"may well be negative, got {self.scale_std}"
             )
+        if self.shares and len(self.shares) != self.count:
+            raise UserError(
+                f"zero points of {self.count} groups have as many shares, or none, got "
+                f"{len(self.shares)}"
+            )
 
     @staticmethod
     def of(
-        functional: AbstractFunctional, std: float, scale_std: float = 0.0
+        functional: AbstractFunctional,
+        std: float,
+        scale_std: float = 0.0,
+        variance: Tensor | None = None,
     ) -> "ZeroPoints | None":
-        """Those of groups 0, 1, .. up to the last that the data know; None where they know none."""
+        """Those of groups 0, 1, .. up to the last that the data know; None where they know none.
+
+        variance (N,): of the noise of the data, whose precision makes the shares; none without.
+        """
         groups = groups_of(functional)
         count = 0 if groups is None or len(groups) == 0 else int(groups.max()) + 1
-        return ZeroPoints(count, std, scale_std) if count else None
+        if count == 0:
+            return None
+        points = ZeroPoints(count, std, scale_std)
+        if variance is None:
+            return points
+        sums = variance.new_zeros(count + 1, dtype=torch.float64)
+        sums.index_add_(0, points._index(functional, sums).long(), variance.double().reciprocal())
+        shares = sums[:-1] / sums[:-1].sum()
+        return replace(points, shares=tuple(shares.tolist()))
 
     @property
     def has_scales(self) -> bool:
@@ -73,9 +96,16 @@ class ZeroPoints:
     def columns(self, functional: AbstractFunctional, like: Tensor) -> "ZeroPointColumns":
         """τ G (N, G), in the dtype and on the device of `like`; zero for functionals of the field
         alone."""
-        return ZeroPointColumns(
-            self._index(functional, like), self.count, like.new_tensor(self.std)
-        )
+        index, std = self._index(functional, like), like.new_tensor(self.std)
+        return ZeroPointColumns(index, self.count, std, self._common(like))
+
+    def offsets(self, c: Tensor) -> Tensor:
+        """Return b (..., G) of c (..., G)."""
+        return self.std * _apart(c, self._common(c))
+
+    def _common(self, like: Tensor) -> Tensor | None:
+        """Return the shares (G,); None of independent zero points."""
+        return like.new_tensor(self.shares) if self.shares else None
 
     def scale_columns(
         self, functional: AbstractFunctional, like: Tensor
@@ -84,7 +114,8 @@ class ZeroPoints:
         if not self.has_scales:
             return None
         index, std = self._index(functional, like), like.new_tensor(self.scale_std)
-        return ZeroPointColumns(index, self.count, std, self.centred)
+        common = like.new_full((self.count,), 1.0 / self.count) if self.centred else None
+        return ZeroPointColumns(index, self.count, std, common)
 
     def _index(self, functional: AbstractFunctional, like: Tensor) -> Tensor:
         """The group of every functional (N,), G for those that have none."""
@@ -115,14 +146,14 @@ class ZeroPoints:
 class ZeroPointColumns(AbstractComposite):
     """τ G (N, G): (τ G c)_n = τ c_g(n), and 0 where the index (N,) is G.
 
-    std: τ, of scales κ, as a tensor () that decides dtype and device. centred: c less its mean in
-    the place of c.
+    std: τ, of scales κ, as a tensor () that decides dtype and device. common w (G,): c − 1 wᵀc in
+    the place of c; none without.
     """
 
     index: Tensor
     count: int
     std: Tensor
-    centred: bool = False
+    common: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,17 +163,22 @@ class ZeroPointColumns(AbstractComposite):
         return self.std
 
     def matmul(self, x: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(self.std * self._less_mean(x), (0, 1))
+        padded = torch.nn.functional.pad(self.std * _apart(x, self.common), (0, 1))
         return padded[..., self.index]
 
     def rmatmul(self, y: Tensor) -> Tensor:
         # Sums over a large part of the data: float64, whatever the dtype.
         sums = y.new_zeros((*y.shape[:-1], self.count + 1), dtype=torch.float64)
         sums.index_add_(-1, self.index, y.double())
-        return self.std * self._less_mean(sums[..., :-1]).to(y)
+        pulled = sums[..., :-1]
+        if self.common is not None:
+            pulled = pulled - pulled.sum(-1, keepdim=True) * self.common
+        return self.std * pulled.to(y)
 
-    def _less_mean(self, c: Tensor) -> Tensor:
-        return c - c.mean(-1, keepdim=True) if self.centred else c
+
+def _apart(c: Tensor, common: Tensor | None) -> Tensor:
+    """Return c − 1 wᵀc (..., G); c without w."""
+    return c if common is None else c - (c @ common.to(c))[..., None]
 
 
 @final
@@ -321,7 +357,7 @@ class GroupSamples:
 
     def zero_points(self) -> Prediction:
         """Mean and variance (G,) of b."""
-        b = self.prior.std * self.white[:, : self.prior.count]
+        b = self.prior.offsets(self.white[:, : self.prior.count])
         return Prediction(b.mean(0), b.var(0))
 
     def scales(self) -> Prediction | None:

@@ -194,7 +194,7 @@ class PathwisePosterior(gp.AbstractPosterior):
         if not isinstance(features, GroupedFeatures):
             return None
         first, points = features.inner.n_features, features.zero_points
-        return self._of_groups(slice(first, first + points.count), points.std)
+        return self._of_groups(slice(first, first + points.count), points.offsets)
 
     @torch.no_grad()
     def scales(self) -> gp.Prediction | None:
@@ -203,12 +203,13 @@ class PathwisePosterior(gp.AbstractPosterior):
         if not isinstance(features, GroupedFeatures) or not features.zero_points.has_scales:
             return None
         first, points = features.inner.n_features, features.zero_points
-        return self._of_groups(slice(first + points.count, None), points.scale_std)
+        variables = slice(first + points.count, None)
+        return self._of_groups(variables, lambda c: points.scale_std * c)
 
-    def _of_groups(self, variables: slice, std: float) -> gp.Prediction:
-        """Mean and variance (G,) of white variables times their prior standard deviation."""
-        mean, draws = std * self.eps_mean[variables], std * self.deviations[:, variables]
-        trend = std * self._trend_fields[:, variables]
+    def _of_groups(self, variables: slice, prior: Callable[[Tensor], Tensor]) -> gp.Prediction:
+        """Mean and variance (G,) of what the prior makes of white variables (..., G)."""
+        mean, draws = prior(self.eps_mean[variables]), prior(self.deviations[:, variables])
+        trend = prior(self._trend_fields[:, variables])
         return gp.Prediction(mean, draws.square().mean(0) + trend.square().sum(0))
 
     def _measured(self, functional: AbstractFunctional) -> AbstractFunctional:

@@ -19,7 +19,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
-from dustmap.inference import MGVISettings
+from dustmap.inference import LogNormalPosterior, MGVISettings, PathwisePosterior
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, Predictions, coverage_check
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
@@ -55,6 +55,8 @@ _SOUND = {
 _LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1
+#: Standard deviations of its prior that the mean of zero points may be from 0.
+_COMMON = 2.0
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
 #: Median error / parallax above which a map may be biased by some per cent, and by too many.
@@ -247,7 +249,24 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         checks.append(_learned_per_star(config, fit, learning.n_data))
         if config.engine == "lognormal":
             checks += _learned_by_data(config, fit)
-    return (*checks, *_checks_of_solver(config, fit))
+    return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
+
+
+def _common_zero_point(config: Config, fit: StarFit) -> tuple[Check, ...]:
+    """Check that the mean of zero points is one that their prior expects: N(0, τ²/G)."""
+    if not isinstance(fit.posterior, PathwisePosterior | LogNormalPosterior):
+        return ()
+    points = fit.posterior.zero_points()
+    if points is None or config.model.group_zero != "prior":
+        return ()
+    std = config.model.group_std / len(points.mean) ** 0.5
+    common = float(points.mean.mean())
+    advice = (
+        f"all groups have {common:.3f} mag in common, which dust near the Sun, or its lack, looks "
+        'like: model.group_zero = "mean" leaves it to the dust, a larger model.group_std expects it'
+    )
+    name = "mean zero point over its prior standard deviation"
+    return (Check(name, common / std, -_COMMON, _COMMON, advice),)
 
 
 def checks_of_refit(config: Config, fit: StarFit) -> tuple[Check, ...]:

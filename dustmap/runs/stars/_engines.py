@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dustmap import engines
-from dustmap.config import Config, DataConfig
+from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, GPModel, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
@@ -294,8 +294,9 @@ def errors_section(fit: StarFit) -> dict[str, Any]:
     return known | ({"held": held} if held else {})
 
 
-def check_groups(data: DataConfig, names: Sequence[str], observed: Observations) -> None:
-    """Refuse groups that are too small or too many to have zero points."""
+def check_groups(config: Config, names: Sequence[str], observed: Observations) -> None:
+    """Refuse groups that are too small or too many to have zero points; warn of a single one."""
+    data = config.data
     groups = groups_of(observed.batch.functional)
     if groups is None:
         return
@@ -308,6 +309,11 @@ def check_groups(data: DataConfig, names: Sequence[str], observed: Observations)
             "groups"
         )
     used, most = int((counts > 0).sum()), len(observed) // _PER_GROUP
+    if used == 1 and config.model.group_zero == "mean":
+        raise UserError(
+            f"data.groups = {data.groups!r}: all stars are of one group, which has no zero point "
+            'against others: leave it out, or take model.group_zero = "prior"'
+        )
     if used > most:
         raise UserError(
             f"data.groups = {data.groups!r}: {used:,} groups of {len(observed):,} stars, expected "
@@ -331,10 +337,12 @@ def zero_points_section(
         return {}
     counts = torch.bincount(groups, minlength=len(points.mean)).tolist()
     columns = {"zero_point": points.mean.tolist(), "error": points.std.tolist()}
-    prior: dict[str, Any] = {"column": config.data.groups, "prior_std_mag": config.model.group_std}
+    model = config.model
+    prior: dict[str, Any] = {"column": config.data.groups, "prior_std_mag": model.group_std}
+    prior["zero"] = model.group_zero
     if scales is not None:
         columns |= {"scale": (1.0 + scales.mean).tolist(), "scale_error": scales.std.tolist()}
-        prior["prior_std_of_scales"] = config.model.group_scale
+        prior["prior_std_of_scales"] = model.group_scale
     lines = [
         {"group": name, "stars": count} | {what: values[g] for what, values in columns.items()}
         for g, (name, count) in enumerate(zip(names, counts, strict=False))

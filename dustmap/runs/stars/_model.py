@@ -312,8 +312,9 @@ def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
     kernel, likelihood = kernel_of(config.model, at), _likelihood(config.model, at, data)
     if at.projection > 0.0:
         kernel = ProjectedKernel.of(kernel, at.projection)
-    stds = config.model.group_std, config.model.group_scale
-    points = gp.ZeroPoints.of(data.functional, *stds)
+    own = config.model
+    variance = data.noise_variance if own.group_zero == "mean" else None
+    points = gp.ZeroPoints.of(data.functional, own.group_std, own.group_scale, variance)
     model = gp.GPModel(kernel, mean_of(config, at.mean), likelihood, points)
     learned = {"variance" if name == "std" else name for name in config.model.learn}
     if learns_scale_with_nu(config.model):

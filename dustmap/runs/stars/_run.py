@@ -409,7 +409,7 @@ def prepare_stars(
     run = replace(run, observed=replace(run.observed, column=column))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
-    _engines.check_groups(config.data, run.group_names, run.observed)
+    _engines.check_groups(config, run.group_names, run.observed)
     checks = _checks.data_checks(run.config, run.share, run.observed, run.grid)
     if run.reach is not None and run.leads:
         log.info("magnitude limit: %s", run.reach)
