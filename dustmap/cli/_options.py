@@ -108,13 +108,22 @@ def compute_overrides(options: argparse.Namespace) -> list[str]:
 
 def add_catalog(command: Command) -> None:
     command.add_argument("--catalog", required=True, metavar="FILE")
-    add_schema(command, "which columns it has: a survey's card or your own [generic]")
+    meaning = "which columns it has: a survey's card or your own [the run's, or else generic]"
+    add_schema(command, meaning, default="")
 
 
-def add_schema(command: Command, meaning: str) -> None:
+def add_schema(command: Command, meaning: str, default: str = "generic") -> None:
     """Add the options of `card_of`."""
-    command.option("--schema NAME|CARD.toml", meaning, default="generic")
+    command.option("--schema NAME|CARD.toml", meaning, default=default)
     add_columns(command)
+
+
+def run_card_of(options: argparse.Namespace) -> "SchemaCard | str":
+    """Read the card that the options of `add_catalog` name; "" for that of the run."""
+    from dustmap.sky import card_named
+
+    columns = columns_of(options)
+    return card_named(options.schema or "generic", columns) if options.schema or columns else ""
 
 
 def card_of(options: argparse.Namespace) -> "SchemaCard":

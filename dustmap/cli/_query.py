@@ -392,7 +392,7 @@ def execute_predict(options: argparse.Namespace) -> int:
     run = Path(options.run)
     output = _options.output_of(options, options.catalog, map_or_run=run, schema=options.schema)
     computing = _options.computing(options, run)
-    card = _options.card_of(options)
+    card = _options.run_card_of(options)
     wanted = Path(options.catalog), card, output, options.overwrite
     if options.distances:
         opened = open_star_map(run, computing)
@@ -428,7 +428,7 @@ def execute_evaluate(options: argparse.Namespace) -> int:
 
     run = Path(options.run)
     finished = open_run(run, _options.computing(options, run))
-    card = _options.card_of(options)
+    card = _options.run_card_of(options)
     arguments = Path(options.catalog), card, options.truth_column, options.system
     with progress() as shown:
         result = finished.evaluate(*arguments, shown)

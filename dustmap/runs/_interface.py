@@ -134,7 +134,7 @@ class AbstractFinishedRun(ABC):
     def evaluate(
         self,
         catalog: Path,
-        card: SchemaCard | str = "generic",
+        card: SchemaCard | str = "",
         truth_column: str = "",
         system: str = "",
         progress: Progress = unwatched,

@@ -188,7 +188,7 @@ class RegressionResult(AbstractFinishedRun):
     def evaluate(
         self,
         catalog: Path,
-        card: SchemaCard | str = "generic",
+        card: SchemaCard | str = "",
         truth_column: str = "",
         system: str = "",
         progress: Progress = unwatched,

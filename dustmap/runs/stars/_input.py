@@ -17,6 +17,7 @@ from dustmap.config import DataConfig, load
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
 from dustmap.sky import stars as star_tables
+from dustmap.sky.catalogs._binding import bind
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import ColumnRef, ColumnType, open_table
 
@@ -137,6 +138,24 @@ def read_stars(
     return StarInput(catalog.stars, catalog.provenance)
 
 
+def card_for(
+    data: DataConfig, path: Path, card: SchemaCard | str, with_extinctions: bool
+) -> SchemaCard:
+    """Return a card; of "" the run's own, with its names of columns, where the catalog has them, or
+    else the generic one."""
+    if isinstance(card, SchemaCard):
+        return card
+    if card or (data.schema == DataConfig.schema and not data.columns):
+        return catalogs.card_named(card or DataConfig.schema)
+    try:
+        own = catalogs.card_named(data.schema, dict(data.columns))
+        bind(path, own, open_table(path).columns, (), with_extinctions, with_identifiers=False)
+    except UserError:
+        return catalogs.card_named(DataConfig.schema)
+    log.info("%s: columns as in the catalog of the run, by the card %s", path, own.name)
+    return own
+
+
 def read_truth(
     data: DataConfig, card: SchemaCard, stars: StarTable, column: str
 ) -> NDArray[np.float64]:
@@ -184,8 +203,7 @@ def places_of(
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
-    schema = card if isinstance(card, SchemaCard) else catalogs.card_named(card)
-    schema = schema.with_group(data.groups, required=False)
+    schema = card_for(data, path, card, with_extinctions).with_group(data.groups, required=False)
     places = catalogs.read_places(
         path,
         schema,

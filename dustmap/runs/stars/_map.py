@@ -95,7 +95,7 @@ class StarMap(AbstractFinishedRun):
     def evaluate(
         self,
         catalog: Path,
-        card: SchemaCard | str = "generic",
+        card: SchemaCard | str = "",
         truth_column: str = "",
         system: str = "",
         progress: Progress = unwatched,
@@ -103,9 +103,9 @@ class StarMap(AbstractFinishedRun):
         """Score measured extinctions, and noise-free ones in the column `truth_column`.
 
         Where the catalog has the run's column of groups, measured ones have their zero points.
-        With the cuts that the card has by default; stars outside the box by the run's policy,
-        counted. system: of the catalog's extinctions where neither its header nor its card says;
-        scores are in the run's.
+        card: the run's own of "". With the cuts that it has by default; stars outside the box by
+        the run's policy, counted. system: of the catalog's extinctions where neither its header nor
+        its card says; scores are in the run's.
         """
         own, read = self.run.stars, self.read(catalog, card, system)
         stars = _input.in_system(read.stars, own.system)
@@ -261,7 +261,7 @@ class StarMap(AbstractFinishedRun):
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:
         """The run's [data] of another catalog, and its card."""
         data = replace(self.run.config.data, catalog=(str(catalog),), cuts=CUTS)
-        card = card if isinstance(card, SchemaCard) else sky.card_named(card)
+        card = _input.card_for(self.run.config.data, catalog, card, with_extinctions=True)
         return data, card.with_group(data.groups, required=False)
 
     def query(self, l: float, b: float, distance: float) -> Mapping[str, float]:

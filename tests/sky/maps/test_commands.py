@@ -322,3 +322,27 @@ def test_impossible_queries_say_so(
 ) -> None:
     assert main(["query", str(run / arguments[0]), *arguments[1:]]) == BAD_INPUT
     assert words in capsys.readouterr().err
+
+
+def test_another_catalog_has_the_columns_of_the_runs_own_or_generic_ones(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generic = Table.read(run.parent / "stars.ecsv")
+    named = generic.copy()
+    named.rename_columns(["l", "distance_pc", "extinction"], ["lon", "far", "red"])
+    named.write(tmp_path / "named.ecsv")
+    text = (run.parent / "run.toml").read_text()
+    columns = '[data.columns]\nl = "lon"\ndistance = "far"\nextinction = "red"\n'
+    (tmp_path / "run.toml").write_text(f"{text}{columns}")
+    config = load(tmp_path / "run.toml", (f"data.catalog={tmp_path / 'named.ecsv'}",))
+    execute_run(prepare(config), tmp_path / "run", config, False)
+    for catalog in (tmp_path / "named.ecsv", run.parent / "stars.ecsv"):
+        catalogs = ["--catalog", str(catalog)]
+        scored = told(capsys, "evaluate", str(tmp_path / "run"), *catalogs)
+        assert scored["stars_that_the_map_has_seen"] == 60
+        output = ["--output", str(tmp_path / f"{catalog.stem}.fits"), "--distances"]
+        assert told(capsys, "predict", str(tmp_path / "run"), *catalogs, *output)["rows"] == 60
+    first, second = (Table.read(tmp_path / f"{name}.fits") for name in ("named", "stars"))
+    np.testing.assert_array_equal(first["extinction_mean"], second["extinction_mean"])
+    asked = ["evaluate", str(tmp_path / "run"), "--schema", "generic", "--catalog"]
+    assert main([*asked, str(tmp_path / "named.ecsv")]) == BAD_INPUT
