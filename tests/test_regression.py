@@ -406,3 +406,16 @@ def test_places_at_any_distance_have_the_mean(engine: str, far: float) -> None:
     np.testing.assert_allclose(mean, model.mean_[0])
     assert np.isfinite(std).all()
     assert (std > model.predict(X, return_std=True)[1].max()).all()
+
+
+@pytest.mark.parametrize(("rows", "columns", "amplitude"), [(300, 3, 0.3), (300, 5, 0.0)])
+@pytest.mark.parametrize("noise", ["auto", "student-t"])
+def test_noise_is_not_a_function(rows: int, columns: int, amplitude: float, noise: str) -> None:
+    """Where most of y is noise its evidence has a maximum of no length and no noise, too."""
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(rows, columns))
+    f = amplitude * np.sin(6.0 * X[:, 0])
+    model = HIPGPRegressor(noise=noise).fit(X, f + rng.standard_normal(rows))
+    assert model.noise_std_ == pytest.approx(1.0, abs=0.15)
+    error = model.predict(X) - f
+    assert float(np.sqrt(np.mean(error**2))) < 0.2

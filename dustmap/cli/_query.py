@@ -115,7 +115,8 @@ def _one(options: argparse.Namespace) -> int:
     answers = _reported(_answers(source, lon, lat, far, options.percentiles or ()))
     if np.isnan(answers["density_mean"][0]):
         raise UserError(
-            f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of {options.map}"
+            f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
+            f"{options.map}, or in a part that the map does not have"
         )
     asked = {} if options.name is None else {"l": l, "b": b, "distance_pc": distance}
     if options.json:
@@ -141,7 +142,7 @@ def _many(options: argparse.Namespace) -> int:
     refuse_taken(places.table, (*counted, *_answered(levels), *labels(source.system)))
     answers = _reported(_answers(source, places.l, places.b, places.distances, levels))
     outside = int(np.isnan(answers["density_mean"]).sum())
-    log.info("%d of %d places are outside the box", outside, len(places))
+    log.info("%d of %d places are outside the box, or what the map has", outside, len(places))
     counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
     filled = places.filled(answers)
     return _print_table(places.table, filled, source.system, counts if options.json else None)
@@ -311,6 +312,11 @@ def _answers(
     # Four questions about the same places would count those outside four times.
     with muted_reports():
         median = distances if isinstance(distances, np.ndarray) else distances.median
+        if not (isinstance(distances, np.ndarray) or distances.exact):
+            log.warning(
+                "answers are at median distances, without their errors, which only runs take into "
+                "account"
+            )
         return _of_map(source, l, b, median, levels)
 
 
@@ -322,7 +328,8 @@ def _reported(answers: "Columns") -> "Columns":
     lacking = {name: int((inside & ~np.isfinite(v)).sum()) for name, v in answers.items()}
     if names := [name for name, count in lacking.items() if count]:
         log.warning(
-            "%d of %d places in the box have no %s: their rays from the Sun begin outside of it",
+            "%d of %d places in the box have no %s: their rays from the Sun leave the box or what "
+            "the map has",
             max(lacking.values()),
             int(inside.sum()),
             ", ".join(names),
@@ -342,22 +349,23 @@ def _of_map(
     levels: Sequence[float],
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
-    import numpy as np
 
     from dustmap.sky._coordinates import places_at
     from dustmap.sky.maps._answers import spread_of
 
     places, answers = places_at(l, b, distance), {}
     if density.n_samples < 2:
-        log.info("no extinction_std: the map has no samples, export it with --samples")
+        log.info(
+            "no extinction_std and percentiles: the map has no samples, export it with --samples"
+        )
     for quantity, integrated in _IS_INTEGRATED.items():
         answers[f"{quantity}_mean"] = density.query(places, integrated=integrated)
         spread = spread_of(density, places, integrated)
         if spread is not None:
             answers[f"{quantity}_std"] = spread
-    if np.isnan(answers["density_mean"][density.contains(places)]).any():
-        raise UserError("the map has no density at places inside its box: a part of it is missing")
     for quantity, integrated in _IS_INTEGRATED.items() if levels else ():
+        if integrated and density.n_samples < 2:
+            continue  # the cubes of percentiles are those of densities
         values = density.query(places, "percentile", levels, integrated)
         answers |= _named(quantity, levels, values.T)
     return answers

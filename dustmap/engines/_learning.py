@@ -26,10 +26,15 @@ from dustmap.gp.functionals import LineIntegrals, PointValues, local_of, mapped
 from dustmap.gp.kernels import StationaryKernel, SumKernel
 from dustmap.inference import ParameterVector, StateReader, state_of
 
-#: Where the search starts, in standardised units: the evidence has several maxima, one of which
-#: calls everything noise.
+#: Where the search starts, in standardised units: lengths, and noise with a factor on the variance
+#: of the kernel. The evidence has several maxima: one calls everything noise, and another, of no
+#: length at all, all noise a function. From a variance of 1 a climb ends there where there is much
+#: noise.
 _START_LENGTHS = (2.0, 0.7, 0.25, 0.08)
-_START_NOISE = (0.5, 0.1)
+_START_NOISE = ((0.5, 1.0), (0.1, 1.0), (0.95, 0.15))
+#: Nats that others must be better by than a start of the most noise: of a length of 0 its evidence
+#: is theirs.
+_PREFERENCE = 2.0
 #: Rows whose evidence chooses among starts.
 START_ROWS = 300
 #: Conditionals in the sum that is maximised, its steps, and the rows neighbours are sought among.
@@ -205,17 +210,25 @@ def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
     if not all(isinstance(k, StationaryKernel) and k.length.is_learned for k in terms):
         return model
     first = kernel.parameters()[0].value.detach()
-    values = {"length": [length * kernel.dim**0.5 for length in _START_LENGTHS]}
-    if any(p.name == "scatter" and p.is_learned for p in model.likelihood.parameters()):
-        values["scatter"] = list(_START_NOISE)
+    learns_noise = any(p.name == "scatter" and p.is_learned for p in model.likelihood.parameters())
 
-    def moved(p: gp.Parameter, start: dict[str, float]) -> gp.Parameter:
-        value = start.get(p.name.partition("[")[0])
-        return p if value is None else p.at(torch.full_like(p.value, value).log() + _over(p, first))
+    def moved(p: gp.Parameter, length: float, noise: float, factor: float) -> gp.Parameter:
+        name = p.name.partition("[")[0]
+        if name == "length":
+            return p.at(torch.full_like(p.value, length).log() + _over(p, first))
+        if name == "scatter" and p.is_learned:
+            return p.at(torch.full_like(p.value, noise).log())
+        return p.at(p.value + math.log(factor)) if name == "variance" and p.is_learned else p
 
-    starts = (dict(zip(values, v, strict=True)) for v in itertools.product(*values.values()))
-    moves = ([moved(p, start) for p in model.parameters()] for start in starts)
-    return max(map(model.with_parameters, moves), key=score)
+    lengths = (length * kernel.dim**0.5 for length in _START_LENGTHS)
+    starts = itertools.product(lengths, _START_NOISE if learns_noise else ((1.0, 1.0),))
+    best, most = model, -math.inf
+    for length, (noise, factor) in starts:
+        made = [moved(p, length, noise, factor) for p in model.parameters()]
+        tried = model.with_parameters(made)
+        value = score(tried) + (_PREFERENCE if factor < 1.0 else 0.0)
+        best, most = (tried, value) if value > most else (best, most)
+    return best
 
 
 def _over(p: gp.Parameter, first: Tensor) -> Tensor | float:

@@ -375,10 +375,16 @@ class StarMap(AbstractFinishedRun):
         """Grids of the levels in the box."""
         return finer_grids(self.run.config)
 
+    def _step_in(self, box: Sequence[float] | None) -> float:
+        """The spacing of the finest level that has all of a box; of the run's grid without one."""
+        faces = None if box is None else torch.tensor(box, dtype=torch.float64).view(3, 2).mT
+        whole = [g for g in self.finer if faces is not None and bool(g.contains(faces).all())]
+        return min(g.spacing[0] for g in (self.run.grid, *whole))
+
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
         """Lay voxel centres, `step` apart, from X0 to X1, Y0 to Y1, Z0 to Z1; or the run's."""
         mine = self.run.grid
-        step = mine.spacing[0] if step is None else step
+        step = self._step_in(box) if step is None else step
         if not step > 0.0:
             raise UserError(f"--step {step:g}: expected more than 0 pc")
         faces = list(zip(mine.lower, mine.upper, strict=True))

@@ -169,8 +169,8 @@ class Answers:
         if self.layout.samples < (2 if mode in _SPREADS else 1):
             held = ", ".join(quantity.value for quantity in self.layout.quantities)
             raise UserError(
-                f"mode {mode.value!r} needs stored samples and this map holds {held}: export it "
-                "with the quantity samples"
+                f"mode {mode.value!r} needs stored samples here, of integrals always, and this map "
+                f"holds {held}: export it with the quantity samples"
             )
         if mode is Mode.RANDOM_SAMPLE:
             return (Cube(Quantity.SAMPLES, int(self._random.integers(self.layout.samples))),)
@@ -358,6 +358,8 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
         if quantity is Quantity.SAMPLES:
             values = np.stack([density.cube(quantity, k) for k in range(density.n_samples)])
         data[_cubes.variable_of(quantity)] = _cubes.dimensions_of(quantity), values, attributes
+    if density.finer:
+        log.warning("cubes of the coarsest level alone: on_one_grid().to_xarray() has the finest")
     return xr.Dataset(data, axes, {"extinction_system": density.system.name})
 
 

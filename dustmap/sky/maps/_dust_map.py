@@ -359,7 +359,8 @@ class DustMap:
     def to_xarray(self) -> "xr.Dataset":
         """Return all cubes, in memory: density_mean and its like (z, y, x), axes in pc.
 
-        Variables have the names of map.zarr; density_samples have one more axis, `sample`.
+        Variables have the names of map.zarr; density_samples have one more axis, `sample`. Of a map
+        with levels they are the coarsest's: `on_one_grid` has the finest everywhere.
         """
         return cubes_of(self)
 
@@ -427,7 +428,10 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
         return (0.5,)
     if pct is None:
         return ()
-    levels = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
-    if not all(0.0 < level < 1.0 for level in levels):
+    try:
+        percents = np.atleast_1d(np.asarray(pct, np.float64))
+    except (TypeError, ValueError):
+        percents = np.empty(0)
+    if percents.ndim != 1 or len(percents) == 0 or not ((percents > 0) & (percents < 100)).all():
         raise UserError(f"pct: expected percents between 0 and 100, got {pct!r}")
-    return levels
+    return tuple(float(p) / 100.0 for p in percents)

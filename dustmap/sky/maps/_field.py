@@ -117,10 +117,10 @@ class AbstractDensityField(ABC):
     def percentiles(
         self, functional: AbstractFunctional, levels: Sequence[float]
     ) -> NDArray[np.float64]:
-        """Return quantiles at `levels` (Q,), (Q, N): by the moments of the samples, as maps have
-        them, or by mean and standard deviation of a density of any sign at places, and where there
-        are no samples."""
-        if self.n_samples > 1 and (self.positive or not isinstance(functional, PointValues)):
+        """Return quantiles at `levels` (Q,), (Q, N): of a positive density by the moments of the
+        samples, as maps have them, or by mean and standard deviation of one of any sign, and where
+        there are no samples."""
+        if self.n_samples > 1 and self.positive:
             request = MapRequest((Quantity.SAMPLES,), self.n_samples)
             draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
             relative = self.between_nodes(functional)
