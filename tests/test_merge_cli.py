@@ -14,7 +14,7 @@ from astropy.io import fits
 from dustmap import config as configuration
 from dustmap.cli import main
 from dustmap.runs.stars._parts import tile_of
-from dustmap.sky import Provenance, write_map
+from dustmap.sky import Provenance, galactic, write_map
 from dustmap.sky.maps import DustMap, Quantity
 from tests.sky.tiles.cases import GRID, different, expected, nodes
 
@@ -124,6 +124,16 @@ def test_parts_of_a_sky(
     missing = json.loads(capsys.readouterr().out)["voxels_in_no_tile"]
     density = DustMap.open(output)
     assert np.isnan(density.mean).sum() == missing > 0
+    # Places that no tile has are rows without answers.
+    nodes_of_map = density.grid.points().numpy().reshape(*density.grid.shape, 3)
+    rows = []
+    for gap in (True, False):
+        z, y, x = np.argwhere(np.isnan(density.mean) == gap)[0]
+        rows.append(",".join(f"{float(v):.9f}" for v in galactic(nodes_of_map[x, y, z])))
+    (tmp_path / "places.csv").write_text("\n".join(["l,b,distance_pc", *rows]) + "\n")
+    assert main(["query", output, "--file", str(tmp_path / "places.csv"), "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [value is None for value in answers["density_mean"]] == [True, False]
 
 
 def test_refusals(tiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

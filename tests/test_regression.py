@@ -8,6 +8,7 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dustmap import HIPGPRegressor
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32, Matern52
 from tests.combinations import covering
@@ -419,3 +420,28 @@ def test_noise_is_not_a_function(rows: int, columns: int, amplitude: float, nois
     assert model.noise_std_ == pytest.approx(1.0, abs=0.15)
     error = model.predict(X) - f
     assert float(np.sqrt(np.mean(error**2))) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"block": 4}, "block = 4: expected None or a tuple"),
+        ({"block": (4.5, 4)}, "block = .* each at least 1"),
+        ({"samples": 2.5}, "samples = 2.5: expected a whole number"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_say_what_is_expected(
+    arguments: dict[str, Any], words: str
+) -> None:
+    X = np.linspace(0.0, 1.0, 40).reshape(-1, 2)
+    with pytest.raises(UserError, match=words):
+        HIPGPRegressor(**arguments).fit(X, X.sum(1))
+
+
+def test_draws_are_counted_and_tiny_numbers_refused() -> None:
+    X = np.linspace(0.0, 1.0, 30)[:, None]
+    model = HIPGPRegressor(engine="exact", learn=False).fit(X, X[:, 0])
+    with pytest.raises(UserError, match="n_samples = 0: expected a whole number"):
+        model.sample_y(X, 0)
+    with pytest.raises(UserError, match="too small for its square to be a number"):
+        HIPGPRegressor().fit(X, 1e-200 * X[:, 0])

@@ -30,6 +30,8 @@ MEANS = ("constant", "linear")
 LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
 NOISES = ("auto", "learn", "given", "scale", "jitter", "student-t")
 STUDENT_T, AUTO = "student-t", "auto"
+#: Widths whose squares are numbers of full precision.
+_LEAST_WIDTH = 1e-150
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Array = NDArray[np.float64]
 
@@ -103,7 +105,8 @@ def inducing_settings(
     _refuse_unless(_real(padding) > 0, "padding", padding, "a positive number of length scales")
     max_memory = asked["max_memory"]
     _refuse_unless(_real(max_memory) > 0, "max_memory", max_memory, "a positive number of bytes")
-    tiles = block is None or (len(block) > 0 and all(b > 0 for b in block))
+    tiles = block is None or (isinstance(block, tuple | list) and len(block) > 0)
+    tiles = tiles and all(isinstance(b, Integral) and int(b) > 0 for b in block or ())
     _refuse_unless(tiles, "block", block, "None or a tuple of nodes per axis, each at least 1")
     return engines.InducingSettings(
         learning,
@@ -122,11 +125,8 @@ def point_settings(
     asked: Mapping[str, Any], inducing: engines.InducingSettings
 ) -> engines.PointSettings:
     """The settings of the global engine, which shares grid, padding, dtype and memory."""
-    samples, i = asked["samples"], inducing
-    _refuse_unless(_real(samples) >= 2, "samples", samples, "a whole number of at least 2")
-    return engines.PointSettings(
-        int(samples), i.padding, i.dtype, i.max_memory, i.learning.seed, i.grid
-    )
+    samples, i = at_least(2, "samples", asked), inducing
+    return engines.PointSettings(samples, i.padding, i.dtype, i.max_memory, i.learning.seed, i.grid)
 
 
 def free_point_settings(
@@ -354,10 +354,13 @@ def spread(values: Array, name: str = "y") -> Array:
     """Standard deviation along the first axis; 1 for a constant."""
     with np.errstate(over="ignore"):
         spread = np.std(values, axis=0)
+        width = np.ptp(values, axis=0)
     if not np.isfinite(spread).all():
         raise UserError(f"{name} is too large for its square to be a number: give it other units")
+    if np.any((width > 0) & (width < _LEAST_WIDTH)):
+        raise UserError(f"{name} is too small for its square to be a number: give it other units")
     # Of equal values rounding may leave a deviation, by which their differences would be lengths.
-    return np.where((spread > 0) & (np.ptp(values, axis=0) > 0), spread, 1.0)
+    return np.where((spread > 0) & (width > 0), spread, 1.0)
 
 
 #: Probability below one standard deviation of a normal distribution.

@@ -254,10 +254,16 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return mean, np.sqrt(prediction.variance.double().numpy() * scale**2 + noise)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Joint draws of f at X from the posterior, (N, n_samples); "global": ≤ `samples`."""
+        """Joint draws of f at X from the posterior, (N, n_samples); "global": ≤ `samples`.
+
+        What inducing points or a grid leave of f is drawn for every row on its own, also of rows at
+        one place, in the covariance of `predict`, too: differences between near places are those of
+        f from engine "exact".
+        """
         fitted, inputs = self._query(X)
+        count = _arguments.at_least(1, "n_samples", {"n_samples": n_samples})
         points = fitted.scaling.points(inputs)
-        drawn = fitted.sample(points, n_samples, _arguments.seed_of(random_state))
+        drawn = fitted.sample(points, count, _arguments.seed_of(random_state))
         return self._mean(drawn.mT)
 
     def save(self, path: str | Path) -> None:

@@ -254,9 +254,21 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
     try:
         values = np.ma.filled(np.ma.asarray(table[name]).astype(np.float64), np.nan)
     except (TypeError, ValueError):
-        raise UserError(f"column {name}: expected numbers, got {table[name].dtype}") from None
+        row = next((row for row, value in enumerate(table[name]) if not _is_number(value)), None)
+        got = str(table[name].dtype)
+        if row is not None:
+            got = f"{str(table[name][row])[:40]!r} in row {row} (counted from 0)"
+        raise UserError(f"column {name}: expected numbers, got {got}") from None
     check_rows(np.isfinite(values), name, "finite")
     return np.asarray(values, np.float64)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def text_column(table: Table, name: str) -> tuple[str, ...]:

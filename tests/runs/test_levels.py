@@ -142,6 +142,17 @@ def test_the_map_has_the_finest_density(finished: Path) -> None:
     assert report["held_out_stars"]["chi2"] < 2.0
 
 
+def test_a_box_in_a_fine_level_has_its_spacing(finished: Path) -> None:
+    opened = open_run(finished)
+    assert isinstance(opened, StarMap)
+    fine = opened.finer[-1]
+    inner = [v for low, high in zip(fine.lower, fine.upper, strict=True) for v in (low, high)]
+    assert opened.grid(inner, None) == fine
+    whole = opened.run.grid
+    outer = [v for low, high in zip(whole.lower, whole.upper, strict=True) for v in (low, high)]
+    assert opened.grid(outer, None) == whole
+
+
 def test_a_scene_has_the_finest_density(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

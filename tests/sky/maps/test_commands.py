@@ -346,3 +346,18 @@ def test_another_catalog_has_the_columns_of_the_runs_own_or_generic_ones(
     np.testing.assert_array_equal(first["extinction_mean"], second["extinction_mean"])
     asked = ["evaluate", str(tmp_path / "run"), "--schema", "generic", "--catalog"]
     assert main([*asked, str(tmp_path / "named.ecsv")]) == BAD_INPUT
+
+
+def test_maps_take_distances_as_exact_and_have_the_percentiles_that_they_hold(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "places.csv").write_text("l,b,distance,distance_error\n30,5,30,8\n")
+    for source, warns in (("", False), ("map.zarr", True)):
+        assert main(["query", str(run / source), "--file", str(tmp_path / "places.csv")]) == DONE
+        assert ("at median distances, without their errors" in capsys.readouterr().err) == warns
+    bare = str(tmp_path / "bare.zarr")
+    cubes = ["--quantity", "mean,p16,median,p84", "--samples", "0"]
+    assert main(["export", str(run), "--format", "zarr", "--output", bare, *cubes]) == DONE
+    answers = told(capsys, "query", bare, *PLACE, "--percentiles", "16", "50", "84")
+    assert answers["density_p16"] < answers["density_p50"] < answers["density_p84"]  # type: ignore[operator]
+    assert "extinction_p50" not in answers

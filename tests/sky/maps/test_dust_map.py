@@ -14,6 +14,7 @@ from astropy.utils.masked import Masked
 from numpy.typing import NDArray
 
 import dustmap
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky import Provenance
@@ -286,8 +287,9 @@ def test_queries_that_cannot_be_answered_say_what_to_do() -> None:
         MAP.query(where, mode="best")
     with pytest.raises(ValueError, match="outside: expected one of nan, error, truncate"):
         MAP.query(where, outside="zero")
-    with pytest.raises(ValueError, match="pct: expected percents between 0 and 100"):
-        MAP.query(where, mode="percentile", pct=100)
+    for wrong in (100, [], [[16, 84]], "a"):
+        with pytest.raises(UserError, match="pct: expected percents between 0 and 100"):
+            MAP.query(where, mode="percentile", pct=wrong)
     with pytest.raises(ValueError, match="pct: expected percents exactly if"):
         MAP.query(where, mode="percentile")
     with pytest.raises(ValueError, match="frame: expected one of icrs"):
