@@ -295,7 +295,7 @@ def errors_section(fit: StarFit) -> dict[str, Any]:
 
 
 def check_groups(config: Config, names: Sequence[str], observed: Observations) -> None:
-    """Refuse groups that are too small or too many to have zero points; warn of a single one."""
+    """Refuse groups too small or too many to have zero points, and one against its own mean."""
     data = config.data
     groups = groups_of(observed.batch.functional)
     if groups is None:

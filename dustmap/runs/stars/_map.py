@@ -168,7 +168,7 @@ class StarMap(AbstractFinishedRun):
     def _seen(self, l: Array, b: Array, extinction: Array) -> int | None:
         """Count the stars among those that the map is made of: numbers of sources may be those of
         rows, so directions and extinctions tell. None where it is made of means of stars."""
-        if self.run.config.data.combine > 0.0:
+        if self.run.stars.multiplicity is not None:
             return None
         own = self.run.stars[self.run.observed.rows[self.fitted.cpu().numpy()]]
         seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
