@@ -308,6 +308,7 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
         ("data.target=log(bad)", "column bad: 1 of 90 rows are not > 0, as log needs"),
         ("data.target=hole", "column hole: 1 of 90 rows are not finite (first at row 4"),
         ("data.target=name", "column name: expected numbers"),
+        ("data.target=name", "in row 0 (counted from 0)"),
         ("data.error=bad", "column bad: 1 of 90 rows are not > 0"),
         ("data.holdout=0.99", "leaves 1 of 90 rows to fit"),
         ("data.catalog=none.csv", "none.csv: there is no such file"),

@@ -112,7 +112,7 @@ def _one(options: argparse.Namespace) -> int:
         distance = _positive(options.distance, "--distance")
     source = _opened(options)
     lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-    answers = _reported(_answers(source, lon, lat, far, options.percentiles or ()))
+    answers = _answers(source, lon, lat, far, options.percentiles or ())
     if np.isnan(answers["density_mean"][0]):
         raise UserError(
             f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
@@ -140,7 +140,7 @@ def _many(options: argparse.Namespace) -> int:
     levels = options.percentiles or ()
     counted = _COUNTS if options.json else ()
     refuse_taken(places.table, (*counted, *_answered(levels), *labels(source.system)))
-    answers = _reported(_answers(source, places.l, places.b, places.distances, levels))
+    answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box, or what the map has", outside, len(places))
     counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
@@ -194,7 +194,7 @@ def _profile(options: argparse.Namespace) -> int:
     distance = _distances(source, l, b, step)
     direction = np.full_like(distance, l), np.full_like(distance, b)
     levels = sorted({*PROFILE_LEVELS, *(options.percentiles or ())})
-    answers = _reported(_answers(source, *direction, distance, levels))
+    answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
     counts = {"rows": len(table)} if options.json else None
     return _print_table(table, answers, source.system, counts)
@@ -298,30 +298,30 @@ def _answers(
     import numpy as np
 
     from dustmap.sky.maps import DustMap, muted_reports
+    from dustmap.sky.stars import ExactDistances
 
+    far = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
     if not isinstance(source, DustMap):
-        from dustmap.sky.stars import ExactDistances
-
-        distances = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
-            answers = dict(source.at_stars(l, b, distances, shown))
+            answers = dict(source.at_stars(l, b, far, shown))
         if levels:
-            extinction, density = source.percentiles(l, b, distances, [p / 100 for p in levels])
+            extinction, density = source.percentiles(l, b, far, [p / 100 for p in levels])
             answers |= _named("extinction", levels, extinction) | _named("density", levels, density)
-        return answers
-    # Four questions about the same places would count those outside four times.
-    with muted_reports():
-        median = distances if isinstance(distances, np.ndarray) else distances.median
-        if not (isinstance(distances, np.ndarray) or distances.exact):
+    else:
+        if not far.exact:
             log.warning(
                 "answers are at median distances, without their errors, which only runs take into "
                 "account"
             )
-        return _of_map(source, l, b, median, levels)
+        # Four questions about the same places would count those outside four times.
+        with muted_reports():
+            answers = dict(_of_map(source, l, b, far.median, levels))
+    _report_lacking(answers)
+    return answers
 
 
-def _reported(answers: "Columns") -> "Columns":
-    """Return the answers; count the places in the box that have some and not others."""
+def _report_lacking(answers: "Columns") -> None:
+    """Count the places in the box that have some answers and not others."""
     import numpy as np
 
     inside = np.isfinite(answers["density_mean"])
@@ -334,7 +334,6 @@ def _reported(answers: "Columns") -> "Columns":
             int(inside.sum()),
             ", ".join(names),
         )
-    return answers
 
 
 def _named(quantity: str, levels: Sequence[float], values: "NDArray[np.float64]") -> "Columns":
@@ -349,7 +348,6 @@ def _of_map(
     levels: Sequence[float],
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
-
     from dustmap.sky._coordinates import places_at
     from dustmap.sky.maps._answers import spread_of
 

@@ -395,10 +395,7 @@ def test_a_missing_device_is_named(sky: Path) -> None:
 def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
     config = load(sky / "run" / "config.toml", ["compute.device=cuda"])
     execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
-    found, expected = (
-        DustMap.open(tmp_path / "run" / "map.zarr"),
-        DustMap.open(sky / "run" / "map.zarr"),
-    )
+    found, expected = (DustMap.open(path / "run" / "map.zarr") for path in (tmp_path, sky))
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-3, atol=1e-6)
     assert isinstance(open_run(tmp_path / "run"), StarMap)
 

@@ -79,7 +79,7 @@ class ZeroPoints:
         if variance is None:
             return points
         sums = variance.new_zeros(count + 1, dtype=torch.float64)
-        sums.index_add_(0, points._index(functional, sums).long(), variance.double().reciprocal())
+        sums.index_add_(0, points._index(functional, sums), variance.double().reciprocal())
         shares = sums[:-1] / sums[:-1].sum()
         return replace(points, shares=tuple(shares.tolist()))
 

@@ -107,6 +107,7 @@ class StarMap(AbstractFinishedRun):
         the run's policy, counted. system: of the catalog's extinctions where neither its header nor
         its card says; scores are in the run's.
         """
+        data, card = self._asked(catalog, card)
         own, read = self.run.stars, self.read(catalog, card, system)
         stars = _input.in_system(read.stars, own.system)
         groups: dict[str, int] = {}
@@ -118,18 +119,12 @@ class StarMap(AbstractFinishedRun):
         elif column := self.run.config.data.groups:
             log.warning("%s has no column %s: no zero points are added", catalog, column)
         seen = self._seen(stars.l, stars.b, stars.extinction)
-        if seen is None:
+        if seen != 0:
             log.warning(
-                "%s: the map has seen means of stars (data.combine), which do not tell whether "
-                "these are among them",
-                catalog,
-            )
-        elif seen:
-            log.warning(
-                "%s: the map has seen %d of %d stars, by direction and extinction: these are not "
+                "%s: the map has seen %s of %d stars, by direction and extinction: these are not "
                 "predicted",
                 catalog,
-                seen,
+                "an unknown number" if seen is None else seen,
                 len(stars),
             )
         _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
@@ -142,7 +137,7 @@ class StarMap(AbstractFinishedRun):
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
-            truth = _input.read_truth(*self._asked(catalog, card), read.stars, truth_column)
+            truth = _input.read_truth(data, card, read.stars, truth_column)
             truth = conversion(read.stars.system, own.system) * truth
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {

@@ -88,8 +88,8 @@ def _is_open(config: Config) -> bool:
 
 def with_spacing(config: Config, stars: StarTable) -> Config:
     """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
-    the box, leaves out less than the errors, and is a third of `model.length` where that is
-    learned; or the finest that the memory holds.
+    the box, leaves out less than the errors, and is at most a third of `model.length` where
+    that is learned; or the finest that the memory holds.
 
     What it leaves out of the median star's extinction A over the distance d has the variance
     Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.

@@ -20,7 +20,6 @@ from dustmap.sky._coordinates import direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut
-from dustmap.sky.catalogs._rules import DistanceKind as Distance
 from dustmap.sky.stars._priors import Array
 from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
@@ -39,7 +38,7 @@ NOT_FINITE = " is not finite"  # after the name of a column, of rows without a n
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
-_OF_ERRORS = re.compile("err|sig|std|unc|^e_|^s_|^d_")  # in names of columns of errors
+_OF_ERRORS = re.compile(f"{_rules.ERROR_WORDS}|^e_|^s_|^d_")  # in names of columns of errors
 
 
 @final
@@ -65,7 +64,7 @@ class Binding:
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
     position: _rules.PositionKind
-    distance: Distance
+    distance: _rules.DistanceKind
     extinction: _rules.ExtinctionKind | None
     group: Source | None = None
 
@@ -212,7 +211,8 @@ def bind(
     sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
     _check_distinct(path, sources)
     _check_named(card, ways, sources)
-    _check_exact(matcher, kinds[1], sources)
+    if kinds[1].is_exact:
+        _check_exact(matcher, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
     group = _group(matcher, sources)
     return Binding(MappingProxyType(sources), MappingProxyType(constants), *kinds, group)
@@ -318,11 +318,10 @@ def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
 
 
-def _check_exact(matcher: _Matcher, kind: Distance, sources: Mapping[str, Source]) -> None:
+def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
     """Refuse exact distances beside what looks like their errors, unless it is said to be none."""
     card, error = matcher.card, "distance_error"
-    stated = Distance.GAUSSIAN not in card.distances or not card.columns[error].aliases
-    if stated or kind not in (Distance.EXACT, Distance.POSITION):
+    if _rules.DistanceKind.GAUSSIAN not in card.distances or not card.columns[error].aliases:
         return
     read = {role: source.ref.name for role, source in sources.items()}
     unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
@@ -356,21 +355,21 @@ def position_problems(kind: _rules.PositionKind, values: Values) -> Problems:
     return problems
 
 
-def distance_problems(kind: Distance, values: Values) -> Problems:
+def distance_problems(kind: _rules.DistanceKind, values: Values) -> Problems:
     """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
     problems = not_finite(values, kind.columns)
-    if kind is Distance.POSITION:
+    if kind is _rules.DistanceKind.POSITION:
         length = _length(values)
         problems["the distance of x, y, z is not > 0"] = length <= 0.0
         problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
         return problems
-    if kind is Distance.PARALLAX:
+    if kind is _rules.DistanceKind.PARALLAX:
         problems |= _parallax_problems(values["parallax"], values["parallax_error"])
     for name in {"distance", "distance_p50"} & set(kind.columns):
         problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
     positive = [name for name in kind.columns if name != "parallax"]
     problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
-    if kind is Distance.PERCENTILES:
+    if kind is _rules.DistanceKind.PERCENTILES:
         low, middle, high = (values[name] for name in kind.columns)
         problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
     return problems
@@ -419,20 +418,20 @@ def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]
 
 
 def distances(
-    kind: Distance, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
 ) -> stars.AbstractDistances:
     """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
     first, *others = (values[name] for name in kind.columns)
     match kind:
-        case Distance.PARALLAX:
+        case _rules.DistanceKind.PARALLAX:
             return stars.ParallaxDistances(first - zero_point, others[0], prior)
-        case Distance.POSITION:
+        case _rules.DistanceKind.POSITION:
             return stars.ExactDistances(_length(values))
-        case Distance.EXACT:
+        case _rules.DistanceKind.EXACT:
             return stars.ExactDistances(first)
-        case Distance.GAUSSIAN:
+        case _rules.DistanceKind.GAUSSIAN:
             return stars.GaussianDistances(first, *others)
-        case Distance.PERCENTILES:
+        case _rules.DistanceKind.PERCENTILES:
             return stars.PercentileDistances(first, *others)
 
 

@@ -87,6 +87,11 @@ class DistanceKind(Alternative):
     EXACT = ("exact", "distance")
     POSITION = ("position", "x", "y", "z")
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether distances have no errors."""
+        return self in (DistanceKind.EXACT, DistanceKind.POSITION)
+
 
 class ExtinctionKind(Alternative):
     """Columns of extinctions."""
@@ -95,10 +100,11 @@ class ExtinctionKind(Alternative):
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
-#: Parts of names of columns that hold errors or percentiles, whole words or anywhere, and units.
+#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
+#: anywhere; and units.
+ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
 _ERRORS = re.compile(
-    r"\b(e|s|b|p|q|lo|low|lower|hi|high|upper|plus|minus)\b"
-    "|err(or)?|sig(ma)?|std|unc(ert(ainty)?)?|0?5|16|84|95"
+    rf"\b(e|s|b|p|q|lo|low|lower|hi|high|upper|plus|minus)\b|{ERROR_WORDS}|0?5|16|84|95"
 )
 _UNITS = frozenset(("pc", "kpc"))
 

@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 OFFSETS = (0.0, 0.05, 0.1)
 SURVEYS = ("blue", "red")
 #: Maps without groups, and with zero points that begin as model.group_zero says.
-NONE, PRIOR, MEAN = "none", "prior", "mean"
-GROUPS = (NONE, PRIOR, MEAN)
+NONE, PRIOR, MEAN = figure.ZEROS
 #: Of the map without zero points to be told apart from one with; in mag.
 LARGEST_TILT = 0.02
 
@@ -79,7 +78,7 @@ def run(request: Request) -> Outcome:
     rows = list[Row]()
     for density in scale.densities:
         for offset in OFFSETS:
-            for zero in GROUPS:
+            for zero in figure.ZEROS:
                 found = [_map(scale, density, offset, zero, seed) for seed in scale.seeds]
                 rows.append(_row(density, offset, zero, found))
                 _log.info("%s", rows[-1])
@@ -103,8 +102,8 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     wanted = list[Goal]()
     for row in rows:
         if row["groups"] != NONE:
-            name = f"{row['density']}, offset {row['offset_mag']} mag"
-            name = f"{name}, zero points from the {row['groups']}: |tilt|, mag"
+            sky = f"{row['density']}, offset {row['offset_mag']} mag"
+            name = f"{sky}, zero points from the {row['groups']}: |tilt|, mag"
             wanted.append(Goal.at_most(name, LARGEST_TILT, abs(number(row, "tilt_mag"))))
     return wanted
 

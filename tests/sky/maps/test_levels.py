@@ -230,6 +230,20 @@ def test_reach_and_spread_are_those_of_the_finest_level(tmp_path: Path) -> None:
         assert density.coverage(along).min() > least - 0.1
 
 
+def test_cubes_of_a_map_with_levels_are_said_to_be_the_coarsest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "map.zarr"
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"))
+    density = DustMap.open(path)
+    with caplog.at_level("WARNING"):
+        density.on_one_grid().to_xarray()
+        assert "coarsest level" not in caplog.text
+        assert density.to_xarray().sizes["x"] == NESTED.outer.shape[0]
+        assert "cubes of the coarsest level alone" in caplog.text
+
+
 def test_a_map_that_names_levels_it_has_not_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "map.zarr"
     slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
