@@ -298,24 +298,26 @@ def _answers(
     import numpy as np
 
     from dustmap.sky.maps import DustMap, muted_reports
-    from dustmap.sky.stars import ExactDistances
 
-    far = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
     if not isinstance(source, DustMap):
+        from dustmap.sky.stars import ExactDistances  # and scipy, which maps need not
+
+        far = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
             answers = dict(source.at_stars(l, b, far, shown))
         if levels:
             extinction, density = source.percentiles(l, b, far, [p / 100 for p in levels])
             answers |= _named("extinction", levels, extinction) | _named("density", levels, density)
     else:
-        if not far.exact:
+        if not (isinstance(distances, np.ndarray) or distances.exact):
             log.warning(
                 "answers are at median distances, without their errors, which only runs take into "
                 "account"
             )
+        median = distances if isinstance(distances, np.ndarray) else distances.median
         # Four questions about the same places would count those outside four times.
         with muted_reports():
-            answers = dict(_of_map(source, l, b, far.median, levels))
+            answers = dict(_of_map(source, l, b, median, levels))
     _report_lacking(answers)
     return answers
 
