@@ -332,6 +332,11 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
             return self.inner.residual_variance(functional)
         return features.residual_variance_by_rows(self, functional)
 
+    def prior_covariance(self, functional: AbstractFunctional) -> Tensor | None:
+        if bool(self._inside(functional).all()):
+            return self.inner.prior_covariance(functional)
+        return self.outer.prior_covariance(functional)
+
     def parameters(self) -> tuple[gp.Parameter, ...]:
         return self.inner.parameters()
 

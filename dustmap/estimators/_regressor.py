@@ -256,9 +256,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Joint draws of f at X from the posterior, (N, n_samples); "global": ≤ `samples`.
 
-        What inducing points or a grid leave of f is drawn for every row on its own, also of rows at
-        one place, in the covariance of `predict`, too: differences between near places are those of
-        f from engine "exact".
+        What inducing points or a grid leave of f is joint for up to 2,048 different rows, and fewer
+        on grids of more than 30,000 nodes of the torus, here and in the covariance of `predict`;
+        for more of them it is independent between places.
         """
         fitted, inputs = self._query(X)
         count = _arguments.at_least(1, "n_samples", {"n_samples": n_samples})

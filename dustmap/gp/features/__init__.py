@@ -10,9 +10,10 @@ may be learned and start as `clustered_points` of the data. `CIQFeatures` (Pleis
 the symmetric root instead, by products alone: more points than can be factorised. Nothing
 downstream knows which one it got.
 
-`DenseCovariance` has the covariance of few data as a matrix. `CellResiduals` draws what a grid
-leaves out of rays, alike along one beam. `interpolation` gives the multilinear rows of fields that
-must stay positive; `Nodes` and `Stencil` are what local weights are made of.
+`DenseCovariance` has the covariance of few data as a matrix, `JointResiduals` what their features
+leave of it. `CellResiduals` draws what a grid leaves out of rays, alike along one beam.
+`interpolation` gives the multilinear rows of fields that must stay positive; `Nodes` and `Stencil`
+are what local weights are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
@@ -23,6 +24,7 @@ from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._dense_covariance import DenseCovariance as DenseCovariance
+from dustmap.gp.features._dense_covariance import JointResiduals as JointResiduals
 from dustmap.gp.features._dense_covariance import dense_bytes as dense_bytes
 from dustmap.gp.features._dense_covariance import dense_covariance as dense_covariance
 from dustmap.gp.features._dense_covariance import factor_bytes as factor_bytes

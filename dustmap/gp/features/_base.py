@@ -149,6 +149,10 @@ class AbstractFeatureMap(AbstractParametric, ABC):
     def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Return Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
 
+    def prior_covariance(self, functional: functionals.AbstractFunctional) -> Tensor | None:
+        """Return K_** (N, N) of the field, float64; None where the map has no closed form of it."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class AbstractPriorFeatures(AbstractFeatureMap):
@@ -186,6 +190,10 @@ class AbstractGridFeatures(AbstractPriorFeatures):
         """Return k_ff (N,)."""
         prior = self.prior
         return self.estimator.variance(prior.kernel, functional, prior.wrapping, self.dtype)
+
+    def prior_covariance(self, functional: functionals.AbstractFunctional) -> Tensor | None:
+        f, prior = functional, self.prior
+        return self.estimator.between(prior.kernel, f, f, prior.wrapping, torch.float64)
 
     @property
     def _like(self) -> Tensor:

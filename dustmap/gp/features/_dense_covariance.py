@@ -1,4 +1,4 @@
-"""The covariance ΦΦᵀ + Σ of few data as a matrix, and when that takes less than iterations.
+"""Covariances of few data as matrices: ΦΦᵀ + Σ, where that takes less than iterations, and Cov r.
 
 ΦΦᵀ is of local kriging weights around the prior covariance of their nodes.
 """
@@ -17,7 +17,14 @@ from dustmap.gp.features._grouped import GroupedFeatures, SideBySide, field_feat
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nested import KrigingFeatures, NestedFeatures
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, PointValues
-from dustmap.linalg import AbstractOperator, SparseOperator, ToeplitzOperator, chunks, row_slice
+from dustmap.linalg import (
+    AbstractOperator,
+    SparseOperator,
+    ToeplitzOperator,
+    chunks,
+    row_slice,
+    standard_normal,
+)
 
 #: Columns of matrices that are made together.
 _COLUMNS = 256
@@ -33,6 +40,8 @@ _MOST, _CUBE_PER_NODE = 5000, 1e7
 #: Nodes at most: to look up the M² lags of K takes 8e-9 M² seconds for each covariance and for each
 #: of its derivatives.
 _MOST_NODES = 10_000
+#: Residuals that are known together at most, and the numbers in their rows of Φ.
+_JOINT, _JOINT_NUMBERS = 2048, 2**26
 #: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
 #: with the copy that LAPACK takes.
 _MATRICES = 6
@@ -270,3 +279,77 @@ class DenseCovariance:
         """A⁻¹ (N, N)."""
         inverse = torch.cholesky_inverse(self.factor)
         return inverse if inverse.is_contiguous() else inverse.mT
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class JointResiduals:
+    """r = Q z of N functionals, Q Qᵀ = Cov r = K_** − ΦΦᵀ, with the variances of the rows of Φ.
+
+    Weights of a few nodes leave K_** − ΦΦᵀ negative eigenvalues; these count as 0. Of more than a
+    matrix is for, Q is diagonal: r is independent, but one number at places that are the same.
+
+    root: Q (U, U), or its diagonal (U,), of U different functionals; index (N,): which one it is.
+    """
+
+    root: Tensor
+    index: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        features: AbstractFeatureMap, functional: AbstractFunctional, variance: Tensor
+    ) -> "JointResiduals":
+        """Those of a functional with Var r = `variance` (N,); only values at points are joint.
+
+        Examples
+        --------
+        >>> from dustmap.gp import GridPrior, RegularGrid
+        >>> from dustmap.gp.kernels import Matern12
+        >>> grid = RegularGrid((0.0,), (2.0,), (5,))
+        >>> features = LocalFeatures(GridPrior.padded(Matern12(1.0, 2.0, dim=1), grid))
+        >>> twice = PointValues(torch.tensor([[3.0], [3.0]]))
+        >>> JointResiduals.of(features, twice, features.residual_variance(twice)).covariance()
+        tensor([[1.5232, 1.5232],
+                [1.5232, 1.5232]], dtype=torch.float64)
+        """
+        root = variance.double().sqrt()
+        index = torch.arange(len(root), device=root.device)
+        if not isinstance(functional, PointValues):
+            return JointResiduals(root, index)
+        first, index = _different(functional.x)
+        functional, root = functional[first], root[first]
+        few = len(first) <= min(_JOINT, _JOINT_NUMBERS // features.n_features)
+        covariance = features.prior_covariance(functional) if few else None
+        if covariance is None:
+            return JointResiduals(root, index)
+        phi = features.operator(functional)
+        one = torch.eye(len(first), dtype=phi.dtype, device=phi.device)
+        for part in chunks(len(first), _COLUMNS):
+            covariance[part] -= phi.matmul(phi.rmatmul(one[part])).to(covariance)
+        eigenvalues, vectors = torch.linalg.eigh(0.5 * (covariance + covariance.mT))
+        joint = vectors * eigenvalues.clamp_min(0.0).sqrt()
+        norm = joint.norm(dim=1).clamp_min(torch.finfo(joint.dtype).tiny)
+        return JointResiduals(joint * (root / norm)[:, None], index)
+
+    def covariance(self) -> Tensor:
+        """Cov r (N, N)."""
+        joint = self.root if self.root.ndim == 2 else torch.diag(self.root)
+        return (joint @ joint.mT)[self.index][:, self.index]
+
+    def draws(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws of r (count, N)."""
+        white = standard_normal((count, len(self.root)), generator, self.root)
+        drawn = white @ self.root.mT if self.root.ndim == 2 else white * self.root
+        return drawn[:, self.index]
+
+
+def _different(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of all rows of x (N, D) that are the same (U,), and which of these U a row is (N,);
+    in the order of the rows where all are different."""
+    every = torch.arange(len(x), device=x.device)
+    different, index = torch.unique(x, dim=0, return_inverse=True)
+    if len(different) == len(x):
+        return every, every
+    first = torch.full_like(every, len(x))[: len(different)]
+    return first.scatter_reduce(0, index, every, "amin"), index

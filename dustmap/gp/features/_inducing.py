@@ -293,6 +293,10 @@ class AbstractInducingFeatures(AbstractRowFeatures):
     def rows(self, functional: AbstractFunctional) -> Features:
         return gathered(lambda part: self._rows(functional[part]), len(functional), self.chunk)
 
+    def prior_covariance(self, functional: AbstractFunctional) -> Tensor | None:
+        f = functional
+        return self.estimator.between(self.kernel, f, f, self.wrapping, torch.float64)
+
     @abstractmethod
     def _rows(self, functional: AbstractFunctional) -> Features:
         """Return the rows of a chunk."""

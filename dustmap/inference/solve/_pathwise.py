@@ -19,6 +19,7 @@ from dustmap.gp.features import (
     AbstractFeatureMap,
     CellResiduals,
     GroupedFeatures,
+    JointResiduals,
     LevelResiduals,
     NestedFeatures,
     NodeFeatures,
@@ -30,7 +31,7 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve import _grid_model
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.linalg import KeyedNormal, standard_normal
+from dustmap.linalg import KeyedNormal
 
 #: Functionals answered at once.
 _CHUNK = 65_536
@@ -115,8 +116,8 @@ class PathwisePosterior(gp.AbstractPosterior):
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r;
-        Φδ_s + r_s of residuals that are shared."""
+        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + Cov r, of rank S + K but for Cov r
+        (`JointResiduals`); Φδ_s + r_s of residuals that are shared."""
         functional = self._measured(functional)
         fields = torch.cat([self.deviations, self._trend_fields])
         seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
@@ -124,8 +125,8 @@ class PathwisePosterior(gp.AbstractPosterior):
         r, independent = self._residuals(functional)
         seen, u = seen[:count] + r, self._trend(functional, seen[count:])
         covariance: Tensor = seen.mT @ seen / count + u.mT @ u
-        covariance.diagonal().add_(independent)
-        return covariance
+        left = JointResiduals.of(self.model.features, functional, independent)
+        return covariance.add_(left.covariance().to(covariance))
 
     @torch.no_grad()
     def sample(
@@ -133,8 +134,9 @@ class PathwisePosterior(gp.AbstractPosterior):
     ) -> Tensor:
         """The first `count` ≤ S stored draws (count, N), the same ε and β for every functional.
 
-        Only residuals r that are not those of the draws are drawn, independent per functional: from
-        `generator`, for rays from one number of it and their keys.
+        Only residuals r that are not those of the draws are drawn: of values at points jointly
+        (`JointResiduals`), else independent per functional, for rays from one number of `generator`
+        and their keys.
         """
         if not 1 <= count <= len(self.deviations):
             raise UserError(
@@ -148,13 +150,28 @@ class PathwisePosterior(gp.AbstractPosterior):
             z = self.spread.draws[:count]
             eps = eps + z.to(eps.dtype) @ self.spread.fields
             beta = beta + z @ self.spread.directions.mT
-        parts, spreads = [], []
+        parts, variances = [], []
         for part, seen in self._products(functional, eps):
             r, independent = self._residuals(part, slice(count))
             parts.append((self.model.mean.basis(part) @ beta.mT).mT.to(seen.dtype) + seen + r)
-            spreads.append(independent.sqrt())
-        field = torch.cat(parts, dim=-1)
-        return field + torch.cat(spreads) * _white(functional, field, generator)
+            variances.append(independent)
+        field, variance = torch.cat(parts, dim=-1), torch.cat(variances)
+        return field + self._left(functional, variance, count, generator).to(field)
+
+    def _left(
+        self,
+        functional: AbstractFunctional,
+        variance: Tensor,
+        count: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draws (count, N) of residuals that are not those of the draws; of a ray whatever others
+        there are."""
+        if isinstance(functional, functionals.LineIntegrals):
+            seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
+            white = functionals.keyed_normal(int(seed), functional.keys, count)
+            return variance.sqrt() * white.to(variance)
+        return JointResiduals.of(self.model.features, functional, variance).draws(count, generator)
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
         """Quantiles of f (K, N) at probabilities q (K,) in (0, 1).
@@ -258,14 +275,6 @@ class PathwisePosterior(gp.AbstractPosterior):
         if shared is None:
             return variance.new_zeros(1, 1), variance
         return shared.draws(some), (variance - shared.variance).clamp_min(0.0)
-
-
-def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers (S, N); of a ray whatever others there are."""
-    if isinstance(functional, functionals.LineIntegrals):
-        seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
-        return functionals.keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
-    return standard_normal(like.shape, generator, like)
 
 
 @torch.no_grad()

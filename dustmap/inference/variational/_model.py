@@ -17,7 +17,14 @@ from dustmap import gp, linalg
 from dustmap.errors import UserError
 from dustmap.gp import functionals
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
-from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks, warn_unconverged
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    Features,
+    JointResiduals,
+    SolveSummary,
+    chunks,
+    warn_unconverged,
+)
 from dustmap.gp.functionals import AbstractFunctional, Sharded
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import _precision
@@ -157,8 +164,9 @@ def rows_of(features: AbstractFeatureMap, functional: AbstractFunctional) -> Fea
 class VariationalPosterior(gp.AbstractPosterior):
     """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q, and u_*ᵀ z for fitted coefficients of the mean.
 
-    Residuals r of different functionals are taken as independent: an approximation for functionals
-    closer together than the grid's spacing (stars of one beam, say).
+    Residuals r of values at points are joint (`JointResiduals`); those of other functionals are
+    taken as independent: an approximation for functionals closer together than the grid's spacing
+    (stars of one beam, say).
 
     spread: of fitted coefficients, see `CoefficientSpread`; None where they are given.
     """
@@ -182,32 +190,35 @@ class VariationalPosterior(gp.AbstractPosterior):
         return gp.Prediction(torch.cat(means), torch.cat(variances), clamped)
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Cov f (N, N) = Φ S Φᵀ + uᵀu + diag(Var r)."""
+        """Cov f (N, N) = Φ S Φᵀ + uᵀu + Cov r."""
         with torch.no_grad():
             rows = self.model.features.rows(functional)
             _warn_once(rows.solves)
             u = self._trend(rows, functional)
             field = self.state.covariance_of(rows.phi, rows.phi) + u.mT @ u
-            return field + torch.diag(rows.residual_variance)
+            left = JointResiduals.of(self.model.features, functional, rows.residual_variance)
+            return field + left.covariance().to(field)
 
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
     ) -> Tensor:
-        """`count` joint draws of f (count, N): the same ε for all chunks, independent residuals."""
+        """`count` joint draws of f (count, N): the same ε for all chunks, residuals as joint as
+        `JointResiduals` are."""
         with torch.no_grad():
             eps = self.state.sample(count, generator)
             directions = 0 if self.spread is None else len(self.spread.fields)
             z = linalg.standard_normal((count, directions), generator, eps)
-            parts, spreads = [], []
+            parts, variances = [], []
             for part in chunks(len(functional), self.model.features.chunk):
                 rows = self.model.features.rows(functional[part])
                 _warn_once(rows.solves)
                 mean = self.model.mean.values(functional[part]).to(rows.phi.dtype)
                 trend = z @ self._trend(rows, functional[part])
                 parts.append(mean + eps @ rows.phi.mT + trend)
-                spreads.append(rows.residual_variance.sqrt())
-            field, spread = torch.cat(parts, dim=-1), torch.cat(spreads)
-            return field + spread * linalg.standard_normal(field.shape, generator, field)
+                variances.append(rows.residual_variance)
+            field = torch.cat(parts, dim=-1)
+            left = JointResiduals.of(self.model.features, functional, torch.cat(variances))
+            return field + left.draws(count, generator).to(field)
 
     def _trend(self, rows: Features, functional: AbstractFunctional) -> Tensor:
         """u (K, N)."""
