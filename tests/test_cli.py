@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and how it ends."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -197,6 +198,17 @@ def test_what_the_user_can_mend_is_one_line(
     monkeypatch.setattr("dustmap.runs.execute_run", fail)
     assert run(sky) == BAD_INPUT
     assert error(capsys) == "dustmap: error: first line second line"
+
+
+def test_a_full_disk_is_not_bad_input(
+    sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dustmap.runs.execute_run", fail)
+    assert run(sky) == FAILED
+    assert "No space left on device" in error(capsys)
 
 
 def test_simulate_refuses_what_it_would_replace(

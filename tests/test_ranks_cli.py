@@ -81,6 +81,43 @@ def test_a_signal_reaches_every_rank(ranks: Path) -> None:
     assert process.wait(timeout=120) == PREEMPTED
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal of Linux")
+def test_ranks_end_with_the_process_that_has_started_them(tmp_path: Path) -> None:
+    rank = f"""
+import pathlib, signal, time
+from dustmap.cli import _run
+def end(number, frame):
+    pathlib.Path({str(tmp_path / "ended")!r}).touch()
+    raise SystemExit(75)
+signal.signal(signal.SIGTERM, end)
+_run._end_with_launcher()
+pathlib.Path({str(tmp_path / "started")!r}).touch()
+time.sleep(60)
+"""
+    program = f"""
+import os, subprocess, sys, time
+from dustmap.cli._run import _environments
+environment = _environments(2)[1]
+subprocess.Popen([sys.executable, "-c", {rank!r}], env=environment, process_group=0)
+time.sleep(60)
+"""
+    package = str(Path(__file__).resolve().parents[1])
+    command = [sys.executable, "-c", program]
+    launcher = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": package})
+    waited(tmp_path / "started")
+    launcher.kill()
+    launcher.wait()
+    waited(tmp_path / "ended")
+
+
+def waited(path: Path) -> None:
+    """Until a file is there, which another process makes."""
+    end = time.monotonic() + 60.0
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.02)
+
+
 def test_ranks_that_are_started_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ modules here import what computes inside `execute`, never at their top.
 """
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -66,6 +67,9 @@ COMMANDS: dict[str, tuple[Callable[[Commands], None], Callable[[argparse.Namespa
 
 log = logging.getLogger(__name__)
 
+#: Errors of a machine, not of what it was given: a full disk or quota, and one that is broken.
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. What the user can mend is one line on stderr, a fault its traceback, too."""
@@ -89,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _, execute = COMMANDS[options.command]
             return execute(options)
     except (UserError, OSError, MemoryError) as error:
-        lost = isinstance(error, OSError) and error.filename == STDOUT
+        lost = isinstance(error, OSError) and (error.filename == STDOUT or error.errno in _LOST)
         return _fail(_said(error), FAILED if lost else BAD_INPUT, error)
     except KeyboardInterrupt as error:
         return _fail("interrupted", FAILED, error)

@@ -296,7 +296,7 @@ def add_merge(commands: _options.Commands) -> None:
     command.add_argument(
         "--format", choices=("zarr", "fits"), help="as --output ends by default, else zarr"
     )
-    command.option("--partial", "voxels that lie in no tile given are NaN")
+    command.option("--partial", "voxels that no tile given reaches are NaN")
     _options.add_compute_and_json(command, ("memory",), "how it is computed")
 
 

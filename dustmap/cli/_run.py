@@ -5,6 +5,7 @@ torchrun starts ranks, too, on any number of machines, but of every exit code it
 """
 
 import argparse
+import ctypes
 import json
 import logging
 import os
@@ -45,6 +46,8 @@ and report.json in RUN, and disturbs no run."""
 
 #: What asks a run to end, or ends it.
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+#: PR_SET_PDEATHSIG of prctl(2), and where ranks find the process that has started them.
+_PARENT_DEATH_SIGNAL, _LAUNCHER = 1, "DUSTMAP_LAUNCHER"
 _MEANT = (_console.DONE, _console.BAD_INPUT, _console.CHECK_FAILED, _console.PREEMPTED)
 
 
@@ -89,6 +92,7 @@ def execute_run(options: argparse.Namespace) -> int:
         _options.use_threads(config.compute.threads)
         if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
+        _end_with_launcher()
         from dustmap.runs import keep_freed_memory, ranks_of
 
         keep_freed_memory()
@@ -217,15 +221,27 @@ def run_ranks(count: int, arguments: Sequence[str]) -> int:
         return _first_code(ranks)
 
 
+def _end_with_launcher() -> None:
+    """Have Linux send a rank SIGTERM when the process that has started it is killed."""
+    launcher = os.environ.get(_LAUNCHER)
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != int(launcher):  # it was killed before that
+        raise UserError(f"the process {launcher} that has started the ranks is gone: start again")
+
+
 def _environments(count: int) -> list[dict[str, str]]:
     """Return the environment of each rank, as torchrun sets it; ranks share the processors."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = max(1, (os.cpu_count() or 1) // count)
-    common = {"OMP_NUM_THREADS": str(threads)} | os.environ
+    # Of a rank that is gone the others have one line of their own to say.
+    common = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common |= {_LAUNCHER: str(os.getpid())}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
@@ -258,15 +274,22 @@ def add_status(commands: _options.Commands) -> None:
 def execute_status(options: argparse.Namespace) -> int:
     from dustmap.runs import status_of
 
-    statuses = [status_of(Path(run)) for run in options.runs]
+    statuses, refused = [], list[str]()
+    for run in options.runs:
+        try:
+            statuses.append(status_of(Path(run)))
+        except (UserError, OSError) as error:
+            refused.append(str(error))
     now = time.time()
     if options.json:
         lines = [json.dumps(status.as_dict()) for status in statuses]
-    elif len(statuses) == 1:
+    elif len(options.runs) == 1 and statuses:
         lines = statuses[0].lines(now)
     else:
         lines = [status.line(now) for status in statuses]
-    write("\n".join(lines) + "\n")
+    write("".join(f"{line}\n" for line in lines))
+    if refused:
+        raise UserError("; ".join(refused))
     return _console.DONE
 
 

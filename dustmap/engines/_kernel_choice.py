@@ -77,6 +77,13 @@ class Candidate:
         plain = asdict(self)
         return plain if self.learned else {k: v for k, v in plain.items() if k != "learned"}
 
+    def in_words(self) -> str:
+        """The score, for the log."""
+        return (
+            f"{self.name}: log predictive density {self.score:.4g} per datum, "
+            f"{self.difference:.2g} ± {self.standard_error:.2g} from the best"
+        )
+
 
 @final
 @dataclass(frozen=True)

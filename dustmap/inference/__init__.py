@@ -99,6 +99,7 @@ from dustmap.inference.evidence._student_t_noise import StudentTNoise as Student
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import measured_weight as measured_weight
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
+from dustmap.inference.evidence._student_t_noise import nus_left_open as nus_left_open
 from dustmap.inference.evidence._student_t_noise import (
     student_t_information as student_t_information,
 )

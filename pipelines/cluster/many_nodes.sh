@@ -26,8 +26,6 @@ memory=${DUSTMAP_MEMORY:-60GiB} # of each rank
 command=(dustmap run "$config" --output "$run" --resume
     --threads "${SLURM_CPUS_PER_TASK:-1}" --memory "$memory" "$@")
 
-"${command[@]}" --dry-run
-
 # What torchrun would set. srun starts the ranks instead, for torchrun turns every exit code into
 # 1, and 75 would be lost. On one machine `dustmap run --ranks 4` starts them, and keeps it.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
@@ -35,5 +33,8 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 # A rank that ends ends the others by itself; srun must not, or states would be lost half-written.
 # shellcheck disable=SC2016 # the variables are those of each task
-run_or_requeue srun --kill-on-bad-exit=0 --wait=600 \
-    bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' rank "${command[@]}"
+ranks=(srun --kill-on-bad-exit=0 --wait=600
+    bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' rank)
+
+"${ranks[@]}" "${command[@]}" --dry-run
+run_or_requeue "${ranks[@]}" "${command[@]}"

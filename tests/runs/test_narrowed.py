@@ -74,6 +74,23 @@ def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> Non
     assert torch.equal(*nodes)
 
 
+def test_one_outlier_that_was_held_out_does_not_ask_for_dust_between_the_nodes() -> None:
+    """No fitted star is one, so that ν is as large as it may be: of 400 stars this says little."""
+    observed, (train, holdout) = observed_and_parts(450)
+    judges = holdout[:40]
+    made = _model.held(config("model.std=0.8", "model.noise=student-t"))
+    fit = fit_stars(made, observed.training(train))
+    assert fit.hyperparameters.nu is not None
+    fit = replace(fit, hyperparameters=replace(fit.hyperparameters, nu=1e3))
+    _, without = _kernel.judged(made, fit, observed, judges)
+    more = torch.zeros_like(observed.measured)
+    more[judges[0]] = 0.4  # 23 of its errors
+    batch = replace(observed.batch, y=observed.batch.y + more)
+    wild = replace(observed, measured=observed.measured + more, batch=batch)
+    _, one = _kernel.judged(made, fit, wild, judges)
+    assert one["factor"] < without["factor"] + 1.0, (one, without)
+
+
 def test_others_are_left_as_they_were_learned() -> None:
     observed, (train, holdout) = observed_and_parts(150)
     fit = at_std(TRUE_STD, observed, train)

@@ -203,6 +203,10 @@ def test_status_tells_how_far_runs_are(fitted: Path, capsys: pytest.CaptureFixtu
     assert status["kept"] is not None
     assert {"length", "noise", "peak_bytes"} <= set(status["last"])
     assert "expected a run directory" in refused(["status", str(fitted)], capsys)
+    assert main(["status", run, str(fitted), run]) == BAD_INPUT
+    found = capsys.readouterr()
+    assert len(found.out.splitlines()) == 2
+    assert "expected a run directory" in found.err
 
 
 def test_status_tells_how_a_run_ended(unfinished: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,25 @@ def test_configuration_of_a_tile(folder: Path) -> None:
     data = {"kind": "regression", "catalog": "a", "inputs": ["x"], "target": "y", "tile": "1/0"}
     with pytest.raises(UserError, match=r'is for data.kind = "stars"'):
         configuration.from_mapping({"data": data})
+
+
+@pytest.mark.parametrize("length", [9.0, 12.0, 24.0, 30.0, 100.0])
+def test_a_margin_of_two_lengths_is_enough(folder: Path, length: float) -> None:
+    """As the fit has the length, from its logarithm."""
+    tile = prepared(configured(folder, "1/4")).tile
+    assert tile is not None
+    margin = dataclasses.replace(tile, tile=dataclasses.replace(tile.tile, margin=2.0 * length))
+    assert margin.check(math.exp(math.log(length))).passed
+    assert not margin.check(1.001 * length).passed
+
+
+def test_tiles_that_learn_by_themselves_say_that_they_cannot_be_merged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(configured(folder, "1/4", 'model.learn=["noise"]'))
+    assert "learn" not in caplog.text
+    prepare(configured(folder, "1/4", 'model.learn=["length", "noise"]', "model.kernel=matern32"))
+    assert "model.learn has length: tiles that learn these" in caplog.text
 
 
 def test_tiles_without_stars_or_box(folder: Path) -> None:

@@ -281,7 +281,7 @@ def learned_in_words(fit: StarFit, units: Mapping[str, str]) -> str:
     parts = []
     for name, error in fit.errors.items():
         value, unit = getattr(fit.hyperparameters, name), units.get(name, "").partition(" (")[0]
-        text = f"{value:.3g} (held)" if error is None else f"{value:.3g} ± {error:.2g}"
+        text = f"{value:.3g} (at its bound)" if error is None else f"{value:.3g} ± {error:.2g}"
         parts.append(f"{name} {text}" + (f" {unit}" if unit and " " not in unit else ""))
     return ", ".join(parts)
 

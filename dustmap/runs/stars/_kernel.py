@@ -23,7 +23,7 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
 from dustmap.gp import Prediction, whole_batch
-from dustmap.inference import LogNormalPosterior, StateReader, state_of
+from dustmap.inference import LogNormalPosterior, StateReader, nus_left_open, state_of
 from dustmap.linalg import AbstractWorld, in_one_part
 from dustmap.runs._machine import predicted
 from dustmap.runs.checkpoints import RunDirectory
@@ -138,15 +138,7 @@ def choose_kernel(
     choice = KernelChoice.of_plain(json.loads(world.texts(json.dumps(choice.as_plain()))[0]))
     watch.checkpointer.finish(state_of(_STATE, choice, finished=True))
     for line in choice.candidates:
-        log.info(
-            "kernel %s: log predictive density %.4g a star, %.2g ± %.2g from the best, length "
-            "%.3g pc",
-            line.name,
-            line.score,
-            line.difference,
-            line.standard_error,
-            line.learned["length"],
-        )
+        log.info("kernel %s, length %.3g pc", line.in_words(), line.learned["length"])
     log.info("kernel: %s%s", choice.name, f" ({choice.remark})" if choice.remark else "")
     return choice
 
@@ -256,7 +248,9 @@ def judged(
     what each has told the fit, are as small without that variance where Student-t noise is as wide
     as noise and the variance together, and there are so many that on skies drawn from the prior
     they find none. Of a noise whose scale was learned, all scales around it are as likely, and all
-    relative scatters up to it: they may have taken what lies between the nodes for noise.
+    relative scatters up to it: they may have taken what lies between the nodes for noise. ν is as
+    uncertain as the fitted stars leave it: one outlier among few that are held out would otherwise
+    ask for many times the variance.
     """
     if not isinstance(fit.posterior, LogNormalPosterior):
         return fit, {}
@@ -270,20 +264,20 @@ def judged(
     stars = sum(len(each) for each in unseen)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
-    noise, (logs, log_prior) = _Noise.of(config, fit.hyperparameters), _prior()
+    logs, log_prior = _prior()
     factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    scored = sum(each.log_densities(noise, logs) for each in unseen)
-    joint = noise.log_prior[:, None, None] + log_prior + scored
-    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum((0, 1))
+    joint = torch.stack(
+        [
+            sum((each.log_densities(law, logs) for each in unseen), law.log_prior) + log_prior
+            for law in _Noise.all_of(config, fit.hyperparameters, len(observed) - len(holdout))
+        ]
+    )
+    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum((0, 1, 2))
     factor = float((weights * factors).sum())
     std = float((weights * (factors - factor).square()).sum().sqrt())
     share = float(torch.cat([each.share for each in unseen]).median())
-    log.info(
-        "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars",
-        factor,
-        std,
-        stars,
-    )
+    said = "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars"
+    log.info(said, factor, std, stars)
     fit = _engines.with_unresolved(config, whole, factor)
     if factor > _STRUCTURE:
         section["remark"] = _FINER
@@ -315,7 +309,7 @@ def narrowed(
     best, tried = noisy.measured[:0], list[dict[str, float]]()
     while _may_be_narrower(config, fit, holdout):
         if not tried:
-            best = _log_densities(fit, noisy, holdout)
+            best = _distances.predictions(fit, noisy, holdout).data.log_density
         at, beyond = fit.hyperparameters, learned.beyond_the_box()
         model = replace(config.model, std=max(_NARROWER * at.std, _NARROWEST))
         trial = _model.held(replace(config, model=model))
@@ -323,7 +317,7 @@ def narrowed(
         other = kept_fit(trial, noisy.training(train), start, part, beyond, fit.start)
         with in_one_part(watch.progress, _BETWEEN):
             other, its_section = judged(config, other, noisy, holdout)
-        own = _log_densities(other, noisy, holdout)
+        own = _distances.predictions(other, noisy, holdout).data.log_density
         gain, error = float((own - best).mean()), float((own - best).std()) / len(own) ** 0.5
         tried.append({"std": model.std, "gain": gain, "standard_error": error})
         log.info(
@@ -340,10 +334,6 @@ def narrowed(
         fit, section = replace(other, learning=fit.learning, errors=errors), its_section
     choice = {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
     return fit, ({"unresolved": section} if section else {}) | choice
-
-
-def _log_densities(fit: StarFit, noisy: Observations, index: Tensor) -> Tensor:
-    return _distances.predictions(fit, noisy, index).data.log_density
 
 
 def _may_be_narrower(config: Config, fit: StarFit, holdout: Tensor) -> bool:
@@ -402,14 +392,22 @@ def _some(index: Tensor, most: int) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class _Noise:
     """Laws of the noise: of a scale that was learned those around it and the stated errors, of a
-    relative scatter none or up to somewhat more. log_scales (T,), relatives (R,)."""
+    relative scatter none or up to somewhat more. log_scales (T,), relatives (R,); log_weight: of
+    its ν."""
 
     fitted: Hyperparameters
     log_scales: Tensor
     relatives: Tensor
+    log_weight: float
 
     @staticmethod
-    def of(config: Config, at: Hyperparameters) -> "_Noise":
+    def all_of(config: Config, at: Hyperparameters, n: int) -> "list[_Noise]":
+        """Those of every ν that n fitted stars leave open."""
+        nus = {None: 0.0} if at.nu is None else nus_left_open(at.nu, n)
+        return [_Noise._of(config, replace(at, nu=nu), weight) for nu, weight in nus.items()]
+
+    @staticmethod
+    def _of(config: Config, at: Hyperparameters, log_weight: float) -> "_Noise":
         scales, relatives = torch.tensor([[math.log(at.noise)], [at.relative_scatter]]).double()
         if "noise" in config.model.learn:
             low, high = math.log(min(1.0, at.noise) / _BELOW), math.log(max(1.0, at.noise) * _ABOVE)
@@ -417,13 +415,14 @@ class _Noise:
         if "relative_scatter" in config.model.learn and at.relative_scatter > 0.0:
             most = _ABOVE * at.relative_scatter
             relatives = torch.linspace(0.0, most, _RELATIVE_STEPS, dtype=torch.float64)
-        return _Noise(at, scales, relatives)
+        return _Noise(at, scales, relatives, log_weight)
 
     @property
     def log_prior(self) -> Tensor:
-        """Of the relative scatters (R,), but for a constant."""
+        """Of ν and the relative scatters (R, 1, 1), but for a constant."""
         rest = (1.0 - _NO_RELATIVE) / max(1, len(self.relatives) - 1)
-        return torch.where(self.relatives > 0.0, rest, _NO_RELATIVE).log()
+        of_relatives = torch.where(self.relatives > 0.0, rest, _NO_RELATIVE).log()
+        return self.log_weight + of_relatives[:, None, None]
 
     def at(self, relative: float, log_scale: float) -> Hyperparameters:
         """The hyperparameters with one of them."""

@@ -35,8 +35,12 @@ from dustmap.sky.tiles import SkyPixel, Tile
 
 log = logging.getLogger(__name__)
 
-#: What tiles of one sky may differ in: which they are, and where they were computed.
-FREE = {"data": ("tile",), "compute": ("device", "threads", "memory", "checkpoint")}
+#: What tiles of one sky may differ in: which they are, where they were computed, and what is drawn.
+FREE = {
+    "data": ("tile",),
+    "compute": ("device", "threads", "memory", "checkpoint", "timeout"),
+    "export": ("figures", "pdf"),
+}
 #: Hyperparameters of the dust are the same, but for the last digits of what JSON holds. Those of
 #: the noise and of the dust beyond the box are each tile's own: the prior of the map has none.
 DUST = ("length", "std", "mean", "disc_height", "disc_length")
@@ -67,7 +71,8 @@ class TilePart:
         """Check the margin against the length of the fit."""
         advice = f"the length is {length:.4g} pc: hold it, or raise data.tile_margin"
         ratio = 2.0 * length / self.tile.margin
-        return Check("two lengths over the tile's margin", ratio, 0.0, 1.0, advice)
+        most = 1.0 + RELATIVE  # the length comes from its logarithm
+        return Check("two lengths over the tile's margin", ratio, 0.0, most, advice)
 
     def attributes(self, asked: Config, hyperparameters: Mapping[str, float]) -> dict[str, Any]:
         """Describe the tile in its map, for `dustmap merge`; asked: the whole sky's."""
@@ -108,6 +113,12 @@ def part_of_sky(config: Config, catalog: StarInput) -> tuple[Config, StarInput, 
     tile = tile_of(config)
     if tile is None:
         return config, catalog, None
+    if learned := [name for name in ("length", "std", "mean") if name in config.model.learn]:
+        log.warning(
+            "model.learn has %s: tiles that learn these by themselves cannot be merged; learn them "
+            "once, then hold them (model.learn = [], the values in [model])",
+            ", ".join(learned),
+        )
     box, spacing = tile.part_of(grid_of(config.grid)), config.grid.spacing
     size = tuple(spacing * (count - 1) for count in box.shape)
     center = tuple(low + 0.5 * edge for low, edge in zip(box.lower, size, strict=True))

@@ -31,8 +31,11 @@ from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
 #: Arrays of one quantity that a slab needs for its weights: the sum of the influences, those of one
-#: tile, one cube of that tile, and which voxels belong to a tile.
+#: tile, one cube of that tile, and which voxels are known.
 WEIGHT_ARRAYS = 4
+#: Sum of influences from which on the tiles that are given know a voxel: up to half of the margin
+#: from their cones, for a ray within a cone has nodes beside it, too.
+_KNOWN = 0.5
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
 Offset: TypeAlias = tuple[int, ...]
@@ -61,7 +64,7 @@ class TileMap:
 @final
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """The whole map of the tiles, in slabs for writers; `uncovered` voxels in no tile are NaN."""
+    """The whole map of the tiles, in slabs for writers; `uncovered` voxels are NaN."""
 
     slabs: Slabs
     uncovered: int
@@ -76,7 +79,8 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
     """Merge all tiles on the whole `grid`, of which their boxes are parts.
 
     Tiles of one nside, margin, system and set of quantities, each once. A voxel belongs to the
-    tile in whose cone it is; where that is not among them it is NaN, if `partial` says so.
+    tile in whose cone it is; where that is not among them, and no other reaches as far, it is NaN,
+    if `partial` says so.
     """
     _check_alike(tiles)
     offsets = [_offset(tile, grid) for tile in tiles]
@@ -162,7 +166,16 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
             f"{total} of {grid.size} voxels lie in no tile given; missing: {names}{more}. Give "
             "them too, or pass --partial for NaN there"
         )
-    return total
+    return _unknown(tiles, grid) if total else 0
+
+
+def _unknown(tiles: Sequence[TileMap], grid: RegularGrid) -> int:
+    """Count the voxels that no tile reaches."""
+    parts = (points for _, points in _in_parts(grid, 0, grid.shape[2]))
+    return sum(
+        int((np.sum([tile.tile.influence(x) for tile in tiles], axis=0) < _KNOWN).sum())
+        for x in parts
+    )
 
 
 def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -187,7 +200,7 @@ def _in_parts(
 def _slab(
     placed: Sequence[tuple[TileMap, Offset]], layout: Layout, start: int, stop: int
 ) -> Planes:
-    """Divide the sum of u q by that of u; NaN where the tile of a voxel is missing."""
+    """Divide the sum of u q by that of u; NaN where that is small, for tiles are missing."""
     arrays = empty_arrays(layout.grid, layout.request, stop - start)
     total = np.zeros((stop - start, *layout.shape[1:]), np.float32)
     sums = {cube: cube.of(arrays[cube.quantity.value]) for cube in layout.cubes}
@@ -195,12 +208,7 @@ def _slab(
         array[...] = 0.0
     for tile, offset in placed:
         _add(tile, offset, layout.grid, start, total, sums)
-    nside = placed[0][0].tile.pixel.nside
-    present = np.zeros(12 * nside**2 + 1, np.bool_)
-    present[[-1, *(tile.tile.pixel.pixel for tile, _ in placed)]] = True
-    flat = total.reshape(-1)
-    for part, points in _in_parts(layout.grid, start, stop):
-        flat[part][~present[_owners(nside, points)]] = np.nan
+    total[total < _KNOWN] = np.nan
     for array in arrays.values():
         array /= total
     return Planes(start, stop, arrays)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
@@ -88,12 +89,36 @@ def test_missing_tiles() -> None:
     told = rf"{missing} of {GRID.size} voxels lie in no tile given; missing: 1/1, 1/2, .* --partial"
     with pytest.raises(ValueError, match=told):
         merged(tiles(same, pixels), GRID, partial=False)
+    influences = [Tile(SkyPixel(1, p), MARGIN).influence(points) for p in pixels]
+    known = np.sum(influences, axis=0) >= 0.5
+    assert (known & ~inside).any()
+    assert known[inside].all()
     found = merged(tiles(different, pixels), GRID, partial=True)
-    assert found.uncovered == missing
+    assert found.uncovered == (~known).sum()
     values = whole(found)
-    np.testing.assert_array_equal(np.isnan(values["mean"]).ravel(), ~inside)
+    np.testing.assert_array_equal(np.isnan(values["mean"]).ravel(), ~known)
     reference = expected(different, pixels, Quantity.MEAN).ravel()
-    np.testing.assert_allclose(values["mean"].ravel()[inside], reference[inside], rtol=1e-5)
+    np.testing.assert_allclose(values["mean"].ravel()[known], reference[known], rtol=1e-5)
+
+
+def test_lines_of_sight_within_the_cones_of_some_tiles_are_known(tmp_path: Path) -> None:
+    pixels, grid = [0, 4, 5, 9], RegularGrid((-60.0,) * 3, (5.0,) * 3, (25,) * 3)
+    made = []
+    for pixel in pixels:
+        tile = Tile(SkyPixel(1, pixel), MARGIN)
+        part = tile.part_of(grid)
+        ones = np.ones(part.shape[::-1], np.float32)
+        cubes = DustMap.from_arrays(part, {Quantity.MEAN: ones}, "A_V").cubes
+        made.append(TileMap(str(pixel), tile, cubes))
+    found = merged(made, grid, partial=True)
+    write_map(tmp_path / "part.zarr", found.slabs, Provenance("", ("x",)), False, 100_000)
+    directions = np.random.default_rng(0).standard_normal((500, 3))
+    own = np.any([SkyPixel(1, pixel).contains(directions) for pixel in pixels], axis=0)
+    assert 100 < own.sum() < 300
+    ends = 55.0 * directions[own] / np.linalg.norm(directions[own], axis=1)[:, None]
+    places = SkyCoord(*ends.T, unit="pc", frame="galactic", representation_type="cartesian")
+    extinction = DustMap.open(tmp_path / "part.zarr").query(places, integrated=True)
+    np.testing.assert_allclose(extinction, 55.0, rtol=1e-3)
 
 
 def test_a_pixel_that_misses_the_box_is_not_missed() -> None:
