@@ -1,6 +1,7 @@
 """dustmap export and merge: the map of a run on any grid, and the maps of tiles as one."""
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from dustmap.runs import Plan, RegressionResult, StarMap
     from dustmap.sky.layouts import LayoutRequest
     from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest
+
+log = logging.getLogger(__name__)
 
 #: Our own cubes, which take --box and --step; the layouts of published maps; of these, those of
 #: shells around the Sun, which take --nside, and --distances where the layout leaves them open.
@@ -176,6 +179,11 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
                 "quantities": [quantity.value for quantity in request.quantities],
                 "samples": request.samples,
             }
+        if options.format in BOXED and finer:
+            words = (
+                "a cube of one spacing: %g pc, the coarsest level's; --box or --step for finer ones"
+            )
+            log.warning(words, grid.spacing[0])
         asked = _layout(request, grid, options)
         writer = LAYOUT_WRITERS[options.format]
         counts = writer(output, watched, asked, provenance, options.overwrite)

@@ -153,6 +153,16 @@ def test_a_box_in_a_fine_level_has_its_spacing(finished: Path) -> None:
     assert opened.grid(outer, None) == whole
 
 
+def test_a_cube_of_one_spacing_says_that_it_is_the_coarsest(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(finished), "--format", "gtomo", "--output"]
+    assert main([*arguments, str(tmp_path / "whole.h5")]) == 0
+    assert "a cube of one spacing: 10 pc, the coarsest level's" in capsys.readouterr().err
+    assert main([*arguments, str(tmp_path / "fine.h5"), "--step", "5"]) == 0
+    assert "one spacing" not in capsys.readouterr().err
+
+
 def test_a_scene_has_the_finest_density(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
