@@ -202,7 +202,7 @@ def test_what_was_there_is_back_after_a_failure(
 
     before = contents(place / "run")
     monkeypatch.setattr("dustmap.runs.stars._parts.archive_stars", fail)
-    assert main(["run", "run.toml", "--output", "run", "--overwrite"]) == BAD_INPUT
+    assert main(["run", "run.toml", "--output", "run", "--overwrite"]) == FAILED
     assert contents(place / "run") == before
     assert left_over(place) == []
 

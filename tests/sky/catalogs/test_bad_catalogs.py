@@ -54,13 +54,13 @@ def test_missing_columns(tmp_path: Path, format_name: str) -> None:
 
 def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> None:
     table = plain()
-    table.rename_columns(["extinction", "extinction_error"], ["EBV", "e_EBV"])
+    table.rename_columns(["extinction", "extinction_error"], ["EJK", "e_EJK"])
     path = write(tmp_path, "csv", table)
-    refused(path, 'such as --column extinction=EBV or [data.columns] extinction = "EBV"')
-    table.rename_column("EBV", "extinction")
-    table.remove_column("e_EBV")
+    refused(path, 'such as --column extinction=EJK or [data.columns] extinction = "EJK"')
+    table.rename_column("EJK", "extinction")
+    table.remove_column("e_EJK")
     path.unlink()
-    table["EBV"] = 0.1
+    table["EJK"] = 0.1
     refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
 
 

@@ -197,6 +197,11 @@ def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     converted = read_catalog(path, system=A_V).stars
     np.testing.assert_allclose(converted.extinction, 3.1 * np.asarray(VALUE))
     np.testing.assert_allclose(converted.extinction_error, 3.1 * 0.15)
+    plain = Table({**columns, "EBV": VALUE, "e_EBV": np.full(N, 0.15)})
+    path = write(tmp_path, "csv", plain, "plain")
+    with pytest.raises(UserError, match="name its system"):
+        read_catalog(path)
+    np.testing.assert_allclose(read_catalog(path, system=reddening).stars.extinction, VALUE)
 
 
 @pytest.mark.parametrize(
