@@ -353,7 +353,8 @@ class Hdf5Reader(_columns.AbstractReader):
         if self._table:
             slab = file[self._table][part]
             return {name: slab[name] for name in slab.dtype.names}
-        return {name: file[name][part] for name in names}
+        slabs = {name: file[name][part] for name in names}
+        return {n: s[:, 0] if s.shape[1:] == (1,) else s for n, s in slabs.items()}
 
 
 @contextmanager

@@ -60,6 +60,21 @@ def icrs_in_radians(stars: Columns) -> Columns:
     return {**rest, "ra": places.ra.rad, "dec": places.dec.rad}
 
 
+def icrs_in_hours(stars: Columns) -> Columns:
+    radians = icrs_in_radians(stars)
+    degrees = {name: np.degrees(radians[name]) for name in ("ra", "dec")}
+    return {**radians, **degrees, "ra": degrees["ra"] / 15.0}
+
+
+def with_errors(relative: float) -> Any:
+    """Distances with such errors in pc for each pc, whatever they are meant to be."""
+
+    def added(stars: Columns) -> Columns:
+        return {**stars, "distance_error": relative * stars["distance_pc"]}
+
+    return added
+
+
 def some_below_zero(stars: Columns) -> Columns:
     found = with_parallaxes(stars)
     found["parallax"][::10], found["parallax_error"][::10] = -99.0, 1.5
@@ -138,6 +153,9 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (in_radians, ["directions look like radians"]),
         (around_zero_in_radians, ["directions look like radians"]),
         (icrs_in_radians, ["directions look like radians"]),
+        (icrs_in_hours, ["right ascensions look like hours"]),
+        (with_errors(0.05), []),
+        (with_errors(5e-5), ["median distance error / distance"]),
         (beam(6.0, 0.0), []),
         (beam(6.0, 3.0), []),
         (beam(3.0, 70.0), []),

@@ -28,6 +28,11 @@ _MOST_REPEATED = 1e-2
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
 _NEAREST, _FARTHEST = 10.0, 1e5
+#: Degrees of dec over which a field is not one of 24 degrees.
+_WIDE = 60.0
+#: Probabilities of a standard deviation either way, and the least median of distance errors over
+#: distances: no survey's are as small, but numbers of kpc and relative errors are.
+_LOWER, _UPPER, _LEAST_RELATIVE = 0.1587, 0.8413, 5e-4
 #: Median error of a parallax that somebody has measured, in mas: numbers of arcsec are below.
 _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR = 0.002, 100.0
 #: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
@@ -42,11 +47,11 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     """Check the stars of a catalog, or a thinned sample of them."""
     if len(stars) < _FEW:
         return ()
-    of_distances: tuple[Check, ...] = (_distances(stars),)
+    of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
     of_extinctions = (_errors(stars), _densities(stars), _sentinels(stars))
-    return (_directions(stars), *of_extinctions, *of_distances, _repetitions(stars))
+    return (_directions(stars), _hours(stars), *of_extinctions, *of_distances, _repetitions(stars))
 
 
 def store_checks(path: Path) -> tuple[Check, ...]:
@@ -93,6 +98,20 @@ def _distances(stars: StarTable) -> Check:
     return Check("median distance in pc", middle, _NEAREST, _FARTHEST, advice)
 
 
+def _distance_errors(stars: StarTable) -> tuple[Check, ...]:
+    """Check errors of distances against these: numbers of kpc, and relative ones, are far below."""
+    if stars.distances.exact:
+        return ()
+    levels = np.array([_LOWER, _UPPER])
+    low, high = stars.distances.quantile(levels).T
+    relative = float(np.median((high - low) / 2.0 / stars.distances.median))
+    advice = (
+        "columns distance, distance_error (or its percentiles): are both in pc? Name the unit of "
+        'the errors, as --column "distance_error=NAME [kpc]"; make relative errors absolute first'
+    )
+    return (Check("median distance error / distance", relative, _LEAST_RELATIVE, 10.0, advice),)
+
+
 def _parallax_errors(distances: ParallaxDistances) -> Check:
     middle = float(np.median(distances.error))
     least, most = _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR
@@ -128,21 +147,35 @@ def _directions(stars: StarTable) -> Check:
     return Check("directions look like radians", float(len(radians)), 0.0, 0.0, advice)
 
 
+def _hours(stars: StarTable) -> Check:
+    sky = SkyCoord(stars.l, stars.b, unit="deg", frame="galactic").icrs
+    ra, dec = np.asarray(sky.ra.deg), np.asarray(sky.dec.deg)
+    is_like = _fills(ra, 0.0, 24.0) and float(np.ptp(dec)) > _WIDE
+    advice = (
+        "column ra: as numbers they fill 0 to 24, as hours do, on a sky that is far wider in dec; "
+        'name the unit, as --column "ra=NAME [hourangle]"'
+    )
+    return Check("right ascensions look like hours", float(is_like), 0.0, 0.0, advice)
+
+
 def _fill_radians(longitude: Array, latitude: Array) -> bool:
-    """Tell whether degrees fill the numbers from 0 to 2 pi, or from -pi to pi, to both ends.
+    """Tell whether degrees fill the numbers from 0 to 2 pi, or from -pi to pi, to both ends."""
+    if np.abs(latitude).max() > np.pi / 2:
+        return False
+    signed = (longitude + 180.0) % 360.0 - 180.0
+    ends = (longitude, 0.0), (signed, -np.pi)
+    return any(_fills(values, low, 2.0 * np.pi) for values, low in ends)
+
+
+def _fills(values: Array, low: float, width: float) -> bool:
+    """Tell whether numbers fill an interval to both ends.
 
     To within what ten of N stars spread evenly leave open: a field of view in degrees would have to
     be of just that size and place.
     """
-    if np.abs(latitude).max() > np.pi / 2:
-        return False
-    slack = min(0.5, max(0.05, 20.0 * np.pi / len(longitude)))
-    signed = (longitude + 180.0) % 360.0 - 180.0
-    for values, low in (longitude, 0.0), (signed, -np.pi):
-        below, above = values.min() - low, low + 2.0 * np.pi - values.max()
-        if 0.0 <= below <= slack and -1e-6 <= above <= slack:
-            return True
-    return False
+    slack = min(0.08 * width, max(0.008 * width, 10.0 * width / len(values)))
+    below, above = values.min() - low, low + width - values.max()
+    return bool(0.0 <= below <= slack and -1e-6 <= above <= slack)
 
 
 def spread_of(extinction: Array) -> float:

@@ -135,6 +135,9 @@ def read_stars(
         invalid=data.invalid or None,
         parallax_zero_point=data.parallax_zero_point,
     )
+    first = catalog.provenance["files"][0]
+    columns = ", ".join(f"{name} = {held}" for name, held in first["columns"].items())
+    log.info("columns: %s", columns)
     return StarInput(catalog.stars, catalog.provenance)
 
 

@@ -5,40 +5,43 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 from astropy import units as u
-from numpy.typing import NDArray
+from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import stars
 from dustmap.sky._coordinates import direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
-from dustmap.sky.catalogs._rules import Cut
+from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.sky.stars._priors import Array
-from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=_rules.Alternative)
-Values = dict[str, NDArray[Any]]
-#: Reason -> rows that it makes invalid.
-Problems = dict[str, NDArray[np.bool_]]
-#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
-_TURNS = 720.0
-#: pc beyond which there is no star with a distance of its own.
-_FARTHEST = 1e7
-#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
-_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
-NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
-_OF_ERRORS = re.compile(f"{_rules.ERROR_WORDS}|^e_|^s_|^d_")  # in names of columns of errors
+#: Errors and percentiles, which without a unit of their own are in that of their values.
+_VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinction")} | {
+    f"{name}_{p}": f"{name}_p50" for name in ("distance", "extinction") for p in ("p16", "p84")
+}
+#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
+#: anywhere; and units.
+ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
+_BOUNDS = (
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|rel|frac|th"
+)
+_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68")
+#: The same where one of these is there: err1, lerr.
+_MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{ERROR_WORDS}|\d+")
+_UNITS = frozenset(("pc", "kpc"))
+_OF_ERRORS = re.compile(f"{ERROR_WORDS}|^e_|^s_|^d_")  # in names of columns of errors
 
 
 @final
@@ -135,9 +138,12 @@ class _Matcher:
         return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
 
     def _find(self, ref: ColumnRef) -> FileColumn | None:
-        """Find a column by its exact name, else by the only one that differs in case alone."""
+        """Find a column by its exact name, else by the only one that differs in case alone; of one
+        letter only an angle, for B may be a magnitude."""
         same = [column for column in self.columns if column.name == ref.name]
         close = [c for c in self.columns if c.name.lower() == ref.name.lower()]
+        if len(ref.name) == 1:
+            close = same or [column for column in close if _is_angle(column.unit)]
         if not close:
             return None
         if not same and len(close) > 1:
@@ -158,9 +164,13 @@ class _Matcher:
         """Return the factor to the card's unit, and the file's unit, or else the card's."""
         if column.unit == u.dimensionless_unscaled or column.kind is not ColumnType.NUMBER:
             return 1.0, ""
-        unit = alias.unit if not match.unit else self._parsed(match)
-        if unit == u.dimensionless_unscaled:
-            unit = alias.unit
+        unit = alias.unit if not match.unit else self._parsed(match, column)
+        unit = alias.unit if unit == u.dimensionless_unscaled else unit
+        if isinstance(unit, FunctionUnitBase) or unit in (u.dex, u.dB):
+            raise UserError(
+                f"{self.path}: column {match.name} is in {match.unit}, a logarithm: expected a "
+                f"unit like {column.unit} for {column.name}; make a column of the numbers first"
+            )
         try:
             return float(unit.to(column.unit)), unit.to_string()
         except u.UnitConversionError:
@@ -169,15 +179,38 @@ class _Matcher:
                 f"{column.unit} for {column.name}; correct the file's units or the column's name"
             ) from None
 
-    def _parsed(self, match: FileColumn) -> u.UnitBase:
-        for style in (None, "cds", "vounit"):
-            try:
-                return u.Unit(match.unit, format=style)
-            except (ValueError, TypeError):
-                continue
+    def _parsed(self, match: FileColumn, column: CardColumn) -> u.UnitBase:
+        """The unit of the file; where it is none that is known the user's, who has named it."""
+        written = match.unit.removeprefix("Angle[").removesuffix("]") if "[" in match.unit else ""
+        lower = match.unit.lower()
+        for text in filter(None, (match.unit, written, lower, lower.removesuffix("s"))):
+            for style in (None, "cds", "vounit"):
+                try:
+                    return u.Unit(text, format=style)
+                except (ValueError, TypeError):
+                    continue
+        if column.name in self.card.named:
+            return column.aliases[0].unit
         raise UserError(
-            f"{self.path}: column {match.name}: {match.unit!r} is no unit that is known"
+            f"{self.path}: column {match.name}: {match.unit!r} is no unit that is known; name "
+            f'another, as --column "{column.name}={match.name} [{column.unit}]"'
         )
+
+    def says_unit(self, name: str, source: Source) -> bool:
+        """Whether a unit is in the file or in the column's name, or comes from the user."""
+        column = self.card.columns[name]
+        by_alias = {alias.ref.name.lower(): alias.unit for alias in column.aliases}
+        words = source.ref.name.lower().split("_")
+        of_file = any(c.unit for c in self.columns if c.name == source.ref.name)
+        of_name = by_alias[source.ref.name.lower()] != column.unit or str(column.unit) in words
+        return of_file or of_name or name in self.card.named
+
+
+def _is_angle(unit: str) -> bool:
+    try:
+        return bool(u.Unit(unit).is_equivalent(u.deg))
+    except (ValueError, TypeError):
+        return False
 
 
 def bind(
@@ -209,6 +242,10 @@ def bind(
             raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
         names |= set(cut.quantity.columns)
     sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
+    for name, value in _VALUES.items():
+        if name in sources and value in sources and not matcher.says_unit(name, sources[name]):
+            like = sources[value]
+            sources[name] = replace(sources[name], factor=like.factor, unit=like.unit)
     _check_distinct(path, sources)
     _check_named(card, ways, sources)
     if kinds[1].is_exact:
@@ -326,13 +363,40 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
     read = {role: source.ref.name for role, source in sources.items()}
     unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
     distance = f"distance dist {read.get('distance', '')}"
-    if ignored := [name for name in unread if _rules.is_error_of(name, distance)]:
+    if ignored := [name for name in unread if is_error_of(name, distance)]:
         named = shlex.quote(f"{error}={ignored[0]}")
         raise UserError(
             f"{matcher.path}: distances would count as exact, while {', '.join(ignored[:_SHOWN])} "
             f"look like their errors; name them, such as --column {named} (or distance_p16, _p50 "
             f"and _p84), or say that there are none: --column {error}={NO_COLUMN}"
         )
+
+
+def is_error_of(column: str, quantity: str) -> bool:
+    """Tell whether the name of a column says that it has errors or percentiles of another.
+
+    It does where words of errors are in it, and what is left of it are words of the other.
+
+    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
+    [True, True, False, False]
+    >>> [is_error_of(name, "dist_pc") for name in ("dist_lerr", "edist", "dist_err2", "dist_2")]
+    [True, True, True, False]
+    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
+    (True, True)
+    """
+    of, left, is_marked = _words(quantity), set[str](), False
+    pattern = _MARKED if re.search(ERROR_WORDS, column.lower()) else _ERRORS
+    for word in _words(column) - _UNITS - of:
+        of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
+        # Twice: the p of p16 is a word once 16 is gone.
+        rest = word[1:] if of_letter else re.sub(pattern, " ", re.sub(pattern, " ", word))
+        is_marked, left = is_marked or rest != word, left | _words(rest)
+    left |= _words(column) & of - _UNITS
+    return is_marked and bool(left) and left <= of
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
@@ -344,67 +408,6 @@ def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
                 f"{path}: the column {source.ref} would be both {other} and {name}; the file "
                 f"lacks one of them"
             )
-
-
-def position_problems(kind: _rules.PositionKind, values: Values) -> Problems:
-    problems = not_finite(values, kind.columns)
-    for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
-        for name in set(names) & set(kind.columns):
-            reason = f"{name} is not between -{most:g} and {most:g} degrees"
-            problems[reason] = np.abs(values[name]) > most
-    return problems
-
-
-def distance_problems(kind: _rules.DistanceKind, values: Values) -> Problems:
-    """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
-    problems = not_finite(values, kind.columns)
-    if kind is _rules.DistanceKind.POSITION:
-        length = _length(values)
-        problems["the distance of x, y, z is not > 0"] = length <= 0.0
-        problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
-        return problems
-    if kind is _rules.DistanceKind.PARALLAX:
-        problems |= _parallax_problems(values["parallax"], values["parallax_error"])
-    for name in {"distance", "distance_p50"} & set(kind.columns):
-        problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
-    positive = [name for name in kind.columns if name != "parallax"]
-    problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
-    if kind is _rules.DistanceKind.PERCENTILES:
-        low, middle, high = (values[name] for name in kind.columns)
-        problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
-    return problems
-
-
-def _parallax_problems(parallax: Array, error: Array) -> Problems:
-    """Find parallaxes far below zero, or above any star's; below zero may be noise."""
-    spread = np.where(error > 0.0, error, np.inf)
-    return {
-        f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
-        f"parallax is above {_NEAREST:g} mas": parallax > _NEAREST + _MISSED * spread,
-    }
-
-
-def extinction_problems(kind: _rules.ExtinctionKind, values: Values) -> Problems:
-    """Find bad rows: an extinction may be negative, as noise is."""
-    problems = not_finite(values, kind.columns)
-    value, error = extinctions(kind, values)
-    if kind is _rules.ExtinctionKind.ERROR:
-        problems["extinction_error is not > 0"] = error <= 0.0
-    else:
-        low, middle, high = (values[name] for name in kind.columns)
-        problems["percentiles of the extinction do not increase"] = (
-            (low > middle) | (middle > high) | (low >= high)
-        )
-    return problems | {
-        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
-        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
-        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
-    }
-
-
-def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
-    """Find rows without a number in some column."""
-    return {f"{name}{NOT_FINITE}": ~np.isfinite(values[name]) for name in names}
 
 
 def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
@@ -426,24 +429,10 @@ def distances(
         case _rules.DistanceKind.PARALLAX:
             return stars.ParallaxDistances(first - zero_point, others[0], prior)
         case _rules.DistanceKind.POSITION:
-            return stars.ExactDistances(_length(values))
+            return stars.ExactDistances(_rules.length_of(values))
         case _rules.DistanceKind.EXACT:
             return stars.ExactDistances(first)
         case _rules.DistanceKind.GAUSSIAN:
             return stars.GaussianDistances(first, *others)
         case _rules.DistanceKind.PERCENTILES:
             return stars.PercentileDistances(first, *others)
-
-
-def extinctions(kind: _rules.ExtinctionKind, values: Values) -> tuple[Array, Array]:
-    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
-    if kind is _rules.ExtinctionKind.ERROR:
-        return values["extinction"], values["extinction_error"]
-    low, middle, high = (values[name] for name in kind.columns)
-    return middle, (high - low) / 2.0
-
-
-def _length(values: Values) -> Array:
-    """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
-    with np.errstate(over="ignore"):
-        return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

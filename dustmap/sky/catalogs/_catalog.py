@@ -394,8 +394,8 @@ def read_places(
     if binding.extinction is not None:
         label = reader.keyword("EXTSYS") or _selection.system_in_name(binding)
         known = _selection.system_of_file(path, schema, label, system)
-        bad = np.any([*_binding.extinction_problems(binding.extinction, values).values()], axis=0)
-        value, error = _binding.extinctions(binding.extinction, values)
+        bad = np.any([*_rules.extinction_problems(binding.extinction, values).values()], axis=0)
+        value, error = _rules.extinctions(binding.extinction, values)
         extinctions = Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)
@@ -409,7 +409,7 @@ def _values_of_places(
     if not chunks:
         raise UserError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    absent = _binding.not_finite(values, (*binding.position.columns, *binding.distance.columns))
+    absent = _rules.not_finite(values, (*binding.position.columns, *binding.distance.columns))
     rows = ~np.any(list(absent.values()), axis=0)
     if not rows.any():
         reasons = [f"{why} in {bad.sum()} of them" for why, bad in absent.items() if bad.any()]

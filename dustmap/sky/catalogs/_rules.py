@@ -14,7 +14,6 @@ the tables of a card that say so; every error names the key and the card.
 
 import enum
 import operator
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,9 +25,21 @@ from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError, did_you_mean
+from dustmap.sky.stars._table import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 from dustmap.tables import ColumnType
 
 T = TypeVar("T")
+Array = NDArray[np.float64]
+Values = dict[str, NDArray[Any]]
+#: Reason -> rows that it makes invalid.
+Problems = dict[str, NDArray[np.bool_]]
+#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
+_TURNS = 720.0
+#: pc beyond which there is no star with a distance of its own.
+_FARTHEST = 1e7
+#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
+_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
+NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 #: Name -> bit, counted from 0, of one column of whole numbers.
 FlagBits = Mapping[str, int]
 _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
@@ -98,35 +109,6 @@ class ExtinctionKind(Alternative):
 
     ERROR = ("error", "extinction", "extinction_error")
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
-
-
-#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
-#: anywhere; and units.
-ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
-_ERRORS = re.compile(
-    rf"\b(e|s|b|p|q|lo|low|lower|hi|high|upper|plus|minus)\b|{ERROR_WORDS}|0?5|16|84|95"
-)
-_UNITS = frozenset(("pc", "kpc"))
-
-
-def is_error_of(column: str, quantity: str) -> bool:
-    """Tell whether the name of a column says that it has errors or percentiles of another.
-
-    It does where words of errors are in it, and what is left of it are words of the other.
-
-    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
-    [True, True, False, False]
-    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
-    (True, True)
-    """
-    words = " ".join(_words(column) - _UNITS)
-    # Twice: the p of p16 is a word once 16 is gone.
-    left = _words(re.sub(_ERRORS, " ", re.sub(_ERRORS, " ", words)))
-    return bool(left) and left <= _words(quantity) and left != set(words.split())
-
-
-def _words(name: str) -> set[str]:
-    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
 
 
 class IdentifierPolicy(enum.Enum):
@@ -371,3 +353,78 @@ def _shown(entries: tuple[str | float, ...]) -> str:
 
 def _factor(factor: float) -> str:
     return {1.0: "", -1.0: "-"}.get(factor, f"{factor:g} ")
+
+
+def position_problems(kind: PositionKind, values: Values) -> Problems:
+    problems = not_finite(values, kind.columns)
+    for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
+        for name in set(names) & set(kind.columns):
+            reason = f"{name} is not between -{most:g} and {most:g} degrees"
+            problems[reason] = np.abs(values[name]) > most
+    return problems
+
+
+def distance_problems(kind: DistanceKind, values: Values) -> Problems:
+    """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
+    problems = not_finite(values, kind.columns)
+    if kind is DistanceKind.POSITION:
+        length = length_of(values)
+        problems["the distance of x, y, z is not > 0"] = length <= 0.0
+        problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
+        return problems
+    if kind is DistanceKind.PARALLAX:
+        problems |= _parallax_problems(values["parallax"], values["parallax_error"])
+    for name in {"distance", "distance_p50"} & set(kind.columns):
+        problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
+    positive = [name for name in kind.columns if name != "parallax"]
+    problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
+    if kind is DistanceKind.PERCENTILES:
+        low, middle, high = (values[name] for name in kind.columns)
+        problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    return problems
+
+
+def _parallax_problems(parallax: Array, error: Array) -> Problems:
+    """Find parallaxes far below zero, or above any star's; below zero may be noise."""
+    spread = np.where(error > 0.0, error, np.inf)
+    return {
+        f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
+        f"parallax is above {_NEAREST:g} mas": parallax > _NEAREST + _MISSED * spread,
+    }
+
+
+def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
+    """Find bad rows: an extinction may be negative, as noise is."""
+    problems = not_finite(values, kind.columns)
+    value, error = extinctions(kind, values)
+    if kind is ExtinctionKind.ERROR:
+        problems["extinction_error is not > 0"] = error <= 0.0
+    else:
+        low, middle, high = (values[name] for name in kind.columns)
+        problems["percentiles of the extinction do not increase"] = (
+            (low > middle) | (middle > high) | (low >= high)
+        )
+    return problems | {
+        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
+        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
+        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
+    }
+
+
+def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
+    """Find rows without a number in some column."""
+    return {f"{name}{NOT_FINITE}": ~np.isfinite(values[name]) for name in names}
+
+
+def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
+    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
+    if kind is ExtinctionKind.ERROR:
+        return values["extinction"], values["extinction_error"]
+    low, middle, high = (values[name] for name in kind.columns)
+    return middle, (high - low) / 2.0
+
+
+def length_of(values: Values) -> Array:
+    """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

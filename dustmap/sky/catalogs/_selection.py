@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
-from dustmap.sky.catalogs._binding import Binding, Values, bind
+from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard, card_named
-from dustmap.sky.catalogs._rules import InvalidRows
+from dustmap.sky.catalogs._rules import InvalidRows, Values
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, ColumnType, open_table
@@ -256,21 +256,21 @@ class Selection:
             self._cut[str(cut)] += int((~keeps).sum())
             kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
         assert binding.extinction is not None
-        problems: _binding.Problems = {}
+        problems: _rules.Problems = {}
         if binding.has_identifiers:
             problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
         problems |= problems_of_places(binding, values)
-        problems |= _binding.extinction_problems(binding.extinction, values)
+        problems |= _rules.extinction_problems(binding.extinction, values)
         if binding.group is not None:
             reason = f"column {binding.group.ref}: the group is missing"
             problems[reason] = values[_rules.GROUP] == ""
         if self.card.with_magnitudes:
-            problems |= _binding.not_finite(values, (_rules.MAGNITUDE,))
+            problems |= _rules.not_finite(values, (_rules.MAGNITUDE,))
         valid = self._valid(file, problems, first - start + kept)
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
-        extinction, error = _binding.extinctions(binding.extinction, values)
+        extinction, error = _rules.extinctions(binding.extinction, values)
         identifiers = values["source_id"] if binding.has_identifiers else first + kept[valid]
         l, b = _binding.directions(binding.position, values)
         return StarTable(
@@ -298,7 +298,7 @@ class Selection:
         return np.array(numbers, np.int64)[index]
 
     def _valid(
-        self, file: CatalogFile, problems: _binding.Problems, rows: NDArray[np.int64]
+        self, file: CatalogFile, problems: _rules.Problems, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Mask rows of a file without a problem; count the others, or end the reading."""
         valid = np.ones(len(rows), bool)
@@ -344,10 +344,10 @@ def system_of_file(
     return system
 
 
-def problems_of_places(binding: Binding, values: Values) -> _binding.Problems:
+def problems_of_places(binding: Binding, values: Values) -> _rules.Problems:
     """Return the rows that are wrong, by what is wrong with their directions and distances."""
-    problems = _binding.position_problems(binding.position, values)
-    return problems | _binding.distance_problems(binding.distance, values)
+    problems = _rules.position_problems(binding.position, values)
+    return problems | _rules.distance_problems(binding.distance, values)
 
 
 #: How rows that are no stars are left out, in configurations, command lines and cards.
@@ -371,7 +371,7 @@ def invalid_row(
 
 def _as_written(file: CatalogFile, reason: str, row: int) -> str:
     """Quote what a table of text has in a row without a number; say nothing of other tables."""
-    source = file.binding.sources.get(reason.removesuffix(_binding.NOT_FINITE))
+    source = file.binding.sources.get(reason.removesuffix(_rules.NOT_FINITE))
     if source is None:
         return ""
     try:

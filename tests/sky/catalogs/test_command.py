@@ -87,7 +87,7 @@ def test_columns_by_the_names_they_have(tmp_path: Path) -> None:
     for name in table.colnames:
         table[name].unit = None
     table["distance_pc"] /= 1000.0
-    table.rename_columns(["l", "distance_pc", "extinction"], ["L", "D", "my[A]"])
+    table.rename_columns(["l", "distance_pc", "extinction"], ["GLON", "D", "my[A]"])
     table["parallax"] = table["parallax_error"] = 1.0
     path, store = write(tmp_path, "csv", table), tmp_path / "stars.zarr"
     options = ["--column", "distance=D [kpc]", "--column", "extinction=my[A]", "--system", "A_V"]

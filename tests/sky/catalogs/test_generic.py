@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from astropy import units as u
@@ -251,3 +252,69 @@ def test_places_have_errors_of_distances_too(tmp_path: Path) -> None:
     columns = POSITIONS["cartesian"] | {"distance_error": 0.1 * PC} | EXTINCTIONS["error"]
     with pytest.raises(UserError, match="count as exact, while distance_error look"):
         read_places(write(tmp_path, "csv", Table(columns)))
+
+
+def test_letters_of_photometry_are_no_directions(tmp_path: Path) -> None:
+    """B is a magnitude, L a luminosity, whatever else has the directions."""
+    given = EXTINCTIONS["error"] | DISTANCES["exact"]
+    places = POSITIONS["galactic"]
+    vizier = {"GLON": places["l"], "GLAT": places["b"]}
+    letters = {"L": np.full(N, 3.0), "B": np.full(N, 9.0)}
+    expected = read_catalog(write(tmp_path, "csv", Table(given | places)), system=A_V).stars
+    for number, columns in enumerate((vizier, POSITIONS["icrs"])):
+        path = write(tmp_path, "csv", Table(given | letters | columns), f"photometry{number}")
+        stars = read_catalog(path, system=A_V).stars
+        np.testing.assert_allclose(stars.b, expected.b, atol=1e-6)
+        np.testing.assert_allclose(stars.l, expected.l, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "factor"), [(("dist_kpc", "dist_err"), 1e3), (("dist", "dist_err"), 1.0)]
+)
+def test_errors_without_a_unit_have_that_of_their_values(
+    tmp_path: Path, names: tuple[str, str], factor: float
+) -> None:
+    given = POSITIONS["galactic"] | EXTINCTIONS["error"]
+    columns = {names[0]: np.full(N, 0.2), names[1]: np.full(N, 0.01)}
+    stars = read_catalog(write(tmp_path, "csv", Table(given | columns)), system=A_V).stars
+    assert isinstance(stars.distances, GaussianDistances)
+    np.testing.assert_allclose(stars.distances.distance, 0.2 * factor)
+    np.testing.assert_allclose(stars.distances.error, 0.01 * factor)
+
+
+def test_an_error_keeps_the_unit_that_its_name_says(tmp_path: Path) -> None:
+    given = POSITIONS["galactic"] | EXTINCTIONS["error"]
+    columns = {"dist_kpc": np.full(N, 0.2), "e_dist_pc": np.full(N, 10.0)}
+    stars = read_catalog(write(tmp_path, "csv", Table(given | columns)), system=A_V).stars
+    assert isinstance(stars.distances, GaussianDistances)
+    np.testing.assert_allclose(stars.distances.error, 10.0)
+
+
+@pytest.mark.parametrize("unit", [u.dex(u.pc), u.dex, u.mag(u.pc)])
+def test_logarithms_are_no_units(tmp_path: Path, unit: u.UnitBase) -> None:
+    given = POSITIONS["galactic"] | EXTINCTIONS["error"]
+    table = Table(given | {"distance": np.full(N, 2.5)})
+    table["distance"].unit = unit
+    with pytest.raises(UserError, match="a logarithm: expected a unit like pc for distance"):
+        read_catalog(write(tmp_path, "ecsv", table), system=A_V)
+
+
+def test_a_unit_that_the_user_names_is_taken_where_the_file_has_none_that_is_known(
+    tmp_path: Path,
+) -> None:
+    given = POSITIONS["galactic"] | EXTINCTIONS["error"]
+    table = Table(given | {"distance": np.full(N, 2.5)})
+    table["distance"].unit = u.UnrecognizedUnit("furlongs")
+    path = write(tmp_path, "ecsv", table)
+    with pytest.raises(UserError, match='name another, as --column "distance=distance'):
+        read_catalog(path, system=A_V)
+    card = card_named("generic", {"distance": "distance [kpc]"})
+    np.testing.assert_allclose(read_catalog(path, card, system=A_V).stars.distance, 2500.0)
+
+
+def test_columns_of_one_entry_a_row_are_columns(tmp_path: Path) -> None:
+    columns = POSITIONS["galactic"] | EXTINCTIONS["error"] | DISTANCES["exact"]
+    with h5py.File(tmp_path / "stars.h5", "w") as file:
+        for name, values in columns.items():
+            file[name] = np.asarray(values, float)[:, None]
+    assert len(read_catalog(tmp_path / "stars.h5", system=A_V).stars) == N
