@@ -37,6 +37,9 @@ _ARROW = {
     ColumnType.LABEL: pa.string(),
 }
 _NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
+_NULLS += ["-", "...", "*", "masked", "<NA>", "#N/A", "\\N"]
+#: What a line of units below the names begins with, as VizieR writes it.
+_UNITS = frozenset(("deg", "degree", "rad", "h", "h:m:s", '"h:m:s"', "mas", "pc", "kpc", "mag"))
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _ROW = re.compile(r"Row #(\d+)")
 _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
@@ -296,7 +299,12 @@ class TextReader(_columns.AbstractReader):
             )
         name = self._names[int(match[1])]
         kind = next((wanted[ref] for ref in wanted if ref.name == name), ColumnType.NUMBER)
-        wrong = _columns.wrong_type(name, kind, repr(match[3][:40]))
+        word = match[3][:40]
+        wrong = str(_columns.wrong_type(name, kind, repr(word)))
+        if word.strip('" ').lower() in _UNITS or set(word) == {"-"}:
+            wrong += (
+                "; a line of units, or of dashes, below the names is none of a table: remove it"
+            )
         return UserError(f"{self._path}: {wrong}")
 
 

@@ -247,6 +247,7 @@ def bind(
             like = sources[value]
             sources[name] = replace(sources[name], factor=like.factor, unit=like.unit)
     _check_distinct(path, sources)
+    _check_pairs(matcher, sources)
     _check_named(card, ways, sources)
     if kinds[1].is_exact:
         _check_exact(matcher, sources)
@@ -397,6 +398,17 @@ def is_error_of(column: str, quantity: str) -> bool:
 
 def _words(name: str) -> set[str]:
     return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
+
+
+def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
+    """Refuse errors that are called after another column than that of their values."""
+    there = {column.name.lower() for column in matcher.columns}
+    for error in _VALUES.keys() & sources.keys() - matcher.card.named:
+        own, value = sources[error].ref.name.lower(), sources[_VALUES[error]].ref.name
+        of = re.sub("^(e|s|err|sig|sigma)_|_(e|err|error|std|sig|sigma)$", "", own)
+        if own != of != value.lower() and of in there:
+            said = f"{_VALUES[error]} = {value}, and {error} = {sources[error].ref.name}"
+            raise UserError(f"{matcher.path}: {said}, which is another column's; name both")
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:

@@ -318,3 +318,14 @@ def test_columns_of_one_entry_a_row_are_columns(tmp_path: Path) -> None:
         for name, values in columns.items():
             file[name] = np.asarray(values, float)[:, None]
     assert len(read_catalog(tmp_path / "stars.h5", system=A_V).stars) == N
+
+
+def test_an_error_goes_with_its_own_value(tmp_path: Path) -> None:
+    columns = POSITIONS["galactic"] | DISTANCES["exact"]
+    both = Table(columns | {"A_V": VALUE, "E(B-V)": VALUE / 3.1, "e_E(B-V)": np.full(N, 0.05)})
+    path = write(tmp_path, "csv", both)
+    with pytest.raises(UserError, match=r"extinction = A_V, and extinction_error = e_E\(B-V\)"):
+        read_catalog(path, system=A_V)
+    named = {"extinction": "E(B-V)", "extinction_error": "e_E(B-V)"}
+    stars = read_catalog(path, card_named("generic", named), system=A_V).stars
+    np.testing.assert_allclose(stars.extinction_error, 3.1 * 0.05)

@@ -388,6 +388,21 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert stream.threads == {threading.get_ident()}
 
 
+def test_a_line_of_units_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "vizier.csv"
+    path.write_text("l;b\ndeg;deg\n---;---\n1;2\n")
+    with pytest.raises(UserError, match=r"got 'deg'.*; a line of units, or of dashes, below the"):
+        read_all(open_table(path), {"b": ColumnType.NUMBER})
+
+
+def test_words_for_missing_values_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "missing.csv"
+    words = ["\\N", "-", "...", "*", "masked", "<NA>", "#N/A", "null", "NaN", ""]
+    path.write_text("l,b\n" + "".join(f"1,{word}\n" for word in words) + "1,2\n")
+    columns = read_all(open_table(path), {"b": ColumnType.NUMBER})
+    np.testing.assert_array_equal(np.isnan(columns["b"]), [True] * len(words) + [False])
+
+
 @pytest.mark.slow
 def test_bad_text_never_aborts_the_process(tmp_path: Path) -> None:
     path = tmp_path / "stars.csv.gz"
