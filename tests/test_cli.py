@@ -109,6 +109,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     told = json.loads(capsys.readouterr().out)
     assert told["plan"]["stars_fitted"] == 30
     assert told["plan"]["nodes"] == [7, 5, 3]
+    assert "distance = distance_pc [pc]" in told["plan"]["columns"]
     assert told["bytes_needed"] < told["bytes_allowed"] == 8 * 2**30
     assert not (sky / "run").exists()
 

@@ -135,10 +135,14 @@ def read_stars(
         invalid=data.invalid or None,
         parallax_zero_point=data.parallax_zero_point,
     )
-    first = catalog.provenance["files"][0]
-    columns = ", ".join(f"{name} = {held}" for name, held in first["columns"].items())
-    log.info("columns: %s", columns)
     return StarInput(catalog.stars, catalog.provenance)
+
+
+def columns_in_words(provenance: Mapping[str, Any]) -> str:
+    """Say which columns of the first file the stars are made of; "unknown" of older stores."""
+    files = provenance.get("files") or [{}]
+    held = files[0].get("columns", {})
+    return ", ".join(f"{name} = {column}" for name, column in held.items()) or "unknown"
 
 
 def card_for(

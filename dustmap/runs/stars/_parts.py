@@ -23,7 +23,15 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.reports import Check, Progress
-from dustmap.runs.stars._input import ARCHIVE, StarInput, in_system, read_input, store_of, system_of
+from dustmap.runs.stars._input import (
+    ARCHIVE,
+    StarInput,
+    columns_in_words,
+    in_system,
+    read_input,
+    store_of,
+    system_of,
+)
 from dustmap.runs.stars._model import grid_of
 from dustmap.sky import Provenance, tiles
 from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
@@ -365,6 +373,7 @@ def archive_stars(path: Path, config: Config, catalog: StarInput | None) -> None
         source, system = open_star_store(config.data.catalog[0]), system_of(config.data)
         parts = (in_system(part, system) for part in source.chunks())
         provenance = source.attributes.get("catalog", {})
+    log.info("columns: %s", columns_in_words(provenance))
     with star_store(path) as store:
         for part in parts:
             store.append(part)

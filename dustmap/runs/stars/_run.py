@@ -104,6 +104,7 @@ class StarRun(AbstractRun):
             "density": self.config.density,
             "kernel": _plan.kernel_in_words(self.config, len(self.train)),
             "device": str(self.device),
+            "columns": _input.columns_in_words(self.share.own.provenance),
             **self.counts(),
         }
         plan = _plan.plan_stars(self.config, counts, self.stars, self.observed, self.mapped)
@@ -175,11 +176,10 @@ class StarRun(AbstractRun):
         """Return the run with the kernel that the stars have chosen, where they do."""
         if not _kernel.is_open(self.config):
             return self
-        directory = work.directory
+        directory, world = work.directory, self.share.world
         with work.watch.stage("kernel"), directory.keeping():
             watch = Watch(directory.checkpointer("kernel"), progress=work.progress)
-            data = self.config, self.observed, self.train
-            choice = _kernel.choose_kernel(*data, watch, self.share.world)
+            choice = _kernel.choose_kernel(self.config, self.observed, self.train, watch, world)
         directory.write_json(_kernel.CHOICE, choice.as_plain())
         work.sections["kernel_choice"] = choice.as_plain()
         return replace(self, config=_kernel.with_kernel(self.config, choice.name))
@@ -283,8 +283,8 @@ class StarRun(AbstractRun):
                 "calibration": reports.calibration(held_out),
                 "quality_proxies": reports.quality_proxies(held_out, self.stars.system.per_a_v),
             }
-            parts = observed, self.train, self.holdout
-            work.checks += _checks.checks_of_held_out(held_out, fit, *parts)
+            parts = held_out, fit, observed, self.train, self.holdout
+            work.checks += _checks.checks_of_held_out(*parts)
             return held_out
 
     def _refit(

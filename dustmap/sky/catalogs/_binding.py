@@ -122,8 +122,7 @@ class _Matcher:
         these of the card."""
         others = self.card.columns.keys() - set(names)
         used = {word for name in others for word in self._words(name)}
-        there = [column.name for column in self.columns[:_COMPARED]]
-        free = [name for name in there if name.lower() not in used]
+        free = [c.name for c in self.columns[:_COMPARED] if c.name.lower() not in used]
         return sorted(free, key=lambda f: max(self.likeness(n, f) for n in names), reverse=True)
 
     def likeness(self, name: str, column: str) -> float:
@@ -401,14 +400,15 @@ def _words(name: str) -> set[str]:
 
 
 def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
-    """Refuse errors that are called after another column than that of their values."""
+    """Refuse errors called after another column than that of values that no user has named."""
     there = {column.name.lower() for column in matcher.columns}
-    for error in _VALUES.keys() & sources.keys() - matcher.card.named:
-        own, value = sources[error].ref.name.lower(), sources[_VALUES[error]].ref.name
-        of = re.sub("^(e|s|err|sig|sigma)_|_(e|err|error|std|sig|sigma)$", "", own)
-        if own != of != value.lower() and of in there:
-            said = f"{_VALUES[error]} = {value}, and {error} = {sources[error].ref.name}"
-            raise UserError(f"{matcher.path}: {said}, which is another column's; name both")
+    for error, value in _VALUES.items():
+        if error in sources and not {error, value} & matcher.card.named:
+            own, of = (sources[name].ref.name for name in (error, value))
+            called = re.sub("^(e|s|err|sig|sigma)_|_(e|err|error|std|sig|sigma)$", "", own.lower())
+            if own.lower() != called != of.lower() and called in there:
+                said = f"{value} = {of}, and {error} = {own}, which is another column's"
+                raise UserError(f"{matcher.path}: {said}; name both")
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
