@@ -89,6 +89,7 @@ from dustmap.inference.evidence._robust import Sites as Sites
 from dustmap.inference.evidence._robust import Turns as Turns
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
+from dustmap.inference.evidence._robust import nus_left_open as nus_left_open
 from dustmap.inference.evidence._robust import site_data as site_data
 from dustmap.inference.evidence._robust import student_t_moments as student_t_moments
 from dustmap.inference.evidence._student_t_noise import LEAST_NU as LEAST_NU
@@ -99,7 +100,6 @@ from dustmap.inference.evidence._student_t_noise import StudentTNoise as Student
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
 from dustmap.inference.evidence._student_t_noise import measured_weight as measured_weight
 from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
-from dustmap.inference.evidence._student_t_noise import nus_left_open as nus_left_open
 from dustmap.inference.evidence._student_t_noise import (
     student_t_information as student_t_information,
 )

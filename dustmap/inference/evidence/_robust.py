@@ -43,6 +43,8 @@ _NATS_LEFT = 0.1
 SolverOf = Callable[[Batch], AbstractSolver[T]]
 #: Evidence that further turns are expected to gain, in nats, below which none follows.
 _NATS_OF_TURNS = 0.25
+#: Error of 1/ν that is none.
+_CERTAIN = 0.01
 #: The name of the states of rounds.
 _ROBUST = "fit_student_t"
 
@@ -414,3 +416,26 @@ class Turns:
     def settled(self) -> bool:
         """Whether kernel and noise rest together."""
         return nats_left(self.nats) <= _NATS_OF_TURNS
+
+
+def nus_left_open(nu: float, n: int) -> dict[float, float]:
+    """The ν within three standard errors of 1/ν, with log-weights; ν alone where that is certain.
+
+    n data whose scale is as unknown leave 1/ν an error of 0.8/√n where the noise is Gaussian. Of
+    few data without an outlier ν is as large as it may be, and says little of the next one.
+
+    Examples
+    --------
+    >>> [round(each) for each in nus_left_open(1000.0, 100)], nus_left_open(4.0, 10**5)
+    ([4, 6, 12, 1000], {4.0: 0.0})
+    """
+    of_scale, between = 2.0 * nu / (nu + 3.0), 2.0 * nu / ((nu + 1.0) * (nu + 3.0))
+    information = _student_t_noise.information_of_nu(nu) - between**2 / of_scale
+    error = 1.0 / (nu * math.sqrt(max(1, n) * information))
+    if error < _CERTAIN:
+        return {nu: 0.0}
+    # Of those that are brought within the range the likeliest, which comes last.
+    inverse = {k: 1.0 / nu + k * error for k in (-3.0, 3.0, -2.0, 2.0, -1.0, 1.0)}
+    least, most = 1.0 / _student_t_noise.MOST_NU, 1.0 / _student_t_noise.LEAST_NU
+    nus = {1.0 / min(max(x, least), most): -0.5 * k**2 for k, x in inverse.items()}
+    return dict(sorted((nus | {nu: 0.0}).items()))

@@ -30,8 +30,6 @@ _TURNS, _FIXED_POINT_TURNS = 6, 8
 _LEAST_JITTER = 0.02
 #: σ changes by at most this factor in one round; halvings of that interval of ln s.
 _SCALES, _HALVINGS = 4.0, 30
-#: Error of 1/ν that is none.
-_CERTAIN = 0.01
 #: Change of the weights below which they rest: solves of a fifth of the noise leave half of it.
 _SETTLED = 0.1
 
@@ -177,7 +175,7 @@ def noise_nats(before: Sequence[float], after: Sequence[float], n: int) -> float
     nu = math.exp(after[0])
     squares = [(b - a) ** 2 for a, b in zip(before, after, strict=True)]
     of_scale = 2.0 * nu / (nu + 3.0)
-    nats: float = _information_of_nu(nu) * squares[0] + of_scale * sum(squares[1:])
+    nats: float = information_of_nu(nu) * squares[0] + of_scale * sum(squares[1:])
     return 0.5 * n * nats
 
 
@@ -201,35 +199,11 @@ def student_t_information(nu: float, slopes: Sequence[Tensor], counted: Tensor) 
     between = -2.0 * nu / ((nu + 1.0) * (nu + 3.0)) * widths @ counted
     information: Tensor = of_widths.double().cpu()
     information[0] = information[:, 0] = between
-    information[0, 0] = _information_of_nu(nu) * float(counted.sum())
+    information[0, 0] = information_of_nu(nu) * float(counted.sum())
     return information
 
 
-def nus_left_open(nu: float, n: int) -> dict[float, float]:
-    """The ν within three standard errors of 1/ν, with log-weights; ν alone where that is certain.
-
-    n data whose scale is as unknown leave 1/ν an error of 0.8/√n where the noise is Gaussian. Of
-    few data without an outlier ν is as large as it may be, and says little of the next one.
-
-    Examples
-    --------
-    >>> [round(each) for each in nus_left_open(1000.0, 100)], nus_left_open(4.0, 10**5)
-    ([4, 6, 12, 1000], {4.0: 0.0})
-    """
-    of_scale, between = 2.0 * nu / (nu + 3.0), 2.0 * nu / ((nu + 1.0) * (nu + 3.0))
-    information = _information_of_nu(nu) - between**2 / of_scale
-    error = 1.0 / (nu * math.sqrt(max(1, n) * information))
-    if error < _CERTAIN:
-        return {nu: 0.0}
-    # Of those that are brought within the range the likeliest, which comes last.
-    inverse = {k: 1.0 / nu + k * error for k in (-3.0, 3.0, -2.0, 2.0, -1.0, 1.0)}
-    nus = {
-        1.0 / min(max(x, 1.0 / MOST_NU), 1.0 / LEAST_NU): -0.5 * k**2 for k, x in inverse.items()
-    }
-    return dict(sorted((nus | {nu: 0.0}).items()))
-
-
-def _information_of_nu(nu: float) -> float:
+def information_of_nu(nu: float) -> float:
     """Fisher information of ln ν in a datum."""
     half = torch.tensor([0.5 * nu, 0.5 * (nu + 1.0)], dtype=torch.float64)
     low, high = torch.special.polygamma(1, half).tolist()
