@@ -73,7 +73,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line of a command that ends with 2."""
     capsys.readouterr()
     assert main(arguments) == BAD_INPUT
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if line.startswith("dustmap: error: ")]
     assert len(lines) == 1
     assert lines[0].startswith("dustmap: error: ")
     return lines[0]
