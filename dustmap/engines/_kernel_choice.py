@@ -33,6 +33,7 @@ from dustmap import gp
 from dustmap.engines import _learning
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel
+from dustmap.gp.features import different_places
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, SumKernel, kernel_named
 
@@ -282,7 +283,7 @@ def windows_of(data: Batch, seed: int) -> list[Window]:
     assert isinstance(data.functional, PointValues)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(data), generator=generator)[:_MOST_ROWS]
-    rows = rows[_first_at_each_place(data.functional.x[rows])]
+    rows = rows[different_places(data.functional.x[rows])[0]]
     x = data.functional.x[rows]
     if len(rows) < LEAST_ROWS:
         return []
@@ -302,13 +303,6 @@ def windows_of(data: Batch, seed: int) -> list[Window]:
         if len(windows) == 1 + _WINDOWS:
             break
     return windows
-
-
-def _first_at_each_place(x: Tensor) -> Tensor:
-    """Indices of the first row of x (N, D) at each distinct place, in no order that means much."""
-    place = torch.unique(x, dim=0, return_inverse=True)[1]
-    none = torch.full((int(place.max()) + 1,), len(x))
-    return none.scatter_reduce(0, place, torch.arange(len(x)), "amin")
 
 
 def _one_window(data: Batch, x: Tensor, size: int, generator: torch.Generator) -> Window:

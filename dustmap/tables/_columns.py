@@ -183,8 +183,7 @@ def typed(
 def wrong_type(ref: ColumnRef | str, kind: ColumnType, got: str) -> UserError:
     """Name the column, the type that was expected, what is there and what to do."""
     plain = "; write decimal degrees for 12:30:45, a point for a comma, or name another column"
-    other = "; name another column, or none that stars can do without (--column source_id=none)"
-    remedy = plain if kind is ColumnType.NUMBER else other
+    remedy = plain if kind is ColumnType.NUMBER else "; name another column"
     return UserError(f"column {ref}: expected {kind.value}, got {got}{remedy}")
 
 

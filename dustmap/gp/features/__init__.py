@@ -27,6 +27,7 @@ from dustmap.gp.features._dense_covariance import DenseCovariance as DenseCovari
 from dustmap.gp.features._dense_covariance import JointResiduals as JointResiduals
 from dustmap.gp.features._dense_covariance import dense_bytes as dense_bytes
 from dustmap.gp.features._dense_covariance import dense_covariance as dense_covariance
+from dustmap.gp.features._dense_covariance import different_places as different_places
 from dustmap.gp.features._dense_covariance import factor_bytes as factor_bytes
 from dustmap.gp.features._dense_covariance import has_dense_covariance as has_dense_covariance
 from dustmap.gp.features._dense_covariance import in_float64 as in_float64

@@ -314,10 +314,12 @@ class JointResiduals:
                 [1.5232, 1.5232]], dtype=torch.float64)
         """
         root = variance.double().sqrt()
-        index = torch.arange(len(root), device=root.device)
+        every = torch.arange(len(root), device=root.device)
         if not isinstance(functional, PointValues):
-            return JointResiduals(root, index)
-        first, index = _different(functional.x)
+            return JointResiduals(root, every)
+        first, index = different_places(functional.x)
+        if len(first) == len(every):
+            first = index = every
         functional, root = functional[first], root[first]
         few = len(first) <= min(_JOINT, _JOINT_NUMBERS // features.n_features)
         covariance = features.prior_covariance(functional) if few else None
@@ -344,12 +346,10 @@ class JointResiduals:
         return drawn[:, self.index]
 
 
-def _different(x: Tensor) -> tuple[Tensor, Tensor]:
+def different_places(x: Tensor) -> tuple[Tensor, Tensor]:
     """The first of all rows of x (N, D) that are the same (U,), and which of these U a row is (N,);
-    in the order of the rows where all are different."""
-    every = torch.arange(len(x), device=x.device)
+    in no order that means much."""
     different, index = torch.unique(x, dim=0, return_inverse=True)
-    if len(different) == len(x):
-        return every, every
-    first = torch.full_like(every, len(x))[: len(different)]
-    return first.scatter_reduce(0, index, every, "amin"), index
+    none = torch.full((len(different),), len(x), device=x.device)
+    every = torch.arange(len(x), device=x.device)
+    return none.scatter_reduce(0, index, every, "amin"), index
