@@ -7,14 +7,15 @@ at the nodes of a grid, multilinear in between: C = L K Lᵀ, one transform a ra
 integral a pair; and one factor of C gives all patches.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeAlias, final
 
 import torch
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 from torch import Tensor
 
 from dustmap.engines._kernel_choice import KernelChoice, Trial, left_out_scores
@@ -28,15 +29,17 @@ from dustmap.linalg import AbstractOperator
 #: Length scales of padding around the box; rays whose covariances are made at once, and numbers of
 #: their fields.
 _PADDING, _AT_ONCE, _NUMBERS = 2.0, 64, 2**20
-#: Matrices (n, n) that are held; vectors over a torus of 8 times the nodes of each ray at work.
+#: Matrices (n, n) at work; vectors over a torus of 8 times the nodes of each ray at work.
 _MATRICES, _TORI = 9, 3 * 8
-#: Half width of the search in ln length, and where another kernel's is known; its accuracy, and the
-#: widest length over the box.
-_REACH, _NEAR, _CLOSE, _MOST_OF_BOX = 2.5, 0.7, 0.15, 0.5
+#: Step of the search in ln length, a shorter one that is worth no covariance, and the widest length
+#: over the box.
+_STEP, _CLOSE, _MOST_OF_BOX = 0.4, 0.1, 0.5
 #: Covariances that the search of a length makes, as measured.
-_EVALUATIONS = 10
+_EVALUATIONS = 6
 #: Rays of a group whose zero point is fitted.
 _LEAST_OF_GROUP = 10
+#: Covariances S p K p Sᵀ (n, n) by kernel and length; whatever the errors, each is made once.
+_Covariances: TypeAlias = Callable[[str, float], Tensor]
 #: What progress counts.
 _COUNTED = "kernels compared"
 #: Standard deviations from the prediction of all others beyond which an outlier is left out; turns
@@ -113,9 +116,10 @@ class RayData:
         return replace(self, errors=torch.where(wild, 1e6 * self.errors, self.errors))
 
 
-def ray_choice_component(n: int, nodes: RegularGrid) -> Component:
-    """Plan the bytes of a choice by n rays on a grid."""
-    held = 8 * (_MATRICES * n**2 + _TORI * _at_once(nodes) * nodes.size)
+def ray_choice_component(n: int, nodes: RegularGrid, n_names: int) -> Component:
+    """Plan the bytes of a choice of so many kernels by n rays on a grid."""
+    matrices = _MATRICES + covariances_of_choice(n_names)
+    held = 8 * (matrices * n**2 + _TORI * _at_once(nodes) * nodes.size)
     what = f"covariances of {n:,} stars and fields of some at {nodes.size:,} nodes"
     return Component("kernels compared", held, During.CHOOSING, what)
 
@@ -231,10 +235,9 @@ def choose_ray_kernel(
         Called with the candidates that are done.
     """
     remarks: list[str] = []
-    start, reach = length, _REACH
+    made = functools.cache(data.covariance)
     if outliers:
-        wild, start = _outliers(data, names[-1], length)
-        reach = _NEAR
+        wild, length = _outliers(data, made, names[-1], length)
         data, tame = data.without(wild), (~wild).cpu()
         patches = [patch[tame[patch]] for patch in patches]
         patches = [patch for patch in patches if len(patch)]
@@ -242,8 +245,8 @@ def choose_ray_kernel(
     trials: dict[str, Trial] = {}
     for number, name in enumerate(reversed(names)):
         progress(_COUNTED, number, len(names))
-        trials = {name: _trial(data, name, start, reach, patches), **trials}
-        start, reach = trials[name].learned["length"], _NEAR
+        trials = {name: _trial(data, made, name, length, patches), **trials}
+        length = trials[name].learned["length"]
         if KernelChoice.of_trials(trials).name != name:
             break
     progress(_COUNTED, len(names), len(names))
@@ -254,17 +257,16 @@ def choose_ray_kernel(
     return KernelChoice.of_trials(trials, **counts, remark="; ".join(remarks))
 
 
-def _outliers(data: RayData, name: str, length: float) -> tuple[Tensor, float]:
+def _outliers(data: RayData, made: _Covariances, name: str, length: float) -> tuple[Tensor, float]:
     """Which rays (n,) are far off given all others, at the length that all ask for, and that.
 
     Few of them hide the others behind the factor on the errors that they make, so that this is
     repeated.
     """
-    length = _learned(data, name, length, _REACH)[2]
-    C = data.covariance(name, length)
+    length = _learned(data, made, name, length)[2]
     wild = torch.zeros_like(data.y, dtype=torch.bool)
     for _ in range(_TURNS):
-        white = _White.of(data.without(wild), C)
+        white = _White.of(data.without(wild), made(name, length))
         more = (white.left_out(white.best()[1]).abs() > _WILD) & ~wild
         if not bool(more.any()):
             break
@@ -273,10 +275,10 @@ def _outliers(data: RayData, name: str, length: float) -> tuple[Tensor, float]:
 
 
 def _trial(
-    data: RayData, name: str, length: float, reach: float, patches: Sequence[Tensor]
+    data: RayData, made: _Covariances, name: str, length: float, patches: Sequence[Tensor]
 ) -> Trial:
     begun = time.perf_counter()
-    white, x, at = _learned(data, name, length, reach)
+    white, x, at = _learned(data, made, name, length)
     logs = torch.stack([data.errors[patch].log().mean() for patch in patches])
     scores = (white.scores(x, patches) - 0.5 * logs).cpu()
     learned = {"length": at, "std": math.exp(0.5 * x[0])}
@@ -284,30 +286,44 @@ def _trial(
 
 
 def _learned(
-    data: RayData, name: str, length: float, reach: float
+    data: RayData, made: _Covariances, name: str, length: float
 ) -> tuple[_White, list[float], float]:
     """The data at the length of the greatest evidence, (ln σ², ln a²) there, and the length.
 
-    It is sought within a factor exp(reach) of `length`; farther where it is at the end of these.
+    From `length` downhill in steps of ln ℓ, all searches on the same lattice, to the vertex of the
+    parabola through the last three.
     """
     box = max((n - 1) * h for n, h in zip(data.nodes.shape, data.nodes.spacing, strict=True))
-    least, start = math.log(max(data.nodes.spacing)), math.log(length)
-    most = max(math.log(_MOST_OF_BOX * box), least + _CLOSE)
-    bounds = max(least, min(start, most) - reach), max(min(start + reach, most), least + _CLOSE)
-    best: tuple[float, float, _White] | None = None
+    least = max(data.nodes.spacing)
+    most = max(_MOST_OF_BOX * box, least * math.exp(_CLOSE))
 
-    def cost(log_length: float) -> float:
-        nonlocal best
-        white = _White.of(data, data.covariance(name, math.exp(log_length)))
-        value = white.best()[0]
-        if best is None or value < best[0]:
-            best = value, log_length, white
-        return value
+    def length_at(place: float) -> float:
+        return min(max(math.exp(_STEP * place), least), most)
 
-    minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": _CLOSE})
-    assert best is not None
-    _, at, white = best
-    ends = [end for end, limit in zip(bounds, (least, most), strict=True) if end != limit]
-    if reach < _REACH and any(abs(at - end) < 2.0 * _CLOSE for end in ends):
-        return _learned(data, name, math.exp(at), _REACH)
-    return white, white.best()[1], math.exp(at)
+    @functools.cache
+    def cost(length: float) -> float:
+        return _White.of(data, made(name, length)).best()[0]
+
+    k = round(math.log(length_at(math.log(length) / _STEP)) / _STEP)
+    for step in (1, -1):
+        while cost(length_at(k + step)) < cost(length_at(k)):
+            k += step
+    three = [length_at(k + step) for step in (-1, 0, 1)]
+    best, vertex = three[1], _vertex(list(map(math.log, three)), list(map(cost, three)))
+    if abs(vertex - math.log(best)) > _CLOSE:
+        best = min(best, math.exp(vertex), key=cost)
+    white = _White.of(data, made(name, best))
+    return white, white.best()[1], best
+
+
+def _vertex(x: Sequence[float], y: Sequence[float]) -> float:
+    """Where the parabola through three points with y₁ ≤ y₀, y₂ is least; x₁ where two coincide.
+
+    >>> round(_vertex([0.0, 1.0, 3.0], [4.0, 1.0, 1.0]), 12)
+    2.0
+    """
+    before, after = x[1] - x[0], x[2] - x[1]
+    rise, fall = after * (y[0] - y[1]), before * (y[2] - y[1])
+    if not (before > 0.0 and after > 0.0 and rise + fall > 0.0):
+        return x[1]
+    return x[1] + 0.5 * (rise * after - fall * before) / (rise + fall)

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from dustmap.engines import RayData, choose_ray_kernel
+from dustmap.engines import RayData, choose_ray_kernel, covariances_of_choice
 from dustmap.engines._ray_kernels import _learned, _outliers, _White
 from dustmap.gp import Batch, ConstantMean, DiscMean, GPModel, RegularGrid
 from dustmap.gp.covariances import ClosedForm
@@ -153,7 +153,7 @@ def test_outliers_have_no_part_in_it() -> None:
     wild = torch.zeros(60, dtype=torch.bool)
     wild[::20] = True
     spoilt = RayData.of(model(), dataclasses.replace(batch, y=batch.y + 40.0 * wild), GRID)
-    found, length = _outliers(spoilt, "matern32", 20.0)
+    found, length = _outliers(spoilt, spoilt.covariance, "matern32", 20.0)
     assert 8.0 <= length <= 40.0
     assert bool(found[wild].all())
     assert int(found.sum()) <= 5
@@ -166,10 +166,29 @@ def test_outliers_have_no_part_in_it() -> None:
     assert choice.candidates[0].score == pytest.approx(same.candidates[0].score, rel=1e-3)
 
 
-def test_a_search_nearby_goes_on_where_it_ends_at_an_end() -> None:
+@pytest.mark.parametrize("length", [8.0, 20.0, 160.0])
+def test_a_search_finds_the_length_of_the_greatest_evidence(length: float) -> None:
     data = RayData.of(model(), measured(), GRID)
-    near, far = (_learned(data, "matern32", length, 0.7)[2] for length in (20.0, 160.0))
-    whole = _learned(data, "matern32", 20.0, 2.5)[2]
-    # Each is within the accuracy of a search, 0.15 in ln length.
-    assert near == pytest.approx(whole, rel=0.3)
-    assert far == pytest.approx(whole, rel=0.3)
+
+    def cost(length: float) -> float:
+        return _White.of(data, data.covariance("matern32", length)).best()[0]
+
+    lengths = [8.0 * (40.0 / 8.0) ** (k / 40) for k in range(41)]
+    least = min(map(cost, lengths))
+    found = _learned(data, data.covariance, "matern32", length)[2]
+    # Within half a step of a search, 0.4 in ln length, and worse by less than 0.1 nats.
+    assert found == pytest.approx(min(lengths, key=cost), rel=0.2)
+    assert cost(found) < least + 0.2
+
+
+def test_a_choice_makes_every_covariance_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, covariance = list[tuple[str, float]](), RayData.covariance
+
+    def counted(data: RayData, name: str, length: float) -> Tensor:
+        made.append((name, length))
+        return covariance(data, name, length)
+
+    monkeypatch.setattr(RayData, "covariance", counted)
+    data = RayData.of(model(), measured(), GRID)
+    choose_ray_kernel(data, patches(60), NAMES, 20.0, outliers=True)
+    assert len(set(made)) == len(made) <= covariances_of_choice(3)

@@ -152,7 +152,8 @@ def _choice_components(config: Config, n: int) -> tuple[Component, ...]:
     if not _kernel.is_open(config):
         return ()
     nodes = grid_of(_kernel.compared_on(config).grid)
-    return (engines.ray_choice_component(_kernel.compared_stars(n), nodes),)
+    stars, names = _kernel.compared_stars(n), _kernel.candidates(config)
+    return (engines.ray_choice_component(stars, nodes, len(names)),)
 
 
 def kernel_in_words(config: Config, n: int) -> str:
