@@ -390,8 +390,6 @@ def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
 def _start_arrays(start: inference.MGVIStart) -> Arrays:
     """Arrays for `_start_of`."""
     numbers = {"torus": torch.tensor(start.torus), "curved": torch.tensor(start.curved)}
-    if start.variance is not None:
-        numbers["variance"] = torch.tensor(start.variance, dtype=torch.float64)
     names = ("mode", "mean", "deviations", "pull")
     return _engine.arrays_of(numbers | {name: getattr(start, name) for name in names})
 
@@ -401,10 +399,8 @@ def _start_of(problem: Problem) -> inference.MGVIStart | None:
     if not problem.start:
         return None
     vectors = _engine.tensors_of(problem.start, problem.data.y.device)
-    torus, curved = tuple(vectors.pop("torus").tolist()), bool(vectors.pop("curved"))
-    known = vectors.pop("variance", None)  # none of earlier versions
-    variance = None if known is None else float(known)
-    return inference.MGVIStart(torus, **vectors, curved=curved, variance=variance)
+    torus, curved = vectors.pop("torus"), vectors.pop("curved")
+    return inference.MGVIStart(tuple(torus.tolist()), curved=bool(curved), **vectors)
 
 
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:

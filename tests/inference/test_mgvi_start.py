@@ -20,7 +20,6 @@ from dustmap.inference import (
 )
 from dustmap.inference._state import AbstractCheckpointer
 from dustmap.inference.lognormal import _mgvi_phases
-from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.checkpointers import often_interrupted, same_bits
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -158,21 +157,3 @@ def test_a_start_from_itself_stays() -> None:
     mean, std = apart(fit_mgvi(there, data, SETTINGS, start=scratch.start), scratch)
     assert mean < 0.1
     assert std < 0.04
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_a_start_under_another_variance_has_the_same_fields(dim: int) -> None:
-    nodes = {1: 40, 2: 9, 3: 5}[dim]
-    data, there = sky(dim, nodes, 60), model(dim, nodes)
-    other = model_of(box(dim, nodes), learn=False, variance=4.0, likelihood=there.likelihood)
-    first = fit_mgvi(there, data, SETTINGS)
-    before, after = (LogNormalProblem.of(each, data) for each in (there, other))
-    moved = first.start.under(after)
-    for name in ("mode", "mean", "deviations"):
-        here, same = getattr(first.start, name), getattr(moved, name)
-        torch.testing.assert_close(after.root.matmul(same), before.root.matmul(here))
-    # All of the field, and the mean as it is.
-    torch.testing.assert_close(moved.mode[:-1], 0.5 * first.start.mode[:-1])
-    assert torch.equal(moved.mode[-1:], first.start.mode[-1:])
-    assert first.start.under(before) is first.start
-    assert replace(first.start, variance=None).under(after).mode is first.start.mode

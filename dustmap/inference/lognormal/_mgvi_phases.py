@@ -22,12 +22,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     Preconditioner,
     node_preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_hyper import (
-    EvidenceStep,
-    carry,
-    evidence_step,
-    on_its_torus,
-)
+from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (
     QUICK,
@@ -36,6 +31,7 @@ from dustmap.inference.lognormal._mgvi_state import (
     MGVISettings,
     MGVIStart,
     Phase,
+    on_its_torus,
     posterior_at,
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
@@ -71,7 +67,7 @@ _BARE = 3
 _NEAR = 1.0
 #: Steps that have to be averaged before θ rests for a short one, and how short, in posterior
 #: standard deviations.
-_AVERAGED, _SHORT = 2, 0.5
+_AVERAGED, _SHORT = 3, 0.3
 #: Nats that an evidence step of one posterior standard deviation promises.
 _ONE_WIDTH = 0.5
 #: Parts of an evidence step that are tried, one after the other.

@@ -1,6 +1,7 @@
 """Settings, rounds and the complete state of a fit of a log-normal field."""
 
 import enum
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias, final
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import ParameterErrors, Parameters
+from dustmap.gp import MOST_INFLATION, ParameterErrors, Parameters, torus_for
 from dustmap.inference import _state
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
@@ -27,6 +28,11 @@ from dustmap.inference.lognormal._lognormal_problem import (
 )
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
 
+_log = logging.getLogger(__name__)
+#: Prior correlation of opposite faces beyond which the torus is enlarged.
+_LARGEST_WRAP = 0.15
+#: A torus with this many times the points that the present length scale asks for is replaced.
+_WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
 #: ξ (n,), and multipliers (Q,) of solves.
@@ -124,6 +130,23 @@ class MGVIRound:
     errors: ParameterErrors | None = None
 
 
+def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
+    """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted.
+
+    padding: of a new torus, in length scales.
+    """
+    prior = problem.model.prior
+    if not prior.grows:
+        return problem
+    wanted, report = torus_for(prior.kernel, prior.box, padding), prior.report
+    outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
+    if not (outgrown or prior.n_white > _WASTE * prior.white_on(wanted)):
+        return problem
+    now, before = (" × ".join(map(str, each)) for each in (wanted, prior.torus_shape))
+    _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
+    return problem.on(prior.on_torus(prior.kernel, wanted))
+
+
 def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
     """On a torus of so many points per axis."""
     prior = problem.model.prior
@@ -149,7 +172,6 @@ class MGVIStart:
     deviations : (S, n), of the samples, all δ_s before all −δ_s
     curved : whether these follow the curvature of ρ
     pull : (N,), W^½ z of the mode's multipliers z, whose limit is Σ⁻¹ times its residuals
-    variance : of the field's prior; None of fits that did not keep it
     """
 
     torus: tuple[int, ...]
@@ -158,7 +180,6 @@ class MGVIStart:
     deviations: Tensor
     curved: bool
     pull: Tensor
-    variance: float | None = None
 
     def in_order(self, order: Tensor) -> "MGVIStart":
         """Return the same for these data in another order (N,)."""
@@ -171,17 +192,6 @@ class MGVIStart:
         expected = settings.samples, prior.white_on(self.torus) + others
         may_change = prior.grows and len(self.torus) == prior.box.dim
         return self.deviations.shape == expected and (may_change or self.torus == prior.torus_shape)
-
-    def under(self, problem: LogNormalProblem) -> "MGVIStart":
-        """Return the start whose fields R ξ are the same under a prior of another variance."""
-        prior = problem.model.prior
-        variance = float(prior.kernel.variance())
-        if self.variance is None or math.isclose(self.variance, variance, rel_tol=1e-6):
-            return self
-        factors = torch.ones_like(self.mode)
-        factors[: prior.white_on(self.torus)] = math.sqrt(self.variance / variance)
-        mode, mean, deviations = (factors * xi for xi in (self.mode, self.mean, self.deviations))
-        return replace(self, mode=mode, mean=mean, deviations=deviations)
 
 
 @final
@@ -321,7 +331,6 @@ class FitState:
             self.deviations,
             self.curved,
             mode.residuals[0] / mode.problem.noise if at_nodes else mode.problem.noise.rsqrt() * z,
-            float(self.problem.model.prior.kernel.variance()),
         )
 
     def at(self, phase: Phase, turn: int = 0) -> "FitState":
