@@ -235,10 +235,14 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return 1.0 / math.sqrt(self.n_samples)
 
     def predict(self, functional: AbstractFunctional) -> gp.Prediction:
-        """Mean (N,) and variance (N,) of f = L ρ over the samples, with what is unresolved."""
+        """Mean (N,) and variance (N,) of f = L ρ over the samples, with what is unresolved.
+
+        Values at places have the variance of their `log_normal_variance`.
+        """
+        spread = log_normal_variance if isinstance(functional, gp.functionals.PointValues) else _var
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         means = torch.cat([draws.mean(0) for draws, _ in parts])
-        variances = torch.cat([draws.var(0) + lacking for draws, lacking in parts])
+        variances = torch.cat([spread(draws) + lacking for draws, lacking in parts])
         if self.groups is not None:
             square = means.square() + variances
             unknown = self.groups.prior.unknown_variance(functional, square)
@@ -358,7 +362,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()
-        return gp.Prediction(density.mean(0), density.var(0))
+        return gp.Prediction(density.mean(0), log_normal_variance(density))
 
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""
@@ -384,6 +388,25 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
     def _parts(self, functional: AbstractFunctional) -> list[AbstractFunctional]:
         return [functional[part] for part in chunks(len(functional), _CHUNK)]
+
+
+def log_normal_variance(draws: Tensor) -> Tensor:
+    """Return m² (exp(τ²) − 1) (...) of draws (S, ...) > 0 in pairs, with m their mean and τ that of
+    their logarithms.
+
+    The variance of the draws themselves is mostly in a tail that few draws miss: with τ = 1.6 that
+    of 32 has a median of a fifth of the true one.
+
+    >>> draws = torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=torch.float64).exp()
+    >>> variance = draws.mean() ** 2 * math.expm1((1.0 + 0.25) / 2)
+    >>> bool(torch.isclose(log_normal_variance(draws), variance))
+    True
+    """
+    return draws.mean(0).square() * _log_moments(draws)[1].square().expm1()
+
+
+def _var(draws: Tensor) -> Tensor:
+    return draws.var(0)
 
 
 def _log_moments(draws: Tensor) -> tuple[Tensor, Tensor]:

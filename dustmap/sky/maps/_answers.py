@@ -87,13 +87,12 @@ class Answers:
     ) -> Floats:
         """Return densities or integrals (1, S or Q, N), float64."""
         stored = self._stored(mode, levels)
-        if stored:
-            values = self.interpolated(stored, positions, outside)
-        elif mode in (Mode.MEDIAN, Mode.PERCENTILE) and self._has_widths:
-            values = self._quantiles(positions, levels, outside)
-        else:
+        if not stored and mode in (Mode.MEDIAN, Mode.PERCENTILE) and self._has_widths:
+            return self._quantiles(positions, levels, outside)
+        if not stored:
             values = self.interpolated(self._sample_cubes(mode), positions, outside)
             return _summary(values, mode, levels, self.layout.positive)
+        values = self.interpolated(stored, positions, outside)
         if mode in _SPREADS and self.layout.positive and self.layout.samples > 1:
             step = max(1, _NUMBERS // (8 * self.layout.samples))
             for start in range(0, len(positions), step):
@@ -122,15 +121,14 @@ class Answers:
 
     def _quantiles(self, positions: Floats, levels: tuple[float, ...], outside: Outside) -> Floats:
         """Return quantiles (Q, N): log-normal by the median and P16 to P84, or normal ones."""
-        held = self._widths
-        values = self.interpolated(tuple(map(Cube, held)), positions, outside)
         z = [_quantities.normal_quantile(level) for level in levels]
         if not self.layout.positive:
-            mean, std = values
+            mean, std = self.interpolated(tuple(map(Cube, self._widths)), positions, outside)
             return np.stack([mean + each * std for each in z])
+        own = below, _, above = [_quantities.PERCENTILES[quantity] for quantity in self._widths]
+        values = self.densities(positions, Mode.PERCENTILE, tuple(own), outside)
         low, median, high = values
         ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
-        below, _, above = own = [_quantities.PERCENTILES[quantity] for quantity in held]
         z_low, z_high = map(_quantities.normal_quantile, (below, above))
         width = np.log(ratio) / (z_high - z_low)
         # Those that have a cube are what it says.
@@ -209,7 +207,10 @@ class Answers:
         known = complete | (outside is Outside.TRUNCATE)
         values = np.full((len(cubes), len(rays)), np.nan)
         values[:, known] = self._integrated(cubes, rays.part(known))
-        values = values if mean else _summary(values, mode, levels, self.layout.positive)
+        if mode is Mode.STD:
+            values = _quantities.deviation(values, values.mean(0), len(values) - 1)[None]
+        elif not mean:
+            values = _summary(values, mode, levels, self.layout.positive)
         return np.where(finite, values, np.nan)  # a NaN place is unknown always
 
     def _integrated(self, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
@@ -252,7 +253,7 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
     if mode is Mode.MEAN:
         return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
-        return np.asarray(_quantities.deviation(values, values.mean(0), len(values) - 1)[None])
+        return np.asarray(_quantities.standard_deviation(values, positive)[None])
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
         return _quantities.percentiles(values, levels, positive)
     return values

@@ -172,7 +172,9 @@ class DustMap:
 
     @property
     def monte_carlo_error(self) -> float:
-        """Relative standard error 1/√S, at most, of a standard deviation from the S samples."""
+        """Relative standard error 1/√S of a standard deviation from the S samples; of a positive
+        density with a standard deviation τ of its logarithm (1 + 1/(1 − e^{−τ²})) τ² times that:
+        1.7 and 2.6 times for τ of 0.7 and 1."""
         return 1.0 / math.sqrt(self.n_samples) if self.n_samples else math.nan
 
     @property

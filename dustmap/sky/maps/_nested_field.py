@@ -16,7 +16,7 @@ from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
 from dustmap.sky.maps._node_field import NodeField, NodeNoise, noise_between, relative_between
-from dustmap.sky.maps._quantities import MapRequest, statistics
+from dustmap.sky.maps._quantities import MapRequest, statistics_of_integrals
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Functionals answered at once; part of a spacing within which a node is on a face.
@@ -83,7 +83,7 @@ class NestedField(AbstractDensityField):
 
         def answer(part: AbstractFunctional) -> dict[str, Tensor]:
             rows = self.posterior.interpolation(part)
-            return statistics(rows.matmul(density.to(rows.dtype)), request)
+            return statistics_of_integrals(rows.matmul(density.to(rows.dtype)), request)
 
         return _field.in_chunks(functional, _CHUNK, request, answer)
 

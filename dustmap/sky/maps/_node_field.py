@@ -20,7 +20,12 @@ from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import KeyedNormal
 from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
-from dustmap.sky.maps._quantities import MapRequest, Quantity, statistics
+from dustmap.sky.maps._quantities import (
+    MapRequest,
+    Quantity,
+    statistics,
+    statistics_of_integrals,
+)
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -274,7 +279,7 @@ class NodeField(AbstractDensityField):
     def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
         if not isinstance(functional, PointValues):
             rows = self.posterior.interpolation(functional)
-            return statistics(rows.matmul(self.density.to(rows.dtype)), request)
+            return statistics_of_integrals(rows.matmul(self.density.to(rows.dtype)), request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
         relative = self.between_nodes(functional)
         answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)

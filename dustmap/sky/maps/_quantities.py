@@ -2,15 +2,23 @@
 
 From samples to mean, standard deviation and percentiles, the same way everywhere:
 
-    mean    m = Σ_s f_s / S                         std   √(Σ_s (f_s − m)² / (S − 1))
-    p(q) = exp(μ + Φ⁻¹(q) τ)  with μ = mean ln f_s, τ² = Σ_s (ln f_s − μ)² / S      (f > 0)
-    p(q) = m + Φ⁻¹(q) std                                                         (f of any sign)
+    m = Σ_s f_s / S,   μ = Σ_s ln f_s / S,   τ² = Σ_s (ln f_s − μ)² / S
 
-They are smoother than the order statistics of S samples. Percentiles of a positive density are
-positive and ascend with q. Its samples are pairs about a known centre, the two of a pair one after
-the other, so τ² is divided by S: their mean is that centre, which costs no degree of freedom. An
-odd S ends with half a pair x, whose mean is x/S off: τ² is divided by S − 1/S. Samples that are no
-pairs, as other programs draw them, would need S − 1: of them τ is too small by √(1 − 1/S).
+            f > 0                       f of any sign
+    mean    m                           m
+    std     m √(exp(τ²) − 1)            √(Σ_s (f_s − m)² / (S − 1))
+    p(q)    exp(μ + Φ⁻¹(q) τ)           m + Φ⁻¹(q) std
+
+Integrals of a positive density, which are not log-normal, have the std on the right. Percentiles
+are smoother than the order statistics of S samples; those of a positive density are positive and
+ascend with q. Of 32 log-normal samples with τ = 1, 1.6 and 2.2 the deviation of the
+samples themselves has medians of 0.80, 0.45 and 0.14 of the true one, for most of it is in a tail
+that they miss; m √(exp(τ²) − 1) has 0.94, 0.82 and 0.61.
+
+Samples of a positive density are pairs about a known centre, the two of a pair one after the other,
+so τ² is divided by S: their mean is that centre, which costs no degree of freedom. An odd S ends
+with half a pair x, whose mean is x/S off: τ² is divided by S − 1/S. Samples that are no pairs, as
+other programs draw them, would need S − 1: of them τ is too small by √(1 − 1/S).
 Where a sample is 0 (a ray without length) so are all its percentiles.
 """
 
@@ -167,23 +175,31 @@ def normal_quantile(q: float) -> float:
 def statistics(
     draws: "Tensor", request: MapRequest, relative: "Tensor | float" = 0.0
 ) -> "dict[str, Tensor]":
-    """Compute all but coverage of draws (S, ...) > 0, each (...); samples are not copied.
+    """Compute all but coverage of draws (S, ...) > 0 at places, each (...); samples are not copied.
 
     relative (...): variance over E f² that samples have not.
     """
     results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
-        mean = draws.mean(0)
-        results["mean"], std = mean, deviation(draws, mean, len(draws) - 1)
-        results["std"] = (std.square() + relative * (mean.square() + std.square())).sqrt()
+        results["mean"] = draws.mean(0)
     asked = [quantity for quantity in PERCENTILES if quantity in request]
-    if asked:
-        levels = [PERCENTILES[quantity] for quantity in asked]
-        values = percentiles(draws, levels, positive=True, relative=relative)
-        results |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
+    if asked or Quantity.STD in request:
+        centre, width = _log_normal(draws, relative)
+        if Quantity.STD in request:
+            results["std"] = _relative_std(width).mul_(results["mean"])
+        for quantity in asked:
+            results[quantity.value] = _log_quantile(centre, width, PERCENTILES[quantity])
     if request.samples:
         results["samples"] = draws[: request.samples]
     return {q.value: results[q.value] for q in request.quantities if q.value in results}
+
+
+def statistics_of_integrals(draws: "Tensor", request: MapRequest) -> "dict[str, Tensor]":
+    """Compute the same of integrals of a positive density."""
+    results = statistics(draws, request)
+    if Quantity.STD in request:
+        results["std"] = deviation(draws, draws.mean(0), len(draws) - 1)
+    return results
 
 
 def percentiles(
@@ -193,18 +209,43 @@ def percentiles(
 
     relative (...): variance over E f² that positive draws have not.
     """
-    of = _namespace(draws)
     if positive:
-        centre, width = log_moments(draws)
-        if not isinstance(relative, float):
-            width = (width**2 + of.log1p(relative)) ** 0.5
+        centre, width = _log_normal(draws, relative)
+        values = [_log_quantile(centre, width, q) for q in levels]
     else:
         centre = draws.mean(0)
         width = deviation(draws, centre, len(draws) - 1)
-    values: Draws = of.stack([centre + normal_quantile(q) * width for q in levels])
-    if positive:
-        of.exp(values, out=values)
-    return values
+        values = [centre + normal_quantile(q) * width for q in levels]
+    stacked: Draws = _namespace(draws).stack(values)
+    return stacked
+
+
+def standard_deviation(draws: Draws, positive: bool) -> Draws:
+    """Return the std (...) of draws (S, ...)."""
+    mean = draws.mean(0)
+    if not positive:
+        return deviation(draws, mean, len(draws) - 1)
+    std: Draws = mean * _relative_std(log_moments(draws)[1])
+    return std
+
+
+def _log_normal(draws: Draws, relative: "Tensor | float") -> tuple[Draws, Draws]:
+    """Return μ and τ (...) of ln f, with the variance over E f² that samples have not."""
+    centre, width = log_moments(draws)
+    if not isinstance(relative, float):
+        width = (width**2 + _namespace(draws).log1p(relative)) ** 0.5
+    return centre, width
+
+
+def _log_quantile(centre: Draws, width: Draws, q: float) -> Draws:
+    value: Draws = _namespace(centre).exp(centre + normal_quantile(q) * width)
+    return value
+
+
+def _relative_std(width: Draws) -> Draws:
+    """Return √(exp(τ²) − 1)."""
+    relative: Draws = _namespace(width).expm1(width**2) ** 0.5
+    return relative
 
 
 def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
