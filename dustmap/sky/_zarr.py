@@ -122,6 +122,10 @@ class CheckedGroup:
         """Return the shape of an array."""
         return self._array(name).shape
 
+    def unit(self, name: str) -> str:
+        """Return the attribute "units" of an array; "" where it has none."""
+        return str(self._array(name).attrs.get("units", ""))
+
     def read(self, name: str, index: Any) -> NDArray[Any]:
         """Read a part of an array."""
         array = self._array(name)
@@ -149,6 +153,12 @@ def _checked(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
         raise UserError(f"{path}: {name} must be an array, got a group")
     if array.dtype.kind not in "iuf":
         raise UserError(f"{path}: {name} must hold numbers, got {array.dtype}")
+    packed = sorted({"scale_factor", "add_offset"} & set(array.attrs))
+    if packed:
+        raise UserError(
+            f"{path}: {name} is packed by {' and '.join(packed)}, which is not read; write it as "
+            "numbers in its unit (xarray: dataset.drop_encoding())"
+        )
     _check_codecs(array, path, name)
     _check_chunks(array, path, name)
     return array

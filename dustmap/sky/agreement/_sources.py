@@ -142,7 +142,7 @@ PUBLISHED = MappingProxyType(
         "edenhofer2023": Published(
             "dustmaps.edenhofer2023", "Edenhofer2023Query", "E(ZGR23)", 1.0, 2.0
         ),
-        "iphas": Published("dustmaps.iphas", "IPHASQuery", "A0", arguments=(("mode", "mean"),)),
+        "iphas": Published("dustmaps.iphas", "IPHASQuery", "A0_550", arguments=(("mode", "mean"),)),
         "leike2020": Published("dustmaps.leike2020", "Leike2020Query", "e-folding_G", 1e-3, 2.0),
         "leike_ensslin_2019": Published(
             "dustmaps.leike_ensslin_2019", "LeikeEnsslin2019Query", "e-folding_G", 1e-3

@@ -321,7 +321,8 @@ def _scores(spread: Axes, line: Axes, pairs: Pairs, edges: Sequence[float]) -> N
     spread.axhline(0.0, **_EQUAL)
     line.axhline(1.0, **_EQUAL)
     spread.set_ylabel(f"{pairs.kind} [{unit}]")
-    line.set_ylim(bottom=min(0.0, line.get_ylim()[0]))
+    low, high = line.get_ylim()
+    line.set_ylim(min(0.0, low), max(1.08, high))
     for axis in (spread, line):
         axis.set_xlim(0.0, 1.04 * edges[-1])
         axis.legend(loc="best")

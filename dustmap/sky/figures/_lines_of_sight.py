@@ -215,9 +215,11 @@ def line_of_sight_figure(
     figure = style.new_figure(style.ONE_COLUMN, 4.3)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.35))
     system = profile.system
-    _curves(above, profile.distance, profile.density, profile.true_density, PER_MILLE)
+    bands = profile.density, profile.extinction
+    mean = "map" if all(band.low is None for band in bands) else "posterior mean"
+    _curves(above, profile.distance, profile.density, profile.true_density, PER_MILLE, mean)
     _shade_prior(above, profile)
-    _curves(below, profile.distance, profile.extinction, profile.true_extinction, 1.0)
+    _curves(below, profile.distance, profile.extinction, profile.true_extinction, 1.0, mean)
     near = None if stars is None else in_beam(stars, profile, beam)
     if near is not None:
         _draw_stars(below, near, beam)
@@ -244,16 +246,17 @@ def line_of_sight_figure(
     return figure
 
 
-def _curves(axis: Axes, distance: Array, band: Band, truth: Array | None, factor: float) -> None:
+def _curves(
+    axis: Axes, distance: Array, band: Band, truth: Array | None, factor: float, mean: str
+) -> None:
+    """Draw a band around the curve named `mean`, and the truth."""
     inner = None if band.low is None or band.high is None else (band.low, band.high)
     for edges, share, alpha in ((band.outer, 95, 0.15), (inner, 68, 0.3)):
         if edges is not None:
             low, high = (factor * edge for edge in edges)
             look: dict[str, Any] = {"color": style.MODEL_COLOUR, "alpha": alpha, "linewidth": 0.0}
             axis.fill_between(distance, low, high, label=f"{share} % of the posterior", **look)
-    known = band.low is not None
-    label = "posterior mean" if known else "map"
-    axis.plot(distance, factor * band.mean, color=style.MODEL_COLOUR, label=label)
+    axis.plot(distance, factor * band.mean, color=style.MODEL_COLOUR, label=mean)
     if truth is not None:
         dashed: dict[str, Any] = {"color": style.TRUTH_COLOUR, "linestyle": (0, (4, 1.5))}
         axis.plot(distance, factor * truth, label="truth", **dashed)

@@ -26,7 +26,9 @@ _BESIDE, _ABOVE = 1.12, 0.53
 _MARGIN = 0.2
 #: Voxels between a plane that is asked for and the one that is drawn, without a word.
 _AWAY = 0.1
-_PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
+_PANELS: dict[str, Any] = {"sharex": True, "sharey": True}
+#: What is grey, without a truth and beside one.
+_GREY = "outside the map", "outside the truth"
 
 
 log = logging.getLogger(__name__)
@@ -260,9 +262,8 @@ def slice_figure(
     """
     plane = slice_of(density, axis, level, truth)
     where = f"{axis.name} = {style.signed(plane.at[0])} pc"
-    return _panels.panels_figure(
-        density.system, plane, f"Dust density at {where}", marks=clouds, **_PANELS
-    )
+    title, grey = f"Dust density at {where}", _GREY[truth is not None]
+    return _panels.panels_figure(density.system, plane, title, marks=clouds, grey=grey, **_PANELS)
 
 
 def slices_figure(
@@ -279,8 +280,8 @@ def slices_figure(
         log.info("the nearest planes of voxels are drawn: %s = %s pc", axis.name, words)
     labels = [f"{axis.name} = {style.signed(plane.at[0])} pc" for plane in planes]
     title = f"Dust density on planes of {axis.name}"
-    named = {**_PANELS, "grey": "outside the map"}
-    return _panels.sequence_figure(density.system, planes, labels, title, marks=clouds, **named)
+    looks = {**_PANELS, "grey": _GREY[False]}
+    return _panels.sequence_figure(density.system, planes, labels, title, marks=clouds, **looks)
 
 
 @style.styled()
@@ -294,8 +295,8 @@ def projection_figure(
     plane = projection_of(density, axis, truth)
     low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"
-    title = f"Extinction integrated over {where}"
-    return _panels.panels_figure(density.system, plane, title, marks=clouds, **_PANELS)
+    title, grey = f"Extinction integrated over {where}", _GREY[truth is not None]
+    return _panels.panels_figure(density.system, plane, title, marks=clouds, grey=grey, **_PANELS)
 
 
 def _mark_sun(axis: Axes, plane: Plane, named: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
+from astropy import units as u
 from astropy.io import fits
 from astropy.utils.exceptions import AstropyUserWarning
 from astropy.wcs import WCS
@@ -301,6 +302,11 @@ class FitsCubes(_FileCubes):
             # An axis without end beside one of no voxels takes no room in the file.
             if 0 in first.shape:
                 raise UserError(f"{self.path}: {first.name} has no voxels")
+            for i, axis in enumerate("XYZ"):
+                _refuse_other_unit(self.path, axis, first.header.get(f"CUNIT{i + 1}", ""), u.pc)
+            for q in quantities:
+                unit = self._image(hdus, Cube(q)).header.get("BUNIT", "")
+                _refuse_other_unit(self.path, self._name(Cube(q)), unit, DESCRIPTIONS[q].unit)
             axes = _axes(first.header)
             return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
@@ -354,6 +360,16 @@ class FitsCubes(_FileCubes):
             raise UserError(f"{self.path} is damaged, make it again: {words}") from error
 
 
+def _refuse_other_unit(path: Path, name: str, given: object, expected: u.UnitBase | str) -> None:
+    """Refuse a unit, where one is given, that is not the one of maps."""
+    text, wanted = str(given).strip(), u.Unit(expected)
+    if text and u.Unit(text, parse_strict="silent") != wanted:
+        raise UserError(
+            f"{path}: expected {name} in {wanted or 'numbers without unit'}, got {text!r}; convert "
+            "the numbers and the unit"
+        )
+
+
 def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
     """Voxel centres of the linear WCS."""
     wcs = WCS(header)
@@ -386,6 +402,9 @@ class ZarrCubes(_FileCubes):
         if Quantity.SAMPLES in shapes:
             samples, *rest = shapes[Quantity.SAMPLES] or (0,)
             shapes[Quantity.SAMPLES] = tuple(rest)
+        units = dict.fromkeys("xyz", "pc") | {variable_of(q): DESCRIPTIONS[q].unit for q in shapes}
+        for name, unit in units.items():
+            _refuse_other_unit(self.path, name, self._group.unit(name), unit)
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
         percentiles = self._group.attributes.get("percentiles", "")
         return layout_of(self.path, shapes, samples, axes, system, percentiles)

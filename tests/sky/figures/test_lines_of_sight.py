@@ -1,5 +1,7 @@
 """Profiles: the map's own answers, bands that hold 68 %, and the stars of the beam."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from astropy import units as u
@@ -14,7 +16,7 @@ from dustmap.sky.figures import (
     profile_of_field,
     profile_of_map,
 )
-from dustmap.sky.figures._lines_of_sight import in_beam
+from dustmap.sky.figures._lines_of_sight import Band, in_beam
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
@@ -55,6 +57,16 @@ def test_a_map_without_uncertainty_has_no_bands() -> None:
     assert profile.extinction.high is None
     assert profile.coverage is None
     assert "68 %" not in every_text(line_of_sight_figure(profile))
+
+
+def test_the_mean_has_one_name_in_both_panels() -> None:
+    known = profile_of_map(posterior(), 10.0, 5.0)
+    half = dataclasses.replace(known, extinction=Band(known.extinction.mean))
+    for profile, name in ((known, "posterior mean"), (half, "posterior mean")):
+        (legend,) = line_of_sight_figure(profile).legends
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert name in texts
+        assert "map" not in texts
 
 
 def test_stars_of_the_beam_are_those_near_the_line_and_no_farther_than_it_goes() -> None:

@@ -6,7 +6,7 @@ from matplotlib.colors import AsinhNorm, LogNorm
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.figures import Axis, projection_figure, skies_figure, slice_figure, slices_figure
-from dustmap.sky.maps import DustMap
+from dustmap.sky.maps import DustMap, Quantity
 from tests.sky.figures.clouds import bar_labels, cloud, every_text, posterior, shown, titled
 
 
@@ -143,6 +143,16 @@ def test_a_truth_smaller_than_the_map_leaves_grey() -> None:
     assert "outside the truth" in every_text(figure)
     assert np.isfinite(shown(titled(figure)["truth"].images[0])).sum() == 5 * 3
     figure.draw_without_rendering()
+
+
+def test_a_map_with_holes_says_so() -> None:
+    density = posterior()
+    mean = np.array(density.mean)
+    mean[:, :, 0] = np.nan
+    holes = DustMap.from_arrays(density.grid, {Quantity.MEAN: mean}, "A_V")
+    for figure in (slice_figure(holes), projection_figure(holes, Axis.Z)):
+        assert "outside the map" in every_text(figure)
+        assert "outside the truth" not in every_text(figure)
 
 
 def test_planes_beside_each_other_have_one_scale_and_one_bar() -> None:

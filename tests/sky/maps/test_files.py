@@ -1,6 +1,7 @@
 """Cubes in files: the right voxel in the right place, for any reader, in bounded memory."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from astropy.coordinates import SkyCoord
 from astropy.io import fits
 from astropy.wcs import WCS
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
 from dustmap.sky.maps import (
@@ -262,6 +264,38 @@ def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"density_mean, got \['other'\]"):
         DustMap.open(tmp_path / "other.zarr")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("BUNIT", "mag kpc-1", "expected MEAN in mag / pc, got 'mag kpc-1'"),
+        ("CUNIT1", "kpc", "expected X in pc, got 'kpc'"),
+        ("CUNIT2", "furlong", "expected Y in pc, got 'furlong'"),
+    ],
+)
+def test_other_units_of_fits_are_refused(key: str, value: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "map.fits"
+    write_map(path, Slabs.of_field(node_field(), NODES, ALL), PROVENANCE, form="fits")
+    with fits.open(path, mode="update") as hdus:
+        hdus["MEAN"].header[key] = value
+    with pytest.raises(UserError, match=re.escape(words)):
+        DustMap.open(path)
+
+
+def test_other_units_and_packed_numbers_of_zarr_are_refused(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.zarr", Slabs.of_field(node_field(), NODES, ALL), PROVENANCE)
+    known = xr.open_zarr(tmp_path / "map.zarr").load().drop_encoding()
+    far = known.assign_coords(x=("x", known.x.values / 1e3, {"units": "kpc"}))
+    known.drop_encoding().to_zarr(tmp_path / "same.zarr", consolidated=False)
+    assert DustMap.open(tmp_path / "same.zarr").grid == DustMap.open(tmp_path / "map.zarr").grid
+    far.to_zarr(tmp_path / "far.zarr", consolidated=False)
+    with pytest.raises(UserError, match="expected x in pc, got 'kpc'"):
+        DustMap.open(tmp_path / "far.zarr")
+    packed = {"density_mean": {"dtype": "int16", "scale_factor": 1e-6, "_FillValue": -1}}
+    known.to_zarr(tmp_path / "packed.zarr", encoding=packed, consolidated=False)
+    with pytest.raises(UserError, match="density_mean is packed by scale_factor, which is not"):
+        DustMap.open(tmp_path / "packed.zarr")
 
 
 def test_damaged_files_are_told_in_one_line(tmp_path: Path) -> None:
