@@ -239,10 +239,9 @@ class LogNormalPosterior(gp.AbstractPosterior):
 
         Values at places have the variance of their `log_normal_variance`.
         """
-        spread = log_normal_variance if isinstance(functional, gp.functionals.PointValues) else _var
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         means = torch.cat([draws.mean(0) for draws, _ in parts])
-        variances = torch.cat([spread(draws) + lacking for draws, lacking in parts])
+        variances = torch.cat([_spread(functional, draws) + lacking for draws, lacking in parts])
         if self.groups is not None:
             square = means.square() + variances
             unknown = self.groups.prior.unknown_variance(functional, square)
@@ -313,10 +312,14 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return None if self.groups is None else self.groups.scales()
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Sample covariance (N, N), of rank S − 1, with what is unresolved on its diagonal."""
+        """Sample covariance (N, N), of rank S − 1, scaled to the variances of `predict`, with what is
+        unresolved on its diagonal."""
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
-        centred = draws - draws.mean(0)
+        own = draws.var(0)
+        centred = (draws - draws.mean(0)) * (_spread(functional, draws) / own).sqrt().nan_to_num(
+            1.0
+        )
         return centred.mT @ centred / (self.n_samples - 1) + unresolved.diag()
 
     def sample(
@@ -405,8 +408,10 @@ def log_normal_variance(draws: Tensor) -> Tensor:
     return draws.mean(0).square() * _log_moments(draws)[1].square().expm1()
 
 
-def _var(draws: Tensor) -> Tensor:
-    return draws.var(0)
+def _spread(functional: AbstractFunctional, draws: Tensor) -> Tensor:
+    """The variance (N,) of draws (S, N) of values at places, or of integrals."""
+    at_places = isinstance(functional, PointValues)
+    return log_normal_variance(draws) if at_places else draws.var(0)
 
 
 def _log_moments(draws: Tensor) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,7 @@ def iphas(path: Path) -> str:
     kind = [("l", "f4"), ("b", "f4"), ("dist", "f4", (59,)), ("A0", "f4", (59, 2))]
     table = np.empty(len(RAYS.l), kind)
     table["l"], table["b"], table["dist"] = RAYS.l, RAYS.b, distance
-    total = columns(RAYS.l, RAYS.b, distance, "A0")
+    total = columns(RAYS.l, RAYS.b, distance, "A0_550")
     table["A0"] = total[..., None] * np.array([0.9, 1.1])
     with h5py.File(path, "w") as file:
         file["samples"] = table
