@@ -312,8 +312,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return None if self.groups is None else self.groups.scales()
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Sample covariance (N, N), of rank S − 1, scaled to the variances of `predict`, with what is
-        unresolved on its diagonal."""
+        """Sample covariance (N, N), of rank S − 1, scaled to the variances of `predict`, with what
+        is unresolved on its diagonal."""
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
         own = draws.var(0)
