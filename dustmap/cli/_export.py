@@ -91,6 +91,11 @@ def execute_export(options: argparse.Namespace) -> int:
         check_scene(output)
     if options.format == SCENE and not _options.is_run(run):
         return _export_map(options)
+    if run.suffix.lower() in (".zarr", ".fits", ".fit"):
+        raise UserError(
+            f"{run} is a map in a file, of which only --format {SCENE} is made: give the run that "
+            "it is of, or take DustMap.open(...).to_xarray() or .to_healpix() in Python"
+        )
     compute = _options.computing(options, run)
     regression = regression_at(run, compute)
     if regression is not None:
@@ -112,6 +117,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         (options.shells, "--shells", ("healpix",)),
         (options.iso, "--iso", (SCENE,)),
         (options.clouds, "--clouds", (SCENE,)),
+        (options.dry_run or None, "--dry-run", CUBES),
     ):
         if value is not None and options.format not in takers:
             raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
@@ -147,10 +153,6 @@ def _refuse_other_quantities(options: argparse.Namespace) -> None:
 def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
     from dustmap.runs import export_plan
 
-    if options.format not in CUBES:
-        raise UserError(
-            f"--dry-run: --format {options.format} takes no plan; {', '.join(CUBES)} do"
-        )
     request = _request(finished, finished.field(), options)
     return export_plan(finished, _grid(finished, options), request)
 
