@@ -113,6 +113,15 @@ def test_an_existing_file_is_kept(
     assert path.read_text() == "mine"
 
 
+def test_what_has_no_plan_and_maps_in_files_are_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(finished, "leike2020", tmp_path / "map.h5", "--dry-run") == BAD_INPUT
+    assert "--dry-run: --format leike2020 has none; zarr, fits do" in capsys.readouterr().err
+    assert export(finished / "map.zarr", "fits", tmp_path / "map.fits") == BAD_INPUT
+    assert "is a map in a file, of which only --format glb is made" in capsys.readouterr().err
+
+
 def test_glb(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
     path = tmp_path / "dust.glb"
     assert export(finished, "glb", path, "--step", "20pc") == DONE
