@@ -36,7 +36,12 @@ def expected(earlier: Path) -> dict[str, Any]:
 def test_a_map_of_every_engine(engine: str, earlier: Path, expected: dict[str, Any]) -> None:
     opened = open_star_map(earlier / engine)
     for place, values in zip(expected["places"], expected["runs"][engine], strict=True):
-        assert dict(opened.query(*place)) == pytest.approx(values, rel=RTOL[engine])
+        found = dict(opened.query(*place))
+        if engine == "lognormal":
+            # The deviation of four samples then, now that of a log-normal distribution.
+            assert found.pop("density_std") > values["density_std"]
+            values = {name: value for name, value in values.items() if name != "density_std"}
+        assert found == pytest.approx(values, rel=RTOL[engine])
 
 
 def test_a_regression(earlier: Path, expected: dict[str, Any]) -> None:

@@ -16,13 +16,7 @@ from dustmap import sky
 from dustmap.config import Config, DataConfig
 from dustmap.errors import UserError
 from dustmap.gp import Prediction, RegularGrid
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    LineIntegrals,
-    OutsidePolicy,
-    PointValues,
-    without_groups,
-)
+from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues, without_groups
 from dustmap.inference import LogNormalPosterior, scores
 from dustmap.linalg import Progress, unwatched, watched_chunks
 from dustmap.runs._interface import AbstractFinishedRun
@@ -319,11 +313,8 @@ class StarMap(AbstractFinishedRun):
         grid, outside = self.run.grid, _model.policy_beyond(self.run.config)
         lines = observations.sight_lines(l[at], b[at], distances[at], grid, outside, self.device)
         posterior = self.fit.posterior
-        density = self._as_maps(PointValues(places[inside]))
-        if lines.spread is None and lines.counts.truncated == 0:
-            extinction = self._as_maps(lines.rays)
-        else:
-            extinction = observations.predict_extinction(posterior, lines, self._dust)
+        density = self._densities(PointValues(places[inside]))
+        extinction = observations.predict_extinction(posterior, lines, self._dust)
         answers = [("density", at, density), ("extinction", at[lines.rows], extinction)]
         if groups is not None:
             own = torch.from_numpy(groups[at][lines.rows]).to(self.device)
@@ -336,12 +327,12 @@ class StarMap(AbstractFinishedRun):
             columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns
 
-    def _as_maps(self, functional: AbstractFunctional) -> Prediction:
-        """Predict in the box: as maps have it where what lies between nodes is drawn."""
+    def _densities(self, places: PointValues) -> Prediction:
+        """Predict at places in the box: as maps have it where what lies between nodes is drawn."""
         posterior = self.fit.posterior
         if not isinstance(posterior, LogNormalPosterior) or posterior.unresolved is None:
-            return posterior.predict(functional)
-        answers = self._field.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
+            return posterior.predict(places)
+        answers = self._field.evaluate(places, MapRequest((Quantity.MEAN, Quantity.STD)))
         mean, std = (torch.from_numpy(answers[name]).double() for name in ("mean", "std"))
         return Prediction(mean, std.square())
 
@@ -371,7 +362,12 @@ class StarMap(AbstractFinishedRun):
             density[:, at] = field.percentiles(PointValues(places[inside]), levels)
         if at.any() and bool(self.run.grid.contains(torch.zeros_like(places[:1]))):
             rays = LineIntegrals.from_observer(places[inside])
-            extinction[:, at] = field.percentiles(rays, levels)
+            posterior = self.fit.posterior
+            if isinstance(posterior, LogNormalPosterior):  # as mean and std of `at_stars`
+                found = posterior.percentiles(rays, torch.tensor(levels, dtype=torch.float64))
+                extinction[:, at] = found.cpu().numpy()
+            else:
+                extinction[:, at] = field.percentiles(rays, levels)
         return extinction, density
 
     @property
