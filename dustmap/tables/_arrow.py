@@ -100,9 +100,8 @@ class ParquetReader(_columns.AbstractReader):
         unit = metadata.get(b"unit", declared.encode()).decode()
         nested = pa.types.is_nested(field.type)
         fixed = pa.types.is_fixed_size_list(field.type)
-        return _columns.FileColumn(
-            field.name, unit, field.type.list_size if fixed else int(not nested)
-        )
+        width = field.type.list_size if fixed else int(not nested)
+        return _columns.FileColumn(field.name, unit, width, self._description.frame(field.name))
 
 
 def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
@@ -215,8 +214,11 @@ class TextReader(_columns.AbstractReader):
             and len(first.split()) == len(self._names) + 1
         ):
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
-        unit = self._description.attribute
-        self.columns = tuple(_columns.FileColumn(name, unit(name, "unit")) for name in self._names)
+        said = self._description
+        self.columns = tuple(
+            _columns.FileColumn(name, said.attribute(name, "unit"), frame=said.frame(name))
+            for name in self._names
+        )
 
     def _commented_names(self, comments: list[str], count: int) -> list[str]:
         """Take so many names from the last comment before rows of numbers."""

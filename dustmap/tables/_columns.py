@@ -70,11 +70,16 @@ class ColumnRef:
 @final
 @dataclass(frozen=True)
 class FileColumn:
-    """A column as the file declares it. `width` is 1, or the entries of a column of vectors."""
+    """A column as the file declares it.
+
+    width : 1, or the entries of a column of vectors, 0 where that differs from row to row
+    frame : system and equinox of a coordinate, where the file says so of single columns
+    """
 
     name: str
     unit: str = ""
     width: int = 1
+    frame: str = ""
 
 
 Chunk = dict[ColumnRef, NDArray[Any]]
@@ -340,6 +345,13 @@ class TableDescription:
         """Return what is said of a column, such as its unit; "" for nothing."""
         value = self.columns.get(column, {}).get(name)
         return "" if value is None else str(value)
+
+    def frame(self, column: str) -> str:
+        """Return the frame of a coordinate that astropy has written in parts, such as `sky.ra`."""
+        whole: Any = self.meta.get("__serialized_columns__", {})
+        for key in (column.rpartition(".")[0], "frame"):
+            whole = whole.get(key, {}) if isinstance(whole, dict) else {}
+        return str(whole or "")
 
     def keyword(self, name: str) -> str:
         """Return a keyword, stripped; "" where there is none."""

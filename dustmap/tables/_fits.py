@@ -18,7 +18,7 @@ from xml.parsers import expat
 
 import numpy as np
 from astropy.io import fits, votable
-from astropy.io.votable.tree import Field, Info, TableElement
+from astropy.io.votable.tree import CooSys, Field, Info, TableElement
 from astropy.table import Table
 from astropy.units import UnitsWarning
 from astropy.utils.exceptions import AstropyUserWarning
@@ -243,9 +243,11 @@ class VotableReader(_columns.AbstractReader):
             self._table: TableElement = tables[0]
             _check_rows(self._table, scan)
             dtype = self._table.array.dtype
+            systems = {each.ID: each for each in document.iter_coosys()}
+            units = [str(field.unit or "") for field in self._table.fields]
             self.columns = tuple(
-                _columns.FileColumn(field.name, str(field.unit or ""), _width(field, dtype[i]))
-                for i, field in enumerate(self._table.fields)
+                _columns.FileColumn(f.name, units[i], _width(f, dtype[i]), _frame(f, systems))
+                for i, f in enumerate(self._table.fields)
             )
         self._keywords = scan.keywords
 
@@ -287,6 +289,13 @@ def _width(field: Field, dtype: np.dtype[Any]) -> int:
     if field.datatype in _TEXTS:
         return 1
     return 0 if _elements(field.arraysize) is None else math.prod(dtype.shape)
+
+
+def _frame(field: Field, systems: dict[str, CooSys]) -> str:
+    """The system of coordinates that a field refers to, or the only one of the file."""
+    only = next(iter(systems.values())) if len(systems) == 1 else None
+    system = systems.get(field.ref, only)
+    return "" if system is None else f"{system.system} {system.equinox or ''}".strip()
 
 
 def _cell_bytes(field: Field, dtype: np.dtype[Any]) -> int | None:

@@ -339,7 +339,10 @@ class Hdf5Reader(_columns.AbstractReader):
             dtype = file[self._table].dtype
             for name in dtype.names or ():
                 width = int(np.prod(dtype[name].shape, dtype=int))
-                yield _columns.FileColumn(name, self._description.attribute(name, "unit"), width)
+                said = self._description
+                yield _columns.FileColumn(
+                    name, said.attribute(name, "unit"), width, said.frame(name)
+                )
             return
         for name, dataset in file.items():
             if not isinstance(name, str):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ HASHED_BYTES = 2**30
 MOST_GROUPS = 100_000
 #: Rows that are in memory at once.
 ROWS = 2**17
+#: Words for equinoxes before 1984, when FK5 came: 1950, 1900, 1875, 1855 and their frame.
+_OLD_EQUINOX = re.compile(r"fk4|(?<!\d)(18[5-9]\d|19[0-7]\d|198[0-3])(?!\d)")
+#: Names of coordinates from the Galactic centre, but for xgal, which both are called.
+_GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
 
 
 @final
@@ -222,6 +227,7 @@ class Selection:
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
         binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
+        check_frame(path, reader, binding)
         label = reader.keyword("EXTSYS") or system_in_name(binding)
         system = system_of_file(path, self.card, label, self._declared)
         return CatalogFile(path, reader, binding, system)
@@ -342,6 +348,37 @@ def system_of_file(
             f"{', '.join(known_systems())}, or custom:NAME"
         )
     return system
+
+
+def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:
+    """Refuse places whose names or header say that they are of another frame than is read."""
+    names = [s.ref.name for name in binding.position.columns if (s := binding.sources.get(name))]
+    called = ", ".join(names)
+    if binding.position is _rules.PositionKind.CARTESIAN and _GALACTOCENTRIC.search(called.lower()):
+        raise UserError(
+            f"{path}: columns {called} are Galactocentric by their names: expected x, y, z from "
+            "the Sun, +X to the Galactic centre; name l, b and distance instead"
+        )
+    if binding.position is not _rules.PositionKind.ICRS:
+        return
+    said = called
+    if not re.search("2000|icrs", called.lower()):
+        framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
+        header = framed or _frame_of_header(reader)
+        said += f" ({header})" if header else ""
+    if _OLD_EQUINOX.search(said.lower()) and "icrs" not in said.lower():
+        raise UserError(
+            f"{path}: columns {said}: an equinox before 1984 by their names or by the header, "
+            "expected ICRS or J2000; transform them, as by astropy's SkyCoord(ra, dec, unit="
+            '"deg", frame=FK4(equinox="B1950")).icrs, or correct the header'
+        )
+
+
+def _frame_of_header(reader: AbstractReader) -> str:
+    """System and equinox in the keywords of a header; EPOCH is the old name of EQUINOX."""
+    system, equinox = ("RADESYS", "RADECSYS"), ("EQUINOX", "EPOCH")
+    said = (next(filter(None, map(reader.keyword, names)), "") for names in (system, equinox))
+    return " ".join(filter(None, said))
 
 
 def problems_of_places(binding: Binding, values: Values) -> _rules.Problems:

@@ -1,10 +1,115 @@
-"""The rotation to Galactic coordinates is astropy's."""
+"""The rotation to Galactic coordinates is astropy's; what is in another frame is refused."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from astropy import units as u
-from astropy.coordinates import SkyCoord
+from astropy.coordinates import FK4, SkyCoord
+from astropy.io.votable import from_table, writeto
+from astropy.io.votable.tree import CooSys
+from astropy.table import QTable, Table
 
-from dustmap.sky.catalogs import galactic_from_icrs
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import card_named, galactic_from_icrs, read_catalog, read_places
+from dustmap.sky.systems import system_named
+from tests.sky.catalogs.files import star_columns, write
+
+A_V = system_named("A_V")
+OLD = "an equinox before 1984"
+
+
+def equatorial(ra: str = "ra", dec: str = "dec", **keywords: Any) -> Table:
+    """Stars with directions of such names, and a header."""
+    table = Table(star_columns(), meta=keywords)
+    table.rename_columns(["l", "b"], [ra, dec])
+    return table
+
+
+def check(path: Path, is_read: bool, **columns: str) -> None:
+    """Stars and places are read as ICRS, or refused for their equinox."""
+    card = card_named("generic", columns)
+    for read in (
+        lambda: read_catalog(path, card, system=A_V).stars,
+        lambda: read_places(path, card),
+    ):
+        if is_read:
+            found, plain = read(), star_columns()
+            l, b = galactic_from_icrs(plain["l"].value, plain["b"].value)
+            np.testing.assert_allclose([found.l, found.b], [l, b], rtol=1e-12)
+        else:
+            with pytest.raises(UserError, match=f"{OLD}.* SkyCoord.*FK4.*, or correct the header"):
+                read()
+
+
+@pytest.mark.parametrize("format_name", ["fits", "ecsv", "hdf5 of astropy", "parquet"])
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"RADESYS": "FK4"}, False),
+        ({"RADECSYS": "FK4-NO-E", "EQUINOX": 1950.0}, False),
+        ({"RADESYS": "FK5", "EQUINOX": 1975.0}, False),
+        ({"EQUINOX": "B1950"}, False),
+        ({"EPOCH": 1950.0}, False),
+        ({"EPOCH": 1950.0, "EQUINOX": 2000.0}, True),
+        ({"EPOCH": 1950.0, "RADESYS": "ICRS"}, True),
+        ({"EPOCH": 2016.0}, True),
+        ({"EPOCH": 1991.25, "RADESYS": "FK5"}, True),
+    ],
+)
+def test_a_header_of_an_old_equinox(
+    tmp_path: Path, format_name: str, keywords: dict[str, Any], expected: bool
+) -> None:
+    check(write(tmp_path, format_name, equatorial(**keywords)), expected)
+
+
+@pytest.mark.parametrize("of_fields", [True, False])
+@pytest.mark.parametrize(
+    ("system", "equinox", "expected"),
+    [("eq_FK4", "B1950", False), ("eq_FK5", "J2000", True), ("ICRS", None, True)],
+)
+def test_a_system_of_a_votable(
+    tmp_path: Path, system: str, equinox: str | None, of_fields: bool, expected: bool
+) -> None:
+    document = from_table(equatorial())
+    document.resources[0].coordinate_systems.append(CooSys(ID="a", system=system, equinox=equinox))
+    if of_fields:
+        other = CooSys(ID="b", system="eq_FK4" if expected else "ICRS")
+        document.resources[0].coordinate_systems.append(other)
+        for field in document.get_first_table().fields:
+            field.ref = "a" if field.name in ("ra", "dec") else "b"
+    writeto(document, str(tmp_path / "stars.vot"))
+    check(tmp_path / "stars.vot", expected)
+
+
+def test_names_of_an_old_equinox(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", equatorial("RAB1950", "DEB1950"))
+    check(path, False, ra="RAB1950", dec="DEB1950")
+    # The names are of one column, the header is of the file.
+    check(write(tmp_path, "fits", equatorial("RAJ2000", "DEJ2000", EQUINOX=1950.0)), True)
+
+
+@pytest.mark.parametrize("format_name", ["ecsv", "parquet"])
+def test_coordinates_of_astropy(tmp_path: Path, format_name: str) -> None:
+    table = QTable(equatorial())
+    table["sky"] = SkyCoord(table["ra"], table["dec"], unit="deg", frame=FK4())
+    path = write(tmp_path, format_name, table)
+    check(path, False, ra="sky.ra", dec="sky.dec")
+
+
+def test_galactic_places_have_no_equinox(tmp_path: Path) -> None:
+    table = Table(star_columns(), meta={"EQUINOX": 1950.0})
+    assert len(read_places(write(tmp_path, "fits", table))) == len(table)
+
+
+def test_names_of_galactocentric_places(tmp_path: Path) -> None:
+    table = equatorial("X_gc", "Y_gc")
+    table["Z_gc"] = 0.0
+    card = card_named("generic", {"x": "X_gc", "y": "Y_gc", "z": "Z_gc"})
+    path = write(tmp_path, "csv", table)
+    with pytest.raises(UserError, match=r"X_gc, Y_gc, Z_gc are Galactocentric .* from the Sun"):
+        read_catalog(path, card, system=A_V)
 
 
 def test_against_skycoord_to_a_billionth_of_a_degree() -> None:
