@@ -113,6 +113,13 @@ def dust_and_outliers(stars: Columns) -> Columns:
     return {**stars, "extinction": extinction}
 
 
+def galactocentric(stars: Columns) -> Columns:
+    l, b, distance = np.radians(stars["l"]), np.radians(stars["b"]), stars["distance_pc"]
+    rest = {name: stars[name] for name in ("extinction", "extinction_error")}
+    x, y, z = distance * [np.cos(b) * np.cos(l), np.cos(b) * np.sin(l), np.sin(b)]
+    return {"x": x - 8178.0, "y": y, "z": z + 20.8, **rest}
+
+
 def times(name: str, factor: float) -> Any:
     return lambda stars: {**stars, name: factor * stars[name]}
 
@@ -165,6 +172,7 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (with_a_missing_value(99.9), ["share of stars with one impossible extinction"]),
         (dust_and_outliers, []),
         (some_twice, ["share of stars that repeat another"]),
+        (galactocentric, ["places look Galactocentric", "stars within the box"]),
         (times("extinction_error", 1000.0), ["median error / extinctions"]),
         (times("extinction", 1000.0), ["median (A_V - 3 errors) / distance in mag/pc"]),
     ],

@@ -28,6 +28,9 @@ _MOST_REPEATED = 1e-2
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
 _NEAREST, _FARTHEST = 10.0, 1e5
+#: X in pc of the Sun as seen from the Galactic centre, and how near to it the median star of a
+#: survey around the Sun is.
+_SUN, _AROUND = -8200.0, 1500.0
 #: Degrees of dec over which a field is not one of 24 degrees.
 _WIDE = 60.0
 #: Probabilities of a standard deviation either way, and the least median of distance errors over
@@ -51,7 +54,8 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
     of_extinctions = (_errors(stars), _densities(stars), _sentinels(stars))
-    return (_directions(stars), _hours(stars), *of_extinctions, *of_distances, _repetitions(stars))
+    of_places = (_directions(stars), _hours(stars), _origin(stars))
+    return (*of_places, *of_extinctions, *of_distances, _repetitions(stars))
 
 
 def store_checks(path: Path) -> tuple[Check, ...]:
@@ -156,6 +160,18 @@ def _hours(stars: StarTable) -> Check:
         'name the unit, as --column "ra=NAME [hourangle]"'
     )
     return Check("right ascensions look like hours", float(is_like), 0.0, 0.0, advice)
+
+
+def _origin(stars: StarTable) -> Check:
+    """Check that stars are around the Sun, and not where it is as seen from the Galactic centre."""
+    middle = np.median(stars.positions(), axis=0) - [_SUN, 0.0, 0.0]
+    advice = (
+        "columns x, y, z (or l, b, distance): the median star is 8 kpc from the Sun, away from the "
+        "Galactic centre, as where x, y, z are Galactocentric; expected them from the Sun: take l, "
+        "b and distance of the stars instead"
+    )
+    is_like = float((np.abs(middle) < _AROUND).all())
+    return Check("places look Galactocentric", is_like, 0.0, 0.0, advice)
 
 
 def _fill_radians(longitude: Array, latitude: Array) -> bool:

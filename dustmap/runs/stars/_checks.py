@@ -130,7 +130,7 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
         raise UserError(
             f"none of {share.total:,} stars lies within the box {box}, the nearest is at "
             f"{share.sample.distance.min():.3g} pc: expected distances in pc (parallaxes in mas) "
-            "and a box around the stars (grid.center, grid.size)"
+            "from the Sun, and a box around the stars (grid.center, grid.size)"
         )
     enough = max(1, min(_ENOUGH, share.total // 100))
     advice = (
