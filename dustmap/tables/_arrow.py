@@ -184,13 +184,14 @@ def write_parquet(path: Path, table: Table) -> None:
 @final
 class TextReader(_columns.AbstractReader):
     """Read delimited text; the first line that is no comment (#) names the columns, or where it
-    holds numbers the comment before it, as `numpy.savetxt` writes."""
+    holds numbers the comment before it, as `numpy.savetxt` writes. VizieR underlines the names:
+    units and dashes follow them, and fields are filled up with blanks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with _columns.translating(path, "text"), _columns.opened(self._path) as stream:
             comments, header = _header(stream)
-            first = _line(stream).decode("utf-8", "replace")
+            after = [_line(stream).decode("utf-8", "replace").rstrip("\r\n") for _ in range(2)]
         if not header:
             raise UserError(f"{path}: expected a line with the names of the columns, got none")
         self._description = _columns.NO_DESCRIPTION
@@ -211,13 +212,19 @@ class TextReader(_columns.AbstractReader):
         if (
             self._squeeze
             and not self._names_in_comment
-            and len(first.split()) == len(self._names) + 1
+            and len(after[0].split()) == len(self._names) + 1
         ):
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
-        said = self._description
+        said, self._underline = self._description, 0
+        units = [said.attribute(name, "unit") for name in self._names]
+        if plain and self._separator != " ":
+            rows = [[w.strip(' "') for w in line.split(self._separator)] for line in after]
+            self._underline = next((i + 1 for i, row in enumerate(rows) if _are_dashes(row)), 0)
+            if self._underline == 2:
+                units = [*rows[0], *units[len(rows[0]) :]]
         self.columns = tuple(
-            _columns.FileColumn(name, said.attribute(name, "unit"), frame=said.frame(name))
-            for name in self._names
+            _columns.FileColumn(name, unit, frame=said.frame(name))
+            for name, unit in zip(self._names, units, strict=False)
         )
 
     def _commented_names(self, comments: list[str], count: int) -> list[str]:
@@ -243,25 +250,41 @@ class TextReader(_columns.AbstractReader):
         elif self._names_in_comment:
             kind, options = "ascii.no_header", {**options, "names": self._names}
         elif self._separator != " ":
-            kind = "ascii.csv"
+            # As ascii.csv a field that is empty between tabs would be left out.
+            kind = "ascii.tab" if self._separator == "\t" else "ascii.csv"
         else:  # the numbers of the rows may have no name in the first line
             kind = "ascii.no_header"
             options |= {"names": self._names, "data_start": 1}
         with _columns.translating(self._path, "text"), _columns.opened(self._path) as stream:
-            text = stream.read().decode("utf-8-sig")
+            names = self._skip_names(stream) if self._underline else ""
+            rows = stream.read()
+            if self._underline:
+                rows = f"{names}\n".encode() + _trimmed(rows, self._separator)
+            text = rows.decode("utf-8-sig")
             # Without an end of a line astropy takes a text for the name of a file.
-            return Table.read(f"{text}\n", format=kind, **empty, **options)
+            table = Table.read(f"{text}\n", format=kind, **empty, **options)
+        for column in self.columns if self._underline else ():
+            table[column.name].unit = column.unit or None
+        return table
+
+    def _skip_names(self, stream: IO[bytes]) -> str:
+        """Go to the first row; return the line of names."""
+        _, header = _header(stream)
+        for _ in range(self._underline):
+            _line(stream)
+        return header
 
     def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         for ref in wanted:
             if self._names.count(ref.name) > 1:
                 raise UserError(f"{self._path}: two columns have the name {ref.name}")
         with _columns.translating(self._path, "text"), _columns.opened(self._path) as stream:
-            _, header = _header(stream)
-            before = 0
+            header, before = self._skip_names(stream), 0
             for block in _blocks(stream, f"{header}\n" if self._names_in_comment else ""):
+                if self._squeeze or self._underline:
+                    block = _squeezed(block) if self._squeeze else _trimmed(block, self._separator)
                 try:
-                    table = self._parsed(_squeezed(block) if self._squeeze else block, wanted)
+                    table = self._parsed(block, wanted)
                 except pa.ArrowException as error:
                     raise self._explained(error, wanted, before) from None
                 for batch in table.to_batches(max_chunksize=rows):
@@ -285,7 +308,9 @@ class TextReader(_columns.AbstractReader):
         return pcsv.read_csv(
             pa.BufferReader(copy.getvalue()),
             pcsv.ReadOptions(use_threads=False, block_size=len(lines), column_names=names),
-            pcsv.ParseOptions(delimiter=self._separator),
+            pcsv.ParseOptions(
+                delimiter=self._separator, quote_char=False if self._underline else '"'
+            ),
             options,
         )
 
@@ -330,6 +355,12 @@ def _squeezed(lines: bytes) -> bytes:
     return re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
 
 
+def _trimmed(lines: bytes, separator: str) -> bytes:
+    """Remove comments, and the blanks that fields are filled up with."""
+    mark = re.escape(separator).encode()
+    return re.sub(rb"(?m)^#.*| +(?=%b|\r?$)|(?:^|(?<=%b)) +" % (mark, mark), b"", lines)
+
+
 def _distinct(names: list[str]) -> list[str]:
     """Number repeated names: Arrow needs distinct ones, though nobody can ask for these."""
     first = {name: i for i, name in reversed(list(enumerate(names)))}
@@ -369,6 +400,11 @@ def _words(line: str, separator: str, squeeze: bool) -> list[str]:
         return [word.strip() for word in next(csv.reader([line], delimiter=separator))]
     except csv.Error as error:
         raise UserError(f"the names of the columns cannot be read: {error}") from None
+
+
+def _are_dashes(words: list[str]) -> bool:
+    """Tell whether a line is dashes alone, and not the marks of values that are missing."""
+    return all(set(word) == {"-"} for word in words) and any(len(word) > 2 for word in words)
 
 
 def _are_numbers(words: list[str]) -> bool:

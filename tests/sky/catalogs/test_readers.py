@@ -390,7 +390,7 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_line_of_units_is_called_one(tmp_path: Path) -> None:
     path = tmp_path / "vizier.csv"
-    path.write_text("l;b\ndeg;deg\n---;---\n1;2\n")
+    path.write_text("l;b\ndeg;deg\n1;2\n")
     with pytest.raises(UserError, match=r"got 'deg'.*; a line of units, or of dashes, below the"):
         read_all(open_table(path), {"b": ColumnType.NUMBER})
 
