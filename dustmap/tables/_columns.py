@@ -307,6 +307,13 @@ def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
         )
 
 
+def holds_lists(column: Any) -> bool:
+    """Check whether a column has objects that are no text, such as lists of any length."""
+    is_text = (str, bytes, type(None), np.ma.core.MaskedConstant)
+    of_objects = getattr(column, "dtype", None) == np.dtype(object)
+    return of_objects and not all(isinstance(value, is_text) for value in column)
+
+
 def text_columns(table: Table) -> list[str]:
     """Name the columns that hold text."""
     dtypes = {name: getattr(table[name], "dtype", None) for name in table.colnames}

@@ -158,4 +158,13 @@ def write_table(path: str | Path, table: Table, overwrite: bool = False) -> None
     """Write a table, whole or not at all, in the format that the name's ending says."""
     kind = table_format(path)
     with replacing(Path(path), overwrite) as partial:
-        kind.write(partial, table)
+        try:
+            kind.write(partial, table)
+        except (TypeError, ValueError) as error:
+            lists = [name for name in table.colnames if _columns.holds_lists(table[name])]
+            if not lists or isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{path}: columns {', '.join(lists)} hold lists that this format has no place for; "
+                "choose a name that ends in .parquet or .ecsv, or leave the columns out"
+            ) from None

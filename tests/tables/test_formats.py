@@ -28,6 +28,24 @@ from dustmap.tables._formats import FORMATS
 ENDINGS = [ending for each in FORMATS for ending in each.endings]
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_lists_of_any_length(tmp_path: Path, ending: str) -> None:
+    path, lists = tmp_path / f"lists{ending}", np.empty(2, object)
+    lists[:] = [np.ones(1), np.ones(2)]
+    table = Table({"id": [1, 2], "epochs": lists})
+    try:
+        write_table(path, table)
+    except UserError as error:
+        words = str(error)
+        assert not path.exists()
+    else:
+        assert [len(each) for each in open_table(path).whole()["epochs"]] == [1, 2]
+        return
+    assert "columns epochs hold lists" in words
+    assert ".parquet or .ecsv" in words
+    assert ending not in (".parquet", ".pq", ".ecsv", ".fits", ".fit")
+
+
 def sample() -> QTable:
     """Identifiers beyond what a float64 holds, units, text, truth values, a column with gaps."""
     return QTable(

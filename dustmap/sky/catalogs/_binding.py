@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar, final
+from typing import Self, TypeVar, final
 
 import numpy as np
 from astropy import units as u
@@ -18,7 +18,15 @@ from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import stars
 from dustmap.sky._coordinates import direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
-from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
+from dustmap.sky.catalogs._card import (
+    ERROR_WORDS,
+    NO_COLUMN,
+    Alias,
+    CardColumn,
+    SchemaCard,
+    is_error_of,
+    unit_in_name,
+)
 from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.sky.stars._priors import Array
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
@@ -31,17 +39,8 @@ _ERROR = "_error"
 _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinction")} | {
     f"{name}_{p}": f"{name}_p50" for name in ("distance", "extinction") for p in ("p16", "p84")
 }
-#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
-#: anywhere; and units.
-ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
-_BOUNDS = (
-    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|rel|frac|th"
-)
-_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68")
-#: The same where one of these is there: err1, lerr.
-_MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{ERROR_WORDS}|\d+")
-_UNITS = frozenset(("pc", "kpc"))
-_OF_ERRORS = re.compile(f"{ERROR_WORDS}|^e_|^s_|^d_")  # in names of columns of errors
+#: In names of columns of errors.
+_OF_ERRORS = re.compile(f"{ERROR_WORDS}|^e_|^s_|^d_")
 
 
 @final
@@ -95,11 +94,22 @@ class Binding:
 @final
 @dataclass(frozen=True)
 class _Matcher:
-    """Matches columns of a card with those of a file."""
+    """Matches columns of a card with those of a file; called: those with a unit in brackets."""
 
     path: Path
     card: SchemaCard
     columns: tuple[FileColumn, ...]
+    called: Mapping[str, str]
+
+    @classmethod
+    def of(cls, path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> Self:
+        """Take units in names, `dist (kpc)`, for those of columns that have no other."""
+        parts = {c.name: found for c in columns if (found := unit_in_name(c.name))}
+        filled = (
+            replace(c, unit=parts[c.name][1]) if c.name in parts and not c.unit else c
+            for c in columns
+        )
+        return cls(path, card, tuple(filled), {name: called for name, (called, _) in parts.items()})
 
     def source(self, name: str) -> Source | None:
         """Locate a column of the card in the file."""
@@ -137,20 +147,27 @@ class _Matcher:
         return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
 
     def _find(self, ref: ColumnRef) -> FileColumn | None:
-        """Find a column by its exact name, else by the only one that differs in case alone; of one
-        letter only an angle, for B may be a magnitude."""
+        """Find a column by its exact name, else by that before a unit in brackets, else by the only
+        one that differs in case alone; of one letter only an angle, for B may be a magnitude."""
         same = [column for column in self.columns if column.name == ref.name]
-        close = [c for c in self.columns if c.name.lower() == ref.name.lower()]
+        exact = same or [c for c in self.columns if self.called.get(c.name) == ref.name]
+        names = ((c, self.called.get(c.name, c.name)) for c in self.columns)
+        close = exact or [c for c, name in names if name.lower() == ref.name.lower()]
         if len(ref.name) == 1:
-            close = same or [column for column in close if _is_angle(column.unit)]
+            close = exact or [column for column in close if _is_angle(column.unit)]
         if not close:
             return None
         if not same and len(close) > 1:
-            names = ", ".join(column.name for column in close)
+            found = ", ".join(column.name for column in close)
             raise UserError(
-                f"{self.path}: the column {ref.name} could be any of {names}; rename all but one"
+                f"{self.path}: the column {ref.name} could be any of {found}; rename all but one"
             )
-        column = (same or close)[0]
+        column = close[0]
+        if column.width == 0:
+            raise UserError(
+                f"{self.path}: column {column.name} holds lists or other values that are no number "
+                f"or text, expected one a row for {ref}; make a plain column of it, or name another"
+            )
         entries = 1 if ref.entry is None else ref.entry + 1
         if (ref.entry is None and column.width != 1) or column.width < entries:
             raise UserError(
@@ -200,9 +217,10 @@ class _Matcher:
         column = self.card.columns[name]
         by_alias = {alias.ref.name.lower(): alias.unit for alias in column.aliases}
         words = source.ref.name.lower().split("_")
-        of_file = any(c.unit for c in self.columns if c.name == source.ref.name)
+        if any(c.unit for c in self.columns if c.name == source.ref.name):
+            return True
         of_name = by_alias[source.ref.name.lower()] != column.unit or str(column.unit) in words
-        return of_file or of_name or name in self.card.named
+        return of_name or name in self.card.named
 
 
 def _is_angle(unit: str) -> bool:
@@ -221,7 +239,7 @@ def bind(
     with_identifiers: bool = True,
 ) -> Binding:
     """Choose the columns to read; UserError says what was looked for and what is there."""
-    matcher = _Matcher(path, card, columns)
+    matcher = _Matcher.of(path, card, columns)
     kinds = (
         _first(matcher, card.positions, "directions"),
         _first(matcher, card.distances, "distances"),
@@ -278,7 +296,7 @@ def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
     """Check whether a file has any of the columns of extinctions of a card."""
-    matcher = _Matcher(path, card, columns)
+    matcher = _Matcher.of(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
 
@@ -370,33 +388,6 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
             f"look like their errors; name them, such as --column {named} (or distance_p16, _p50 "
             f"and _p84), or say that there are none: --column {error}={NO_COLUMN}"
         )
-
-
-def is_error_of(column: str, quantity: str) -> bool:
-    """Tell whether the name of a column says that it has errors or percentiles of another.
-
-    It does where words of errors are in it, and what is left of it are words of the other.
-
-    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
-    [True, True, False, False]
-    >>> [is_error_of(name, "dist_pc") for name in ("dist_lerr", "edist", "dist_err2", "dist_2")]
-    [True, True, True, False]
-    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
-    (True, True)
-    """
-    of, left, is_marked = _words(quantity), set[str](), False
-    pattern = _MARKED if re.search(ERROR_WORDS, column.lower()) else _ERRORS
-    for word in _words(column) - _UNITS - of:
-        of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
-        # Twice: the p of p16 is a word once 16 is gone.
-        rest = word[1:] if of_letter else re.sub(pattern, " ", re.sub(pattern, " ", word))
-        is_marked, left = is_marked or rest != word, left | _words(rest)
-    left |= _words(column) & of - _UNITS
-    return is_marked and bool(left) and left <= of
-
-
-def _words(name: str) -> set[str]:
-    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
 
 
 def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:

@@ -32,6 +32,19 @@ _TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": Co
 NO_CUTS = "none"
 #: What the user calls a column that the file does not have, or that is not to be read.
 NO_COLUMN = "none"
+#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
+#: anywhere; and units.
+ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
+_BOUNDS = (
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|rel|frac|th"
+)
+_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68")
+#: The same where one of these is there: err1, lerr.
+_MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{ERROR_WORDS}|\d+")
+_UNITS = frozenset(("pc", "kpc"))
+#: A unit behind a name, in brackets: of angles, lengths or magnitudes, for A(V) has none.
+_IN_BRACKETS = re.compile(r"(.+?)\s*[\[(]\s*([a-zA-Zµμ]{2,})\s*[\])]")
+_BRACKETED = (u.deg, u.pc, u.mag)
 _ENDING = ".toml"
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -374,3 +387,47 @@ def _content(path: Path, name: str) -> dict[str, Any]:
         others = ", ".join(f'"{card}"' for card in known_cards() if card != name)
         raise UserError(f"card {name}: inherits = {parent!r}: expected one of {others}")
     return inherited(content, _content(card_directory() / f"{parent}{_ENDING}", parent))
+
+
+def is_error_of(column: str, quantity: str) -> bool:
+    """Tell whether the name of a column says that it has errors or percentiles of another.
+
+    It does where words of errors are in it, and what is left of it are words of the other.
+
+    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
+    [True, True, False, False]
+    >>> [is_error_of(name, "dist_pc") for name in ("dist_lerr", "edist", "dist_err2", "dist_2")]
+    [True, True, True, False]
+    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
+    (True, True)
+    """
+    of, left, is_marked = _words(quantity), set[str](), False
+    pattern = _MARKED if re.search(ERROR_WORDS, column.lower()) else _ERRORS
+    for word in _words(column) - _UNITS - of:
+        of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
+        # Twice: the p of p16 is a word once 16 is gone.
+        rest = word[1:] if of_letter else re.sub(pattern, " ", re.sub(pattern, " ", word))
+        is_marked, left = is_marked or rest != word, left | _words(rest)
+    left |= _words(column) & of - _UNITS
+    return is_marked and bool(left) and left <= of
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
+
+
+def unit_in_name(column: str) -> tuple[str, str] | None:
+    """Split the name of a column from the unit behind it in brackets; None where there is none.
+
+    >>> unit_in_name("dist [kpc]"), unit_in_name("plx(mas)"), unit_in_name("E(B-V)")
+    (('dist', 'kpc'), ('plx', 'mas'), None)
+    """
+    parts = _IN_BRACKETS.fullmatch(column)
+    if parts is None:
+        return None
+    try:
+        unit = u.Unit(parts[2])
+        known = any(unit.is_equivalent(other) for other in _BRACKETED)
+    except (ValueError, TypeError):
+        return None
+    return (parts[1], parts[2]) if known else None

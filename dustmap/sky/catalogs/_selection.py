@@ -20,7 +20,7 @@ from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
 from dustmap.sky.catalogs._binding import Binding, bind
-from dustmap.sky.catalogs._card import SchemaCard, card_named
+from dustmap.sky.catalogs._card import SchemaCard, card_named, unit_in_name
 from dustmap.sky.catalogs._rules import InvalidRows, Values
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
@@ -323,6 +323,7 @@ def system_in_name(binding: Binding) -> str:
     """The system whose name the column of extinctions has, such as E(B-V); empty of others."""
     source = binding.sources.get("extinction")
     name = "" if source is None else source.ref.name
+    name, _ = unit_in_name(name) or (name, "")
     return name if name in known_systems() else ""
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from astropy import units as u
 from astropy.coordinates import SkyCoord
@@ -310,6 +312,63 @@ def test_a_unit_that_the_user_names_is_taken_where_the_file_has_none_that_is_kno
         read_catalog(path, system=A_V)
     card = card_named("generic", {"distance": "distance [kpc]"})
     np.testing.assert_allclose(read_catalog(path, card, system=A_V).stars.distance, 2500.0)
+
+
+NAMES_WITH_UNITS = {
+    "l (rad)": SKY.l.rad,
+    "b [rad]": SKY.b.rad,
+    "Dist(kpc)": PC / 1e3,
+    "dist_err": PC / 1e4,
+    "E(B-V) [mmag]": 1e3 * VALUE,
+    "e_E(B-V) (mag)": np.full(N, 0.05),
+}
+
+
+@pytest.mark.parametrize("format_name", ["csv", "fits", "parquet"])
+def test_units_behind_names(tmp_path: Path, format_name: str) -> None:
+    stars = read_catalog(write(tmp_path, format_name, Table(NAMES_WITH_UNITS))).stars
+    np.testing.assert_allclose([stars.l, stars.b], [SKY.l.deg, SKY.b.deg])
+    assert isinstance(stars.distances, GaussianDistances)
+    np.testing.assert_allclose(stars.distances.distance, PC)
+    np.testing.assert_allclose(stars.distances.error, PC / 10.0)
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    np.testing.assert_allclose(stars.extinction_error, 0.05)
+    assert stars.system.name == "E(B-V)"
+
+
+@pytest.mark.parametrize("named", ["Dist(kpc)", "Dist", "Dist [kpc]"])
+def test_a_unit_behind_a_name_that_the_user_gives(tmp_path: Path, named: str) -> None:
+    path = write(tmp_path, "csv", Table(NAMES_WITH_UNITS))
+    stars = read_catalog(path, card_named("generic", {"distance": named})).stars
+    np.testing.assert_allclose(stars.distance, PC)
+
+
+def test_brackets_that_hold_no_unit_of_theirs(tmp_path: Path) -> None:
+    """V of A(V) is not volt, and two columns with a unit behind one name are too many."""
+    table = Table(POSITIONS["galactic"] | {"dist": PC, "A(V)": VALUE, "e_A(V)": np.full(N, 0.1)})
+    card = card_named("generic", {"extinction": "A(V)", "extinction_error": "e_A(V)"})
+    stars = read_catalog(write(tmp_path, "csv", table), card, system=A_V).stars
+    np.testing.assert_array_equal(stars.extinction, VALUE)
+    table["dist (kpc)"], table["dist (pc)"] = PC / 1e3, PC
+    assert len(read_catalog(write(tmp_path, "fits", table), card, system=A_V).stars) == N
+    table.remove_column("dist")
+    with pytest.raises(UserError, match=r"dist could be any of dist \(kpc\), dist \(pc\); rename"):
+        read_catalog(write(tmp_path, "parquet", table), card, system=A_V)
+
+
+def test_lists_of_any_length_are_named(tmp_path: Path) -> None:
+    given = POSITIONS["galactic"] | EXTINCTIONS["error"] | DISTANCES["exact"]
+    columns = {name: pa.array(np.asarray(values, float)) for name, values in given.items()}
+    lists = pa.array([[0.1] * (1 + row % 3) for row in range(N)])
+    pq.write_table(pa.table(columns | {"epochs": lists}), tmp_path / "stars.parquet")
+    assert len(read_catalog(tmp_path / "stars.parquet", system=A_V).stars) == N
+    places = read_places(tmp_path / "stars.parquet")
+    assert places.table["epochs"][2].tolist() == [0.1] * 3
+    pq.write_table(pa.table(columns | {"distance": lists}), tmp_path / "stars.parquet")
+    with pytest.raises(
+        UserError, match=r"column distance holds lists .* make a plain column of it"
+    ):
+        read_catalog(tmp_path / "stars.parquet", system=A_V)
 
 
 def test_columns_of_one_entry_a_row_are_columns(tmp_path: Path) -> None:
