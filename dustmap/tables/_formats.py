@@ -58,6 +58,14 @@ def write_npz(path: Path, table: Table) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
+def write_hdf5(path: Path, table: Table) -> None:
+    """Write compound rows, with units and header as astropy keeps them."""
+    plain = Table(table)
+    for name in _columns.text_columns(plain):  # HDF5 has no letters of four bytes
+        plain[name] = np.char.encode(np.ma.filled(plain[name], "").astype(np.str_), "utf-8")
+    plain.write(path, format="hdf5", path="table", serialize_meta=True)
+
+
 @final
 @dataclass(frozen=True)
 class TableFormat:
@@ -77,7 +85,7 @@ class TableFormat:
 _write_tabs = partial(_arrow.write_csv, separator="\t")
 FORMATS = (
     TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
-    TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, _hdf5.write_hdf5),
+    TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, write_hdf5),
     TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
     TableFormat(
         (".vot", ".votable", ".xml"), _fits.VotableReader, _fits.write_votable, packed=True

@@ -1,6 +1,6 @@
 """HDF5: tables, new files on disks that may fill, and those of others, which may be damaged.
 
-A table is datasets of one length at the root, or one dataset of compound rows.
+A table is datasets of one length at the root or in one group, or one dataset of compound rows.
 
 The library crashes where a write fails as it closes a file: `new_hdf5` writes through a
 `SparedFile`, whose writes seem to work, and raises what went wrong afterwards.
@@ -45,9 +45,8 @@ _SMALLEST, _MOST = 4096, 2**16
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: Nothing is packed so many fold; and so many bytes of fill values more do no harm.
 _MOST_PACKED, _SPARE = 2**16, 2**26
+_SHOWN = 5  # places of tables that an error lists
 _UNIT_NAMES = ("unit", "units", "UNIT", "UNITS")
-#: What a table without a name of its own is called.
-_PATH = "table"
 
 
 @contextmanager
@@ -300,27 +299,30 @@ class Hdf5Reader(_columns.AbstractReader):
         self._path = path
         with _opened(path) as file:
             _refuse_links(file)
-            self._table = _compound(file)
+            self._at = _place(file)
+            self._table = self._at if isinstance(file[self._at], h5py.Dataset) else ""
             self._description = _description(file, self._table)
-            self.columns = tuple(self._find(file))
-            names = [self._table] if self._table else [column.name for column in self.columns]
-            lengths = {name: int(file[name].shape[0]) for name in names}
+            self.columns = tuple(self._find(file[self._at]))
+            datasets = [file[self._table]] if self._table else self._datasets(file)
+            lengths = {each.name.rpartition("/")[2]: int(each.shape[0]) for each in datasets}
             if len(set(lengths.values())) > 1:
-                raise UserError(f"the datasets at the root have different lengths: {lengths}")
+                place = "at the root" if self._at == "/" else f"in {self._at}"
+                raise UserError(f"the datasets {place} have different lengths: {lengths}")
             self._rows = next(iter(lengths.values()), 0)
-            for name in names:
-                _check_storage(file[name])
+            for each in datasets:
+                _check_storage(each)
 
     def keyword(self, name: str) -> str:
         with _opened(self._path) as file:
-            value = file.attrs.get(name, self._description.keyword(name))
-            return str(_text(value)).strip()
+            said = file[self._at].attrs.get(name, self._description.keyword(name))
+            return str(_text(file.attrs.get(name, said))).strip()
 
     def whole(self) -> Table:
         with _opened(self._path) as file:
             if self._table:
                 return Table.read(file, path=self._table, format="hdf5", character_as_bytes=False)
-            table = Table({column.name: file[column.name][()] for column in self.columns})
+            names = [column.name for column in self.columns]
+            table = Table([each[()] for each in self._datasets(file)], names=names)
         for column in self.columns:
             table[column.name].unit = column.unit or None
         return table
@@ -334,29 +336,33 @@ class Hdf5Reader(_columns.AbstractReader):
                 masks = {ref: slabs.get(ref.name + MASK) for ref in wanted}
                 yield {r: typed(r.of(slabs[r.name]), k, r, masks[r]) for r, k in wanted.items()}
 
-    def _find(self, file: h5py.File) -> Iterator[_columns.FileColumn]:
+    def _datasets(self, file: h5py.File) -> list[h5py.Dataset]:
+        return [file[self._at][column.name] for column in self.columns]
+
+    def _find(self, at: h5py.Dataset | h5py.Group) -> Iterator[_columns.FileColumn]:
+        said = self._description
         if self._table:
-            dtype = file[self._table].dtype
-            for name in dtype.names or ():
-                width = int(np.prod(dtype[name].shape, dtype=int))
-                said = self._description
-                yield _columns.FileColumn(
-                    name, said.attribute(name, "unit"), width, said.frame(name)
-                )
-            return
-        for name, dataset in file.items():
-            if not isinstance(name, str):
-                continue  # bytes that are no text
-            if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
-                units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
-                unit = str(_text(units[0])) if units else ""
-                yield _columns.FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
+            shapes = {name: at.dtype[name].shape for name in at.dtype.names}
+            units = {name: said.attribute(name, "unit") for name in shapes}
+        else:
+            _refuse_links(at)
+            # A name may be bytes that are no text.
+            found = {n: each for n, each in at.items() if isinstance(n, str) and _is_column(each)}
+            shapes = {name: each.shape[1:] for name, each in found.items()}
+            units = {name: ", ".join(_words(each, _UNIT_NAMES)) for name, each in found.items()}
+        if not all(units.values()):
+            units = _listed_units(at, list(shapes) if self._table else None) | {
+                name: unit for name, unit in units.items() if unit
+            }
+        for name, shape in shapes.items():
+            width = int(np.prod(shape, dtype=int))
+            yield _columns.FileColumn(name, units.get(name, ""), width, said.frame(name))
 
     def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
         if self._table:
             slab = file[self._table][part]
             return {name: slab[name] for name in slab.dtype.names}
-        slabs = {name: file[name][part] for name in names}
+        slabs = {name: file[self._at][name][part] for name in names}
         return {n: s[:, 0] if s.shape[1:] == (1,) else s for n, s in slabs.items()}
 
 
@@ -366,7 +372,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _refuse_links(file: h5py.File) -> None:
+def _refuse_links(file: h5py.Group) -> None:
     """Refuse links to other files."""
     for name in file:
         link = file.get(name, getlink=True)
@@ -387,14 +393,48 @@ def _check_storage(dataset: h5py.Dataset) -> None:
         )
 
 
-def _compound(file: h5py.File) -> str:
-    """Find the path of the first table of compound rows, "" where there is none."""
+def _is_column(item: object) -> bool:
+    return isinstance(item, h5py.Dataset) and item.ndim in (1, 2)
 
-    def visit(name: str, item: object) -> str | None:
-        is_table = isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1
-        return name if is_table else None
 
-    return file.visititems(visit) or ""
+def _place(file: h5py.File) -> str:
+    """Find the path of the first table of compound rows, or of the group that has the columns, the
+    root if it has any; refuse several, of which others would be left out."""
+    groups, tables = dict[str, None](), dict[str, tuple[str, ...]]()
+
+    def visit(path: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1:
+            tables[path] = item.dtype.names
+        elif _is_column(item):
+            groups[path.rpartition("/")[0]] = None
+
+    file.visititems(visit)
+    places = ["/"] if any(map(_is_column, file.values())) else list(groups)
+    if tables:
+        places = [path for path, names in tables.items() if names == next(iter(tables.values()))]
+    if len(places) > 1:
+        raise UserError(
+            f"columns in {len(places)} places, {', '.join(places[:_SHOWN])}: expected them at the "
+            "root, in one group or in one table of rows; copy what is meant into one of a new file"
+        )
+    return places[0] if places else "/"
+
+
+def _words(item: h5py.Dataset | h5py.Group, keys: tuple[str, ...]) -> list[str]:
+    """Return the words of the first of some attributes that is there."""
+    values = [np.ravel(item.attrs[key]).tolist() for key in keys if key in item.attrs]
+    return [str(_text(word)).strip() for word in values[0]] if values else []
+
+
+def _listed_units(at: h5py.Dataset | h5py.Group, names: list[str] | None) -> dict[str, str]:
+    """Return units that one attribute has for all columns, in the order of their names."""
+    units, of = _words(at, _UNIT_NAMES), names or _words(at, ("columns", "names"))
+    if 1 < len(units) != len(of):
+        raise UserError(
+            f"{at.name} has {len(units)} units in one attribute, and {len(of)} names that they are "
+            "of; give each dataset an attribute unit of its own"
+        )
+    return dict(zip(of, units, strict=True)) if len(units) > 1 else {}
 
 
 def _description(file: h5py.File, table: str) -> _columns.TableDescription:
@@ -405,11 +445,3 @@ def _description(file: h5py.File, table: str) -> _columns.TableDescription:
 
 def _text(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def write_hdf5(path: Path, table: Table) -> None:
-    """Write compound rows, with units and header as astropy keeps them."""
-    plain = Table(table)
-    for name in _columns.text_columns(plain):  # HDF5 has no letters of four bytes
-        plain[name] = np.char.encode(np.ma.filled(plain[name], "").astype(np.str_), "utf-8")
-    plain.write(path, format="hdf5", path=_PATH, serialize_meta=True)
