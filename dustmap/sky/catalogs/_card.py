@@ -27,7 +27,8 @@ _KEYS = (
     *("positions", "distances", "extinctions"),
     *("columns", "constants", "flags", "cuts"),
 )
-_TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.TEXT}
+# Text of digits alone has often been taken for numbers before: labels are either.
+_TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.LABEL}
 #: The preset that every card has.
 NO_CUTS = "none"
 #: What the user calls a column that the file does not have, or that is not to be read.
@@ -300,7 +301,7 @@ def _cut(place: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, 
     if ("bits_clear" in place or "bits_set" in place) and kind is not ColumnType.INTEGER:
         raise place.error(f'bits are of whole numbers: {cut.quantity.text} needs type = "integer"')
     texts = {isinstance(value, str) for test in cut.tests for value in test.allowed}
-    if texts and texts != {kind is ColumnType.TEXT}:
+    if texts and texts != {kind is ColumnType.LABEL}:
         raise place.error(f"{cut.quantity.text} holds {kind.value}; compare it with nothing else")
     return cut
 

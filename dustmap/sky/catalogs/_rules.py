@@ -322,12 +322,21 @@ def _test(table: CardTable, key: str, flags: FlagBits | None) -> Condition:
 
 
 def _one_of(allowed: tuple[str | float, ...]) -> Condition:
+    digits = {len(word) for word in allowed if isinstance(word, str) and word.isdigit()}
+
     def passes(values: NDArray[Any]) -> NDArray[np.bool_]:
+        values = _with_zeros(values, max(digits)) if len(digits) == 1 else values
         equal = [np.ma.filled(values == value, False) for value in allowed]
         return np.asarray(np.logical_or.reduce(equal), dtype=bool)
 
     sign = "=" if len(allowed) == 1 else "in"
     return Condition(f"{sign} {_shown(allowed)}", passes, allowed)
+
+
+def _with_zeros(words: NDArray[np.str_], width: int) -> NDArray[np.str_]:
+    """Give digits (N,) the zeros before them that they lose as numbers: 0 and 0.0 are "0000"."""
+    whole = np.where(np.char.endswith(words, ".0"), np.char.rpartition(words, ".0")[:, 0], words)
+    return np.where(np.char.isdigit(whole), np.char.zfill(whole, width), words)
 
 
 def _bit(table: CardTable, key: str, entry: str | float, flags: FlagBits | None) -> int:

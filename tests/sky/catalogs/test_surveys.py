@@ -144,6 +144,28 @@ def test_starhorse(tmp_path: Path, format_name: str, upper: bool) -> None:
     assert converted.provenance["files"][0]["extinction_factor"] == pytest.approx(1 / 2.8)
 
 
+@pytest.mark.parametrize("format_name", ["fits", "csv", "parquet", "votable binary2", "hdf5"])
+@pytest.mark.parametrize("dtype", [int, float, str])
+def test_starhorse_whose_flags_have_lost_their_zeros(
+    tmp_path: Path, format_name: str, dtype: type
+) -> None:
+    """As pandas and astropy read them from text: 0 is "0000", 100 is "0100", none passes none."""
+    d, a = percentiles(0.3, 0.02), percentiles(0.5, 0.2)
+    columns = {"source_id": IDS, "ra": np.linspace(1, 300, N), "dec": np.linspace(-70, 70, N)}
+    columns |= {f"dist{p}": v for p, v in zip((16, 50, 84), d, strict=True)}
+    columns |= {f"av{p}": v for p, v in zip((16, 50, 84), a, strict=True)}
+    flags: NDArray[Any] = np.array([(0, 100, 1)[i % 3] for i in range(N)]).astype(dtype)
+    if dtype is float:
+        flags[3] = np.nan
+    elif dtype is str:
+        flags[3] = ""
+    table = Table(columns | {"fidelity": np.ones(N), "sh_outflag": flags})
+    catalog = read_catalog(write(tmp_path, format_name, table), "starhorse-edr3")
+    kept = (np.arange(N) % 3 == 0) & ((np.arange(N) != 3) | (dtype is int))
+    np.testing.assert_array_equal(catalog.stars.source_id, IDS[kept])
+    assert catalog.counts.cuts["sh_outflag = 0000"] == N - kept.sum()
+
+
 def test_shboost24(tmp_path: Path) -> None:
     d = percentiles(1.0, 0.1)
     table = Table(
