@@ -20,11 +20,11 @@ from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
 from dustmap.sky.catalogs._binding import Binding, bind
-from dustmap.sky.catalogs._card import SchemaCard, card_named, unit_in_name
+from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named, unit_in_name
 from dustmap.sky.catalogs._rules import InvalidRows, Values
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
-from dustmap.tables import AbstractReader, ColumnType, open_table
+from dustmap.tables import AbstractReader, Chunk, ColumnType, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -156,7 +156,7 @@ class Selection:
         distance prior is not yet that of `with_prior`."""
         for file in self.files:
             factor, start = conversion(file.system, self.system), self.rows
-            for chunk in file.reader.chunks(ROWS, file.binding.wanted):
+            for chunk in _chunks(file):
                 table = self._table(file, file.binding.values(chunk), factor, start)
                 if table is not None:
                     if isinstance(table.distances, ParallaxDistances):
@@ -317,6 +317,21 @@ class Selection:
                 self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
         return valid
+
+
+def _chunks(file: CatalogFile) -> Iterator[Chunk]:
+    """Read the columns of a file; say what to do about identifiers that are no whole numbers."""
+    try:
+        yield from file.reader.chunks(ROWS, file.binding.wanted)
+    except UserError as error:
+        source = file.binding.sources.get("source_id")
+        if source is None or f"column {source.ref}: expected {source.kind.value}" not in str(error):
+            raise
+        raise UserError(
+            f"{error}, or none, for rows to be counted instead: --column source_id={NO_COLUMN}, or "
+            f'[data.columns] source_id = "{NO_COLUMN}" (of a card that asks for a column, '
+            'identifiers = "row")'
+        ) from None
 
 
 def system_in_name(binding: Binding) -> str:

@@ -10,7 +10,7 @@ import pytest
 from astropy.table import Table
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import ingest, read_catalog, read_places
+from dustmap.sky.catalogs import card_named, ingest, read_catalog, read_places
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
 
@@ -331,3 +331,22 @@ def test_places_of_a_table_with_too_many_columns(tmp_path: Path) -> None:
     path.write_text(f"l,b,distance_pc,{others}\n10,5,100,{',' * 4999}\n")
     with pytest.raises(UserError, match=r"at most 5,000 columns.* got 5,003; select"):
         read_places(path)
+
+
+@pytest.mark.parametrize("format_name", ["csv", "fits", "parquet", "hdf5", "votable binary2"])
+def test_identifiers_of_text_need_not_be_read(tmp_path: Path, format_name: str) -> None:
+    table = plain()
+    table["source_id"] = [f"KIC {row}" for row in range(len(table))]
+    path = write(tmp_path, format_name, table)
+    refused(path, "column source_id: expected whole numbers, got ")
+    refused(path, '--column source_id=none, or [data.columns] source_id = "none"')
+    card = card_named("generic", {"source_id": "none"})
+    assert read_catalog(path, card, system=A_V).stars.source_id.tolist() == list(range(len(table)))
+
+
+def test_words_in_other_columns_name_no_identifiers(tmp_path: Path) -> None:
+    table = plain()
+    table["extinction"] = ["0.1"] * (len(table) - 1) + ["?"]
+    path = write(tmp_path, "csv", table)
+    with pytest.raises(UserError, match=r"column extinction: .*name another column$"):
+        read_catalog(path, system=A_V)
