@@ -17,22 +17,15 @@ from astropy.units.function import FunctionUnitBase
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import stars
 from dustmap.sky._coordinates import direction, galactic_from_icrs
-from dustmap.sky.catalogs import _rules
-from dustmap.sky.catalogs._card import (
-    ERROR_WORDS,
-    NO_COLUMN,
-    Alias,
-    CardColumn,
-    SchemaCard,
-    is_error_of,
-    unit_in_name,
-)
+from dustmap.sky.catalogs import _card, _rules
+from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.sky.stars._priors import Array
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=_rules.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
+_LIKE = 0.5  # how much a column is like one that is meant
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
 #: Errors and percentiles, which without a unit of their own are in that of their values.
@@ -40,7 +33,7 @@ _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinctio
     f"{name}_{p}": f"{name}_p50" for name in ("distance", "extinction") for p in ("p16", "p84")
 }
 #: In names of columns of errors.
-_OF_ERRORS = re.compile(f"{ERROR_WORDS}|^e_|^s_|^d_")
+_OF_ERRORS = re.compile(f"{_card.ERROR_WORDS}|^e_|^s_|^d_")
 
 
 @final
@@ -104,7 +97,7 @@ class _Matcher:
     @classmethod
     def of(cls, path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> Self:
         """Take units in names, `dist (kpc)`, for those of columns that have no other."""
-        parts = {c.name: found for c in columns if (found := unit_in_name(c.name))}
+        parts = {c.name: found for c in columns if (found := _card.unit_in_name(c.name))}
         filled = (
             replace(c, unit=parts[c.name][1]) if c.name in parts and not c.unit else c
             for c in columns
@@ -136,7 +129,10 @@ class _Matcher:
         return sorted(free, key=lambda f: max(self.likeness(n, f) for n in names), reverse=True)
 
     def likeness(self, name: str, column: str) -> float:
-        """Compare a column of the file with one of the card: 1 where they are the same."""
+        """Compare a column of the file with one of the card: 1 where they are the same, 0 of what
+        is called an extinction with anything else."""
+        if not name.startswith("extinction") and _card.CALLED_EXTINCTION.search(column.lower()):
+            return 0.0
         words = [*self._words(name), name]
         matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)
         return max((match.ratio() for match in matches), default=0.0)
@@ -317,7 +313,8 @@ def _promise(matcher: _Matcher, way: Way) -> float:
     another looks like."""
     lacking = [name for name in way.columns if not matcher.has(name)]
     close = matcher.closest(lacking) if lacking else []
-    likely = (max((matcher.likeness(name, c) for c in close), default=0.0) for name in lacking)
+    best = (max((matcher.likeness(name, c) for c in close), default=0.0) for name in lacking)
+    likely = (likeness for likeness in best if likeness > _LIKE)
     return (len(way.columns) - len(lacking) + sum(likely)) / len(way.columns)
 
 
@@ -359,9 +356,15 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
         f"the other columns, closest first, are {shown}; name it, such as --column "
         f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}"
     )
+    advice = advice if close else "the table has no other column"
+    if list(names) == ["extinction_error"]:
+        advice += (
+            "; where there are no errors, a card of your own gives all extinctions the same: "
+            "[constants] extinction_error = 0.1"
+        )
     return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
-        f"{advice if close else 'the table has no other column'}; catalogs/README.md says more"
+        f"{advice}; catalogs/README.md says more"
     )
 
 
@@ -369,7 +372,8 @@ def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     """Guess which of the columns `close` is the one of the card: the first that looks like an error
     where it is one, and like none where it is none."""
     is_error = name.endswith(_ERROR)
-    alike = [c for c in close if bool(_OF_ERRORS.search(c.lower())) == is_error]
+    likely = [c for c in close if matcher.likeness(name, c) > 0.0]
+    alike = [c for c in likely if bool(_OF_ERRORS.search(c.lower())) == is_error]
     return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
 
 
@@ -381,7 +385,7 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
     read = {role: source.ref.name for role, source in sources.items()}
     unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
     distance = f"distance dist {read.get('distance', '')}"
-    if ignored := [name for name in unread if is_error_of(name, distance)]:
+    if ignored := [name for name in unread if _card.is_error_of(name, distance)]:
         named = shlex.quote(f"{error}={ignored[0]}")
         raise UserError(
             f"{matcher.path}: distances would count as exact, while {', '.join(ignored[:_SHOWN])} "

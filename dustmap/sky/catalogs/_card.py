@@ -46,6 +46,10 @@ _UNITS = frozenset(("pc", "kpc"))
 #: A unit behind a name, in brackets: of angles, lengths or magnitudes, for A(V) has none.
 _IN_BRACKETS = re.compile(r"(.+?)\s*[\[(]\s*([a-zA-Zµμ]{2,})\s*[\])]")
 _BRACKETED = (u.deg, u.pc, u.mag)
+#: What columns of extinctions and their errors are called: A_G, e_A0, ext50, E(BP-RP), ebv.
+CALLED_EXTINCTION = re.compile(
+    r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
+)
 _ENDING = ".toml"
 _PACKAGE = Path(__file__).resolve().parents[2]
 

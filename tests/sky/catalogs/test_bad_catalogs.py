@@ -64,6 +64,28 @@ def test_a_column_of_errors_is_not_taken_for_one_of_values(tmp_path: Path) -> No
     refused(write(tmp_path, "csv", table), "such as --column extinction_error=NAME or")
 
 
+@pytest.mark.parametrize("names", [("A_G", "A_Ks"), ("ext_g", "e_ext_g"), ("EBV2", "E(BP-RP)")])
+def test_extinctions_are_not_taken_for_distances(tmp_path: Path, names: tuple[str, str]) -> None:
+    table = plain()
+    table.remove_column("distance_pc")
+    table[names[0]] = table[names[1]] = 0.1
+    refused(write(tmp_path, "csv", table), "missing distance (card generic) for distances; or")
+    refused(tmp_path / "stars.csv", "such as --column distance=NAME or")
+    table["r_med"] = 100.0
+    refused(write(tmp_path, "fits", table), "such as --column distance=r_med or")
+
+
+def test_extinctions_without_errors(tmp_path: Path) -> None:
+    """The advice of the error works."""
+    table = plain()
+    table.remove_column("extinction_error")
+    path = write(tmp_path, "csv", table)
+    refused(path, "a card of your own gives all extinctions the same: [constants] extinction_error")
+    card = tmp_path / "card.toml"
+    card.write_text('inherits = "generic"\n[constants]\nextinction_error = 0.1\n')
+    assert set(read_catalog(path, card, system=A_V).stars.extinction_error) == {0.1}
+
+
 def test_advice_names_no_column_where_all_have_a_use(tmp_path: Path) -> None:
     table = plain()
     table.remove_column("extinction_error")
