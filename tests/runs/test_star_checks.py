@@ -1,12 +1,18 @@
 """Learned values that the data do not speak for fail a check."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from dustmap.config import Config, from_mapping
 from dustmap.engines import Learning
-from dustmap.runs.stars._checks import checks_of_fit
+from dustmap.inference import scores_of_normal
+from dustmap.runs.reports import Predictions
+from dustmap.runs.stars._checks import checks_of_fit, checks_of_held_out
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
 from tests.runs.test_relative_scatter import fitted, sky
@@ -82,3 +88,22 @@ def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
     assert checks(1, None, "model.learn=[]") == []
     (advice,) = checks(1, 4.0, 'model.learn=["mean"]')
     assert "2 hyperparameters were learned from stars too few (1)" in advice
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.3, r"scatter less than predicted.* too large \(\"noise\" in model.learn.*parallaxes"),
+        (3.0, r"scatter more than predicted.* too small; \"scatter\" and \"relative_scatter\""),
+    ],
+)
+def test_a_coverage_says_which_way_it_is_off(fit: StarFit, factor: float, words: str) -> None:
+    y = factor * torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, std = torch.zeros_like(y), torch.ones_like(y)
+    data = scores_of_normal(y, mean, std)
+    held_out = Predictions(y, mean, std, data, np.arange(400))
+    found = StarFit(fit.posterior, Hyperparameters(60.0, 0.8, 1e-3, 1.0), {}, None)
+    unused: Any = None
+    (check,) = checks_of_held_out(held_out, found, unused, torch.arange(0), torch.arange(400))
+    assert not check.passed
+    assert re.search(words, check.advice)

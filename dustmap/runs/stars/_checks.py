@@ -65,6 +65,17 @@ _NOTICEABLE, _MOST = 0.15, 0.3
 #: tell something, neighbours among which one behind is looked for, and the share of them that may
 #: lie as far above.
 _FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
+#: Share of normal numbers within a standard deviation, and what to do about more of them and less.
+_ONE_STD = math.erf(0.5**0.5)
+_TOO_WIDE = (
+    'extinctions scatter less than predicted: their errors are too large ("noise" in model.learn '
+    "finds a factor), or those of distances or parallaxes, whose part a prediction includes; the "
+    "map is rather better than its errors say"
+)
+_TOO_NARROW = (
+    "extinctions scatter more than predicted: their errors, or those of distances and parallaxes, "
+    'are too small; "scatter" and "relative_scatter" in model.learn find what they lack; see chi2'
+)
 _BIASED = (
     "at 30 %, extinctions to a distance were off by up to 5 % under the learned prior, 15 % under "
     "exponential-density and 10 to 30 % under flat-parallax, and by more than their errors said; "
@@ -369,8 +380,9 @@ def checks_of_held_out(
     Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
     clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
     """
-    advice = "the errors of the catalog or the prior do not describe the data; see chi2"
-    coverage = coverage_check("held-out stars", held_out.scores(), advice)
+    scores = held_out.scores()
+    advice = _TOO_WIDE if scores.coverage68 > _ONE_STD else _TOO_NARROW
+    coverage = coverage_check("held-out stars", scores, advice)
     above = _far_above(held_out)
     if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
         return (coverage,)
