@@ -358,7 +358,8 @@ def _squeezed(lines: bytes) -> bytes:
 def _trimmed(lines: bytes, separator: str) -> bytes:
     """Remove comments, and the blanks that fields are filled up with."""
     mark = re.escape(separator).encode()
-    return re.sub(rb"(?m)^#.*| +(?=%b|\r?$)|(?:^|(?<=%b)) +" % (mark, mark), b"", lines)
+    before, after = rb"(?<! ) ++(?=%b|\r?$)" % mark, rb"(?:^|(?<=%b)) ++" % mark
+    return re.sub(rb"(?m)^#.*|" + before + rb"|" + after, b"", lines)
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -375,14 +375,13 @@ def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:
             f"{path}: columns {called} are Galactocentric by their names: expected x, y, z from "
             "the Sun, +X to the Galactic centre; name l, b and distance instead"
         )
-    if binding.position is not _rules.PositionKind.ICRS:
+    if binding.position is not _rules.PositionKind.ICRS or re.search("2000|icrs", called.lower()):
         return
-    said = called
-    if not re.search("2000|icrs", called.lower()):
-        framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
-        header = framed or _frame_of_header(reader)
-        said += f" ({header})" if header else ""
-    if _OLD_EQUINOX.search(said.lower()) and "icrs" not in said.lower():
+    framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
+    header = framed or _frame_of_header(reader)
+    is_old, of_header = (_OLD_EQUINOX.search(text.lower()) for text in (called, header))
+    if is_old or (of_header and "icrs" not in header.lower()):
+        said = called if is_old else f"{called} ({header})"
         raise UserError(
             f"{path}: columns {said}: an equinox before 1984 by their names or by the header, "
             "expected ICRS or J2000; transform them, as by astropy's SkyCoord(ra, dec, unit="

@@ -86,6 +86,8 @@ def test_a_system_of_a_votable(
 def test_names_of_an_old_equinox(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", equatorial("RAB1950", "DEB1950"))
     check(path, False, ra="RAB1950", dec="DEB1950")
+    path = write(tmp_path, "ecsv", equatorial("RAB1950", "DEB1950", RADESYS="ICRS"))
+    check(path, False, ra="RAB1950", dec="DEB1950")
     # The names are of one column, the header is of the file.
     check(write(tmp_path, "fits", equatorial("RAJ2000", "DEJ2000", EQUINOX=1950.0)), True)
 
