@@ -43,9 +43,8 @@ _ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68"
 #: The same where one of these is there: err1, lerr.
 _MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{ERROR_WORDS}|\d+")
 _UNITS = frozenset(("pc", "kpc"))
-#: A unit behind a name, in brackets: of angles, lengths or magnitudes, for A(V) has none.
-_IN_BRACKETS = re.compile(r"(.+?)\s*[\[(]\s*([a-zA-Zµμ]{2,})\s*[\])]")
-_BRACKETED = (u.deg, u.pc, u.mag)
+#: Units behind names, in brackets, are of angles, lengths and magnitudes, for A(V) has none.
+_BRACKETED, _LONGEST_UNIT = (u.deg, u.pc, u.mag), 16
 #: What columns of extinctions and their errors are called: A_G, e_A0, ext50, E(BP-RP), ebv.
 CALLED_EXTINCTION = re.compile(
     r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
@@ -427,12 +426,19 @@ def unit_in_name(column: str) -> tuple[str, str] | None:
     >>> unit_in_name("dist [kpc]"), unit_in_name("plx(mas)"), unit_in_name("E(B-V)")
     (('dist', 'kpc'), ('plx', 'mas'), None)
     """
-    parts = _IN_BRACKETS.fullmatch(column)
-    if parts is None:
+    at = max(column.rfind("("), column.rfind("["))
+    name, written = column[:at].strip(), column[at + 1 : -1].strip()
+    if at < 1 or not name or column[-1] not in ")]" or not _is_unit(written):
         return None
+    return name, written
+
+
+@functools.cache
+def _is_unit(written: str) -> bool:
+    if not (written.isalpha() and 1 < len(written) < _LONGEST_UNIT):
+        return False
     try:
-        unit = u.Unit(parts[2])
-        known = any(unit.is_equivalent(other) for other in _BRACKETED)
+        unit = u.Unit(written)
     except (ValueError, TypeError):
-        return None
-    return (parts[1], parts[2]) if known else None
+        return False
+    return any(unit.is_equivalent(other) for other in _BRACKETED)
