@@ -362,12 +362,7 @@ class StarMap(AbstractFinishedRun):
             density[:, at] = field.percentiles(PointValues(places[inside]), levels)
         if at.any() and bool(self.run.grid.contains(torch.zeros_like(places[:1]))):
             rays = LineIntegrals.from_observer(places[inside])
-            posterior = self.fit.posterior
-            if isinstance(posterior, LogNormalPosterior):  # as mean and std of `at_stars`
-                found = posterior.percentiles(rays, torch.tensor(levels, dtype=torch.float64))
-                extinction[:, at] = found.cpu().numpy()
-            else:
-                extinction[:, at] = field.percentiles(rays, levels)
+            extinction[:, at] = field.percentiles(rays, levels)
         return extinction, density
 
     @property

@@ -21,7 +21,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps._cubes import AbstractCubes, Layout
-from dustmap.sky.maps._quantities import MapRequest, Quantity, normal_quantile, percentiles
+from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity, normal_quantile
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Planes of a slab unless the caller says otherwise, and those that are asked for.
@@ -117,21 +117,19 @@ class AbstractDensityField(ABC):
     def percentiles(
         self, functional: AbstractFunctional, levels: Sequence[float]
     ) -> NDArray[np.float64]:
-        """Return quantiles at `levels` (Q,), (Q, N): of a positive density by the moments of the
-        samples, as maps have them, or by mean and standard deviation of one of any sign, and where
+        """Return quantiles at `levels` (Q,), (Q, N): of a positive density log-normal ones by the
+        median and P84, or normal ones by mean and standard deviation of one of any sign, and where
         there are no samples."""
         if self.n_samples > 1 and self.positive:
-            request = MapRequest((Quantity.SAMPLES,), self.n_samples)
-            draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
-            relative = self.between_nodes(functional)
-            return percentiles(draws, levels, self.positive, relative).numpy()
+            held = Quantity.MEDIAN, Quantity.P84
+            answers = self.evaluate(functional, MapRequest(held))
+            median, high = (answers[quantity.value].astype(np.float64) for quantity in held)
+            ratio = np.divide(high, median, out=np.ones_like(high), where=median > 0.0)
+            width = np.log(ratio) / normal_quantile(PERCENTILES[Quantity.P84])
+            return np.stack([median * np.exp(normal_quantile(q) * width) for q in levels])
         moments = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
         mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
-
-    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
-        """Return the variance (N,) over E f² that samples have not; 0 where they have all."""
-        return 0.0
 
     def check(self, request: MapRequest) -> None:
         """Refuse more samples than there are."""

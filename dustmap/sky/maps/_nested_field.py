@@ -15,8 +15,8 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps import _field
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
-from dustmap.sky.maps._node_field import NodeField, NodeNoise, noise_between, relative_between
-from dustmap.sky.maps._quantities import MapRequest, statistics_of_integrals
+from dustmap.sky.maps._node_field import NodeField, NodeNoise, noise_between, of_integrals
+from dustmap.sky.maps._quantities import MapRequest
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Functionals answered at once; part of a spacing within which a node is on a face.
@@ -74,16 +74,14 @@ class NestedField(AbstractDensityField):
                 answers.setdefault(name, whole)[..., rows.cpu().numpy()] = values
         return answers
 
-    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
-        return relative_between(self.posterior, functional)
-
     def _of_rays(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:
         """Statistics of integrals of the samples, through the rows of all grids."""
         density = torch.cat([field.density for field in self.fields], dim=-1)
 
         def answer(part: AbstractFunctional) -> dict[str, Tensor]:
             rows = self.posterior.interpolation(part)
-            return statistics_of_integrals(rows.matmul(density.to(rows.dtype)), request)
+            draws = rows.matmul(density.to(rows.dtype))
+            return of_integrals(self.posterior, part, draws, request)
 
         return _field.in_chunks(functional, _CHUNK, request, answer)
 

@@ -21,6 +21,7 @@ from dustmap.linalg import KeyedNormal
 from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
 from dustmap.sky.maps._quantities import (
+    PERCENTILES,
     MapRequest,
     Quantity,
     statistics,
@@ -128,6 +129,31 @@ def relative_between(posterior: LogNormalPosterior, functional: AbstractFunction
     if posterior.unresolved is None or not isinstance(functional, PointValues):
         return torch.zeros(len(functional))
     return posterior.unresolved.relative(functional.x).float().cpu()
+
+
+@torch.no_grad()
+def of_integrals(
+    posterior: LogNormalPosterior,
+    functional: AbstractFunctional,
+    draws: Tensor,
+    request: MapRequest,
+) -> dict[str, Tensor]:
+    """Compute statistics of integrals (N,) of the samples (S, N).
+
+    The spread is that with which the posterior predicts them. Numbers at the nodes for what lies
+    between give rays the same on average, more where a ray runs in a plane of nodes.
+    """
+    answers = statistics_of_integrals(draws, request)
+    if posterior.unresolved is None:
+        return answers
+    if Quantity.STD in request:
+        answers["std"] = posterior.predict(functional).std
+    asked = [quantity for quantity in PERCENTILES if quantity in request]
+    if asked:
+        levels = torch.tensor([PERCENTILES[quantity] for quantity in asked], dtype=torch.float64)
+        values = posterior.percentiles(functional, levels)
+        answers |= {quantity.value: each for quantity, each in zip(asked, values, strict=True)}
+    return answers
 
 
 @final
@@ -279,16 +305,14 @@ class NodeField(AbstractDensityField):
     def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
         if not isinstance(functional, PointValues):
             rows = self.posterior.interpolation(functional)
-            return statistics_of_integrals(rows.matmul(self.density.to(rows.dtype)), request)
+            draws = rows.matmul(self.density.to(rows.dtype))
+            return of_integrals(self.posterior, functional, draws, request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
-        relative = self.between_nodes(functional)
+        relative = relative_between(self.posterior, functional)
         answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
         if Quantity.COVERAGE in request:
             answers["coverage"] = self._covered.at(cells)[:, 0]
         return answers
-
-    def between_nodes(self, functional: AbstractFunctional) -> Tensor | float:
-        return relative_between(self.posterior, functional)
 
     def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
         """Relative variance (y, x) that samples have not in plane k of a grid."""

@@ -184,7 +184,9 @@ def statistics(
         results["mean"] = draws.mean(0)
     asked = [quantity for quantity in PERCENTILES if quantity in request]
     if asked or Quantity.STD in request:
-        centre, width = _log_normal(draws, relative)
+        centre, width = log_moments(draws)
+        if not isinstance(relative, float):
+            width = (width.square() + relative.log1p()).sqrt()
         if Quantity.STD in request:
             results["std"] = _relative_std(width).mul_(results["mean"])
         for quantity in asked:
@@ -202,15 +204,10 @@ def statistics_of_integrals(draws: "Tensor", request: MapRequest) -> "dict[str, 
     return results
 
 
-def percentiles(
-    draws: Draws, levels: Sequence[float], positive: bool, relative: "Tensor | float" = 0.0
-) -> Draws:
-    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...).
-
-    relative (...): variance over E f² that positive draws have not.
-    """
+def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
+    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
     if positive:
-        centre, width = _log_normal(draws, relative)
+        centre, width = log_moments(draws)
         values = [_log_quantile(centre, width, q) for q in levels]
     else:
         centre = draws.mean(0)
@@ -227,14 +224,6 @@ def standard_deviation(draws: Draws, positive: bool) -> Draws:
         return deviation(draws, mean, len(draws) - 1)
     std: Draws = mean * _relative_std(log_moments(draws)[1])
     return std
-
-
-def _log_normal(draws: Draws, relative: "Tensor | float") -> tuple[Draws, Draws]:
-    """Return μ and τ (...) of ln f, with the variance over E f² that samples have not."""
-    centre, width = log_moments(draws)
-    if not isinstance(relative, float):
-        width = (width**2 + _namespace(draws).log1p(relative)) ** 0.5
-    return centre, width
 
 
 def _log_quantile(centre: Draws, width: Draws, q: float) -> Draws:
