@@ -316,10 +316,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
         is unresolved on its diagonal."""
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
-        own = draws.var(0)
-        centred = (draws - draws.mean(0)) * (_spread(functional, draws) / own).sqrt().nan_to_num(
-            1.0
-        )
+        ratio = (_spread(functional, draws) / draws.var(0)).nan_to_num(nan=1.0)
+        centred = (draws - draws.mean(0)) * ratio.sqrt()
         return centred.mT @ centred / (self.n_samples - 1) + unresolved.diag()
 
     def sample(
