@@ -141,14 +141,14 @@ def test_percentiles_of_a_run_and_of_its_map(run: Path, capsys: pytest.CaptureFi
     posterior = told(capsys, "query", str(run), *node)
     stored = told(capsys, "query", str(run / "map.zarr"), *node)
     for of in ("extinction", "density"):
-        values = [float(posterior[f"{of}_p{p}"]) for p in ("16", "50", "84", "97.5")]
+        values = [float(str(posterior[f"{of}_p{p}"])) for p in ("16", "50", "84", "97.5")]
         assert values == sorted(values)
         if of == "density":
             known = [stored[f"{of}_p{p}"] for p in (16, 50, 84, 97.5)]
             assert values == pytest.approx(known, rel=0.02)
         # Both go with the std beside them, which is somewhat more in a log-normal distribution.
         for answers in (posterior, stored):
-            low, high, std = (float(answers[f"{of}_{what}"]) for what in ("p16", "p84", "std"))
+            low, high, std = (float(str(answers[f"{of}_{k}"])) for k in ("p16", "p84", "std"))
             assert 0.9 < 2.0 * std / (high - low) < 1.5
 
 
