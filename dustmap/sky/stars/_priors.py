@@ -23,6 +23,8 @@ NODES = 256
 STARS_AT_ONCE = 2048
 #: Depth below the mode, in nats, at which the table ends.
 DEPTH = 30.0
+#: Step of Newton's method in a cell, of its width, after which there is no need of another.
+_AT_REST = 1e-7
 
 
 class AbstractDistancePrior(ABC):
@@ -320,7 +322,9 @@ class _Table:
             value, slope = cubic(cubics, u)
             low, high = np.where(value <= p, u, low), np.where(value > p, u, high)
             newton = u - (value - p) / np.where(slope > 0.0, slope, 1.0)
-            u = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+            before, u = u, np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+            if np.abs(u - before).max(initial=0.0) < _AT_REST:
+                break  # the next step would be the square of it
         return self.left + self.step * (cell + u)
 
     def _cubics(self, cell: NDArray[np.int64]) -> tuple[Array, Array, Array, Array]:
