@@ -271,10 +271,13 @@ def count_scale(counts: Array) -> Scale:
 
 
 def _shown(values: tuple[Array, ...]) -> tuple[Array, float, float]:
-    """Join the finite values, and return the percentiles that a scale reaches."""
+    """Join the finite values, and return the percentiles that a scale reaches; the extremes where
+    all but few values are the same."""
     joined = np.concatenate([np.ravel(v) for v in values])
     shown = np.asarray(joined[np.isfinite(joined)], np.float64)
     low, high = np.percentile(shown, _SHOWN_PERCENTILES) if shown.size else (0.0, 1.0)
+    if shown.size and low == high:
+        low, high = shown.min(), shown.max()
     return shown, float(low), float(high)
 
 

@@ -137,3 +137,11 @@ def test_systems_are_named_with_their_unit(name: str, symbol: str, unit: str) ->
     assert symbol_of(system_named(name)) == symbol
     assert unit_of(system_named(name)) == unit
     assert [signed(v) for v in (5.0, -5.0, 0.0)] == ["+5", "−5", "0"]
+
+
+def test_a_scale_reaches_the_only_value_that_differs() -> None:
+    values = np.zeros(10_000)
+    values[7] = 0.01
+    for scale in (density_scale(values), spread_scale(values)):
+        assert (scale.norm.vmin, scale.norm.vmax) == (0.0, 0.01)
+        assert scale.extend == "neither"
