@@ -131,7 +131,14 @@ def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
     store, rank, size = next(rendezvous("env://", rank, size, timeout=wait))
     store.set_timeout(wait)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+    except RuntimeError as error:
+        cause = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise RankLost(
+            f"rank {rank} of {size} cannot join the others, one of which has ended or is out of "
+            f"reach ({cause}); start the job again"
+        ) from error
     return ProcessGroup(rank, size, store, timeout)
 
 

@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from dustmap import distributed
 from tests.distributed.ranks import Found, found_by, run_ranks
 
 #: Of the largest number of an array: products and sums differ by rounding, solves by what they
@@ -158,3 +160,14 @@ def test_a_lost_rank_is_named_and_ends_the_others(two: Path) -> None:
 def test_a_rank_that_fails_or_is_late_ends_the_others(tmp_path: Path, name: str, said: str) -> None:
     run_ranks(tmp_path, [f"{name}:3"], timeout=3.0 if name == "late" else 60.0)
     check_the_others_end(tmp_path, name, said)
+
+
+def test_a_rank_that_ends_before_all_have_joined_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer\nand more")
+
+    store = SimpleNamespace(set_timeout=lambda wait: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    with pytest.raises(distributed.RankLost, match=r"cannot join the others.*closed by peer\)"):
+        distributed._joined(0, 2, 1.0)
