@@ -134,12 +134,15 @@ def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     except RuntimeError as error:
-        cause = str(error).splitlines()[0] if str(error) else "no reason given"
         raise RankLost(
             f"rank {rank} of {size} cannot join the others, one of which has ended or is out of "
-            f"reach ({cause}); start the job again"
+            f"reach ({_cause_of(error)}); start the job again"
         ) from error
     return ProcessGroup(rank, size, store, timeout)
+
+
+def _cause_of(error: RuntimeError) -> str:
+    return str(error).splitlines()[0] if str(error) else "no reason given"
 
 
 @final
@@ -216,11 +219,10 @@ class ProcessGroup(AbstractWorld):
                 "checkpoint has been written"
             )
         late = [str(rank) for rank in self._signs.behind()]
-        cause = str(error).splitlines()[0] if str(error) else "no reason given"
         return (
             f"{here} waited {self._timeout:g} s for rank {', '.join(late) or '(unknown)'}, alive "
-            f"but late, or lost the connection ({cause}); raise compute.timeout if a rank may be "
-            "that slow"
+            f"but late, or lost the connection ({_cause_of(error)}); raise "
+            "compute.timeout if a rank may be that slow"
         )
 
 

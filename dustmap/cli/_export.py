@@ -91,7 +91,7 @@ def execute_export(options: argparse.Namespace) -> int:
         check_scene(output)
     if options.format == SCENE and not _options.is_run(run):
         return _export_map(options)
-    if run.suffix.lower() in (".zarr", ".fits", ".fit"):
+    if run.suffix.lower() in (".zarr", ".fits", ".fit") and not _options.is_run(run):
         raise UserError(
             f"{run} is a map in a file, of which only --format {SCENE} is made: give the run that "
             "it is of, or take DustMap.open(...).to_xarray() or .to_healpix() in Python"

@@ -143,12 +143,13 @@ def of_integrals(
     The spread is that with which the posterior predicts them. Numbers at the nodes for what lies
     between give rays the same on average, more where a ray runs in a plane of nodes.
     """
-    answers = statistics_of_integrals(draws, request)
     if posterior.unresolved is None:
-        return answers
+        return statistics_of_integrals(draws, request)
+    asked = [quantity for quantity in PERCENTILES if quantity in request]
+    rest = request.without(["std", *(quantity.value for quantity in asked)])
+    answers = {} if rest is None else statistics_of_integrals(draws, rest)
     if Quantity.STD in request:
         answers["std"] = posterior.predict(functional).std
-    asked = [quantity for quantity in PERCENTILES if quantity in request]
     if asked:
         levels = torch.tensor([PERCENTILES[quantity] for quantity in asked], dtype=torch.float64)
         values = posterior.percentiles(functional, levels)

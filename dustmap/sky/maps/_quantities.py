@@ -11,15 +11,15 @@ From samples to mean, standard deviation and percentiles, the same way everywher
 
 Integrals of a positive density, which are not log-normal, have the std on the right. Percentiles
 are smoother than the order statistics of S samples; those of a positive density are positive and
-ascend with q. Of 32 log-normal samples with τ = 1, 1.6 and 2.2 the deviation of the
-samples themselves has medians of 0.80, 0.45 and 0.14 of the true one, for most of it is in a tail
-that they miss; m √(exp(τ²) − 1) has 0.94, 0.82 and 0.61.
+ascend with q. Of 32 log-normal samples with τ = 1, 1.6 and 2.2 the deviation of the samples
+themselves has medians of 0.80, 0.45 and 0.14 of the true one, for most of it is in a tail that they
+miss; m √(exp(τ²) − 1) has 0.94, 0.82 and 0.61.
 
 Samples of a positive density are pairs about a known centre, the two of a pair one after the other,
 so τ² is divided by S: their mean is that centre, which costs no degree of freedom. An odd S ends
 with half a pair x, whose mean is x/S off: τ² is divided by S − 1/S. Samples that are no pairs, as
-other programs draw them, would need S − 1: of them τ is too small by √(1 − 1/S).
-Where a sample is 0 (a ray without length) so are all its percentiles.
+other programs draw them, would need S − 1: of them τ is too small by √(1 − 1/S). Where a sample is
+0 (a ray without length) so are all its percentiles.
 """
 
 import enum
