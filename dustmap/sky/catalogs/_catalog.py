@@ -395,11 +395,18 @@ def read_places(
     if binding.extinction is not None:
         label = reader.keyword("EXTSYS") or _selection.system_in_name(binding)
         known = _selection.system_of_file(path, schema, label, system)
-        bad = np.any([*_rules.extinction_problems(binding.extinction, values).values()], axis=0)
-        value, error = _rules.extinctions(binding.extinction, values)
-        extinctions = Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), known)
+        extinctions = _extinctions(binding.extinction, values, known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)
+
+
+def _extinctions(
+    kind: _rules.ExtinctionKind, values: _rules.Values, system: ExtinctionSystem
+) -> Extinctions:
+    """Take extinctions and errors (N,) from columns of a kind, NaN where they are impossible."""
+    bad = np.any([*_rules.extinction_problems(kind, values).values()], axis=0)
+    value, error = _rules.extinctions(kind, values)
+    return Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), system)
 
 
 def _values_of_places(
