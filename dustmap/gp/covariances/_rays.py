@@ -4,6 +4,7 @@ With points and nodes, with each other, and their variances.
 """
 
 import functools
+import importlib.util
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,12 @@ from torch import Tensor
 
 from dustmap.gp.covariances._measures import Block, Terms, accumulate, nodes_of, row_blocks
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, pieces
-from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointMeasure
+from dustmap.gp.functionals import (
+    GaussLegendre,
+    LineIntegrals,
+    PointMeasure,
+    SpacedGaussLegendre,
+)
 from dustmap.gp.kernels import KernelTerm
 from dustmap.linalg import chunks, numbers_together
 
@@ -32,7 +38,6 @@ def ray_cross(
     kernel: WrappedKernel, rays: LineIntegrals, nodes: Nodes, dtype: torch.dtype
 ) -> Tensor:
     """Return K_fu = ∫ w(s) k(o + s ω - z_u) ds: (N, M)."""
-
     elements = numbers_together(BLOCK_ELEMENTS, rays.device)
     shared = elements if rays.device.type == "cpu" else PIECES_OF_ACCELERATOR * elements
 
@@ -45,6 +50,33 @@ def ray_cross(
 
     shape = (len(rays), *nodes.shape)
     return accumulate(kernel.terms, blocks, shape, dtype, rays.device).flatten(1)
+
+
+def fused_cross(
+    kernel: WrappedKernel, rays: LineIntegrals, nodes: Nodes, dtype: torch.dtype
+) -> Tensor | None:
+    """Return K_fu (N, M) of all images in one pass on a GPU; None where it needs more than that.
+
+    A graph, points in place of a grid, a profile without a table, or a device of another kind.
+    """
+    if rays.device.type != "cuda" or not nodes.is_product or nodes.dim > 3 or len(rays) == 0:
+        return None
+    values = (value for term in kernel.terms for value in (term.variance, term.lengthscale))
+    if torch.is_grad_enabled() and any(value.requires_grad for value in values):
+        return None
+    found = [term.profile.track_table(rays.device) for term in kernel.terms]
+    tables = [table for table in found if table is not None]
+    if len(tables) < len(found) or not _has_triton():
+        return None
+    from dustmap.gp.covariances import _fused
+
+    return _fused.ray_cross(kernel, rays, nodes, tables, dtype)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    """Whether the compiler that comes with Torch for GPUs is there."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def ray_measure_between(
@@ -132,12 +164,14 @@ def weighted_track_sum(
     nodes: Nodes,
     weights: Tensor,
     terms: Terms,
+    shares: Tensor | None = None,
     transpose: bool = False,
 ) -> Tensor:
     """`track_sum` summed over the points of each column with weights (n', Q): (n, n'), or its
-    transpose."""
+    transpose; times shares (n, n') where there are some."""
     single = track_sum(rays, shift, nodes, terms)
     total = (single.reshape(len(rays), *weights.shape) * weights).sum(-1)
+    total = total if shares is None else total * shares
     return total.T if transpose else total
 
 
@@ -236,45 +270,70 @@ def _image_variance(
 def _sorted_blocks(
     kernel: WrappedKernel, f: LineIntegrals, g: LineIntegrals, symmetric: bool
 ) -> Iterator[Block]:
-    """Tiles of rays sorted by length; of a symmetric matrix the lower triangle only, with the
-    tiles on the diagonal halved so that adding the transpose completes them."""
-    f_tiles, g_tiles = _tiles(kernel, f), _tiles(kernel, g)
+    """Tiles of rays sorted by length; of a symmetric matrix the lower triangle and half of the
+    diagonal, which adding the transpose completes."""
+    f_tiles = _tiles(kernel, f)
+    g_tiles = f_tiles if symmetric else _tiles(kernel, g)
     for i, a in enumerate(f_tiles):
-        for b in g_tiles[: i + 1] if symmetric else g_tiles:
-            factor = 0.5 if symmetric and a.rows == b.rows else 1.0
-            if symmetric or b.length <= a.length:
-                yield from _tile_blocks(kernel, a, b, False, factor)
-            else:
-                yield from _tile_blocks(kernel, b, a, True, factor)
+        for b in g_tiles[:i] if symmetric else g_tiles:
+            yield from _pair_blocks(kernel, a, b)
+        if symmetric:
+            below = torch.ones(len(a.rays), len(a.rays), dtype=torch.float64, device=f.device)
+            half = 0.5 * torch.eye(len(a.rays), dtype=torch.float64, device=f.device)
+            yield from _tile_blocks(kernel, a, a, below.tril(-1) + half)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """Consecutive rays of similar length, and their points of quadrature."""
+    """Consecutive rays of ascending lengths, in length scales, and their points of quadrature.
+
+    Each ray has its own panels, so that no covariance depends on the rays that share a tile.
+    ends: the shortest and the longest.
+    """
 
     rows: slice
     rays: LineIntegrals
     measure: PointMeasure
-    length: float
+    lengths: Tensor
+    ends: tuple[float, float]
 
 
 def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
-    """Cut the rays into tiles, each with its quadrature and mean length."""
+    """Cut the rays into tiles."""
     tiles = []
     size = TILE if rays.device.type == "cpu" else TILE_OF_ACCELERATOR
     lengths = scaled_lengths(kernel.terms, rays)
     for rows in chunks(len(rays), size):
         picked = rays[rows]
-        measure = picked.measure(rule_for(kernel.terms, picked))
-        tiles.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
+        rule = SpacedGaussLegendre(PANEL_ORDER, PANEL / _pace(kernel.terms, picked))
+        own = lengths[rows]
+        extremes = float(own[0]), float(own[-1])
+        tiles.append(_Tile(rows, picked, picked.measure(rule), own, extremes))
     return tiles
 
 
+def _pair_blocks(kernel: WrappedKernel, a: _Tile, b: _Tile) -> Iterator[Block]:
+    """Blocks of two tiles: of every pair of rays, quadrature along the shorter."""
+    if b.ends[1] <= a.ends[0]:
+        yield from _tile_blocks(kernel, a, b)
+    elif a.ends[1] < b.ends[0]:
+        yield from _tile_blocks(kernel, b, a, transpose=True)
+    else:
+        is_shorter = b.lengths <= a.lengths[:, None]  # the ray of b
+        yield from _tile_blocks(kernel, a, b, is_shorter.double())
+        yield from _tile_blocks(kernel, b, a, (~is_shorter).T.double(), transpose=True)
+
+
 def _tile_blocks(
-    kernel: WrappedKernel, long: _Tile, short: _Tile, transpose: bool, factor: float
+    kernel: WrappedKernel,
+    long: _Tile,
+    short: _Tile,
+    shares: Tensor | None = None,
+    transpose: bool = False,
 ) -> Iterator[Block]:
-    """Return the antiderivative along the rays of `long`, quadrature along those of `short`."""
+    """Return the antiderivative along the rays of `long`, quadrature along those of `short`, times
+    shares (n, n') where there are some."""
     points = short.measure.points.shape[1]
     elements = numbers_together(BLOCK_ELEMENTS, long.rays.device)
     step = max(1, elements // (len(long.rays) * points))
@@ -283,9 +342,10 @@ def _tile_blocks(
         columns = slice(short.rows.start + few.start, short.rows.start + few.stop)
         index = (columns, long.rows) if transpose else (long.rows, columns)
         nodes = nodes_of(part)
+        share = None if shares is None else shares[:, few]
         for shift, _ in kernel.images(ends(long.rays), nodes):
-            sides = (long.rays, shift, nodes, factor * part.weights)
-            yield index, partial(weighted_track_sum, *sides, transpose=transpose)
+            sides = (long.rays, shift, nodes, part.weights)
+            yield index, partial(weighted_track_sum, *sides, shares=share, transpose=transpose)
 
 
 def _line_between(

@@ -105,24 +105,28 @@ class GaussLegendre(AbstractRule):
 @final
 @dataclass(frozen=True)
 class SpacedGaussLegendre(AbstractRule):
-    """`order` Gauss-Legendre nodes on each panel of a segment, no panel longer than `longest`.
+    """`order` Gauss-Legendre nodes on each panel of a segment, no panel longer than `longest`, one
+    length for all tracks or one (N,) for each.
 
     The nodes of a track depend on that track alone: shorter ones are filled up with nodes of weight
     zero at the ends of their segments.
     """
 
     order: int
-    longest: float
+    longest: float | Tensor
 
     def __post_init__(self) -> None:
         _check_count("order", self.order)
-        if not self.longest > 0:
+        if not bool(torch.as_tensor(self.longest > 0).all()):
             raise UserError(f"longest must be positive, got {self.longest}.")
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         unit, unit_weights = _rule_like(edges, self.order)
         lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
-        count = (lengths / self.longest).ceil().clamp_min(1.0)
+        longest = (
+            edges.new_tensor(self.longest) if isinstance(self.longest, float) else self.longest
+        )
+        count = (lengths / longest.reshape(-1, 1, 1)).ceil().clamp_min(1.0)
         most = int(count.max()) if count.numel() else 1
         panel = torch.arange(most, dtype=edges.dtype, device=edges.device)
         start = torch.minimum(panel, count) / count  # (N, J, P)

@@ -32,3 +32,4 @@ from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
 from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
 from dustmap.gp.kernels._profiles import MaternProfile as MaternProfile
 from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
+from dustmap.gp.kernels._radial import TrackTable as TrackTable

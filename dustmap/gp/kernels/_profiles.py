@@ -75,6 +75,10 @@ class AbstractProfile(ABC):
         """
         return _radial.track_table(self, t.device)(b_squared, t)
 
+    def track_table(self, device: torch.device) -> _radial.TrackTable | None:
+        """Return the table that `track_integral` looks up, None where it has a closed form."""
+        return _radial.track_table(self, device)
+
     def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """∫_0^t k'(r)/r dτ with r = √(b² + τ²), as in `track_integral`."""
         if self.derivatives < 1:
@@ -250,6 +254,9 @@ class SquaredExponentialProfile(AbstractProfile):
     def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         along = math.sqrt(math.pi / 2) * torch.erf(t * math.sqrt(0.5))
         return torch.exp(-0.5 * b_squared) * along
+
+    def track_table(self, device: torch.device) -> None:
+        return None
 
     def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         return -self.track_integral(b_squared, t)

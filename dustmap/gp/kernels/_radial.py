@@ -224,6 +224,11 @@ class TrackTable(NamedTuple):
     coefficients: Tensor
     scale: float
 
+    @property
+    def cells(self) -> int:
+        """Number of cells per axis."""
+        return math.isqrt(len(self.coefficients))
+
     def __call__(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """F at squared impact parameters and track coordinates of one shape, float64."""
         value: Tensor = _Lookup.apply(b_squared, t, self)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The figure of `gpu`: products and fits on both devices."""
+"""The figure of `gpu`: products and fits on both devices, and minibatches on their way."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,13 @@ from pipelines.reproduce._experiment import Row, number
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Seconds of products against entries, and of fits against stars."""
-    figure, (times, fits) = style.panels(1, 2)
+    """Seconds of products against entries, of fits against stars; errors of minibatches."""
+    figure, (times, fits, errors) = style.panels(1, 3)
     style.label(times, "One product of the metric", "entries of L", "seconds")
     style.label(fits, "Fits, hyperparameters known", "stars N", "seconds of the fit")
+    style.label(
+        errors, "Minibatches of 2,000 rays", "seconds of steps", "error of stars, MAE [mag]"
+    )
     devices = sorted({str(row["device"]) for row in rows})
     for device, colour in zip(devices, style.COLOURS, strict=False):
         mine = [row for row in rows if row["device"] == device]
@@ -30,6 +33,15 @@ def draw(rows: Sequence[Row]) -> Figure:
         stars, seconds = ([number(row, key) for row in made] for key in ("stars", "fit_s"))
         name = device if device != "cpu" else f"cpu, {made[0]['threads']} threads" if made else ""
         fits.plot(stars, seconds, "o", color=colour, label=name)
+    for row, colour in zip(
+        (row for row in rows if row["part"] == "minibatches"), style.COLOURS, strict=False
+    ):
+        way = row["mae_on_the_way"]
+        assert isinstance(way, list)
+        seconds, mae = zip(*way, strict=True) if way else ((), ())
+        name = f"{row['whitening']}, {row['device']}"
+        errors.plot(seconds, mae, "o-", markersize=3, color=colour, label=name)
+    errors.legend(frameon=False, fontsize=8, loc="upper right")
     for axes in (times, fits):
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -43,7 +43,7 @@ class Plan:
     batch: int = 2000
     epochs: int = 3
     looks: int = 10
-    seconds: float = 45.0
+    seconds: float = 110.0
     memory: int = 2**34
 
     def as_row(self) -> Row:
@@ -94,7 +94,7 @@ def _fit(plan: Plan, sky: skies.Sky, features: AbstractFeatureMap, device: torch
         "steps": last.step,
         "seconds": spent,
         "seconds_an_epoch": spent / last.step * a_pass,
-        "seconds_to_converge": None if is_broken_off else _converged(curve),
+        "seconds_to_converge": None if is_broken_off else _converged(curve, plan.looks),
         "mae_on_the_way": curve,
         **_held_out(model, last, sky, device, plan.sky.held_out),
     }
@@ -116,16 +116,13 @@ def _held_out(
     return {f"held_out_{name}": scores[name] for name in chosen}
 
 
-def _converged(curve: list[list[float]]) -> float | None:
-    """Seconds from which on the error stayed within `_CONVERGED` times the last."""
-    if not curve:
-        return None
-    within = curve[-1][0]
-    for seconds, error in reversed(curve):
-        if error > _CONVERGED * curve[-1][1]:
-            break
-        within = seconds
-    return within
+def _converged(curve: list[list[float]], looks: int) -> float | None:
+    """Seconds from which on the error stayed within `_CONVERGED` times the last, None where that
+    is less than the `looks` of a pass."""
+    stayed = 0
+    while stayed < len(curve) and curve[-1 - stayed][1] <= _CONVERGED * curve[-1][1]:
+        stayed += 1
+    return curve[-stayed][0] if stayed > looks else None
 
 
 def _settled(state: inference.SVIState | None) -> inference.SVIState | None:
