@@ -38,7 +38,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     ):
         way = row["mae_on_the_way"]
         assert isinstance(way, list)
-        seconds, mae = zip(*way, strict=True) if way else ((), ())
+        seconds, mae = ([look[i] for look in way] for i in (0, 1))
         name = f"{row['whitening']}, {row['device']}"
         errors.plot(seconds, mae, "o-", markersize=3, color=colour, label=name)
     errors.legend(frameon=False, fontsize=8, loc="upper right")
