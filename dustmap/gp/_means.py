@@ -26,7 +26,7 @@ SUN_HEIGHT = 20.8
 #: Quadrature of line integrals. The kink of the profile in the plane costs them 1e-3 or less.
 _RULE = GaussLegendre(32)
 #: Functionals measured at once, for the memory of their points.
-_CHUNK = 8192
+_CHUNK = 1024
 
 
 class AbstractMean(AbstractParametric, ABC):

@@ -39,11 +39,11 @@ def ray_cross(
     axes = [axis.flatten().contiguous() for axis in nodes.axes]
     axes += [rays.edges.new_zeros(1)] * missing
     images = kernel.images_by_box(rays.at(rays.edges[:, [0, -1]]), nodes)
-    shifts = torch.cat([shifts for shifts, _ in images])
+    shifts = torch.cat([rays.origin[:0], *(shifts for shifts, _ in images)])
     sides = [_padded(v, missing) for v in (rays.origin, rays.direction, shifts)]
-    programs = (len(rays), triton.cdiv(nodes.size, _NODES))
+    parts = triton.cdiv(nodes.size, _NODES)
     for term, table in zip(kernel.terms, tables, strict=True):
-        _add_term[programs](
+        _add_term[(len(rays) * parts,)](
             out,
             *sides,
             rays.edges.contiguous(),
@@ -52,6 +52,7 @@ def ray_cross(
             _numbers(kernel, term, table, missing),
             table.coefficients,
             len(shifts),
+            parts,
             nodes.size,
             len(axes[1]),
             len(axes[2]),
@@ -90,6 +91,7 @@ def _add_term(
     numbers,
     table,
     images,
+    parts,
     size,
     y_nodes,
     z_nodes,
@@ -97,8 +99,8 @@ def _add_term(
     CELLS: tl.constexpr,
     NODES: tl.constexpr,
 ):
-    ray = tl.program_id(0).to(tl.int64)
-    node = tl.program_id(1) * NODES + tl.arange(0, NODES)
+    ray = (tl.program_id(0) // parts).to(tl.int64)
+    node = tl.program_id(0) % parts * NODES + tl.arange(0, NODES)
     is_node = node < size
     x_pace, y_pace, z_pace = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
     variance, scale = tl.load(numbers + 3), tl.load(numbers + 4)

@@ -278,12 +278,13 @@ class LogNormalPosterior(gp.AbstractPosterior):
         for part in chunks(len(rays), _CHUNK):
             some = without_groups(rays[part])
             rows = self.interpolation(some)
-            squares = rows.matmul(self._mean_square.to(rows.dtype))
-            lacking = rows.matmul(self._weighted(self.unresolved.length).to(rows.dtype))
+            weight = self.unresolved.length if nodes is None else nodes
+            both = torch.stack([self._mean_square, self._weighted(weight)])
+            squares, weighted = rows.matmul(both.to(rows.dtype))
             if nodes is not None:
-                share = rows.matmul((self._mean_square * nodes).to(rows.dtype)) / squares
+                share = weighted / squares
             else:
-                share = (self._field_draws(some).var(0) / lacking).sqrt()
+                share = (self._field_draws(some).var(0) / weighted).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 

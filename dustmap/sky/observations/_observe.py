@@ -122,7 +122,8 @@ class Observations:
 
     def expected(self, dust: PriorDust) -> Tensor:
         """Return expected extinction beyond the box (N,), where the policy expects any."""
-        return gathered(self.batch.functional, self._moments_beyond(dust)[0])
+        mean = self._none() if self.beyond is None else self.beyond.expected(dust)
+        return gathered(self.batch.functional, mean)
 
     def parts_beyond(self, dust: PriorDust) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same, and the variance (N,): of the covariance of ρ, and of the distances."""
@@ -264,11 +265,7 @@ def observe(
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
     data = _observed(lines, _grouped(lines, stars), stars, dtype)
-    return replace(data, stars_beyond=_count_beyond(stars, grid))
-
-
-def _count_beyond(stars: StarTable, grid: RegularGrid) -> int:
-    return int((~grid.contains(torch.from_numpy(stars.positions()))).sum())
+    return replace(data, stars_beyond=lines.outside)
 
 
 def _grouped(lines: SightLines, stars: StarTable) -> LineIntegrals:
@@ -322,7 +319,7 @@ def observe_share(
     rays = Sharded.of(_counted_from(first, _grouped(lines, stars)), world)
     _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
     counts = lines.counts
-    tally = [counts.truncated, counts.dropped, lines.cut, _count_beyond(stars, grid)]
+    tally = [counts.truncated, counts.dropped, lines.cut, lines.outside]
     truncated, dropped, cut, far = world.total(torch.tensor(tally)).tolist()
     counts = replace(counts, truncated=truncated, dropped=dropped)
     rows = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()

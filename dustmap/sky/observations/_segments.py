@@ -27,6 +27,8 @@ from dustmap.sky.stars._priors import Array
 EDGES = np.array(
     [-3.2, -2.2, -1.6, -1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2, 1.6, 2.05, 2.55, 3.1, 3.7, 4.4]
 )
+#: Which of them is the median.
+MEDIAN = 6
 #: Gauss-Legendre nodes of each part of the distribution, the first and last as far as OUTMOST.
 ORDER = 4
 OUTMOST = 7.0

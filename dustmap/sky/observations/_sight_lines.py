@@ -4,6 +4,7 @@ The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s
 outside the box go through the dust of the prior.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -163,6 +164,15 @@ class BeyondBox:
         return mean, prior + distances + (dust.level_std / dust.level * mean).square()
 
     @torch.no_grad()
+    def expected(self, dust: PriorDust) -> Tensor:
+        """Return E A (N,) alone."""
+        mean = torch.zeros(self.total, dtype=torch.float64, device=self.rows.device)
+        for part in chunks(len(self.rows), RAYS_AT_ONCE):
+            rays = self.spread.rays[part]
+            mean[self.rows[part]] = (_expected(rays, dust)[1] * rays.weights).sum(-1)
+        return mean
+
+    @torch.no_grad()
     def parts(self, dust: PriorDust) -> Tensor:
         """Return E A and the terms of Var A (3, N): of the covariance of ρ, and of distances."""
         parts = torch.zeros(3, self.total, dtype=torch.float64, device=self.rows.device)
@@ -197,7 +207,7 @@ class BeyondBox:
         density, a = _expected(rays, dust)
         joint = _joint(rays.weights, spread.variance, spread.multiplicity)
         size = dust.size(density) * (rays.weights > 0)
-        g = dust.pairs((rays.edges[:, :, None] - rays.edges[:, None, :]).abs())
+        g = _between_all(rays.edges, dust.pairs)
         pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
         covariance = size[:, :, None] * size[:, None, :] * pairs
         prior = dust.spread * (covariance * joint).sum((1, 2)).clamp_min(0.0)
@@ -209,6 +219,17 @@ def _expected(rays: LineIntegrals, dust: PriorDust) -> tuple[Tensor, Tensor]:
     length = rays.edges.diff(dim=-1) * (rays.weights > 0)
     density = dust.expected(rays.at(0.5 * (rays.edges[:, 1:] + rays.edges[:, :-1])))
     return density, density * length
+
+
+def _between_all(edges: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a function, 0 at 0, of the distances between all edges (N, K) of rays: (N, K, K)."""
+    n, count = edges.shape
+    i, j = torch.triu_indices(count, count, 1, device=edges.device)
+    half = function(edges[:, j] - edges[:, i])
+    g = edges.new_zeros(n, count, count)
+    g[:, i, j] = half
+    g[:, j, i] = half
+    return g
 
 
 def _joint(mean: Tensor, variance: Tensor, multiplicity: Tensor | None) -> Tensor:
@@ -265,12 +286,14 @@ class SightLines:
     spread : what the distances add to the variance; None where they are known
     cut : stars of which more than 1e-3 of the expected distance lies beyond the last edge
     beyond : parts of the rays outside the box, where dust is expected there
+    outside : stars whose median place is outside the box, of all that were given
     """
 
     rays: LineIntegrals
     rows: NDArray[np.int64]
     counts: functionals.Counts
     spread: DistanceSpread | None
+    outside: int
     cut: int = 0
     beyond: BeyondBox | None = None
 
@@ -312,13 +335,14 @@ def sight_lines(
     tensor([100.], dtype=torch.float64)
     """
     if distances.exact:
-        segments, negligible = None, 0.0
-        positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
+        segments, negligible, median = None, 0.0, distances.median
+        positions = torch.from_numpy(cartesian(l, b, median)).to(device)
         whole = LineIntegrals.from_observer(positions)
     else:
         quantiles, negligible = _segments.quantiles_of(distances), _segments.NEGLIGIBLE
-        segments = _segments.segments_of(quantiles)
+        segments, median = _segments.segments_of(quantiles), quantiles[:, _segments.MEDIAN]
         whole = rays_towards(l, b, *_tensors(device, segments.edges, segments.mean))
+    far = int((~grid.contains(torch.from_numpy(cartesian(l, b, median)))).sum())
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     rows = kept.cpu().numpy()
     if not may_be_none:
@@ -329,9 +353,10 @@ def sight_lines(
         quantiles = quantiles[rows]
     beyond = _beyond(rays, quantiles, grid) if outside is OutsidePolicy.PRIOR else None
     if segments is None:
-        return SightLines(rays, rows, counts, None, beyond=beyond)
+        return SightLines(rays, rows, counts, None, far, beyond=beyond)
     spread = _within(rays, segments[rows], quantiles)
-    return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
+    cut = int(segments.cut[rows].sum())
+    return SightLines(spread.rays, rows, counts, spread, far, cut, beyond)
 
 
 def rays_towards(

@@ -23,6 +23,9 @@ NODES = 256
 STARS_AT_ONCE = 2048
 #: Depth below the mode, in nats, at which the table ends.
 DEPTH = 30.0
+#: Errors from the measured parallax at which the posterior is far below its table's depth, and
+#: bisections from there that find where the table ends: it may be longer by 2⁻¹⁰ of the way.
+_FAR_OUT, _BISECTIONS = 20.0, 10
 #: Step of Newton's method in a cell, of its width, after which there is no need of another.
 _AT_REST = 1e-7
 
@@ -256,12 +259,13 @@ class ExponentialDensity(AbstractDistancePrior):
         def excess(t: Array) -> Array:
             return np.asarray(self._volume(parallax, error, t)[0] - (highest - depth))
 
-        nearest = np.maximum(parallax, MAS_PC / self.distance_max) + 20.0 * error
-        first = np.log(MAS_PC / nearest)
+        least = MAS_PC / self.distance_max
+        first = np.log(MAS_PC / (np.maximum(parallax, least) + _FAR_OUT * error))
+        farthest = np.log(MAS_PC / np.maximum(parallax - _FAR_OUT * error, least))
         inner = np.where(high, modes, np.inf).min(axis=1, keepdims=True)
         outer = np.where(high, modes, -np.inf).max(axis=1, keepdims=True)
         left = _crossing(excess, np.minimum(first, inner), inner)
-        right = _crossing(excess, np.full_like(outer, last), outer)
+        right = _crossing(excess, np.maximum(farthest, outer), outer)
         return left, right
 
     def _stationary(self, parallax: Array, error: Array) -> Array:
@@ -283,10 +287,11 @@ class ExponentialDensity(AbstractDistancePrior):
 
 
 def _crossing(excess: Callable[[Array], Array], outside: Array, inside: Array) -> Array:
-    """Bisect the excess, ≥ 0 inside, to its zero; return the place outside where ≥ 0, too."""
+    """Bisect the excess, ≥ 0 inside, to just outside its zero; return the place outside where ≥ 0,
+    too."""
     beyond = excess(outside) >= 0.0
     low, high = outside.copy(), inside.copy()
-    for _ in range(40):
+    for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         positive = excess(middle) >= 0.0
         high, low = np.where(positive, middle, high), np.where(positive, low, middle)
@@ -317,7 +322,7 @@ class _Table:
         first = cubics[0]
         within = np.take_along_axis(self.below, cell + 1, 1) - first
         low, high = np.zeros_like(first), np.ones_like(first)
-        u = np.clip((p - first) / np.where(within > 0.0, within, 1.0), 0.0, 1.0)
+        u = _inverse(p - first, within, cubics)
         for _ in range(12):  # Newton's steps, and halving where they leave the bracket
             value, slope = cubic(cubics, u)
             low, high = np.where(value <= p, u, low), np.where(value > p, u, high)
@@ -334,6 +339,19 @@ class _Table:
         p0, p1, m0, m1 = (end.take(place + k) for end in (values, slopes) for k in (0, 1))
         rise = p1 - p0
         return p0, m0, 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise
+
+
+def _inverse(rise: Array, within: Array, cubics: tuple[Array, ...]) -> Array:
+    """Return the place u in [0, 1] of a rise, by the cubic whose ends and slopes are those of the
+    inverse: an error of the fourth order in the width of a cell, from which Newton's steps start.
+    """
+    _, m0, bend, twist = cubics
+    m1 = m0 + 2.0 * bend + 3.0 * twist
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        v = rise / within
+        w = 1.0 - v
+        u = v * (v * (3.0 - 2.0 * v) + within * w * (w / m0 - v / m1))
+    return np.clip(np.where(np.isfinite(u), u, 0.5), 0.0, 1.0)
 
 
 def cubic(coefficients: Sequence[Array], u: Array) -> tuple[Array, Array]:
