@@ -147,6 +147,15 @@ def test_the_way_to_a_box_that_is_far_away_is_dust_too() -> None:
     assert variance[1] > variance[0] + 0.9 * alone[0]
 
 
+def test_what_is_expected_alone_is_the_mean_of_the_moments() -> None:
+    distances = GaussianDistances(np.array([300.0, 90.0, 700.0]), np.array([30.0, 20.0, 70.0]))
+    observed = seen(table(distances))
+    prior = dust(Matern32(60.0, 1.0, dim=3), lognormal=True)
+    alone = observed.expected(prior)
+    assert bool((alone > 0.0).any())
+    assert torch.equal(alone, observed.parts_beyond(prior)[0])
+
+
 def test_expected_dust_is_taken_from_what_was_measured_and_its_variance_is_noise() -> None:
     observed = seen(table(ExactDistances(np.array([30.0, 250.0]))))
     added = observed.uniform(2e-3, dust(KERNELS["matern32"], lognormal=True))

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 P = np.array([1e-6, 1e-3, 0.01, 0.16, 0.5, 0.84, 0.99, 0.999, 1 - 1e-5])
 FLAT, EXPONENTIAL = FlatParallax(10_000.0), ExponentialDensity(1350.0, 10_000.0)
 
-# Parallax and error in mas: clear, poor, zero, negative; S/N of 1000, and of -50; at the cut.
+# Parallax and error in mas: clear, poor, zero, negative; S/N of 1000, 10⁶ and -50; at the cut.
 CASES = [
     (10.0, 0.01),
     (10.0, 1.0),
@@ -33,6 +33,7 @@ CASES = [
     (-1.0, 0.1),
     (-5.0, 0.1),
     (100.0, 0.1),
+    (100.0, 1e-4),
     (0.1001, 0.001),
     (0.05, 0.01),
 ]
