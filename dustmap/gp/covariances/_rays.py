@@ -5,8 +5,10 @@ With points and nodes, with each other, and their variances.
 
 import functools
 import importlib.util
+import logging
 import math
 import operator
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +27,8 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.kernels import KernelTerm
 from dustmap.linalg import chunks, numbers_together
+
+log = logging.getLogger(__name__)
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
 PANEL = 1.0  # length scales per Gauss-Legendre panel
@@ -66,7 +70,7 @@ def fused_cross(
         return None
     found = [term.profile.track_table(rays.device) for term in kernel.terms]
     tables = [table for table in found if table is not None]
-    if len(tables) < len(found) or not _has_triton():
+    if len(tables) < len(found) or not _has_program(rays.device):
         return None
     from dustmap.gp.covariances import _fused
 
@@ -74,9 +78,24 @@ def fused_cross(
 
 
 @functools.cache
-def _has_triton() -> bool:
-    """Whether the compiler that comes with Torch for GPUs is there."""
-    return importlib.util.find_spec("triton") is not None
+def _has_program(device: torch.device) -> bool:
+    """Whether Triton, which comes with Torch for GPUs, can make the program of `_fused` here: it
+    needs a C compiler and a folder to write to."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from dustmap.gp.covariances import _fused
+
+    try:
+        _fused.probe(device)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        log.warning(
+            "Triton cannot compile for %s (%s): covariances of rays with nodes take operations of "
+            "Torch, many times as long; install a C compiler, or set CC",
+            device,
+            " ".join(str(error).split())[:200],
+        )
+        return False
+    return True
 
 
 def ray_measure_between(
