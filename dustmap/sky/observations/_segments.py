@@ -231,6 +231,17 @@ class DistanceSpread:
         many = None if self.multiplicity is None else self.multiplicity[index]
         return DistanceSpread(self.rays[index], self.variance[index], many)
 
+    def joint(self) -> Tensor:
+        """Return E U_i U_k (N, J, J), of the means over `multiplicity` stars."""
+        mean = self.rays.weights
+        later = torch.arange(mean.shape[1], device=mean.device)
+        joint = mean[:, torch.maximum(later[:, None], later[None, :])]
+        joint = joint + torch.diag_embed(self.variance + mean.square() - mean)
+        if self.multiplicity is None:
+            return joint
+        apart = mean[:, :, None] * mean[:, None, :]
+        return apart + (joint - apart) / self.multiplicity[:, None, None]
+
     def of_segments(self, a: Tensor, outside: Outside | None = None) -> Tensor:
         """Return V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
 

@@ -4,7 +4,6 @@ The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s
 outside the box go through the dust of the prior.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -93,6 +92,13 @@ class PriorDust:
         near = np.minimum(t, end)
         value = table(near) + table(end, nu=1) * (t - near)
         return torch.from_numpy(np.asarray(value)).to(distance.device)
+
+    def between(self, edges: Tensor) -> Tensor:
+        """Return G of the distances between all edges (N, K) of rays: (N, K, K), symmetric."""
+        i, j = torch.triu_indices(edges.shape[1], edges.shape[1], 1, device=edges.device)
+        g = edges.new_zeros(*edges.shape, edges.shape[1])
+        g[:, i, j] = g[:, j, i] = self.pairs(edges[:, j] - edges[:, i])
+        return g
 
     def correlation(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
         """Correlate the integrals from one place on over lengths a and b along one line."""
@@ -205,12 +211,11 @@ class BeyondBox:
     def _parts(spread: DistanceSpread, dust: PriorDust) -> Tensor:
         rays = spread.rays
         density, a = _expected(rays, dust)
-        joint = _joint(rays.weights, spread.variance, spread.multiplicity)
         size = dust.size(density) * (rays.weights > 0)
-        g = _between_all(rays.edges, dust.pairs)
+        g = dust.between(rays.edges)
         pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
         covariance = size[:, :, None] * size[:, None, :] * pairs
-        prior = dust.spread * (covariance * joint).sum((1, 2)).clamp_min(0.0)
+        prior = dust.spread * (covariance * spread.joint()).sum((1, 2)).clamp_min(0.0)
         return torch.stack([(a * rays.weights).sum(-1), prior, spread.of_segments(a)])
 
 
@@ -219,29 +224,6 @@ def _expected(rays: LineIntegrals, dust: PriorDust) -> tuple[Tensor, Tensor]:
     length = rays.edges.diff(dim=-1) * (rays.weights > 0)
     density = dust.expected(rays.at(0.5 * (rays.edges[:, 1:] + rays.edges[:, :-1])))
     return density, density * length
-
-
-def _between_all(edges: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a function, 0 at 0, of the distances between all edges (N, K) of rays: (N, K, K)."""
-    n, count = edges.shape
-    i, j = torch.triu_indices(count, count, 1, device=edges.device)
-    half = function(edges[:, j] - edges[:, i])
-    g = edges.new_zeros(n, count, count)
-    g[:, i, j] = half
-    g[:, j, i] = half
-    return g
-
-
-def _joint(mean: Tensor, variance: Tensor, multiplicity: Tensor | None) -> Tensor:
-    """Return E U_i U_k (N, K, K), of the means over so many stars (N,)."""
-    count = mean.shape[1]
-    later = torch.arange(count, device=mean.device)
-    joint = mean[:, torch.maximum(later[:, None], later[None, :])]
-    joint = joint + torch.diag_embed(variance + mean.square() - mean)
-    if multiplicity is None:
-        return joint
-    apart = mean[:, :, None] * mean[:, None, :]
-    return apart + (joint - apart) / multiplicity[:, None, None]
 
 
 def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
