@@ -20,6 +20,8 @@ def test_minibatches_learn_the_sky_by_either_way_of_making_rows() -> None:
         assert isinstance(way, list)
         assert len(way) == plan.epochs * plan.looks
         assert way[-1][1] < 0.7 * way[0][1]
+        if row["seconds_to_converge"] is not None:
+            assert number(row, "seconds_to_converge") <= number(row, "seconds")
     torus, hip = (number(found[name], "held_out_mae") for name in ("torus", "hip"))
     assert torus == pytest.approx(hip, rel=0.05)
 

@@ -88,6 +88,21 @@ def _numbers(kernel: WrappedKernel, term: KernelTerm, table: TrackTable, missing
 
 
 @triton.jit
+def _track_integral(table, across, t, scale, within, CELLS: tl.constexpr, NODES: tl.constexpr):
+    ahead = tl.sqrt(tl.abs(t)) * scale
+    i, j = tl.minimum(tl.floor(across), CELLS - 1.0), tl.minimum(tl.floor(ahead), CELLS - 1.0)
+    u, v = tl.minimum(across - i, 1.0), tl.minimum(ahead - j, 1.0)
+    cell = table + 16 * (i.to(tl.int32) * CELLS + j.to(tl.int32))
+    value = tl.zeros([NODES], dtype=tl.float64)
+    for p in tl.static_range(3, -1, -1):
+        row = tl.zeros([NODES], dtype=tl.float64)
+        for q in tl.static_range(3, -1, -1):
+            row = row * v + tl.load(cell + 4 * p + q, mask=within, other=0.0)
+        value = value * u + row
+    return tl.where(t < 0.0, -value, value)
+
+
+@triton.jit
 def _add_term(
     out,
     origin,
@@ -141,22 +156,10 @@ def _add_term(
         within = is_node & beside & (b_squared <= reach * reach)
         if tl.max(within.to(tl.int32), axis=0) > 0:
             across = tl.sqrt(tl.sqrt(b_squared)) * scale
-            i = tl.minimum(tl.floor(across), CELLS - 1.0)
-            u = tl.minimum(across - i, 1.0)
             for edge in tl.static_range(EDGES):
                 t = tl.load(edges + EDGES * ray + edge) * speed - along
-                ahead = tl.sqrt(tl.abs(t)) * scale
-                j = tl.minimum(tl.floor(ahead), CELLS - 1.0)
-                v = tl.minimum(ahead - j, 1.0)
-                cell = table + 16 * (i.to(tl.int32) * CELLS + j.to(tl.int32))
-                value = tl.zeros([NODES], dtype=tl.float64)
-                for p in tl.static_range(3, -1, -1):
-                    row = tl.zeros([NODES], dtype=tl.float64)
-                    for q in tl.static_range(3, -1, -1):
-                        row = row * v + tl.load(cell + 4 * p + q, mask=within, other=0.0)
-                    value = value * u + row
-                jump = tl.load(jumps + EDGES * ray + edge)
-                total += jump * tl.where(t < 0.0, -value, value)
+                value = _track_integral(table, across, t, scale, within, CELLS, NODES)
+                total += tl.load(jumps + EDGES * ray + edge) * value
     place = out + ray * size + node
     total = total * variance / speed + tl.load(place, mask=is_node, other=0.0)
     tl.store(place, total.to(out.dtype.element_ty), mask=is_node)

@@ -117,15 +117,13 @@ class SpacedGaussLegendre(AbstractRule):
 
     def __post_init__(self) -> None:
         _check_count("order", self.order)
-        if not bool(torch.as_tensor(self.longest > 0).all()):
+        if not bool((torch.as_tensor(self.longest) > 0).all()):
             raise UserError(f"longest must be positive, got {self.longest}.")
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         unit, unit_weights = _rule_like(edges, self.order)
         lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
-        longest = (
-            edges.new_tensor(self.longest) if isinstance(self.longest, float) else self.longest
-        )
+        longest = torch.as_tensor(self.longest, dtype=edges.dtype, device=edges.device)
         count = (lengths / longest.reshape(-1, 1, 1)).ceil().clamp_min(1.0)
         most = int(count.max()) if count.numel() else 1
         panel = torch.arange(most, dtype=edges.dtype, device=edges.device)
