@@ -14,7 +14,13 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
-from dustmap.gp.functionals import AbstractFunctional, GaussLegendre
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    GaussLegendre,
+    LineIntegrals,
+    Stacked,
+    by_rows,
+)
 from dustmap.linalg import chunks
 
 #: Directions of H below this fraction of the largest are not determined by the data.
@@ -23,8 +29,8 @@ _UNDETERMINED = 1e-10
 SUN_RADIUS = 8178.0
 #: z☉, of the Sun above the plane, which is at Z = −z☉ (Bennett & Bovy 2019).
 SUN_HEIGHT = 20.8
-#: Quadrature of line integrals. The kink of the profile in the plane costs them 1e-3 or less.
-_RULE = GaussLegendre(32)
+#: Quadrature of line integrals on segments that end in the plane, where the profile has a kink.
+_RULE = GaussLegendre(16)
 #: Functionals measured at once, for the memory of their points.
 _CHUNK = 1024
 
@@ -146,9 +152,17 @@ class _AbstractDisc(AbstractMean):
     def basis(self, functional: AbstractFunctional) -> Tensor:
         if functional.dim != 3:
             raise UserError(f"a disc is for data in 3 dimensions, got {functional.dim}")
-        rows = []
-        for part in chunks(len(functional), _CHUNK):
-            measure = functional[part].measure(_RULE)
+        if isinstance(functional, Stacked):
+            return functional.arrange([self.basis(part) for part in functional.parts])
+        return by_rows(functional, self._rows)
+
+    def _rows(self, functional: AbstractFunctional) -> Tensor:
+        rows = [self.coefficients().detach().new_zeros(0, len(self.coefficients()))]
+        for some in chunks(len(functional), _CHUNK):
+            part = functional[some]
+            if isinstance(part, LineIntegrals):
+                part = part.cut(-(SUN_HEIGHT + part.origin[:, 2]) / part.direction[:, 2])
+            measure = part.measure(_RULE)
             if measure.direction is not None:
                 raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
             X, Y, Z = measure.points.unbind(-1)

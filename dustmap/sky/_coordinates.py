@@ -17,7 +17,7 @@ from dustmap.errors import UserError
 
 Array: TypeAlias = NDArray[np.float64]
 #: Directions around which others are counted, and how many in a ring, on average.
-_COUNTED, _IN_A_RING = 2**15, 64
+_COUNTED, _IN_A_RING = 2**13, 64
 
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> Array:

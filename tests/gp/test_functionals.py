@@ -69,6 +69,30 @@ def test_jumps_integrate_derivatives() -> None:
     torch.testing.assert_close(by_jumps, (v * 3 * s**2).sum(-1))
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_cut_ray_has_the_same_weight_everywhere(dim: int) -> None:
+    """Before its start and behind its end, in segments, on an edge, and nowhere (NaN)."""
+    rays = weighted_rays(6, dim)
+    middle = 0.3 * rays.edges[2, 1] + 0.7 * rays.edges[2, 2]
+    at = torch.stack(
+        [
+            rays.edges[0, 0] - 1.0,
+            rays.edges[1, -1] + 1.0,
+            middle,
+            rays.edges[3, 1],
+            rays.edges[4, 0],
+            middle.new_tensor(torch.nan),
+        ]
+    )
+    cut = rays.cut(at)
+    assert cut.weights.shape[1] == rays.weights.shape[1] + 1
+    assert cut.edges[2].tolist() == sorted([*rays.edges[2].tolist(), float(middle)])
+    assert torch.equal(cut.edges[:, [0, -1]], rays.edges[:, [0, -1]])
+    for power in range(1, 4):  # of Σ_e Δ_e s_e^p = p ∫ w s^(p-1) ds
+        for_all = [(each.jumps() * each.edges**power).sum(-1) for each in (rays, cut)]
+        torch.testing.assert_close(for_all[1], for_all[0], rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize(("order", "panels"), [(1, 1), (4, 1), (3, 5)])
 def test_gauss_legendre_is_exact_for_polynomials(order: int, panels: int) -> None:
     rays = weighted_rays(4, 2)

@@ -183,6 +183,19 @@ class LineIntegrals(_functional.AbstractRows):
         """Return the points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
         return self.origin[:, None] + s[..., None] * self.direction[:, None]
 
+    def cut(self, s: Tensor) -> "LineIntegrals":
+        """Return the same integrals of J + 1 segments, with an edge at s (N,), or at an end of the
+        ray where s is beyond it or NaN."""
+        at = torch.minimum(
+            s.nan_to_num(0.0)[:, None].clamp_min(self.edges[:, :1]), self.edges[:, -1:]
+        )
+        segment = (torch.searchsorted(self.edges, at, right=True) - 1).clamp(
+            0, self.weights.shape[1] - 1
+        )
+        place = torch.arange(self.edges.shape[1], device=s.device)
+        weights = self.weights.gather(1, place - (place > segment).to(place))
+        return replace(self, edges=torch.cat([self.edges, at], 1).sort(1).values, weights=weights)
+
     def jumps(self) -> Tensor:
         """Return Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
 

@@ -216,25 +216,24 @@ class _Judges:
         """Σ_n ln p(y_n | the others) (R, T, 1 + F) at R relative scatters, T scales of the noise, a
         factor of 0 and F, by cubic splines through few of each; float64."""
         known = _knots(logs, _KNOTS)
-        factors = [0.0, *known.exp().tolist()]
+        factors = torch.cat([known.new_zeros(1), known.exp()])
         relatives, scales = _knots(noise.relatives, _RELATIVES), _knots(noise.log_scales, _SCALES)
         laws = [[noise.at(float(r), float(s)) for s in scales] for r in relatives]
-        table = np.array(
-            [[[self.log_density(at, f) for f in factors] for at in row] for row in laws]
-        )
+        table = np.array([[self.log_density(at, factors).numpy() for at in row] for row in laws])
         table = _interpolated(relatives, table, noise.relatives, 0)
         table = _interpolated(scales, table, noise.log_scales, 1)
         others = _interpolated(known, table[..., 1:], logs, 2)
         return torch.from_numpy(np.concatenate([table[..., :1], others], 2))
 
-    def log_density(self, at: Hyperparameters, factor: float) -> float:
-        """Σ_n ln p(y_n | the others) at a factor; 0 of no stars."""
+    def log_density(self, at: Hyperparameters, factors: Tensor) -> Tensor:
+        """Σ_n ln p(y_n | the others) (F,) at factors (F,), float64; 0 of no stars."""
         if len(self) == 0:
-            return 0.0
+            return torch.zeros_like(factors)
+        variance = self.resolved.variance + factors.to(self.more)[:, None, None] * self.more
+        expected = Prediction(self.resolved.mean.expand_as(variance), variance)
         y, errors, added = (each[:, None] for each in (self.y, self.errors, self.added))
-        expected = Prediction(self.resolved.mean, self.resolved.variance + factor * self.more)
         each = at.log_density(y, errors, expected, added)
-        return float(torch.logsumexp(each + self.probability.log(), 1).sum())
+        return torch.logsumexp(each + self.probability.log(), 2).sum(1).cpu()
 
 
 @torch.no_grad()

@@ -87,11 +87,12 @@ class PriorDust:
 
         ∬ c(|s − s'|) over [a, b] × [a', b'] is G|a − b'| + G|b − a'| − G|a − a'| − G|b − b'|.
         """
-        table, end = self._table, self._table.x[-1]
-        t = distance.cpu().numpy()
-        near = np.minimum(t, end)
-        value = table(near) + table(end, nu=1) * (t - near)
-        return torch.from_numpy(np.asarray(value)).to(distance.device)
+        table, near = self._table, distance.clamp_max(self._table.x[-1])
+        cell = (near / table.x[1]).to(torch.int64).clamp_max(len(table.x) - 2)  # even knots
+        along, value = near - cell * table.x[1], torch.zeros_like(near)
+        for coefficient in torch.from_numpy(table.c).to(distance.device):
+            value.mul_(along).add_(coefficient[cell])
+        return value + float(table(table.x[-1], nu=1)) * (distance - near)
 
     def between(self, edges: Tensor) -> Tensor:
         """Return G of the distances between all edges (N, K) of rays: (N, K, K), symmetric."""
