@@ -89,7 +89,7 @@ class PriorDust:
         """
         table, near = self._table, distance.clamp_max(self._table.x[-1])
         cell = (near / table.x[1]).to(torch.int64).clamp_max(len(table.x) - 2)  # even knots
-        along, value = near - cell * table.x[1], torch.zeros_like(near)
+        along, value = near - cell.to(near) * table.x[1], torch.zeros_like(near)
         for coefficient in torch.from_numpy(table.c).to(distance.device):
             value.mul_(along).add_(coefficient[cell])
         return value + float(table(table.x[-1], nu=1)) * (distance - near)
