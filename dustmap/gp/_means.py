@@ -29,7 +29,8 @@ _UNDETERMINED = 1e-10
 SUN_RADIUS = 8178.0
 #: z☉, of the Sun above the plane, which is at Z = −z☉ (Bennett & Bovy 2019).
 SUN_HEIGHT = 20.8
-#: Quadrature of line integrals on segments that end in the plane, where the profile has a kink.
+#: Quadrature of line integrals on segments that end in the plane, where the profile has a kink: to
+#: rounding for segments of 20 scale heights, to 1e-7 for those of 50, to 3e-4 for those of 100.
 _RULE = GaussLegendre(16)
 #: Functionals measured at once, for the memory of their points.
 _CHUNK = 1024
@@ -157,7 +158,8 @@ class _AbstractDisc(AbstractMean):
         return by_rows(functional, self._rows)
 
     def _rows(self, functional: AbstractFunctional) -> Tensor:
-        rows = [self.coefficients().detach().new_zeros(0, len(self.coefficients()))]
+        count = len(self.coefficients())
+        rows = [torch.zeros(0, count, dtype=torch.float64, device=functional.device)]
         for some in chunks(len(functional), _CHUNK):
             part = functional[some]
             if isinstance(part, LineIntegrals):

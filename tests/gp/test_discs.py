@@ -55,6 +55,15 @@ def test_line_integrals_through_the_plane() -> None:
         assert float(value) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(("heights", "tolerance"), [(20.0, 1e-13), (50.0, 1e-7), (100.0, 3e-4)])
+def test_long_segments_towards_the_pole(heights: float, tolerance: float) -> None:
+    """∫₀^s exp(−(z☉ + s')/H) ds' = H exp(−z☉/H) (1 − exp(−s/H))."""
+    end = torch.tensor([[0.0, 0.0, heights * HEIGHT]], dtype=torch.float64)
+    found = DiscMean(1.0, HEIGHT, LENGTH).values(LineIntegrals.from_observer(end)).detach()
+    expected = HEIGHT * math.exp(-20.8 / HEIGHT) * -math.expm1(-heights)
+    assert float(found) == pytest.approx(expected, rel=tolerance)
+
+
 def test_many_rays_are_those_of_few() -> None:
     rays = LineIntegrals.from_observer(places(9000))
     for mean in (DiscMean(1.0, HEIGHT, LENGTH), LogDiscMean(0.0, HEIGHT, LENGTH)):

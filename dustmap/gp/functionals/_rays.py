@@ -186,14 +186,10 @@ class LineIntegrals(_functional.AbstractRows):
     def cut(self, s: Tensor) -> "LineIntegrals":
         """Return the same integrals of J + 1 segments, with an edge at s (N,), or at an end of the
         ray where s is beyond it or NaN."""
-        at = torch.minimum(
-            s.nan_to_num(0.0)[:, None].clamp_min(self.edges[:, :1]), self.edges[:, -1:]
-        )
-        segment = (torch.searchsorted(self.edges, at, right=True) - 1).clamp(
-            0, self.weights.shape[1] - 1
-        )
+        at = s.nan_to_num(0.0)[:, None].clamp(self.edges[:, :1], self.edges[:, -1:])
+        segment = (self.edges[:, 1:-1] <= at).sum(1, keepdim=True)
         place = torch.arange(self.edges.shape[1], device=s.device)
-        weights = self.weights.gather(1, place - (place > segment).to(place))
+        weights = self.weights.gather(1, place - (place > segment).long())
         return replace(self, edges=torch.cat([self.edges, at], 1).sort(1).values, weights=weights)
 
     def jumps(self) -> Tensor:
