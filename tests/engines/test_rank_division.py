@@ -1,38 +1,16 @@
 """What the ranks of a log-normal fit divide: draws where a rank stores the rows of all data."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
 
 import pytest
 import torch
-from torch import Tensor
 
 from dustmap.engines import LogNormalEngine, LogNormalSettings, Problem
 from dustmap.gp.functionals import LineIntegrals, Sharded, whole
-from dustmap.linalg import AbstractWorld
 from tests.engines.peaks import rays
+from tests.linalg.worlds import Twins
 
 MIB = 2**20
-
-
-@final
-class Twins(AbstractWorld):
-    """Two ranks that have the same data, as one of them sees them."""
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 2
-
-    def total(self, part: Tensor) -> Tensor:
-        return 2 * part
-
-    def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        return torch.cat([part, part], dim=-1)
 
 
 def engine(memory: int) -> LogNormalEngine:

@@ -17,7 +17,7 @@ from tests.contracts.features import SHAPES as SHAPES
 from tests.contracts.features import unit_grid as unit_grid
 
 
-def draw(n: int, dim: int, seed: int) -> Tensor:
+def draw(n: int, dim: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(n, dim, dtype=torch.float64, generator=generator)
 

@@ -21,12 +21,8 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, solve_direct
 from tests.contracts.features import SHAPES, every_datum, unit_grid
 from tests.cuda.pretended import pretended_gpu
+from tests.gp.local_cases import draw
 from tests.gp.parameters import traced
-
-
-def _draw(n: int, dim: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, dim, dtype=torch.float64, generator=generator)
 
 
 def _explained(features: AbstractFeatureMap, functional: AbstractFunctional) -> Tensor:
@@ -39,7 +35,7 @@ def _explained(features: AbstractFeatureMap, functional: AbstractFunctional) -> 
 def test_rows_explain_what_those_of_cholesky_do(shape: tuple[int, ...], on_grid: bool) -> None:
     """Φ Φᵀ = K_fu K_uu⁻¹ K_uf, whatever the root."""
     dim, functional = len(shape), every_datum(len(shape))
-    inducing = unit_grid(shape) if on_grid else _draw(50, dim, 9)
+    inducing = unit_grid(shape) if on_grid else draw(50, dim, 9)
     kernel = Matern32(0.4, 1.3, dim=dim)
     ciq = CIQFeatures(kernel, inducing, nugget=1e-6, nodes=25, rtol=1e-9)
     cholesky = CholeskyFeatures(kernel, inducing, nugget=1e-6)
@@ -57,7 +53,7 @@ def test_rows_explain_what_those_of_cholesky_do(shape: tuple[int, ...], on_grid:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_those_of_the_symmetric_root(shape: tuple[int, ...]) -> None:
     kernel, grid = Matern12(0.3, 1.3, dim=len(shape)), unit_grid(shape)
-    functional = Stacked((PointValues(_draw(6, len(shape))),))
+    functional = Stacked((PointValues(draw(6, len(shape))),))
     points = grid.points()
     eigenvalues, vectors = torch.linalg.eigh(kernel(points[:, None] - points[None]).detach())
     K_fu = ClosedForm().cross(kernel, functional, grid, None, torch.float64).detach()
@@ -68,7 +64,7 @@ def test_rows_are_those_of_the_symmetric_root(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_default_settings_explain_the_variance_to_a_few_times_rtol(shape: tuple[int, ...]) -> None:
-    functional = PointValues(torch.cat([_draw(20, len(shape)), unit_grid(shape).points()[:5]]))
+    functional = PointValues(torch.cat([draw(20, len(shape)), unit_grid(shape).points()[:5]]))
     for kernel in (Matern12(0.3, 2.0, dim=len(shape)), Matern52(0.3, 2.0, dim=len(shape))):
         rows = CIQFeatures(kernel, unit_grid(shape)).rows(functional)
         wanted = CholeskyFeatures(kernel, unit_grid(shape)).rows(functional)
@@ -90,11 +86,11 @@ def test_a_circulant_preconditioner_turns_the_rows_and_saves_steps(shape: tuple[
     assert turned.rows(functional).solves.steps < plain.rows(functional).solves.steps
     assert turned.detached().preconditioner is turned.preconditioner
     with pytest.raises(ValueError, match="needs inducing points on a grid"):
-        CIQFeatures(Matern32(0.3, dim=2), _draw(9, 2)).preconditioned()
+        CIQFeatures(Matern32(0.3, dim=2), draw(9, 2)).preconditioned()
 
 
 def test_products_without_the_matrix_and_chunks_change_nothing() -> None:
-    x, points = PointValues(_draw(4, 2)), _draw(60, 2, 9)
+    x, points = PointValues(draw(4, 2)), draw(60, 2, 9)
     kernel, parameters = traced(Matern32(0.4, dim=2) + Matern12(0.7, 0.5, dim=2))
     stored = CIQFeatures(kernel, points, nugget=1e-2, rtol=1e-9)
     free = replace(stored, memory=60**2 * 8 - 1)
@@ -125,7 +121,7 @@ def test_wrapped_kernels(wrapped_grid: bool) -> None:
 @pytest.mark.parametrize("memory", [2**28, 15 * 15 * 8 - 1])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_rows_are_differentiable_in_learned_points(dim: int, memory: int) -> None:
-    functional, kernel = PointValues(_draw(4, dim)), Matern32(0.4, dim=dim)
+    functional, kernel = PointValues(draw(4, dim)), Matern32(0.4, dim=dim)
 
     def outputs(points: Tensor) -> tuple[Tensor, Tensor]:
         features = CIQFeatures(
@@ -134,22 +130,22 @@ def test_rows_are_differentiable_in_learned_points(dim: int, memory: int) -> Non
         rows = features.rows(functional)
         return rows.phi, rows.residual_variance
 
-    points = _draw(15, dim, 9).requires_grad_()
+    points = draw(15, dim, 9).requires_grad_()
     assert torch.autograd.gradcheck(outputs, (points,), atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
 def test_points_that_are_a_parameter_are_learned_with_the_kernel() -> None:
-    free = CIQFeatures(Matern32(0.4, dim=2), _draw(12, 2), nugget=1e-6, learn_points=True)
+    free = CIQFeatures(Matern32(0.4, dim=2), draw(12, 2), nugget=1e-6, learn_points=True)
     assert [p.name for p in free.parameters()] == ["length", "variance", "inducing"]
     features, leaves = traced(free)
-    total = features.rows(PointValues(_draw(5, 2, 1))).phi.sum()
+    total = features.rows(PointValues(draw(5, 2, 1))).phi.sum()
     assert float(torch.autograd.grad(total, leaves)[-1].abs().max()) > 0
     with pytest.raises(ValueError, match="rows of LineIntegrals are not differentiable in them"):
-        features.rows(LineIntegrals.segment(_draw(3, 2), _draw(3, 2, 1)))
+        features.rows(LineIntegrals.segment(draw(3, 2), draw(3, 2, 1)))
 
 
 def test_other_parameters_make_other_features() -> None:
-    kernel, x = Matern32(0.4, dim=2), PointValues(_draw(5, 2))
+    kernel, x = Matern32(0.4, dim=2), PointValues(draw(5, 2))
     features = CIQFeatures(kernel, unit_grid((5, 5)), rtol=1e-9)
     moved = features.with_value("length", torch.tensor(-1.5))
     shorter = Matern32(torch.tensor(-1.5).exp().item(), dim=2)
@@ -161,7 +157,7 @@ def test_other_parameters_make_other_features() -> None:
 def test_elbo_of_the_full_family_is_that_of_cholesky(shape: tuple[int, ...]) -> None:
     """Turning the whitened space turns q with it, and changes nothing else."""
     functional, kernel = every_datum(len(shape), n=8), Matern32(0.4, 1.2, dim=len(shape))
-    y = _draw(1, len(functional), 11)[0]
+    y = draw(1, len(functional), 11)[0]
     batch = Batch(functional, y, torch.full_like(y, 0.05))
     elbos = []
     for features in (
@@ -178,7 +174,7 @@ def test_elbo_of_the_full_family_is_that_of_cholesky(shape: tuple[int, ...]) -> 
 
 def test_badly_conditioned_rows_say_so_or_take_more_nodes() -> None:
     kernel, grid = SquaredExponential(0.5, dim=1), unit_grid((40,))
-    x = PointValues(_draw(8, 1))
+    x = PointValues(draw(8, 1))
     rows = CIQFeatures(kernel, grid, nugget=1e-10).rows(x)
     assert rows.solves.unconverged == 8
     assert rows.solves.residual > 1e-5
@@ -192,7 +188,7 @@ def test_bad_inducing_points_are_refused_and_numerically_singular_ones_are_not()
     """Rows live in the Krylov space of their covariances, where K_uu is as good as invertible."""
     points = torch.zeros(3, 1, dtype=torch.float64)
     smooth = CIQFeatures(SquaredExponential(3.0, dim=1), unit_grid((60,)), rows_dtype=torch.float32)
-    rows = smooth.rows(PointValues(_draw(20, 1)))
+    rows = smooth.rows(PointValues(draw(20, 1)))
     assert float(rows.residual_variance.max().detach()) < 1e-3
     assert 0 <= rows.clamped < 20
     with pytest.raises(ValueError, match=r"nugget is a fraction of the variance, got -0\.5"):
@@ -207,7 +203,7 @@ def test_bad_inducing_points_are_refused_and_numerically_singular_ones_are_not()
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("kind", ["grid", "points", "matrix-free"])
 def test_all_stays_on_the_device_of_the_data(kind: str) -> None:
-    x, z = _draw(4, 2), _draw(20, 2, 9)
+    x, z = draw(4, 2), draw(20, 2, 9)
     with pretended_gpu():
         kernel, leaves = traced(Matern32(0.4, dim=2).to(torch.device("cuda")))
         inducing = unit_grid((4, 4)) if kind == "grid" else z.to("cuda")

@@ -33,21 +33,12 @@ from dustmap.gp.kernels import (
     Matern52,
     SquaredExponential,
 )
+from tests.contracts.functionals import uniform, unit
 
 Make = Callable[..., AbstractKernel]
 ESTIMATORS: list[AbstractEstimator] = [ClosedForm(), Quadrature(6), MonteCarlo(5, 0)]
 SMOOTH = [Matern32, Matern52, SquaredExponential]
 EVERY = [Matern12, *SMOOTH]
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def unit(n: int, dim: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(n, dim, dtype=torch.float64, generator=generator)
-    return torch.nn.functional.normalize(v, dim=-1)
 
 
 def rays(n: int, dim: int, seed: int = 0) -> LineIntegrals:

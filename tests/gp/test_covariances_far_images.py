@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.covariances import ClosedForm, Wrapping
@@ -27,16 +26,13 @@ from dustmap.gp.kernels import (
     SquaredExponential,
     StationaryKernel,
 )
+from tests.contracts.functionals import uniform
 from tests.gp.parameters import traced
 
 Make = Callable[..., StationaryKernel]
 CPU = torch.device("cpu")
 SHAPES = {1: (4000,), 2: (40, 30), 3: (12, 10, 8)}
 ROWS = {1: 4000, 2: 1500, 3: 3000}
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def grid(dim: int) -> RegularGrid:

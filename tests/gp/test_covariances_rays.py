@@ -41,6 +41,7 @@ from dustmap.gp.kernels import (
     StationaryKernel,
 )
 from tests.combinations import covering
+from tests.contracts.functionals import uniform, unit
 from tests.gp.parameters import traced
 from tests.gp.ray_references import CORRELATIONS, ray_pair, ray_point, ray_variance
 
@@ -48,16 +49,6 @@ Make = Callable[..., StationaryKernel]
 EVERY: list[Make] = [Matern13, Matern12, Matern32, Matern52, SquaredExponential]
 SMOOTH = EVERY[2:]
 DRAWS = [MonteCarlo(3, seed) for seed in range(200)]
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def unit(n: int, dim: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(n, dim, dtype=torch.float64, generator=generator)
-    return torch.nn.functional.normalize(v, dim=-1)
 
 
 def weighted_rays(n: int, dim: int, seed: int = 0) -> LineIntegrals:

@@ -30,6 +30,7 @@ from dustmap.inference import (
     settle,
     solve_direct,
 )
+from tests.gp.local_cases import draw
 from tests.gp.parameters import traced, with_values
 
 KERNELS: dict[str, Callable[[int], AbstractKernel]] = {
@@ -37,11 +38,6 @@ KERNELS: dict[str, Callable[[int], AbstractKernel]] = {
     "matern32": lambda dim: Matern32([0.4 + 0.1 * d for d in range(dim)], 0.7),
     "sum": lambda dim: SquaredExponential(0.5, 0.4, dim=dim) + Matern52(1.5, dim=dim),
 }
-
-
-def drawn(n: int, dim: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, dim, dtype=torch.float64, generator=generator)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -55,7 +51,7 @@ def test_covariances_are_the_kernel_of_differences(
 ) -> None:
     monkeypatch.setattr(blocks, "_BLOCK", 8)
     monkeypatch.setattr(blocks, "_FEWEST_ROWS", 2)
-    kernel, x, z = KERNELS[name](dim), drawn(7, dim), drawn(5, dim, 1)
+    kernel, x, z = KERNELS[name](dim), draw(7, dim), draw(5, dim, 1)
     with torch.no_grad():
         expected = kernel(x[:, None] - z)
         gram = kernel(z[:, None] - z) + 0.1 * kernel.variance() * torch.eye(5).double()
@@ -72,8 +68,8 @@ def test_rows_are_differentiable_in_points_and_kernel(
 ) -> None:
     monkeypatch.setattr(blocks, "_BLOCK", 8)
     monkeypatch.setattr(blocks, "_FEWEST_ROWS", 2)
-    kernel, functional = KERNELS[name](dim), PointValues(drawn(5, dim))
-    free = CholeskyFeatures(kernel, drawn(4, dim, 1), nugget=1e-3, learn_points=True)
+    kernel, functional = KERNELS[name](dim), PointValues(draw(5, dim))
+    free = CholeskyFeatures(kernel, draw(4, dim, 1), nugget=1e-3, learn_points=True)
     assert free.parameters()[-1].name == "inducing"
 
     def objective(*values: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +97,7 @@ def test_rows_are_differentiable_in_points_and_kernel(
 
 
 def test_a_point_that_is_a_datum_has_a_finite_gradient() -> None:
-    x = drawn(6, 2)
+    x = draw(6, 2)
     z = x.clone().requires_grad_()
     for name in KERNELS:
         rows = CholeskyFeatures(KERNELS[name](2), z, nugget=1e-6).rows(PointValues(x))
@@ -111,7 +107,7 @@ def test_a_point_that_is_a_datum_has_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rows_in_either_precision_are_the_textbook_ones(dtype: torch.dtype) -> None:
-    kernel, x, z = Matern32(0.5, 1.3, dim=3), drawn(9, 3), drawn(6, 3, 1)
+    kernel, x, z = Matern32(0.5, 1.3, dim=3), draw(9, 3), draw(6, 3, 1)
     rows = CholeskyFeatures(kernel, z, rows_dtype=dtype).rows(PointValues(x))
     assert rows.phi.dtype == rows.residual_variance.dtype == dtype
     with torch.no_grad():
@@ -124,11 +120,11 @@ def test_rows_in_either_precision_are_the_textbook_ones(dtype: torch.dtype) -> N
 
 
 def test_learned_points_refuse_what_is_not_differentiable_in_them() -> None:
-    features, _ = traced(CholeskyFeatures(Matern32(0.5, dim=2), drawn(4, 2), learn_points=True))
-    derivatives = Derivatives.partial(drawn(3, 2), 0)
+    features, _ = traced(CholeskyFeatures(Matern32(0.5, dim=2), draw(4, 2), learn_points=True))
+    derivatives = Derivatives.partial(draw(3, 2), 0)
     with pytest.raises(ValueError, match=r"rows of Derivatives are not differentiable in them"):
         features.rows(derivatives)
-    fixed = CholeskyFeatures(Matern32(0.5, dim=2), drawn(4, 2))
+    fixed = CholeskyFeatures(Matern32(0.5, dim=2), draw(4, 2))
     assert fixed.rows(derivatives).phi.shape == (3, 4)
 
 
@@ -137,7 +133,7 @@ def test_bad_points_are_told() -> None:
     with pytest.raises(
         ValueError, match=r"inducing must be \(M, 2\) like the kernel, got \(4, 3\)"
     ):
-        CholeskyFeatures(kernel, drawn(4, 3))
+        CholeskyFeatures(kernel, draw(4, 3))
     with pytest.raises(ValueError, match="inducing must be finite"):
         CholeskyFeatures(kernel, torch.full((4, 2), torch.nan).double())
 
@@ -145,8 +141,8 @@ def test_bad_points_are_told() -> None:
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_points_at_the_data_give_the_exact_posterior_in_one_step(dim: int) -> None:
     kernel, mean = Matern32(0.4, 1.2, dim=dim), ConstantMean(0.3)
-    x, y, noise = drawn(12, dim), drawn(12, 1, 2)[:, 0], 0.05 + 0.1 * drawn(12, 1, 3)[:, 0]
-    batch, new = Batch(PointValues(x), y, noise), PointValues(drawn(8, dim, 4))
+    x, y, noise = draw(12, dim), draw(12, 1, 2)[:, 0], 0.05 + 0.1 * draw(12, 1, 3)[:, 0]
+    batch, new = Batch(PointValues(x), y, noise), PointValues(draw(8, dim, 4))
     features = CholeskyFeatures(kernel, x.clone(), learn_points=True)
     model = VariationalModel(features, mean, GaussianLikelihood(), FullRankFamily(12))
     source = RowSource(features, batch.functional)
@@ -164,9 +160,9 @@ def test_points_at_the_data_give_the_exact_posterior_in_one_step(dim: int) -> No
 
 
 def test_settling_is_the_direct_optimum_and_says_when_it_is_there() -> None:
-    x, y = drawn(40, 2), drawn(40, 1, 2)[:, 0]
+    x, y = draw(40, 2), draw(40, 1, 2)[:, 0]
     batch = Batch(PointValues(x), y, torch.full_like(y, 0.1))
-    features = CholeskyFeatures(Matern32(0.4, dim=2), drawn(6, 2, 1))
+    features = CholeskyFeatures(Matern32(0.4, dim=2), draw(6, 2, 1))
     model = VariationalModel(features, ConstantMean(), GaussianLikelihood(), FullRankFamily(6))
     source = RowSource(features, batch.functional)
     direct = solve_direct(model, batch, source, rtol=1e-12)
@@ -186,7 +182,7 @@ def test_settling_is_the_direct_optimum_and_says_when_it_is_there() -> None:
 
 
 def test_learned_points_raise_the_elbo() -> None:
-    x = drawn(200, 2)
+    x = draw(200, 2)
     y = torch.sin(9 * x[:, 0]) * torch.cos(7 * x[:, 1])
     batch = Batch(PointValues(x), y, torch.full_like(y, 0.01))
     kernel = Matern52(0.4, dim=2).fixed()
@@ -209,7 +205,7 @@ def test_learned_points_raise_the_elbo() -> None:
 
 def test_clusters_are_found_and_seeded() -> None:
     centres = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 4.0]], dtype=torch.float64)
-    x = centres.repeat(50, 1) + 0.1 * (drawn(200, 2) - 0.5)
+    x = centres.repeat(50, 1) + 0.1 * (draw(200, 2) - 0.5)
     found = clustered_points(x, 4, generator())
     order = (found[:, 0].round() + 10 * found[:, 1].round()).argsort()
     torch.testing.assert_close(found[order], centres, atol=0.03, rtol=0)
@@ -219,7 +215,7 @@ def test_clusters_are_found_and_seeded() -> None:
 
 
 def test_clusters_of_repeated_rows_are_as_many_as_differ() -> None:
-    x = drawn(5, 3).repeat(7, 1)
+    x = draw(5, 3).repeat(7, 1)
     found = clustered_points(x, 20, generator())
     assert found.shape == (5, 3)
     assert float(torch.cdist(found, x).amin(1).max()) < 1e-7
@@ -228,4 +224,4 @@ def test_clusters_of_repeated_rows_are_as_many_as_differ() -> None:
 
 def test_more_clusters_than_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="11 inducing points asked of 10 rows"):
-        clustered_points(drawn(10, 2), 11, generator())
+        clustered_points(draw(10, 2), 11, generator())

@@ -36,7 +36,8 @@ from tests.inference.collapsed_cases import (
     points_batch,
     solved,
 )
-from tests.inference.variational_cases import functionals, make_problem
+from tests.inference.gridded import some_functionals
+from tests.inference.variational_cases import make_problem
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_inducing_points_at_the_data_give_the_evidence(dim: int) -> None:
     exact = float(gp.log_evidence(batch.functional, batch.y, noise).detach())
     for objective in OBJECTIVES:
         assert solved(model, batch, objective).value == pytest.approx(exact, abs=1e-7)
-    new = functionals(dim, 4, seed=9)
+    new = some_functionals(dim, 4, seed=9)
     found = VariationalPosterior(model, solved(model, batch).state).predict(new)
     expected = gp.condition(batch.functional, batch.y, noise).predict(new)
     torch.testing.assert_close(found.mean, expected.mean, atol=1e-7, rtol=0)
@@ -142,7 +143,7 @@ def test_predictions_are_those_of_dense_formulas(
 ) -> None:
     problem = make_problem(shape, "cholesky")
     model = problem.model(FullRankFamily(problem.features.n_features))
-    new = functionals(len(shape), 3, seed=6)
+    new = some_functionals(len(shape), 3, seed=6)
     state = solved(model, problem.batch, objective).state
     found = VariationalPosterior(model, state).predict(new)
     phi, residual, noise = problem.dense()
@@ -170,7 +171,7 @@ def test_whitenings_of_the_same_points_agree(
         CholeskyFeatures(kernel, grid, wrapping=prior.wrapping),
     ]
     batch = make_problem(shape).batch
-    new = functionals(dim, 4, seed=5)
+    new = some_functionals(dim, 4, seed=5)
     values, predictions = [], []
     for features in maps:
         family = FullRankFamily(features.n_features)

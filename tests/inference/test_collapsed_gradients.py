@@ -1,12 +1,9 @@
 """Gradients of collapsed objectives, and their sums over chunks, ranks and devices."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
 
 import pytest
 import torch
-from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, Parameters, gradient_at
 from dustmap.gp.families import FullRankFamily
@@ -22,7 +19,6 @@ from dustmap.inference import (
     fit_collapsed,
     solve_collapsed,
 )
-from dustmap.linalg import AbstractWorld
 from tests.combinations import covering
 from tests.cuda.pretended import pretended_gpu
 from tests.inference.collapsed_cases import (
@@ -35,6 +31,7 @@ from tests.inference.collapsed_cases import (
     solved,
 )
 from tests.inference.variational_cases import make_problem
+from tests.linalg.worlds import Twins
 
 
 @pytest.mark.parametrize(
@@ -109,25 +106,6 @@ def test_chunks_of_rows_change_nothing() -> None:
     torch.testing.assert_close(parts.state.mean, whole.state.mean, rtol=1e-10, atol=1e-10)
     again = gradient_of(model, problem.batch)
     torch.testing.assert_close(again.gradient, gradient.gradient, rtol=1e-9, atol=1e-9)
-
-
-@final
-class Twins(AbstractWorld):
-    """Two ranks that have the same data."""
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 2
-
-    def total(self, part: Tensor) -> Tensor:
-        return 2 * part
-
-    def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        return torch.cat([part, part], dim=-1)
 
 
 @over_objectives

@@ -27,7 +27,8 @@ from dustmap.inference import (
 )
 from dustmap.linalg import UnconvergedWarning
 from tests.combinations import covering
-from tests.inference.variational_cases import Problem, families, functionals, make_problem
+from tests.inference.gridded import some_functionals
+from tests.inference.variational_cases import Problem, families, make_problem
 
 SHAPES = [(12,), (5, 4), (4, 3, 3)]
 
@@ -152,11 +153,11 @@ def test_a_fine_grid_gives_the_exact_gaussian_process(shape: tuple[int, ...]) ->
     kernel = Matern52(0.6, 1.2, dim=dim)
     prior = GridPrior.padded(kernel, grid)
     features = HIPFeatures(prior)
-    functional = functionals(dim, 8, seed=dim)
+    functional = some_functionals(dim, 8, seed=dim)
     y = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     noise = torch.full_like(y, 0.1)
     mean = ConstantMean(0.2)
-    new = functionals(dim, 5, seed=77)
+    new = some_functionals(dim, 5, seed=77)
     exact = ExactGP(kernel, mean, wrapping=prior.wrapping)
     expected = exact.condition(functional, y, noise).predict(new)
     phi = features.rows(functional).phi.detach()
@@ -226,7 +227,7 @@ def test_predictions_match_dense_algebra_and_samples(family: str) -> None:
     model = problem.model(families(problem)[family])
     state = solve_direct(model, problem.batch, problem.source, rtol=1e-12).state
     posterior = VariationalPosterior(model, state)
-    new = functionals(2, 3, seed=99)
+    new = some_functionals(2, 3, seed=99)
     rows = problem.features.rows(new)
     phi = rows.phi.detach()
     S = state.apply_covariance(torch.eye(phi.shape[1]).double())
@@ -251,7 +252,7 @@ def test_prediction_warns_once_of_unconverged_rows() -> None:
     short = replace(problem.features, max_steps=1)
     posterior = VariationalPosterior(replace(model, features=short), state)
     with pytest.warns(UnconvergedWarning, match=r"missed the tolerance .* residual \d") as caught:
-        posterior.predict(functionals(2, 5, seed=3))
+        posterior.predict(some_functionals(2, 5, seed=3))
     assert len(caught) == 1
 
 

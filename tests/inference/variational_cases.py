@@ -8,13 +8,6 @@ from torch import Tensor
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    LineIntegrals,
-    PointValues,
-    Stacked,
-)
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
@@ -22,6 +15,7 @@ from dustmap.inference import (
     VariationalModel,
 )
 from dustmap.linalg import TilePartition
+from tests.inference.gridded import some_functionals
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,19 +40,6 @@ class Problem:
         return phi, self.batch.y - mean, self.batch.noise_variance
 
 
-def functionals(dim: int, n: int, seed: int) -> AbstractFunctional:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw() -> Tensor:
-        return torch.rand(n, dim, dtype=torch.float64, generator=generator)
-
-    direction = draw() + 0.1
-    direction = direction / direction.norm(dim=-1, keepdim=True)
-    return Stacked(
-        (PointValues(draw()), Derivatives(draw(), direction), LineIntegrals.segment(draw(), draw()))
-    )
-
-
 def make_problem(shape: tuple[int, ...], name: str = "hip", noise: float = 0.05) -> Problem:
     dim = len(shape)
     grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape)
@@ -70,7 +51,7 @@ def make_problem(shape: tuple[int, ...], name: str = "hip", noise: float = 0.05)
         "torus": TorusFeatures(prior),
         "cholesky": CholeskyFeatures(kernel, grid),
     }
-    functional = functionals(dim, 10, dim)
+    functional = some_functionals(dim, 10, dim)
     generator = torch.Generator().manual_seed(7)
     y = torch.randn(len(functional), dtype=torch.float64, generator=generator)
     sigma2 = noise * (0.5 + torch.rand(len(y), dtype=torch.float64, generator=generator))

@@ -11,17 +11,7 @@ from dustmap.linalg import (
     block_pcg,
     pcg,
 )
-
-
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def _matrix(eigenvalues: Tensor, seed: int = 1) -> Tensor:
-    """A symmetric matrix of given eigenvalues and random eigenvectors."""
-    n = len(eigenvalues)
-    rotation: Tensor = torch.linalg.qr(_normal(n, n, seed=seed)).Q
-    return (rotation * eigenvalues) @ rotation.mT
+from tests.linalg.root_cases import normal, with_spectrum
 
 
 def _spread(n: int, condition: float) -> Tensor:
@@ -46,9 +36,9 @@ class TestAccuracy:
         self, count: int, dtype: torch.dtype, rtol: float, is_preconditioned: bool
     ) -> None:
         """From one right-hand side to more than there are unknowns."""
-        matrix = _matrix(_spread(50, 100.0))
-        rough = torch.linalg.inv(matrix + 0.1 * torch.diag(_normal(50, seed=2) ** 2))
-        A, b = DenseOperator(matrix.to(dtype)), _normal(count, 50).to(dtype)
+        matrix = with_spectrum(_spread(50, 100.0))
+        rough = torch.linalg.inv(matrix + 0.1 * torch.diag(normal(50, seed=2) ** 2))
+        A, b = DenseOperator(matrix.to(dtype)), normal(count, 50).to(dtype)
         T = DenseOperator(rough.to(dtype)) if is_preconditioned else None
         result = block_pcg(A, b, preconditioner=T, rtol=rtol)
         assert result.converged, result.message()
@@ -60,8 +50,8 @@ class TestAccuracy:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_reported_residuals_are_the_true_ones(self, dtype: torch.dtype) -> None:
-        matrix = _matrix(_spread(60, 1e3))
-        A, b = DenseOperator(matrix.to(dtype)), _normal(5, 60).to(dtype)
+        matrix = with_spectrum(_spread(60, 1e3))
+        A, b = DenseOperator(matrix.to(dtype)), normal(5, 60).to(dtype)
         for max_steps in (0, 1, 4, 1000):
             result = block_pcg(A, b, rtol=1e-4, max_steps=max_steps)
             torch.testing.assert_close(
@@ -71,13 +61,13 @@ class TestAccuracy:
     def test_exact_preconditioner_takes_one_step(self) -> None:
         d = torch.linspace(1.0, 50.0, 30, dtype=torch.float64)
         T = DiagonalOperator(1 / d)
-        result = block_pcg(DiagonalOperator(d), _normal(3, 30), preconditioner=T, rtol=1e-12)
+        result = block_pcg(DiagonalOperator(d), normal(3, 30), preconditioner=T, rtol=1e-12)
         assert result.converged
         assert result.steps.tolist() == [1, 1, 1]
 
     def test_as_many_right_hand_sides_as_unknowns_take_one_step(self) -> None:
-        matrix = _matrix(_spread(20, 100.0))
-        result = block_pcg(DenseOperator(matrix), _normal(20, 20), rtol=1e-9)
+        matrix = with_spectrum(_spread(20, 100.0))
+        result = block_pcg(DenseOperator(matrix), normal(20, 20), rtol=1e-9)
         assert result.converged
         assert int(result.steps.max()) == 1
 
@@ -92,8 +82,8 @@ class TestAccuracy:
 
     def test_scales_of_the_right_hand_sides_do_not_matter(self) -> None:
         """Squares of 1e-30 and 1e30 leave the range of float32."""
-        A = DenseOperator(_matrix(_spread(60, 100.0)).float())
-        b = _normal(3, 60).float()
+        A = DenseOperator(with_spectrum(_spread(60, 100.0)).float())
+        b = normal(3, 60).float()
         scales = torch.tensor([1e-30, 1.0, 1e30])
         result = block_pcg(A, b * scales[:, None], rtol=1e-5)
         assert result.converged, result.message()
@@ -109,8 +99,8 @@ class TestSharedSpace:
         n = int(torch.randint(20, 120, (), generator=generator))
         count = int(torch.randint(1, 12, (), generator=generator))
         condition = 10.0 ** float(3 * torch.rand((), generator=generator))
-        A = DenseOperator(_matrix(_spread(n, condition), seed).to(dtype))
-        b = _normal(count, n, seed=seed).to(dtype)
+        A = DenseOperator(with_spectrum(_spread(n, condition), seed).to(dtype))
+        b = normal(count, n, seed=seed).to(dtype)
         block, single = block_pcg(A, b, rtol=1e-4), pcg(A, b, rtol=1e-4)
         assert block.converged, block.message()
         assert int(block.steps.max()) <= 1.1 * int(single.steps.max()) + 1
@@ -119,14 +109,14 @@ class TestSharedSpace:
         """8 large eigenvalues cost one vector 8 steps and more, 12 vectors about one."""
         eigenvalues = torch.linspace(1.0, 2.0, 300, dtype=torch.float64)
         eigenvalues[:8] = torch.logspace(2.0, 5.0, 8, dtype=torch.float64)
-        A, b = DenseOperator(_matrix(eigenvalues)), _normal(12, 300)
+        A, b = DenseOperator(with_spectrum(eigenvalues)), normal(12, 300)
         block, single = block_pcg(A, b, rtol=1e-8), pcg(A, b, rtol=1e-8)
         assert block.converged
         assert int(block.steps.max()) < 0.6 * int(single.steps.min())
 
     def test_identical_and_dependent_right_hand_sides(self) -> None:
-        matrix = _matrix(_spread(60, 1e3))
-        b = _normal(6, 60)
+        matrix = with_spectrum(_spread(60, 1e3))
+        b = normal(6, 60)
         b[1] = b[0]
         b[2] = 3.0 * b[0]
         b[3] = b[4] - 2.0 * b[5]
@@ -138,8 +128,8 @@ class TestSharedSpace:
             torch.testing.assert_close(result.x[2], 3 * result.x[0], rtol=1e-2, atol=30 * rtol)
 
     def test_nearly_parallel_right_hand_sides(self) -> None:
-        matrix = _matrix(_spread(60, 100.0))
-        b = _normal(1, 60) + 1e-5 * _normal(5, 60, seed=3)
+        matrix = with_spectrum(_spread(60, 100.0))
+        b = normal(1, 60) + 1e-5 * normal(5, 60, seed=3)
         result = block_pcg(DenseOperator(matrix.float()), b.float(), rtol=1e-5)
         assert result.converged, result.message()
 
@@ -157,10 +147,10 @@ class TestSharedSpace:
 
     def test_done_columns_lend_their_directions_to_the_last(self) -> None:
         """One right-hand side beside eleven that start solved: as few steps as for twelve."""
-        matrix = _matrix(_spread(300, 1e4))
-        A, b = DenseOperator(matrix), _normal(12, 300)
+        matrix = with_spectrum(_spread(300, 1e4))
+        A, b = DenseOperator(matrix), normal(12, 300)
         together = block_pcg(A, b, rtol=1e-6, refresh=10)
-        x0 = torch.linalg.solve(matrix, b.mT).mT + 1e-12 * _normal(12, 300, seed=4)
+        x0 = torch.linalg.solve(matrix, b.mT).mT + 1e-12 * normal(12, 300, seed=4)
         x0[0] = 0.0
         lent = block_pcg(A, b, x0=x0, rtol=1e-6, refresh=10)
         assert lent.converged
@@ -172,7 +162,7 @@ class TestSharedSpace:
 
 class TestStopping:
     def test_warm_start_at_the_solution_takes_no_step(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
+        A, b = DenseOperator(with_spectrum(_spread(60, 100.0))), normal(3, 60)
         x = block_pcg(A, b, rtol=1e-10).x
         result = block_pcg(A, b, x0=x, rtol=1e-9)
         assert result.converged
@@ -180,7 +170,7 @@ class TestStopping:
         torch.testing.assert_close(result.x, x, rtol=1e-15, atol=0.0)
 
     def test_warm_start_of_some_columns(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(4, 60)
+        A, b = DenseOperator(with_spectrum(_spread(60, 100.0))), normal(4, 60)
         x0 = torch.zeros_like(b)
         x0[1:3] = block_pcg(A, b[1:3], rtol=1e-12).x
         before = x0.clone()
@@ -191,13 +181,13 @@ class TestStopping:
         assert torch.equal(x0, before)
 
     def test_looking_at_residuals_costs_no_step(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(300, 1e5))), _normal(3, 300)
+        A, b = DenseOperator(with_spectrum(_spread(300, 1e5))), normal(3, 300)
         often, never = (block_pcg(A, b, rtol=1e-4, refresh=each) for each in (10, 10**6))
         assert often.converged
         assert torch.equal(often.steps, never.steps)
 
     def test_a_start_further_than_zero_is_left(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
+        A, b = DenseOperator(with_spectrum(_spread(60, 100.0))), normal(3, 60)
         x0 = torch.zeros_like(b)
         x0[1] = 1e9
         cold, warm = block_pcg(A, b, rtol=1e-8), block_pcg(A, b, x0=x0, rtol=1e-8)
@@ -205,7 +195,7 @@ class TestStopping:
         assert torch.equal(warm.x, cold.x)
 
     def test_zero_right_hand_sides_are_solved_at_step_zero(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(60, 100.0))), _normal(3, 60)
+        A, b = DenseOperator(with_spectrum(_spread(60, 100.0))), normal(3, 60)
         b[1] = 0.0
         result = block_pcg(A, b, x0=torch.ones_like(b))
         assert result.converged
@@ -214,15 +204,15 @@ class TestStopping:
         assert block_pcg(A, torch.zeros_like(b)).converged
 
     def test_out_of_steps_says_so_with_a_remedy(self) -> None:
-        A = DenseOperator(_matrix(_spread(200, 1e6)))
-        result = block_pcg(A, _normal(4, 200), max_steps=3)
+        A = DenseOperator(with_spectrum(_spread(200, 1e6)))
+        result = block_pcg(A, normal(4, 200), max_steps=3)
         assert result.worst is SolveStatus.MAX_STEPS
         assert result.steps.tolist() == [3, 3, 3, 3]
         assert "stopped after 3 steps at relative residual" in result.message()
         assert "raise max_steps" in result.message()
 
     def test_steps_without_a_tolerance_approach_the_solution(self) -> None:
-        A, b = DenseOperator(_matrix(_spread(100, 100.0))), _normal(2, 100)
+        A, b = DenseOperator(with_spectrum(_spread(100, 100.0))), normal(2, 100)
         results = [block_pcg(A, b, rtol=0.0, max_steps=steps) for steps in (5, 10, 20)]
         assert [int(r.steps.max()) for r in results] == [5, 10, 20]
         worst = [float(r.residuals.max()) for r in results]
@@ -232,8 +222,8 @@ class TestStopping:
 class TestFailure:
     @pytest.mark.parametrize("count", [1, 6, 40])
     def test_float32_asked_for_too_much_stagnates_and_advises_float64(self, count: int) -> None:
-        matrix = _matrix(_spread(200, 1e4))
-        b = _normal(count, 200).float()
+        matrix = with_spectrum(_spread(200, 1e4))
+        b = normal(count, 200).float()
         result = block_pcg(DenseOperator(matrix.float()), b, rtol=1e-9, max_steps=5000)
         assert result.worst is SolveStatus.STAGNATED
         assert int(result.steps.max()) < 1500
@@ -245,7 +235,7 @@ class TestFailure:
     def test_indefinite_matrix(self) -> None:
         eigenvalues = _spread(60, 100.0)
         eigenvalues[:10] = -5.0
-        result = block_pcg(DenseOperator(_matrix(eigenvalues)), _normal(3, 60))
+        result = block_pcg(DenseOperator(with_spectrum(eigenvalues)), normal(3, 60))
         assert result.worst is SolveStatus.NOT_POSITIVE_DEFINITE
         assert "positive definite" in result.message()
         assert bool(result.x.isfinite().all())
@@ -253,13 +243,13 @@ class TestFailure:
     def test_indefinite_preconditioner(self) -> None:
         A = DiagonalOperator(torch.linspace(1.0, 9.0, 20))
         T = DiagonalOperator(torch.linspace(-1.0, 2.0, 20))
-        result = block_pcg(A, _normal(2, 20).float(), preconditioner=T)
+        result = block_pcg(A, normal(2, 20).float(), preconditioner=T)
         assert result.worst is SolveStatus.NOT_POSITIVE_DEFINITE
 
     def test_zero_preconditioner(self) -> None:
         A = DiagonalOperator(torch.ones(20))
         T = DiagonalOperator(torch.zeros(20))
-        result = block_pcg(A, _normal(2, 20).float(), preconditioner=T)
+        result = block_pcg(A, normal(2, 20).float(), preconditioner=T)
         assert result.worst is SolveStatus.NOT_POSITIVE_DEFINITE
 
     def test_overflow_is_reported(self) -> None:

@@ -5,28 +5,19 @@ import torch
 from torch import Tensor
 
 from dustmap.linalg import AbstractOperator, DenseOperator, block_pcg, nystrom, pcg
+from tests.linalg.root_cases import normal, with_spectrum
 
 DTYPES = [torch.float32, torch.float64]
-
-
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def _matrix(eigenvalues: Tensor, seed: int = 1) -> Tensor:
-    n = len(eigenvalues)
-    rotation: Tensor = torch.linalg.qr(_normal(n, n, seed=seed)).Q
-    return (rotation * eigenvalues) @ rotation.mT
 
 
 def _low_rank(n: int, rank: int, largest: float) -> Tensor:
     eigenvalues = torch.zeros(n, dtype=torch.float64)
     eigenvalues[:rank] = torch.logspace(math.log10(largest), 0.0, rank, dtype=torch.float64)
-    return _matrix(eigenvalues)
+    return with_spectrum(eigenvalues)
 
 
 def _decaying(n: int, largest: float, power: float = 2.0) -> Tensor:
-    return _matrix(largest * torch.arange(1, n + 1, dtype=torch.float64) ** -power)
+    return with_spectrum(largest * torch.arange(1, n + 1, dtype=torch.float64) ** -power)
 
 
 def _condition(P: AbstractOperator, A: Tensor) -> float:
@@ -108,7 +99,7 @@ class TestApproximation:
         says how large they may be, and so P⁻¹A has the condition number of tail over rest."""
         eigenvalues = torch.full((300,), 10.0, dtype=torch.float64)
         eigenvalues[:6] = torch.logspace(8.0, 6.0, 6, dtype=torch.float64)
-        A = _matrix(eigenvalues) + torch.eye(300, dtype=torch.float64)
+        A = with_spectrum(eigenvalues) + torch.eye(300, dtype=torch.float64)
         P = nystrom(DenseOperator(A.float()), 60)
         assert P.rank == 6
         assert 10.0 < P.tail < 200.0
@@ -131,7 +122,7 @@ class TestPreconditioning:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_saves_steps(self, dtype: torch.dtype) -> None:
         A = DenseOperator((_decaying(300, 1e4) + torch.eye(300, dtype=torch.float64)).to(dtype))
-        b = _normal(3, 300).to(dtype)
+        b = normal(3, 300).to(dtype)
         for solver in (pcg, block_pcg):
             plain = solver(A, b, rtol=1e-3)
             fast = solver(A, b, rtol=1e-3, preconditioner=nystrom(A, 60))
@@ -144,7 +135,7 @@ class TestPreconditioning:
         """Larger, and its eigenvectors turned a little."""
         identity = torch.eye(300, dtype=torch.float64)
         old = _decaying(300, 1e4, power=3.0)
-        skew = _normal(300, 300) - _normal(300, 300).mT
+        skew = normal(300, 300) - normal(300, 300).mT
         turn = torch.linalg.matrix_exp(0.005 * skew)
         A = 1.3 * turn @ old @ turn.mT + identity
         P = nystrom(DenseOperator(old + identity), 60)
@@ -193,7 +184,7 @@ class TestScaling:
     ) -> None:
         G, identity = _low_rank(60, 9, 100.0), torch.eye(60, dtype=torch.float64)
         base = nystrom(DenseOperator((G + shift * identity).to(dtype)), 20, shift=shift)
-        scales = _normal(3, 60, seed=3).mul(0.5).exp()
+        scales = normal(3, 60, seed=3).mul(0.5).exp()
         stack = base.stacked(scales.to(dtype))
         tolerance = 1e-9 if dtype == torch.float64 else 3e-3
         for k, D in enumerate(scales):
@@ -206,7 +197,7 @@ class TestScaling:
 
     def test_scales_of_one_change_nothing(self) -> None:
         A = _decaying(50, 300.0) + torch.eye(50, dtype=torch.float64)
-        base, x = nystrom(DenseOperator(A), 12), _normal(4, 50, seed=5)
+        base, x = nystrom(DenseOperator(A), 12), normal(4, 50, seed=5)
         ones = torch.ones(4, 50, dtype=torch.float64)
         torch.testing.assert_close(base.stacked(ones).matmul(x), base.matmul(x))
         one = base.stacked(ones[:1])
@@ -216,7 +207,7 @@ class TestScaling:
     def test_it_precedes_the_old_one_by_far(self) -> None:
         identity = torch.eye(80, dtype=torch.float64)
         G = _decaying(80, 3000.0)
-        D = _normal(80, seed=4).exp()
+        D = normal(80, seed=4).exp()
         A = D[:, None] * G * D + identity
         base = nystrom(DenseOperator(G + identity), 30)
         assert _condition(base.stacked(D[None]), A) < 0.1 * _condition(base, A)

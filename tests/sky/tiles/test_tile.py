@@ -1,22 +1,21 @@
 """Tiles against brute force: distances, influences, stars and boxes."""
 
+import functools
+
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky import galactic
 from dustmap.sky.stars import ExactDistances, GaussianDistances
 from dustmap.sky.tiles import SkyPixel, Tile
+from tests.sky.maps.fields import positions
 
 GRID = RegularGrid((-200.0, -160.0, -80.0), (20.0,) * 3, (21, 17, 9))
 MARGIN = 45.0
 TILES = tuple(Tile(p, MARGIN) for p in (SkyPixel(1, 0), SkyPixel(1, 5), SkyPixel(4, 70)))
-
-
-def places(count: int, seed: int, grid: RegularGrid = GRID) -> NDArray[np.float64]:
-    """X, Y, Z (N, 3) all over the box."""
-    return np.random.default_rng(seed).uniform(grid.lower, grid.upper, (count, 3))
+#: X, Y, Z (N, 3) all over the box.
+places = functools.partial(positions, grid=GRID)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: str(t.pixel))
@@ -117,7 +116,7 @@ GRIDS = (
 @pytest.mark.parametrize("grid", GRIDS, ids=["around", "beside", "corner", "thin"])
 @pytest.mark.parametrize("nside", [1, 2, 4])
 def test_the_box_of_a_tile(nside: int, grid: RegularGrid) -> None:
-    points = places(4000, 9, grid)
+    points = places(4000, 9, grid=grid)
     met = 0
     for pixel in range(0, 12 * nside**2, (1, 3, 17)[nside // 2]):
         tile = Tile(SkyPixel(nside, pixel), MARGIN)
