@@ -19,7 +19,7 @@ from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
 from dustmap.runs.stars import _plan, _run
 from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation import Measurements, write_sky
-from tests.skies import plain_sky, write_plain_sky
+from tests.skies import plain_sky
 
 CONFIG = """
 [data]
@@ -51,14 +51,6 @@ ENGINES = {
     "exact": (*LINEAR, "fit.engine=exact"),
     "hip": (*LINEAR, "fit.engine=hip"),
 }
-
-
-@pytest.fixture(scope="module")
-def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sky")
-    write_plain_sky(path, plain_sky(60, 2, (80.0, 80.0, 40.0)))
-    (path / "run.toml").write_text(CONFIG)
-    return path
 
 
 def rms(values: NDArray[np.floating]) -> float:

@@ -15,7 +15,7 @@ from dustmap.runs import Report, Stage, execute_run, prepare
 from dustmap.runs.checkpoints._state_file import Place, write_state
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.run_outputs import contents, differences, left_over, opened
-from tests.skies import plain_sky, write_plain_sky
+from tests.skies import plain_sky
 
 CONFIG = """
 [data]
@@ -51,14 +51,6 @@ NOTHING_LEARNED = ("lognormal", "exact", "hip")
 
 class Killed(BaseException):
     """Stands for the end of a process."""
-
-
-@pytest.fixture(scope="module")
-def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sky")
-    write_plain_sky(path, plain_sky(60, 2, (80.0, 80.0, 40.0)))
-    (path / "run.toml").write_text(CONFIG)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -218,18 +210,20 @@ figures = []
 """
 
 
-def undisturbed_regression(folder: Path) -> None:
-    """Run a table of forty rows to its end, in `whole`."""
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of forty rows, and a run on it to its end, in `whole`."""
+    folder = tmp_path_factory.mktemp("regression")
     rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
     (folder / "curve.csv").write_text("x,y\n" + rows)
     (folder / "run.toml").write_text(REGRESSION)
     run(folder, folder / "whole")
+    return folder
 
 
 def test_regressions_go_on_from_their_model_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed_regression(tmp_path)
 
     def killed(*arguments: object) -> None:
         raise Killed
@@ -237,18 +231,17 @@ def test_regressions_go_on_from_their_model_to_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr("dustmap.runs.regression._run.predict_field", killed)
         with pytest.raises(Killed):
-            run(tmp_path, tmp_path / "run")
+            run(regression, tmp_path / "run")
     model = tmp_path / "run" / "checkpoint" / "model" / "model.json"
     before = model.stat().st_mtime_ns
-    run(tmp_path, tmp_path / "run")
+    run(regression, tmp_path / "run")
     assert model.stat().st_mtime_ns == before
-    assert differences(tmp_path / "whole", tmp_path / "run") == []
+    assert differences(regression / "whole", tmp_path / "run") == []
 
 
 def test_regressions_go_on_from_what_they_learned_to_the_fit_of_all_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed_regression(tmp_path)
 
     def killed(*arguments: object, **named: object) -> None:
         raise Killed
@@ -256,15 +249,15 @@ def test_regressions_go_on_from_what_they_learned_to_the_fit_of_all_rows(
     with monkeypatch.context() as patched:
         patched.setattr(HIPGPRegressor, "refit", killed)
         with pytest.raises(Killed):
-            run(tmp_path, tmp_path / "run")
+            run(regression, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint"
     assert not (folder / "model").exists()
     with monkeypatch.context() as patched:
         patched.setattr(HIPGPRegressor, "fit", killed)
-        run(tmp_path, tmp_path / "run")
-    assert differences(tmp_path / "whole", tmp_path / "run") == []
+        run(regression, tmp_path / "run")
+    assert differences(regression / "whole", tmp_path / "run") == []
     arrays = Path("checkpoint") / "model" / "arrays.npz"
-    assert opened(tmp_path / "run" / arrays) == opened(tmp_path / "whole" / arrays)
+    assert opened(tmp_path / "run" / arrays) == opened(regression / "whole" / arrays)
     assert not (folder / "kept").exists()
 
 
