@@ -57,6 +57,8 @@ LONGEST = (
 )
 #: The number of places of tables of residual covariances.
 _STEPS = "dustmap.gp.features._stencil._LATTICE_STEPS"
+#: Dots per inch of pictures.
+_DPI = "dustmap.sky.figures._style._DPI"
 #: Where tests look at their accuracy, at numbers of an earlier version or of another process.
 ACCURATE = (
     "gp/",
@@ -104,6 +106,14 @@ def small_tables(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_STEPS, SMALL_TABLES)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pictures() -> Iterator[None]:
+    """Pictures of few dots, which are quick: no test counts them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_DPI, 60)
         yield
 
 

@@ -27,8 +27,8 @@ def sky(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(
         "data = {catalog = 'sky.fits', holdout = 0.25, refit = false}\n"
         "grid = {size = [120, 80, 40], spacing = 20}\n"
-        "model = {length = 40, std = 0.002, learn = ['mean', 'std']}\n"
-        "fit = {learn_rows = 20}\n"
+        "model = {length = 40, std = 0.002, noise = 'gaussian', learn = ['mean', 'std']}\n"
+        "fit = {learn_rows = 20, samples = 4}\n"
         "export = {figures = ['slice']}\n"
     )
     return tmp_path

@@ -76,7 +76,7 @@ def test_names_that_are_none_are_one_line(
     [
         ["--los", "Corona", "Australis"],
         ["--slices", "z=-100:100:100"],
-        ["--sky", "50", "100", "--zoom", "160", "-15", "10"],
+        pytest.param(["--sky", "50", "100", "--zoom", "160", "-15", "10"], marks=pytest.mark.slow),
         ["--sky", "50", "100", "--integrated", "--zoom", "160", "-15", "10"],
     ],
     ids=" ".join,

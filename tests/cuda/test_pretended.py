@@ -36,7 +36,7 @@ def gpu() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sky")
-    write_plain_sky(path, plain_sky(150, seed=2))
+    write_plain_sky(path, plain_sky(60, seed=2))
     (path / "run.toml").write_text(CONFIG.format(folder=path))
     return path
 
@@ -98,7 +98,7 @@ def test_runs_stay_on_their_device(sky: Path, tmp_path: Path, name: str) -> None
 @pytest.mark.usefixtures("gpu")
 def test_stars_of_uncertain_distances_are_placed_on_the_device(tmp_path: Path) -> None:
     errors = Measurements(error=0.01, parallax_scale=60.0, outliers=0.0)
-    write_sky(tmp_path / "sky.fits", plain_sky(150, seed=2, measurements=errors))
+    write_sky(tmp_path / "sky.fits", plain_sky(100, seed=2, measurements=errors))
     (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path).replace("truth =", "# "))
     overrides = [word for setting in ("model.learn=[]", *SMALL) for word in ("--set", setting)]
     here = ["--output", str(tmp_path / "run"), "--device", "cuda", "--until", "evaluate"]

@@ -66,7 +66,7 @@ ENGINES = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
-    data, settings = sky(400 if engine == "lognormal" else 80), ENGINES[engine]
+    data, settings = sky(250 if engine == "lognormal" else 40), ENGINES[engine]
     if engine == "global":  # which takes its time for the kernel
         settings = (*settings, 'model.learn=["noise", "mean"]', "grid.spacing=20")
     first = fitted(settings, data)

@@ -27,13 +27,13 @@ from tests.skies import plain_sky
 Array: TypeAlias = NDArray[np.float64]
 
 SIZE = (200.0, 200.0, 120.0)
-NEAR, NSIDE = 60.0, 8
+NEAR, NSIDE = 60.0, 4
 CONFIG = """
 [data]
 catalog = "near.fits"
 system = "A_V"
 far_column_system = "A_V"
-far_column_nside = 8
+far_column_nside = 4
 far_column_scatter = 0.05
 refit = false
 [grid]

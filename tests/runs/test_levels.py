@@ -44,7 +44,7 @@ learn = ["mean"]
 samples = 8
 [export]
 formats = ["zarr"]
-figures = ["slice"]
+figures = []
 samples = 4
 """
 COVERAGE = MapRequest((Quantity.COVERAGE,))
@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gaussian(finished: Path) -> Path:
     """The same stars with a Gaussian density."""
-    config = load(finished.parent / "run.toml", (*GAUSSIAN, "export.figures=[]"))
+    config = load(finished.parent / "run.toml", GAUSSIAN)
     execute_run(prepare(config), finished.parent / "gaussian", config, overwrite=False)
     return finished.parent / "gaussian"
 
@@ -238,7 +238,7 @@ def test_a_killed_gaussian_fit_goes_on_to_the_same_bits(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = (*GAUSSIAN, 'model.learn=["mean","std"]', "compute.checkpoint=0")
-    config = load(finished.parent / "run.toml", (*settings, "export.figures=[]"))
+    config = load(finished.parent / "run.toml", settings)
     whole, broken = finished.parent / "whole", tmp_path / "broken"
 
     def run(path: Path) -> None:

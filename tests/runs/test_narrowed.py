@@ -110,7 +110,7 @@ def test_others_are_left_as_they_were_learned() -> None:
 
 
 def test_a_run_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_plain_sky(tmp_path, plain_sky(300, seed=4))
+    write_plain_sky(tmp_path, plain_sky(200, seed=4))
     monkeypatch.setattr(_kernel, "_WIDE", 0.3)
     monkeypatch.setattr(_kernel, "_NARROWEST", 0.2)
     made = config(f"data.catalog={tmp_path / 'sky.fits'}", "grid.spacing=20")

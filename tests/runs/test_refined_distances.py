@@ -26,6 +26,7 @@ CONFIG = """
 [data]
 catalog = "stars.fits"
 system = "A_V"
+holdout = 0
 distance_prior = "exponential-density"
 distance_scale = 30
 distance_max = 1000

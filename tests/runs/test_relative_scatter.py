@@ -75,6 +75,7 @@ def test_a_constant_scatter_alone_is_wrong_at_both_ends() -> None:
     assert max(beside) - min(beside) < max(shares) - min(shares)
 
 
+@pytest.mark.slow
 def test_none_is_found_where_there_is_none() -> None:
     fit = fitted(sky(SCATTER, 0.0)[0])
     assert fit.hyperparameters.relative_scatter < 0.05

@@ -84,7 +84,8 @@ def test_a_run_opens_with_its_spacing_whatever_kernel_it_chose(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rougher fields leave more between nodes: stars would ask for others with it."""
-    config = load(folder / "run.toml", ('model.learn=["length", "std"]', "model.std=1.5"))
+    settings = ('model.learn=["length", "std"]', "model.std=1.5", "model.noise=gaussian")
+    config = load(folder / "run.toml", (*settings, "data.holdout=0", "fit.max_steps=2"))
     rough = KernelChoice("matern13")
     monkeypatch.setattr(_kernel, "choose_kernel", lambda *_: rough)
     run = prepare(config)

@@ -80,11 +80,12 @@ def test_hyperparameters_of_a_sum_make_its_kernel_again() -> None:
 
 
 def test_a_log_normal_map_learns_both_scales_and_opens_again(tmp_path: Path) -> None:
-    stars(400, 0).write(tmp_path / "sky.fits")
+    stars(200, 0).write(tmp_path / "sky.fits")
     (tmp_path / "run.toml").write_text(CONFIG)
     learn = 'model.learn=["length", "std", "mean", "noise"]'
     settings = (TWO, learn, "data.groups=", "model.noise=gaussian", "model.std=1")
-    made = load(tmp_path / "run.toml", settings)
+    small = ("fit.samples=4", "export.formats=[]")
+    made = load(tmp_path / "run.toml", (*settings, *small))
     path = tmp_path / "run"
     execute_run(prepare(made, path), path, made, False)
     report = json.loads((path / "report.json").read_text())
