@@ -15,6 +15,7 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     ParallaxSample,
     ToLearn,
+    _learned_prior,
 )
 from dustmap.sky.stars._learned_prior import LEAST, MOST
 from dustmap.sky.stars._priors import SurveyRatio, prior_from
@@ -147,6 +148,21 @@ def test_few_stars_have_the_scale_of_most_likelihood() -> None:
     assert found.prior.scale == pytest.approx(best, rel=0.02)
     one = learned_of(ParallaxDistances(np.array([-1.0]), np.array([5.0]), FLAT))
     assert one.prior.scale == pytest.approx(1350.0, rel=0.5)
+
+
+@pytest.mark.parametrize("x", [(0.2, 0.1, 0.5), (-0.3, 3.6, -0.2), (0.1, 2.5, 1.5)])
+def test_the_end_of_a_survey_is_fitted_by_its_gradient(x: tuple[float, ...]) -> None:
+    """Also where the density is lifted, which the steep ends are."""
+    rng = np.random.default_rng(5)
+    t, at = np.linspace(-2.0, 2.0, 60), np.array(x)
+    likelihood = np.exp(-0.5 * ((t - rng.uniform(-1.0, 1.0, (40, 1))) / 0.3) ** 2)
+    _, gradient = _learned_prior._end_energy(at, likelihood, t)
+    steps = 1e-5 * np.eye(3)
+    ends = [[_learned_prior._end_energy(at + d, likelihood, t)[0] for d in (s, -s)] for s in steps]
+    np.testing.assert_allclose(gradient, np.array(ends) @ [0.5e5, -0.5e5], rtol=1e-5, atol=1e-5)
+    base = _learned_prior._end_of_survey(likelihood, t, 1.0)
+    found = -np.log(likelihood @ (np.exp(base) / np.exp(base).sum())).sum()
+    assert found < _learned_prior._end_energy(at, likelihood, t)[0]
 
 
 def test_posteriors_under_a_ratio_are_those_of_quadrature() -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
+from threadpoolctl import threadpool_limits
 
 from dustmap.sky.stars._distances import ParallaxDistances
 from dustmap.sky.stars._priors import MAS_PC, Array, ExponentialDensity, SurveyRatio, ToLearn
@@ -100,7 +101,10 @@ class ParallaxSample:
         strange = int((~usable).sum())
         prior = wanted.stated
         if usable.any():
-            prior = _learned(parallax[usable], error[usable], prior)
+            # Products with a matrix of a few cells are short: threads wait for each other, many
+            # times as long where other processes want the cores.
+            with threadpool_limits(1, "blas"):
+                prior = _learned(parallax[usable], error[usable], prior)
         return LearnedPrior(prior, self._seen - len(without), len(parallax), strange)
 
 
@@ -181,21 +185,38 @@ def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
     A survey may end at once, which second differences of ln r take for roughness: fits then hold
     stars at the end for farther than they are.
     """
-
-    def log_density(x: Array) -> Array:
-        return _floored((1.0 + 2.0 * np.exp(x[0])) * t - np.exp(np.exp(x[1]) * (t - x[2])))
-
-    def energy(x: Array) -> float:
-        if x[1] > np.log(_STEEPEST):
-            return np.inf
-        unlikely = 0.5 * (x[0] / _RISE_STD) ** 2 + 0.5 * (x[1] / _END_STD) ** 2
-        return float(unlikely - np.log(likelihood @ _normalised(log_density(x))).sum())
-
     # A soft end at the scale, and a hard one behind most stars.
     starts = ([0.0, 0.0, np.log(scale)], [0.0, 1.5, np.log(3.0 * scale)])
-    options = {"xatol": 1e-2, "fatol": _SETTLED}
-    ends = [minimize(energy, x, method="Nelder-Mead", options=options) for x in starts]
-    return log_density(min(ends, key=lambda end: float(end.fun)).x)
+    bounds = [(None, None), (None, np.log(_STEEPEST)), (t[0] - 1.0, t[-1] + 3.0)]
+    options = {"ftol": _SETTLED / (100.0 * len(likelihood))}
+    ends = [
+        minimize(_end_energy, x, (likelihood, t), jac=True, bounds=bounds, options=options)
+        for x in starts
+    ]
+    return _density_to_the_end(min(ends, key=lambda end: float(end.fun)).x, t)[0]
+
+
+def _density_to_the_end(x: Array, t: Array) -> tuple[Array, Array]:
+    """Return (1 + a) t − exp(b (t − ln D)) (K,) at x = (ln a/2, ln b, ln D), and its derivatives
+    in x (3, K)."""
+    rise, steep = 2.0 * np.exp(x[0]), np.exp(x[1])
+    away = steep * (t - x[2])
+    fall = np.exp(away)
+    value = (1.0 + rise) * t - fall
+    slope = np.stack([rise * t, -fall * away, fall * steep])
+    top = int(value.argmax())
+    slope[:, value < value[top] - _DEEPEST] = slope[:, top, None]
+    return _floored(value), slope
+
+
+def _end_energy(x: Array, likelihood: Array, t: Array) -> tuple[float, Array]:
+    """Return −ln of the posterior of x, without constants, and its gradient (3,)."""
+    value, slope = _density_to_the_end(x, t)
+    p = _normalised(value)
+    stars = likelihood @ p
+    unlikely = np.array([x[0] / _RISE_STD**2, x[1] / _END_STD**2, 0.0])
+    gained = p * (likelihood.T @ (1.0 / stars) - len(stars))
+    return float(0.5 * unlikely @ x - np.log(stars).sum()), unlikely - slope @ gained
 
 
 def _log_ratio(likelihood: Array, base: Array) -> Array:
@@ -226,12 +247,11 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
     value = objective(f)
     for _ in range(_STEPS):
         p = _normalised(base + f)
-        share = likelihood * p
-        share /= share.sum(axis=1, keepdims=True)
-        counts = share.sum(axis=0)
+        scaled = likelihood / (likelihood @ p)[:, None]
+        counts = p * scaled.sum(axis=0)
         gradient = counts - n * p - penalty @ f
         complete = n * (np.diag(p) - np.outer(p, p)) + penalty
-        missing = np.diag(counts) - share.T @ share
+        missing = np.diag(counts) - np.outer(p, p) * (scaled.T @ scaled)
         # Where it is not concave, as much of the missing data's curvature as leaves it so.
         for part in (1.0, 0.9, 0.7, 0.0):
             try:
