@@ -142,6 +142,10 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> AbstractSlopes:
         """(K' − K)/step for the K' of every kernel on the same torus; none carries a graph."""
 
+    def node_variance(self) -> Tensor:
+        """Variance () of the field at a node."""
+        return self.kernel.variance()
+
     @property
     def device(self) -> torch.device:
         """Device of the spectrum."""

@@ -197,6 +197,9 @@ class GridPrior(AbstractLatticePrior):
                 spectrum = spectrum * factor ** (after / before - 1.0)
         return spectrum
 
+    def node_variance(self) -> Tensor:
+        return self.lags.flatten()[0]
+
     @property
     def is_definite(self) -> bool:
         """Whether C is positive definite, so that it has a root."""

@@ -141,10 +141,9 @@ def export_plan(finished: stars.StarMap, grid: RegularGrid, request: MapRequest)
     """Plan to write cubes of `grid`; slabs follow the memory that is allowed."""
     compute, posterior = finished.run.config.compute, finished.fit.posterior
     values = (getattr(posterior, f.name) for f in dataclasses.fields(posterior))  # type: ignore[arg-type]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    held, samples = 2 * sum(v.nbytes for v in tensors), max(map(len, tensors), default=1)
+    held = 2 * sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
     slabs, depth = stars.export_components(
-        grid, request, min(samples, finished.field().n_samples), slab_memory(compute.memory_bytes)
+        grid, request, finished.field().n_samples, slab_memory(compute.memory_bytes)
     )
     parts = (
         *stars.star_components(finished.run.stars, finished.run.observed),

@@ -294,10 +294,11 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model(name: str)
     assert float(torch.linalg.eigvalsh(step.information)[0]) > 0
 
 
-def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
+def nearly_linear(stars: int, error: float) -> tuple[LogNormalModel, Batch, Tensor, Tensor]:
+    """A model, its data, and mean and variance of the exact posterior at the nodes."""
     grid, std = box(2, 9), 0.02
     model = model_of(grid, variance=std**2, mean=ConstantMean(0.0, learn=False), learn=False)
-    data = observe(model, draw_truth(model, 0), positions(60, 2, 0), 0.005, 0)
+    data = observe(model, draw_truth(model, 0), positions(stars, 2, 0), error, 0)
     problem = LogNormalProblem.of(model, data)
     eye = torch.eye(problem.n_latent, dtype=torch.float64)
     J = problem.tangent(torch.ones(grid.size, dtype=torch.float64), eye[0, :0]).matmul(eye).mT
@@ -305,14 +306,37 @@ def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
     precision = eye + J.mT @ (J / problem.noise[:, None])
     mean = torch.linalg.solve(precision, J.mT @ ((problem.y - flat) / problem.noise))
     T = problem.root.matmul(eye).mT
-    std_exact = (T @ torch.linalg.inv(precision) @ T.mT).diagonal().sqrt()
+    return model, data, T @ mean, (T @ torch.linalg.inv(precision) @ T.mT).diagonal()
+
+
+def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
+    model, data, mean, variance = nearly_linear(60, 0.005)
+    std_exact = variance.sqrt()
     for curved in (False, True):
         solution = fit_mgvi(model, data, MGVISettings(samples=100, curved=curved, residual=1e-3))
         assert solution.status is MGVIStatus.CONVERGED
-        distance = (solution.posterior.log_density - T @ mean).abs() / std_exact
+        distance = (solution.posterior.log_density - mean).abs() / std_exact
         assert float(distance.max()) < 0.1
         found = solution.posterior.node_log_moments()[1]
         assert float((found / std_exact).median()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_variances_at_nodes_are_corrected_for_the_draws_of_the_prior() -> None:
+    """Most where data say little, and nowhere worse than those of the samples."""
+    model, data, _, exact = nearly_linear(15, 0.01)
+    share = 1.0 - exact / model.prior.node_variance().detach()
+    little, much = share < 0.25, share > 0.7
+    assert min(int(little.sum()), int(much.sum())) > 4
+    sampled, known = [], []
+    for seed in range(6):
+        found = fit_mgvi(model, data, MGVISettings(samples=16, seed=seed, curved=False)).posterior
+        sampled.append((found.log_samples.var(0, correction=0) / exact).log())
+        known.append((found.node_log_variance / exact).log())
+    off = [torch.stack(each).square().mean(0) for each in (sampled, known)]
+    before, after = (each[little].mean().sqrt() for each in off)
+    assert float(after) < 0.5 * float(before)
+    before, after = (each[much].mean().sqrt() for each in off)
+    assert float(after) < 1.15 * float(before)
 
 
 @pytest.mark.parametrize("curved", [False, True])
@@ -489,8 +513,10 @@ def test_a_datum_says_nothing_of_places_far_away_however_few_the_samples() -> No
         model = model_of(grid, length=0.1, learn=False, mean=mean)
         found = fit_mgvi(model, data, MGVISettings(samples=8, seed=seed)).posterior
         assert found.explained is not None
-        width2 = found.node_log_moments()[1].square()
+        width2, variance = found.log_samples.var(0, correction=0), model.prior.node_variance()
         assert float(found.explained[away > 0.6].max()) < 0.01
+        far = found.node_log_moments()[1][away > 0.6].square()
+        torch.testing.assert_close(far, variance.detach().expand_as(far), rtol=0.01, atol=0.0)
         here.append(float(found.explained[away < 0.03]))
         dominated.append(float((found.explained > 0.5).double().mean()))
         naive.append(float((width2 < 0.5).double().mean()))

@@ -253,7 +253,14 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     share = _explained_share(problem, seed, deviations, fields, log_density)
     return MGVISolution(
         problem.model,
-        LogNormalPosterior(problem.model.interpolation, log_density, fields, share, groups),
+        LogNormalPosterior(
+            problem.model.interpolation,
+            log_density,
+            fields,
+            share,
+            groups,
+            prior_variance=problem.model.prior.node_variance().detach(),
+        ),
         problem.model.coefficients(centre),
         _coefficient_covariance(problem, deviations),
         centre,

@@ -287,18 +287,19 @@ class NodeField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        fields = [self.density.cpu().reshape(-1, *self.nodes.shape)]
+        fields = [self.density, self._log_ratio[None]]
         if Quantity.COVERAGE in request:
-            fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
+            fields.append(self._node_coverage[None])
         resampler = Resampler(self.nodes, grid, self.density.dtype)
-        walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
+        blocks = (field.cpu().reshape(-1, *self.nodes.shape) for field in fields)
+        walks = zip(*(resampler.planes(block, part) for block in blocks), strict=True)
         for start, stop in _field.slabs(grid.shape[2], depth, part):
             arrays = _field.empty_arrays(grid, request, stop - start)
             into = {name: torch.from_numpy(array) for name, array in arrays.items()}
             for k in range(stop - start):
-                density, *covered = next(walks)
+                density, (low, high, weight), *covered = next(walks)
                 lacking = 0.0 if resampler.identity else self._lacking(grid, start + k)
-                _fill(into, k, density, request, lacking)
+                _fill(into, k, density, request, lacking, torch.lerp(low, high, weight)[0])
                 for below, above, weight in covered:
                     into["coverage"][k] = torch.lerp(below, above, weight)[0]
             yield Planes(start, stop, arrays)
@@ -310,9 +311,11 @@ class NodeField(AbstractDensityField):
             return of_integrals(self.posterior, functional, draws, request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
         relative = relative_between(self.posterior, functional)
-        answers = statistics(self._by_node.at(cells).mT.contiguous(), request, relative)
+        ratio, covered = self._of_nodes.at(cells).mT
+        draws = self._by_node.at(cells).mT.contiguous()
+        answers = statistics(draws, request, relative, ratio)
         if Quantity.COVERAGE in request:
-            answers["coverage"] = self._covered.at(cells)[:, 0]
+            answers["coverage"] = covered
         return answers
 
     def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
@@ -350,8 +353,24 @@ class NodeField(AbstractDensityField):
         return NodeTable(self.nodes, self.density.cpu())
 
     @cached_property
-    def _covered(self) -> NodeTable:
-        return NodeTable(self.nodes, self._node_coverage.cpu()[None])
+    def _of_nodes(self) -> NodeTable:
+        """Ratio of log-variances, and coverage."""
+        values = torch.stack([self._log_ratio, self._node_coverage.to(self._log_ratio)])
+        return NodeTable(self.nodes, values.cpu())
+
+    @cached_property
+    def _log_ratio(self) -> Tensor:
+        """Variance (M,) of ln ρ at the nodes over that of the samples there: of what data leave
+        unknown the posterior's own, of what lies between the nodes that which was drawn."""
+        if not self.posterior.knows_prior:
+            return torch.ones_like(self.density[0])
+        own, ratios = self.posterior.node_log_variance, []
+        for part in chunks(self.nodes.size, max(1, _BLOCK // self.posterior.n_samples)):
+            drawn = _quantities.log_moments(self.density[:, part])[1].square()
+            between = drawn - self.posterior.log_samples[:, part].var(0, correction=0)
+            ratio = (own[part] + between.clamp_min(0.0)) / drawn
+            ratios.append(torch.where(drawn > 0.0, ratio, 1.0))
+        return torch.cat(ratios).to(self.density)
 
     @cached_property
     def _node_coverage(self) -> Tensor:
@@ -380,15 +399,16 @@ def _fill(
     density: tuple[Tensor, Tensor, float],
     request: MapRequest,
     lacking: "Tensor | float",
+    ratio: Tensor,
 ) -> None:
     """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time.
 
-    lacking (y, x): relative variance that the samples have not.
+    lacking, ratio (y, x): see `statistics`.
     """
     below, above, weight = density
     rows = max(1, _BLOCK // (len(below) * below.shape[-1]))
     for part in chunks(below.shape[1], rows):
         draws = torch.lerp(below[:, part], above[:, part], weight)
         relative = lacking[part] if isinstance(lacking, Tensor) else lacking
-        for name, values in statistics(draws, request, relative).items():
+        for name, values in statistics(draws, request, relative, ratio[part]).items():
             into[name][..., k, part, :] = values

@@ -11,9 +11,9 @@ From samples to mean, standard deviation and percentiles, the same way everywher
 
 Integrals of a positive density, which are not log-normal, have the std on the right. Percentiles
 are smoother than the order statistics of S samples; those of a positive density are positive and
-ascend with q. Of 32 log-normal samples with τ = 1, 1.6 and 2.2 the deviation of the samples
-themselves has medians of 0.80, 0.45 and 0.14 of the true one, for most of it is in a tail that they
-miss; m √(exp(τ²) − 1) has 0.94, 0.82 and 0.61.
+ascend with q. Samples of a log-normal density miss most of its tail: with τ = 2.2 their own
+deviation has a median of 0.14 of the true one, m √(exp(τ²) − 1) of 0.6. Where the variance of ln f
+is known better than from the samples, it takes the place of τ².
 
 Samples of a positive density are pairs about a known centre, the two of a pair one after the other,
 so τ² is divided by S: their mean is that centre, which costs no degree of freedom. An odd S ends
@@ -173,11 +173,15 @@ def normal_quantile(q: float) -> float:
 
 
 def statistics(
-    draws: "Tensor", request: MapRequest, relative: "Tensor | float" = 0.0
+    draws: "Tensor",
+    request: MapRequest,
+    relative: "Tensor | float" = 0.0,
+    ratio: "Tensor | float" = 1.0,
 ) -> "dict[str, Tensor]":
     """Compute all but coverage of draws (S, ...) > 0 at places, each (...); samples are not copied.
 
-    relative (...): variance over E f² that samples have not.
+    relative (...): variance over E f² that samples have not; ratio (...): variance of ln f over
+    that of the samples.
     """
     results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
@@ -185,6 +189,8 @@ def statistics(
     asked = [quantity for quantity in PERCENTILES if quantity in request]
     if asked or Quantity.STD in request:
         centre, width = log_moments(draws)
+        if not isinstance(ratio, float):
+            width = width * ratio.sqrt()
         if not isinstance(relative, float):
             width = (width.square() + relative.log1p()).sqrt()
         if Quantity.STD in request:
