@@ -558,7 +558,7 @@ def test_a_descent_extrapolates_to_the_same_mode_in_fewer_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accuracy = Accuracy(residual=1e-4, decrease=1e-6, steps=200, cg_steps=1000)
-    starts = [observed_start(seed) for seed in (1, 2, 3)]
+    starts = [observed_start(seed) for seed in (1, 2)]
     found = [descend(*start, accuracy) for start in starts]
     monkeypatch.setattr(Steps, "extrapolated", lambda self: None)
     plain = [descend(*start, accuracy) for start in starts]

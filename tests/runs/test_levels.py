@@ -41,7 +41,7 @@ std = 0.8
 mean_density = 0.002
 learn = ["mean"]
 [fit]
-samples = 8
+samples = 4
 [export]
 formats = ["zarr"]
 figures = []
@@ -60,7 +60,7 @@ def configured(**grid: object) -> Config:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("levels")
-    write_plain_sky(path, plain_sky(250, seed=2))
+    write_plain_sky(path, plain_sky(120, seed=2))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     execute_run(prepare(config), path / "run", config, overwrite=False)
@@ -183,7 +183,7 @@ def test_a_finished_run_has_the_densities_of_all_levels(finished: Path) -> None:
     assert isinstance(run, StarMap)
     posterior = run.fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
-    assert posterior.log_samples.shape == (8, 13 * 9 * 5 + 13 * 9 * 9)
+    assert posterior.log_samples.shape == (4, 13 * 9 * 5 + 13 * 9 * 9)
 
 
 def test_a_gaussian_map_has_the_finest_density(gaussian: Path) -> None:

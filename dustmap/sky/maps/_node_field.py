@@ -194,6 +194,14 @@ class NodeNoise:
         around = _resized(self.coarser.draw(key), self.coarser.grid, self.grid)
         return self.faded.sqrt() * around + (1.0 - self.faded).sqrt() * own
 
+    @property
+    def spread(self) -> Tensor:
+        """Variance (M,) of n, with that of n' at the nodes around for that of P n'."""
+        if self.coarser is None or self.faded is None:
+            return self.variance
+        around = _resized(self.coarser.spread, self.coarser.grid, self.grid)
+        return self.faded * around + (1.0 - self.faded) * self.variance
+
 
 @torch.no_grad()
 def noise_between(
@@ -219,6 +227,7 @@ def noise_between(
         at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
         here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
         share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
+        share.clamp_max_(1.0)
     found: list[NodeNoise] = []
     faded = nodes.faded() if isinstance(nodes, NestedGrids) else None
     for number, (grid, place) in enumerate(zip(nodes.grids, nodes.places, strict=True)):
@@ -340,7 +349,7 @@ class NodeField(AbstractDensityField):
         # The mean of the samples stays what it is.
         return density.mul_(logs.exp().mean(0) / density.mean(0))
 
-    @property
+    @cached_property
     def _between(self) -> NodeNoise | None:
         """Return that of nested grids, or of this; None where nothing is between the nodes."""
         lacking = self.posterior.unresolved
@@ -360,16 +369,16 @@ class NodeField(AbstractDensityField):
 
     @cached_property
     def _log_ratio(self) -> Tensor:
-        """Variance (M,) of ln ρ at the nodes over that of the samples there: of what data leave
-        unknown the posterior's own, of what lies between the nodes that which was drawn."""
+        """Variance (M,) of ln ρ at the nodes, with what lies between these, over that of the samples
+        there."""
         if not self.posterior.knows_prior:
             return torch.ones_like(self.density[0])
-        own, ratios = self.posterior.node_log_variance, []
+        own, between, ratios = self.posterior.node_log_variance, self._between, []
+        if between is not None:
+            own = own + between.spread.to(own)
         for part in chunks(self.nodes.size, max(1, _BLOCK // self.posterior.n_samples)):
             drawn = _quantities.log_moments(self.density[:, part])[1].square()
-            between = drawn - self.posterior.log_samples[:, part].var(0, correction=0)
-            ratio = (own[part] + between.clamp_min(0.0)) / drawn
-            ratios.append(torch.where(drawn > 0.0, ratio, 1.0))
+            ratios.append(torch.where(drawn > 0.0, own[part] / drawn, 1.0))
         return torch.cat(ratios).to(self.density)
 
     @cached_property

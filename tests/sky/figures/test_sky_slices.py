@@ -40,16 +40,16 @@ def test_it_draws_planes_projections_and_skies(
     script: ModuleType, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "plots"
-    asked = ["--slices", "5", "--distances", "8", "--format", "pdf"]
+    asked = ["--slices", "5", "--distances", "8", "--format", "png"]
     assert script.main([str(stored), str(folder), *asked]) == 0
     names = {
-        "slice_z+5.pdf",
-        "slice_x+0.pdf",
-        "slice_y+0.pdf",
-        "top_down.pdf",
-        "side_on.pdf",
-        "shell_8pc.pdf",
-        "extinction_8pc.pdf",
+        "slice_z+5.png",
+        "slice_x+0.png",
+        "slice_y+0.png",
+        "top_down.png",
+        "side_on.png",
+        "shell_8pc.png",
+        "extinction_8pc.png",
     }
     assert {path.name for path in folder.iterdir()} == names
     assert len(capsys.readouterr().out.splitlines()) == len(names)
