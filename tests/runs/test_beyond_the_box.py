@@ -10,13 +10,16 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.config import load
+from dustmap.errors import UserError
 from dustmap.gp import Prediction
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
 from dustmap.runs.stars._beyond import FarStars, by_the_others
+from dustmap.runs.stars._distance_rounds import _refuse_all_beyond
 from dustmap.runs.stars._model import Hyperparameters
+from dustmap.runs.stars._run import StarRun
 from dustmap.sky import cartesian
 from dustmap.sky.simulation import Measurements, SimulatedSky, write_sky
 from dustmap.sky.stars import ExactDistances
@@ -126,6 +129,19 @@ def test_truncated_rays_fail_a_check_and_pile_dust_up(tmp_path: Path) -> None:
     assert failed["part of the rays cut at the box"].value > 0.9
     assert "prior" in failed["part of the rays cut at the box"].advice
     assert draws(found).mean() > 1.5 * DENSITY
+
+
+def test_dust_beyond_the_box_that_leaves_nothing_within_is_refused(tmp_path: Path) -> None:
+    uniform(tmp_path, 60, 0.1)
+    run = prepare(load(tmp_path / "run.toml"))
+    assert isinstance(run, StarRun)
+    observed, train = run.observed, torch.arange(len(run.observed.measured))
+    _refuse_all_beyond(observed, train)
+    more = replace(observed, batch=replace(observed.batch, y=observed.measured - 1.0))
+    with pytest.raises(
+        UserError, match=r"beyond the box reddens the stars by .* larger grid\.size"
+    ):
+        _refuse_all_beyond(more, train)
 
 
 def test_predictions_have_density_and_extinction_or_neither(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from dustmap.config import Config, from_mapping
 from dustmap.engines import Learning
 from dustmap.inference import scores_of_normal
-from dustmap.runs.reports import Predictions
+from dustmap.runs.reports import Check, Predictions
 from dustmap.runs.stars._checks import checks_of_fit, checks_of_held_out
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
@@ -98,12 +99,48 @@ def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
     ],
 )
 def test_a_coverage_says_which_way_it_is_off(fit: StarFit, factor: float, words: str) -> None:
-    y = factor * torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    narrow, _ = checks_of_coverage(fit, factor * normal(400))
+    assert not narrow.passed
+    assert re.search(words, narrow.advice)
+
+
+def test_a_tail_that_is_too_heavy_fails_where_the_core_is_as_predicted(fit: StarFit) -> None:
+    """A sixth of the stars scatter four times as much."""
+    y = torch.cat([0.9 * normal(330), 4.0 * normal(70)])
+    core, tail = checks_of_coverage(fit, y)
+    assert core.passed
+    assert not tail.passed
+    assert tail.name == "coverage95 of held-out stars"
+    assert all(check.passed for check in checks_of_coverage(fit, normal(400)))
+
+
+def normal(n: int) -> Tensor:
+    return torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def checks_of_coverage(fit: StarFit, y: Tensor) -> tuple[Check, ...]:
+    """Of stars whose predictions are 0 ± 1."""
     mean, std = torch.zeros_like(y), torch.ones_like(y)
-    data = scores_of_normal(y, mean, std)
-    held_out = Predictions(y, mean, std, data, np.arange(400))
+    held_out = Predictions(y, mean, std, scores_of_normal(y, mean, std), np.arange(len(y)))
     found = StarFit(fit.posterior, Hyperparameters(60.0, 0.8, 1e-3, 1.0), {}, None)
     unused: Any = None
-    (check,) = checks_of_held_out(held_out, found, unused, torch.arange(0), torch.arange(400))
-    assert not check.passed
-    assert re.search(words, check.advice)
+    return checks_of_held_out(held_out, found, unused, torch.arange(0), torch.arange(len(y)))
+
+
+@pytest.mark.parametrize(
+    ("noise", "settings", "names"),
+    [
+        (0.25, [], []),
+        (4.0, [], []),
+        (0.15, ['model.learn=["noise"]'], ["learned factor on the errors"]),
+        (30.0, [], ["learned factor on the errors"]),
+        (0.01, [], []),
+        (30.0, ['model.learn=["mean"]'], []),
+    ],
+)
+def test_errors_far_from_what_is_meant_fail_a_check(
+    fit: StarFit, noise: float, settings: list[str], names: list[str]
+) -> None:
+    """Variances for standard deviations, say. A scatter beside them may leave nothing of them, and
+    what is held is the user's."""
+    assert failed(fit, Hyperparameters(60.0, 0.8, 1e-3, noise), *settings) == names

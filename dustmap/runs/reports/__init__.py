@@ -18,6 +18,6 @@ from dustmap.runs.reports._report import by_distance as by_distance
 from dustmap.runs.reports._report import calibration as calibration
 from dustmap.runs.reports._report import comparison_of as comparison_of
 from dustmap.runs.reports._report import correlation as correlation
-from dustmap.runs.reports._report import coverage_check as coverage_check
+from dustmap.runs.reports._report import coverage_checks as coverage_checks
 from dustmap.runs.reports._report import labelled as labelled
 from dustmap.runs.reports._report import quality_proxies as quality_proxies

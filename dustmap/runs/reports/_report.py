@@ -72,13 +72,28 @@ class Check:
         )
 
 
-def coverage_check(of: str, held_out: Scores, advice: str) -> Check:
-    """Check that ±1σ hold the share of a normal distribution, but for chance and idealising."""
-    expected = math.erf(1 / math.sqrt(2))
-    # Three standard deviations of a binomial, and 0.1 for what the model idealises.
-    slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
-    low, high = max(0.0, expected - slack), min(1.0, expected + slack)
-    return Check(f"coverage68 of {of}", held_out.coverage68, low, high, advice)
+def coverage_checks(
+    of: str, held_out: Scores, too_wide: str, too_narrow: str
+) -> tuple[Check, Check]:
+    """Check that ±1σ and the central 95 % hold their shares, but for chance and idealising.
+
+    too_wide, too_narrow: what to do where they hold more, and less.
+    """
+    one_std = math.erf(1 / math.sqrt(2))
+    expected = (("coverage68", one_std, 0.1), ("coverage95", 0.95, 0.05))
+    low, high = (_coverage_check(of, held_out, *each, too_wide, too_narrow) for each in expected)
+    return low, high
+
+
+def _coverage_check(
+    of: str, held_out: Scores, name: str, share: float, idealised: float, *advice: str
+) -> Check:
+    """Check one share; idealised: by how much the model may miss it, beside three standard
+    deviations of a binomial."""
+    value: float = getattr(held_out, name)
+    slack = idealised + 3 * math.sqrt(share * (1 - share) / held_out.n)
+    low, high = max(0.0, share - slack), min(1.0, share + slack)
+    return Check(f"{name} of {of}", value, low, high, advice[value < share])
 
 
 @final

@@ -21,7 +21,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
 from dustmap.inference import LogNormalPosterior, MGVISettings, PathwisePosterior
 from dustmap.runs._machine import dtype_of
-from dustmap.runs.reports import Check, Predictions, coverage_check
+from dustmap.runs.reports import Check, Predictions, coverage_checks
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
@@ -65,8 +65,9 @@ _NOTICEABLE, _MOST = 0.15, 0.3
 #: tell something, neighbours among which one behind is looked for, and the share of them that may
 #: lie as far above.
 _FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
-#: Share of normal numbers within a standard deviation, and what to do about more of them and less.
-_ONE_STD = math.erf(0.5**0.5)
+#: Factor on the errors of a catalog, or its inverse, that is too large for errors to be meant.
+_MOST_NOISE = 5.0
+#: What to do about intervals that hold too many stars, and too few.
 _TOO_WIDE = (
     'extinctions scatter less than predicted: their errors are too large ("noise" in model.learn '
     "finds a factor), or those of distances or parallaxes, whose part a prediction includes; the "
@@ -258,6 +259,8 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         converged = float(learning.converged)
         checks.append(Check("learning converged", converged, 1.0, 1.0, learning.remedy))
         checks.append(_learned_per_star(config, fit, learning.n_data))
+        if "noise" in config.model.learn:
+            checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
             checks += _learned_by_data(config, fit)
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
@@ -333,6 +336,20 @@ def _learned_per_star(config: Config, fit: StarFit, stars: int) -> Check:
     return Check("learned hyperparameters per star", share, 0.0, _MOST_PER_STAR, advice)
 
 
+def _factor_on_errors(config: Config, fit: StarFit) -> Check:
+    """Check that errors are standard deviations in mag, about as large as stated; a scatter beside
+    them may leave nothing of them."""
+    scatter = {"scatter", "relative_scatter"} & {*config.model.learn}
+    noise = fit.hyperparameters.noise
+    advice = (
+        f"extinctions scatter {noise:.3g} times as much as the catalog's errors say: are these "
+        "variances, shares of the extinctions, or in other units? Of errors as they are meant, add "
+        '"scatter" to model.learn, which does not weigh stars by them alone'
+    )
+    least = 0.0 if scatter else 1.0 / _MOST_NOISE
+    return Check("learned factor on the errors", noise, least, _MOST_NOISE, advice)
+
+
 def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
     """Check that length and std of a log-normal density come from the data.
 
@@ -380,12 +397,10 @@ def checks_of_held_out(
     Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
     clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
     """
-    scores = held_out.scores()
-    advice = _TOO_WIDE if scores.coverage68 > _ONE_STD else _TOO_NARROW
-    coverage = coverage_check("held-out stars", scores, advice)
+    coverage = coverage_checks("held-out stars", held_out.scores(), _TOO_WIDE, _TOO_NARROW)
     above = _far_above(held_out)
     if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
-        return (coverage,)
+        return coverage
     rays = observed.batch.functional
     towards, depth = gathered(rays, own_rays(rays).direction).cpu(), rays.moments()[:, 0].cpu()
     seeds, fitted = holdout.cpu()[above], train.cpu()
@@ -394,7 +409,7 @@ def checks_of_held_out(
     behind = depth[fitted[near]] > depth[seeds, None]
     followed = behind.any(1)
     if followed.sum() < _FEWEST:
-        return (coverage,)
+        return coverage
     nearest = torch.from_numpy(near)[followed, behind[followed].int().argmax(1)]
     share = float(_far_above(fit.predictions(observed, train[nearest])).float().mean())
     advice = (
@@ -403,7 +418,7 @@ def checks_of_held_out(
         'take a smaller grid.spacing, grid.levels around them, or model.noise = "gaussian"'
     )
     name = "share of outliers with another behind"
-    return (coverage, Check(name, share, 0.0, _COHERENT, advice))
+    return (*coverage, Check(name, share, 0.0, _COHERENT, advice))
 
 
 def _far_above(predictions: Predictions) -> Tensor:

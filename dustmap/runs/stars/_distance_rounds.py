@@ -18,6 +18,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, Watch
 from dustmap.engines._engine import arrays_of, tensors_of
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._machine import predicted
@@ -288,6 +289,8 @@ class _Rounds:
         gains = fit.gains(observed.batch.functional)
         added = observed.added(posterior, dust, progress).times(gains)
         noisy, moved = _beyond.refreshed(observed.with_added(added), data.noisy, fit, dust)
+        if self.config.engine == "lognormal":
+            _refuse_all_beyond(noisy, self.train)
         fresh = FitData(observed, noisy, added, log_weight)
         line: dict[str, Any] = {
             "round": number,
@@ -343,6 +346,20 @@ class _Rounds:
             "median_added_std_mag": float(new.added.variance[train].sqrt().median()),
             **moved,
         }
+
+
+def _refuse_all_beyond(observed: Observations, train: Tensor) -> None:
+    """Refuse what dust beyond the box leaves nothing of, which no positive density can be."""
+    measured, left = (v[train].double().mean() for v in (observed.measured, observed.batch.y))
+    if float(left) > 0.0:
+        return
+    raise UserError(
+        f"the dust expected beyond the box reddens the stars by {float(measured - left):.3g} mag "
+        f"(mean), which are reddened by {float(measured):.3g}: too little of their paths is "
+        "in the box to tell how dense it is. See that l and b are in degrees; take a larger "
+        'grid.size, leave far stars out (data.cuts), or give grid.outside = "truncate" where '
+        "there is no dust outside"
+    )
 
 
 def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperparameters]:

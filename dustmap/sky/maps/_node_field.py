@@ -369,8 +369,7 @@ class NodeField(AbstractDensityField):
 
     @cached_property
     def _log_ratio(self) -> Tensor:
-        """Variance (M,) of ln ρ at the nodes, with what lies between these, over that of the samples
-        there."""
+        """Variance (M,) of ln ρ at the nodes over that of the samples, both with `between`."""
         if not self.posterior.knows_prior:
             return torch.ones_like(self.density[0])
         own, between, ratios = self.posterior.node_log_variance, self._between, []
