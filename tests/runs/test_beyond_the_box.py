@@ -1,5 +1,6 @@
 """Stars beyond the box: dust that goes on outside must not be put inside, nor be lost."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,14 @@ import torch
 from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.config import load
+from dustmap.config import from_mapping, load
 from dustmap.errors import UserError
 from dustmap.gp import Prediction
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
-from dustmap.runs.stars._beyond import FarStars, by_the_others
+from dustmap.runs.stars._beyond import FarStars, by_the_others, limits_of, prior_dust
 from dustmap.runs.stars._distance_rounds import _refuse_all_beyond
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.runs.stars._run import StarRun
@@ -129,6 +130,31 @@ def test_truncated_rays_fail_a_check_and_pile_dust_up(tmp_path: Path) -> None:
     assert failed["part of the rays cut at the box"].value > 0.9
     assert "prior" in failed["part of the rays cut at the box"].advice
     assert draws(found).mean() > 1.5 * DENSITY
+
+
+@pytest.mark.parametrize(
+    ("height", "length", "taken"),
+    [
+        (80.0, 2500.0, {}),
+        (-400.0, 2500.0, {"disc_height_beyond": 300.0}),
+        (900.0, -500.0, {"disc_height_beyond": 300.0, "disc_length_beyond": 30_000.0}),
+        (80.0, 100.0, {"disc_length_beyond": 1000.0}),
+    ],
+)
+def test_a_disc_falls_beyond_the_box_whatever_is_learned_within(
+    height: float, length: float, taken: dict[str, float]
+) -> None:
+    """A box that is thinner than the disc, or holds hardly a star, may find that it grows."""
+    config = from_mapping({"data": {"catalog": ["stars.fits"]}})
+    at = Hyperparameters(60.0, 1.0, DENSITY, 1.0, disc_height=height, disc_length=length)
+    dust = prior_dust(config, at)
+    assert limits_of(dust, at) == pytest.approx(taken)
+    heights = torch.tensor([[0.0, 0.0, z] for z in (0.0, 500.0, 5_000.0)], dtype=torch.float64)
+    near, high, far = dust.expected(heights).tolist()
+    assert near == pytest.approx(DENSITY * math.exp(0.5), rel=0.3)
+    assert high < 0.3 * near
+    assert far < 1e-6 * near
+    assert dust.expected(torch.tensor([[-8e3, 0.0, 0.0]])).item() < near
 
 
 def test_dust_beyond_the_box_that_leaves_nothing_within_is_refused(tmp_path: Path) -> None:

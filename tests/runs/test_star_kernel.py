@@ -169,7 +169,7 @@ def test_the_plan_counts_the_choice(catalog: Path) -> None:
         assert prepared.seconds() > 0
     parts = [[c.name for c in plan.memory.components] for plan in plans.values()]
     assert set(parts[0]) - set(parts[1]) == {"kernels compared"}
-    asked = "auto: matern13, matern12, matern32 by patches of 225 stars"
+    asked = "auto: matern13, matern12, matern32 by patches of 108 stars"
     assert plans["auto"].counts["kernel"] == asked
     assert plans["matern12"].counts["kernel"] == "matern12"
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from dustmap.config import Config, DataConfig
 from dustmap.engines import Arrays
 from dustmap.errors import UserError
-from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp import AbstractPosterior, LogDiscMean, Prediction, RegularGrid
 from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 #: Standard deviation of the level before the stars are asked: dust differs from place to place; and
 #: its least value, for there is no negative dust.
-LEVEL_STD, _LEAST_LEVEL = 0.5, 0.05
+LEVEL_STD, _LEAST_LEVEL = 0.5, 1e-3
 #: Residuals beyond so many standard deviations weigh less (Huber 1964); turns of their weights.
 _FAR, _WEIGHTS = 3.0, 10
 #: Standard deviation of the logarithm of the spread before the stars are asked, its ends, densities
@@ -47,12 +47,54 @@ _SPREAD_STD, _SPREADS, _KNOTS, _STEPS, _STARS, _TURNS = 1.5, (-8.0, 4.0), 25, 38
 #: that of its noise. Of one that the map follows the others say little, and the less surely.
 _MOST_LEVERAGE = 0.5
 
+#: Least and most slopes of ln ρ beyond the box, with |z|/H and (R − R₀)/L of the scales to start
+#: from: a thin box, or a small one, hardly tells the slopes of its disc, and dust that grew with
+#: height or outwards would redden far stars without end.
+_SLOPES = ((-math.inf, -1.0 / 3.0), (-3.0, -0.1))
 #: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
 #: as the disc, and of the disc itself.
 _LAYERS = {"constant": 1.0, "disc": 5.0}
 #: The names of a column in files: of its data, and of its pixels by their fields.
 _TARGET, _VARIANCE = "column_target", "column_variance"
 _PIXELS = {"column_l": "l", "column_b": "b", "column_mag": "value"}
+
+
+def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
+    """The density as the prior has it, wherever no star has seen it; a disc falls as `_SLOPES`."""
+    mean = _model.mean_of(config, at.mean)
+    if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
+        slopes = _slopes_beyond((-mean.height / at.disc_height, -mean.length / at.disc_length))
+        beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
+        mean = mean.with_coefficients(beta)
+    kernel = _model.kernel_of(config.model, at)
+    level = at.beyond, at.beyond_std, at.beyond_spread
+    return PriorDust(kernel, mean, _model.is_lognormal(config), *level)
+
+
+def _slopes_beyond(learned: tuple[float, float]) -> list[float]:
+    limits = zip(learned, _SLOPES, strict=True)
+    return [min(max(slope, least), most) for slope, (least, most) in limits]
+
+
+def limits_of(dust: PriorDust, at: Hyperparameters) -> dict[str, float]:
+    """Return the scales beyond the box that are not those of the disc within, for the line of a
+    round."""
+    if not isinstance(dust.mean, LogDiscMean):
+        return {}
+    height, length = dust.mean.scales(dust.mean.coefficients())
+    scales = (("disc_height", at.disc_height, height), ("disc_length", at.disc_length, length))
+    limited = {}
+    for name, learned, taken in scales:
+        if learned is not None and not math.isclose(learned, taken, rel_tol=1e-6):
+            limited[f"{name}_beyond"] = taken
+            log.warning(
+                "%s: %.3g pc in the box, which hardly tells it; %.3g pc beyond, the nearest that "
+                "is taken",
+                name,
+                learned,
+                taken,
+            )
+    return limited
 
 
 def whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:
@@ -159,7 +201,7 @@ def judged(
         return at
     rays, y = observed.batch.functional[train], observed.measured[train]
     gains, errors = fit.gains(rays), observed.error_variance[train]
-    parts = observed.parts_beyond(_model.prior_dust(config, at))
+    parts = observed.parts_beyond(prior_dust(config, at))
     mean, prior, distances = (each[train] for each in parts)
     inside, own = predicted(_resolved(fit.posterior), rays), added.variance[train]
     expected = whole(inside, added, train)
@@ -248,7 +290,7 @@ def _behind(
 def first(config: Config, observed: Observations, at: Hyperparameters) -> Observations:
     """Return observations with the column under the dust before any fit, if they have one; pixels
     behind which that has too much are left out from then on."""
-    column, dust = observed.column, _model.prior_dust(config, at)
+    column, dust = observed.column, prior_dust(config, at)
     if column is None:
         return observed
     silent = column.behind_too_much(dust)

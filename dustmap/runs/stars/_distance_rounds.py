@@ -279,7 +279,7 @@ class _Rounds:
             return stored.rounds[0], stored.data(self.config, self.limit, self.observed)
         assert data.added is not None
         at = _beyond.judged(self.config, fit, data.observed, data.added, self.train)
-        dust = _model.prior_dust(self.config, at)
+        dust = _beyond.prior_dust(self.config, at)
         observed, log_weight, selected = self.observed, None, dict[str, int]()
         posterior, progress = fit.for_many_rays(), self.watch.progress
         if self.limit is not None:
@@ -296,6 +296,7 @@ class _Rounds:
             "round": number,
             **self._changes(fit, at, data, fresh),
             **at.beyond_the_box(),
+            **_beyond.limits_of(dust, at),
             **moved,
             **selected,
         }
@@ -349,8 +350,15 @@ class _Rounds:
 
 
 def _refuse_all_beyond(observed: Observations, train: Tensor) -> None:
-    """Refuse what dust beyond the box leaves nothing of, which no positive density can be."""
-    measured, left = (v[train].double().mean() for v in (observed.measured, observed.batch.y))
+    """Refuse what dust beyond the box leaves nothing of, which no positive density can be; stars
+    that it makes uncertain weigh little, as in `typical_log_density`."""
+    assert observed.batch.noise_variance is not None
+    noise = observed.batch.noise_variance[train].double()
+    weight = 1.0 / (noise + noise.median())
+    measured, left = (
+        (weight * each[train]).sum() / weight.sum()
+        for each in (observed.measured, observed.batch.y)
+    )
     if float(left) > 0.0:
         return
     raise UserError(
@@ -370,7 +378,7 @@ def first_added(config: Config, observed: Observations) -> tuple[Moments, Hyperp
         mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
         level_std = 0.0 if observed.beyond is None else _beyond.LEVEL_STD
         at = replace(at, mean=mean, beyond_std=level_std)
-    return observed.uniform(density, _model.prior_dust(config, at)), at
+    return observed.uniform(density, _beyond.prior_dust(config, at)), at
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from dustmap.runs._machine import TOGETHER
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (
+    _beyond,
     _catalog_checks,
     _checks,
     _distance_rounds,
@@ -171,7 +172,7 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def _dust(self) -> observations.PriorDust:
-        return _model.prior_dust(self.run.config, self.fit.hyperparameters)
+        return _beyond.prior_dust(self.run.config, self.fit.hyperparameters)
 
     def predict(
         self,

@@ -26,7 +26,6 @@ from dustmap.gp.kernels import (
     stationary_named,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
@@ -292,18 +291,6 @@ def policy_beyond(config: Config) -> OutsidePolicy:
     """Whether the rest of a ray that leaves the box has dust: the prior's, or none."""
     truncates = config.grid.outside == OutsidePolicy.TRUNCATE.value
     return OutsidePolicy.TRUNCATE if truncates else OutsidePolicy.PRIOR
-
-
-def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
-    """The density as the prior has it, wherever no star has seen it."""
-    mean = mean_of(config, at.mean)
-    if isinstance(mean, gp.LogDiscMean) and at.disc_height and at.disc_length:
-        slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
-        beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
-        mean = mean.with_coefficients(beta)
-    kernel = kernel_of(config.model, at)
-    level = at.beyond, at.beyond_std, at.beyond_spread
-    return PriorDust(kernel, mean, is_lognormal(config), *level)
 
 
 def model_of(config: Config, at: Hyperparameters, data: gp.Batch) -> gp.GPModel:
