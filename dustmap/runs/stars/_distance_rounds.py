@@ -289,8 +289,6 @@ class _Rounds:
         gains = fit.gains(observed.batch.functional)
         added = observed.added(posterior, dust, progress).times(gains)
         noisy, moved = _beyond.refreshed(observed.with_added(added), data.noisy, fit, dust)
-        if self.config.engine == "lognormal":
-            _refuse_all_beyond(noisy, self.train)
         fresh = FitData(observed, noisy, added, log_weight)
         line: dict[str, Any] = {
             "round": number,
@@ -305,6 +303,8 @@ class _Rounds:
         # The first fit takes all scales of groups for 1.
         rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED or rescaled
+        if line["refitted"] and self.config.engine == "lognormal":
+            _refuse_all_beyond(noisy, self.train)
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
             "(median)",
