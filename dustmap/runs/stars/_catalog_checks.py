@@ -93,12 +93,13 @@ def _repetitions(stars: StarTable) -> Check:
 
 def _distances(stars: StarTable) -> Check:
     """Check distances that are given; those of parallaxes end where their prior does."""
-    advice = (
-        "column distance: expected pc; if these are kpc, name the unit in the file, as "
-        '--column "distance=NAME [kpc]", or call the column distance_kpc; of distance moduli make '
-        "distances first"
-    )
     middle = float(np.median(stars.distance))
+    unit, other = ("pc", "kpc") if middle > _NEAREST else ("kpc", "pc")
+    advice = (
+        f"column distance: if the file has {unit}, where {other} were expected, name the unit, as "
+        f'--column "distance=NAME [{unit}]", or call the column distance_{unit}; of distance moduli '
+        "make distances first"
+    )
     return Check("median distance in pc", middle, _NEAREST, _FARTHEST, advice)
 
 
