@@ -97,8 +97,8 @@ def _distances(stars: StarTable) -> Check:
     unit, other = ("pc", "kpc") if middle > _NEAREST else ("kpc", "pc")
     advice = (
         f"column distance: if the file has {unit}, where {other} were expected, name the unit, as "
-        f'--column "distance=NAME [{unit}]", or call the column distance_{unit}; of distance moduli '
-        "make distances first"
+        f'--column "distance=NAME [{unit}]", or call the column distance_{unit}; of distance '
+        "moduli make distances first"
     )
     return Check("median distance in pc", middle, _NEAREST, _FARTHEST, advice)
 
