@@ -58,7 +58,10 @@ _CHAPTERS = (
         "How good is it?",
         "Scores of data that took no part in the fit. Errors are right where χ² is near 1 and "
         "about 68 % of the values lie within 1σ.",
-        ("held_out_stars", "held_out_rows", "calibration", "quality_proxies", "truth"),
+        (
+            *("held_out_stars", "held_out_rows", "calibration", "coverage"),
+            *("quality_proxies", "truth"),
+        ),
     ),
     _Chapter(
         "What was learned",
@@ -83,6 +86,8 @@ _COLUMN_SECTIONS = ("units", "hyperparameter_errors")
 _ABOUT: Mapping[str, str] = {
     "held_out_stars": "Extinctions of stars that took no part in the fit, in mag.",
     "held_out_rows": "Rows that took no part in the fit.",
+    "coverage": "The share of the prior's variance that the data took away, at nodes drawn at "
+    "random; above one half they, and not the prior, say what the density is.",
     "quality_proxies": "Held-out stars in bins by what may go wrong with them.",
     "truth": "The density at the nodes beside that of the simulated sky, in mag/pc.",
     "refit": "The map is that of a second fit, to all data at the hyperparameters learned before.",
@@ -354,6 +359,7 @@ TERMS: Mapping[str, Term] = {
         "Within 1σ", "share of values within their 68 % interval: 0.68 if the errors are right"
     ),
     "coverage95": Term("Within 2σ", "share of values within their 95 % interval"),
+    "part_of_the_box_known_by_data": Term("Part of the box that the data know"),
     "crps": Term("CRPS", "continuous ranked probability score; lower is better"),
     "pit_histogram": Term(
         "PIT histogram",

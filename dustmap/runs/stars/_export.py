@@ -15,6 +15,7 @@ from dustmap.config import ComputeConfig, Config, DataConfig
 from dustmap.engines import MIB
 from dustmap.errors import UserError
 from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp.functionals import PointValues
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
 from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress, in_one_part
 from dustmap.runs import reports
@@ -25,6 +26,7 @@ from dustmap.runs.stars._model import nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.maps._field import plane_points
+from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.sky.view import MOST_BYTES, SAMPLES, page_of
 
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Nodes that are compared with the truth at most, drawn at random beyond.
 MOST_NODES = 500_000
+#: Nodes, drawn at random, whose coverage is reported.
+_PLACES = 2_000
 #: Rows of a table of the reach of a catalog.
 _ROWS = 6
 #: Planes of the picture of many, at most.
@@ -89,9 +93,22 @@ def reach_of(data: DataConfig, stars: StarTable) -> maps.SurveyReach | None:
     return maps.SurveyReach.of(stars, data.magnitude_limit, dimming)
 
 
-def hidden_section(field: AbstractDensityField, grid: RegularGrid) -> dict[str, dict[str, Any]]:
+def coverage_sections(field: AbstractDensityField, grid: RegularGrid) -> dict[str, dict[str, Any]]:
+    """Say for the report how much of the box the data know, and what a magnitude limit hides."""
+    some = np.random.default_rng(0).permutation(grid.size)[:_PLACES]
+    places = PointValues(grid.points()[torch.from_numpy(some)])
+    covered = field.evaluate(places, MapRequest((Quantity.COVERAGE,)))["coverage"]
+    share = float((covered > DATA_DOMINATED).mean())
+    log.info(
+        "coverage: the data, and not the prior, say what %.2g %% of the box holds", 100 * share
+    )
+    section = {"part_of_the_box_known_by_data": share, "median": float(np.median(covered))}
+    return {"coverage": section, **_hidden_section(field, grid)}
+
+
+def _hidden_section(field: AbstractDensityField, grid: RegularGrid) -> dict[str, dict[str, Any]]:
     """Count nodes and directions that a magnitude limit hides, beside the reach of the catalog at
-    some distances, for the report; nothing of other fields."""
+    some distances; nothing of other fields."""
     if not isinstance(field, maps.LimitedField):
         return {}
     hidden, reach = field.hidden_nodes(grid), field.reach
