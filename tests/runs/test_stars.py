@@ -122,6 +122,13 @@ def test_the_report_has_what_was_promised(sky: Path) -> None:
     assert np.isfinite(report["fit"]["log_evidence"])
 
 
+def test_the_report_says_how_much_of_the_box_the_data_know(sky: Path) -> None:
+    covered = DustMap.open(sky / "run" / "map.zarr").cube(Quantity.COVERAGE)
+    told = json.loads((sky / "run" / "report.json").read_text())["coverage"]
+    assert told["part_of_the_box_known_by_data"] == pytest.approx((covered > 0.5).mean())
+    assert told["median"] == pytest.approx(np.median(covered), rel=1e-5)
+
+
 def test_the_figures_say_of_which_run_they_are(sky: Path) -> None:
     config = json.loads((sky / "run" / "report.json").read_text())["config_sha256"]
     with Image.open(sky / "run" / "plots" / "slice.png") as picture:
