@@ -16,8 +16,9 @@ from dustmap.gp.covariances import (
     wrapped_lags,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
+from tests.contracts.functionals import uniform
 from tests.gp.parameters import check_one_direction, traced, with_values
-from tests.gp.test_covariances import Make, grid, mixed, rays, uniform
+from tests.gp.test_covariances import Make, grid, mixed, rays
 
 #: Of few points a ray: their gradients need not be accurate integrals.
 ESTIMATORS: list[AbstractEstimator] = [ClosedForm(), Quadrature(2), MonteCarlo(2, 0)]
