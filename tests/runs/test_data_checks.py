@@ -124,6 +124,12 @@ def times(name: str, factor: float) -> Any:
     return lambda stars: {**stars, name: factor * stars[name]}
 
 
+def with_a_zero_point(zero: float) -> Any:
+    """Stars behind no dust, and a zero point."""
+    noise = np.random.default_rng(4).normal(zero, 0.03, N)
+    return lambda stars: {**stars, "extinction": noise}
+
+
 def beam(width: float, center: float) -> Any:
     """A field in degrees, as wide as its name says and half as high."""
 
@@ -181,6 +187,14 @@ def test_a_catalog_in_other_units_fails_a_check(
     tmp_path: Path, spoil: Any, names: list[str]
 ) -> None:
     assert failed(tmp_path, spoil(sky()), "compute.dtype=float64") == names
+
+
+def test_extinctions_of_the_other_sign_fail_a_check(tmp_path: Path) -> None:
+    """A log-normal density refuses them; a zero point that is off does not, where all is empty."""
+    gaussian = ("model.density=gaussian", "model.std=0.001")
+    (name,) = failed(tmp_path, times("extinction", -1.0)(sky()), *gaussian)
+    assert name == "mean extinction below 0, in median errors"
+    assert failed(tmp_path, with_a_zero_point(-0.05)(sky()), *gaussian) == []
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR = 0.002, 100.0
 _DENSEST = 0.3
 #: Error of a median of N normal numbers over that of one, times √N.
 _ERROR_OF_MEDIAN = (np.pi / 2.0) ** 0.5
+#: Median errors by which the mean extinction may be below 0, as a zero point that is off leaves it.
+_MOST_BELOW_ZERO = 3.0
 #: Median error over the spread of the measured extinctions, of which the errors are a part.
 _LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
 
@@ -53,7 +55,7 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
-    of_extinctions = (_errors(stars), _densities(stars), _sentinels(stars))
+    of_extinctions = (_signs(stars), _errors(stars), _densities(stars), _sentinels(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
     return (*of_places, *of_extinctions, *of_distances, _repetitions(stars))
 
@@ -200,6 +202,17 @@ def spread_of(extinction: Array) -> float:
     or their median, whichever is the larger."""
     low, middle, high = np.quantile(extinction, [0.16, 0.5, 0.84])
     return float(max((high - low) / 2.0, abs(middle)))
+
+
+def _signs(stars: StarTable) -> Check:
+    """Check that extinctions are not those of stars that dust makes brighter."""
+    error = max(float(np.median(stars.extinction_error)), LEAST_ERROR)
+    below = max(0.0, -float(np.mean(stars.extinction)) / error)
+    advice = (
+        "column extinction: dust dims stars; has it the other sign, or missing values that are "
+        "written as numbers (--invalid drop)?"
+    )
+    return Check("mean extinction below 0, in median errors", below, 0.0, _MOST_BELOW_ZERO, advice)
 
 
 def _errors(stars: StarTable) -> Check:
