@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[Callable[[Commands], None], Callable[[argparse.Namespa
     "catalogs": (_catalogs.add_catalogs, _catalogs.execute_catalogs),
     "simulate": (_catalogs.add_simulate, _catalogs.execute_simulate),
     "ingest": (_catalogs.add_ingest, _catalogs.execute_ingest),
-    "evaluate": (_query.add_evaluate, _query.execute_evaluate),
+    "evaluate": (_analysis.add_evaluate, _analysis.execute_evaluate),
     "predict": (_query.add_predict, _query.execute_predict),
     "export": (_export.add_export, _export.execute_export),
     "merge": (_export.add_merge, _export.execute_merge),

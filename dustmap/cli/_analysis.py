@@ -1,4 +1,4 @@
-"""dustmap clouds and compare: the dense structures of a map, and how it agrees with others."""
+"""dustmap clouds, compare and evaluate: dense structures, how a map agrees with others, scores."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap.cli import _options
-from dustmap.cli._console import print_result
+from dustmap.cli._console import print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -246,3 +246,32 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
     if not len(pairs):
         raise UserError(f"{options.catalog}: none of its {len(stars)} stars is inside the map")
     return pairs
+
+
+def add_evaluate(commands: _options.Commands) -> None:
+    command = _options.new(
+        commands,
+        "evaluate",
+        "score a run on another catalog",
+        "evaluate run1 --catalog more-stars.fits --json",
+        "evaluate run1 --catalog sky.csv --schema ananke --truth-column noise_free",
+    )
+    command.add_argument("run", metavar="RUN")
+    _options.add_catalog(command)
+    command.option(
+        "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
+    )
+    _options.add_system(command, "of its extinctions [what its header or card says]")
+    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
+
+
+def execute_evaluate(options: argparse.Namespace) -> int:
+    from dustmap.runs import open_run
+
+    run = Path(options.run)
+    finished = open_run(run, _options.computing(options, run))
+    card = _options.run_card_of(options)
+    arguments = Path(options.catalog), card, options.truth_column, options.system
+    with progress() as shown:
+        result = finished.evaluate(*arguments, shown)
+    return print_result(result, options.json)

@@ -1,4 +1,4 @@
-"""dustmap query, predict and evaluate: what a map says of places and catalogs, and its scores."""
+"""dustmap query and predict: what a map says of places and of catalogs."""
 
 import argparse
 import logging
@@ -122,7 +122,7 @@ def _one(options: argparse.Namespace) -> int:
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
         return print_result(asked | first | labels(source.system), True)
-    lines = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in answers.items()}
+    lines = {name: f"{values[0]:.6g} {unit_of(name)}".rstrip() for name, values in answers.items()}
     return print_result(asked | lines | {"extinction_system": source.system.name}, False)
 
 
@@ -131,6 +131,7 @@ def _many(options: argparse.Namespace) -> int:
 
     from dustmap.runs import places_of_map
     from dustmap.sky import labels
+    from dustmap.sky.maps._quantities import COVERAGE
     from dustmap.tables import refuse_taken
 
     card = _options.card_of(options)
@@ -139,7 +140,7 @@ def _many(options: argparse.Namespace) -> int:
     source = _opened(options)
     levels = options.percentiles or ()
     counted = _COUNTS if options.json else ()
-    refuse_taken(places.table, (*counted, *_answered(levels), *labels(source.system)))
+    refuse_taken(places.table, (*counted, *_answered(levels), COVERAGE, *labels(source.system)))
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box, or what the map has", outside, len(places))
@@ -293,11 +294,12 @@ def _answers(
     distances: "AbstractDistances | NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
-    """density_mean, extinction_mean, their std and percentiles (N,), NaN outside; of a map at the
-    median distance. distances: in pc where they are exact."""
+    """density_mean, extinction_mean, their std and percentiles, coverage (N,), NaN outside; of a
+    map at the median distance. distances: in pc where they are exact."""
     import numpy as np
 
     from dustmap.sky.maps import DustMap, muted_reports
+    from dustmap.sky.maps._quantities import COVERAGE
 
     if not isinstance(source, DustMap):
         from dustmap.sky.stars import ExactDistances  # and scipy, which maps need not
@@ -308,6 +310,7 @@ def _answers(
         if levels:
             extinction, density = source.percentiles(l, b, far, [p / 100 for p in levels])
             answers |= _named("extinction", levels, extinction) | _named("density", levels, density)
+        answers[COVERAGE] = source.coverage(l, b, far)
     else:
         if not (isinstance(distances, np.ndarray) or distances.exact):
             log.warning(
@@ -351,7 +354,9 @@ def _of_map(
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
     from dustmap.sky._coordinates import places_at
+    from dustmap.sky.maps import Quantity
     from dustmap.sky.maps._answers import spread_of
+    from dustmap.sky.maps._quantities import COVERAGE
 
     places, answers = places_at(l, b, distance), {}
     if density.n_samples < 2:
@@ -368,6 +373,8 @@ def _of_map(
             continue  # the cubes of percentiles are those of densities
         values = density.query(places, "percentile", levels, integrated)
         answers |= _named(quantity, levels, values.T)
+    if Quantity.COVERAGE in density.available:
+        answers[COVERAGE] = density.coverage(places)
     return answers
 
 
@@ -411,33 +418,4 @@ def execute_predict(options: argparse.Namespace) -> int:
         predict = partial(open_run(run, computing).predict)
     with progress() as shown:
         result = predict(*wanted, shown)
-    return print_result(result, options.json)
-
-
-def add_evaluate(commands: _options.Commands) -> None:
-    command = _options.new(
-        commands,
-        "evaluate",
-        "score a run on another catalog",
-        "evaluate run1 --catalog more-stars.fits --json",
-        "evaluate run1 --catalog sky.csv --schema ananke --truth-column noise_free",
-    )
-    command.add_argument("run", metavar="RUN")
-    _options.add_catalog(command)
-    command.option(
-        "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
-    )
-    _options.add_system(command, "of its extinctions [what its header or card says]")
-    _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
-
-
-def execute_evaluate(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_run
-
-    run = Path(options.run)
-    finished = open_run(run, _options.computing(options, run))
-    card = _options.run_card_of(options)
-    arguments = Path(options.catalog), card, options.truth_column, options.system
-    with progress() as shown:
-        result = finished.evaluate(*arguments, shown)
     return print_result(result, options.json)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from dustmap.sky.layouts import read_gtomo as read_gtomo
     from dustmap.sky.maps import DustMap as DustMap
     from dustmap.sky.maps import write_map as write_map
-    from dustmap.sky.maps._answers import add_answers as add_answers
-    from dustmap.sky.maps._answers import labels as labels
-    from dustmap.sky.maps._answers import unit_of as unit_of
+    from dustmap.sky.maps._quantities import add_answers as add_answers
+    from dustmap.sky.maps._quantities import labels as labels
+    from dustmap.sky.maps._quantities import unit_of as unit_of
     from dustmap.sky.observations import Observations as Observations
     from dustmap.sky.simulation import Turbulence as Turbulence
     from dustmap.sky.simulation import column_density as column_density

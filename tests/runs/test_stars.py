@@ -338,6 +338,7 @@ def test_query_is_predict_of_one_place(
     answers = {name: told[name] for name in columns}
     assert answers == pytest.approx({name: values[0] for name, values in columns.items()})
     assert told.keys() - answers.keys() == {
+        "coverage",
         "extinction_system",
         "extinction_unit",
         "density_unit",

@@ -104,9 +104,8 @@ class StarMap(AbstractFinishedRun):
         """Score measured extinctions, and noise-free ones in the column `truth_column`.
 
         Where the catalog has the run's column of groups, measured ones have their zero points.
-        card: the run's own of "". With the cuts that it has by default; stars outside the box by
-        the run's policy, counted. system: of the catalog's extinctions where neither its header nor
-        its card says; scores are in the run's.
+        card: the run's own of "", with its default cuts; stars outside the box by the run's policy,
+        counted. system: of extinctions where neither header nor card says; scores are in the run's.
         """
         data, card = self._asked(catalog, card)
         own, read = self.run.stars, self.read(catalog, card, system)
@@ -285,10 +284,8 @@ class StarMap(AbstractFinishedRun):
         groups: NDArray[np.int64] | None = None,
     ) -> dict[str, Array]:
         """Predict densities at the median distance of N stars and extinctions over the distribution
-        of each distance, both NaN where the median distance is outside the box.
-
-        What a distribution has beyond the box sees the prior's dust there, or none where the run
-        expects none (grid.outside = "truncate").
+        of each distance, both NaN where the median distance is outside the box. What a distribution
+        has beyond it sees the prior's dust there, or none (grid.outside = "truncate").
 
         groups (N,): the run's numbers of the groups of measurements, of which MEASURED is predicted
         too, the extinctions with their zero points, without noise.
@@ -327,6 +324,15 @@ class StarMap(AbstractFinishedRun):
             columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()
             columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns
+
+    def coverage(self, l: Array, b: Array, distances: AbstractDistances) -> Array:
+        """Coverage (N,) at the median distances; NaN outside the box."""
+        places, inside = self._places(l, b, distances)
+        at, covered = PointValues(places[inside]), np.full(len(l), np.nan)
+        if len(at) > 0:
+            answers = self._field.evaluate(at, MapRequest((Quantity.COVERAGE,)))
+            covered[inside.cpu().numpy()] = answers["coverage"]
+        return covered
 
     def _densities(self, places: PointValues) -> Prediction:
         """Predict at places in the box: as maps have it where what lies between nodes is drawn."""

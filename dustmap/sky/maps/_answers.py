@@ -1,17 +1,15 @@
-"""Answers of a map for places and rays, as numbers, and how far its data reach; as columns of
-tables; and as xarray: cubes, a line of sight, shells on the sky in HEALPix.
+"""Answers of a map for places and rays, as numbers, and how far its data reach; and as xarray:
+cubes, a line of sight, shells on the sky in HEALPix.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
-from astropy.table import Column, Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
@@ -27,7 +25,6 @@ from dustmap.sky.maps._trilinear import (
     Rays,
     distances_through,
 )
-from dustmap.sky.systems import ExtinctionSystem
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -146,14 +143,33 @@ class Answers:
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
         weights = cells.weights.astype(np.float64)
-        here = _summary((corners * weights).sum(-1), mode, levels, positive=True)
-        around = _summary(corners.reshape(len(cubes), -1), mode, levels, positive=True)
-        around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
+        if mode is Mode.STD:
+            here, around = self._spread_between(corners, cells, weights)
+        else:
+            here = _summary((corners * weights).sum(-1), mode, levels, positive=True)
+            around = _summary(corners.reshape(len(cubes), -1), mode, levels, positive=True)
+            around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
         factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
         if self._finer is not None:
             near = _trilinear.within_box(self._finer.layout.grid, positions)
             factor[:, near] = self._finer._between(positions[near], mode, levels)
         return factor
+
+    def _spread_between(
+        self, corners: Floats, cells: Cells, weights: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the std (1, N) by the variance of ln ρ that the voxels around have, times what is
+        left of it in the interpolant of the samples (S, N, 8) there; and the interpolated std."""
+        std = self.reader.corners(Cube(Quantity.STD), cells).astype(np.float64)
+        mean = corners.mean(0)
+        if Quantity.MEAN in self.layout.quantities:
+            mean = self.reader.corners(Cube(Quantity.MEAN), cells).astype(np.float64)
+        held = np.log1p(np.square(np.divide(std, mean, out=np.zeros_like(std), where=mean > 0)))
+        at_voxels = _quantities.log_moments(corners)[1] ** 2
+        ratio = np.divide(held, at_voxels, out=np.zeros_like(held), where=at_voxels > 0)
+        left = _quantities.log_moments((corners * weights).sum(-1))[1] ** 2
+        relative = np.sqrt(np.expm1(left * (ratio * weights).sum(-1)))
+        return ((mean * weights).sum(-1) * relative)[None], (std * weights).sum(-1)[None]
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
         """Return the cubes that are the answer, if the map has them."""
@@ -291,58 +307,6 @@ def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats 
     held = Quantity.STD in density.available and not integrated
     known = held or density.n_samples > 1
     return density.query(places, "std", integrated=integrated) if known else None
-
-
-#: What the names of the columns start with -> their unit.
-UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
-#: How names of columns of distances start.
-_DISTANCE = "distance"
-
-
-def labels(system: ExtinctionSystem) -> dict[str, str]:
-    """Return units and extinction system, by the names of their columns."""
-    units = {f"{quantity}_unit": str(unit) for quantity, unit in UNITS.items()}
-    return {**units, "extinction_system": system.name}
-
-
-def unit_of(name: str) -> str:
-    """Return the unit of a column such as density_std; measurement_mean has that of extinctions."""
-    quantity = name.partition("_")[0]
-    if quantity == _DISTANCE:
-        return str(u.pc)
-    return str(UNITS["extinction" if quantity == "measurement" else quantity])
-
-
-def add_answers(
-    table: Table,
-    columns: Mapping[str, NDArray[np.float64]],
-    system: ExtinctionSystem,
-    labelled: bool,
-) -> None:
-    """Add columns (N,) named extinction_..., density_..., measurement_... or distance_... to a
-    table, in place.
-
-    Parameters
-    ----------
-    labelled
-        Adds units and system in columns of their own, for files that keep nothing else.
-
-    Examples
-    --------
-    >>> from dustmap.sky.systems import system_named
-    >>> table = Table({"id": [1, 2]})
-    >>> add_answers(table, {"density_mean": np.array([0.001, 0.002])}, system_named("A_V"), False)
-    >>> table.colnames, table["density_mean"].unit == unit_of("density_mean")
-    (['id', 'density_mean'], True)
-    """
-    for name, values in columns.items():
-        quantity, _, what = name.partition("_")
-        meaning = f"{what} of the {quantity}"
-        meaning += " given the extinction" if quantity == _DISTANCE else f" in {system}"
-        table[name] = Column(values, unit=unit_of(name), description=meaning)
-    if labelled:
-        for label, value in labels(system).items():
-            table[label] = value
 
 
 def cubes_of(density: "DustMap") -> "xr.Dataset":

@@ -1,5 +1,7 @@
 """Quantities of a density: their names, requests and queries for them, and their statistics.
 
+Columns of answers have the name of their quantity, and its unit (`add_answers`).
+
 From samples to mean, standard deviation and percentiles, the same way everywhere:
 
     m = Σ_s f_s / S,   μ = Σ_s ln f_s / S,   τ² = Σ_s (ln f_s − μ)² / S
@@ -24,17 +26,21 @@ other programs draw them, would need S − 1: of them τ is too small by √(1 �
 
 import enum
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+    from astropy.table import Table
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from dustmap.sky.systems import ExtinctionSystem
 
 #: Draws of which coverage takes half the odds.
 _DOUBTFUL = 8
@@ -297,3 +303,62 @@ def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
 def coverage(std: "Tensor", prior_std: float) -> "Tensor":
     """Return 1 − (posterior variance / prior variance), within [0, 1]."""
     return (1.0 - (std / prior_std).square()).clamp_(0.0, 1.0)
+
+
+#: What the names of columns start with -> their unit.
+_UNITS = MappingProxyType({"extinction": "mag", "density": "mag / pc"})
+#: The column of the coverage at places.
+COVERAGE = Quantity.COVERAGE.value
+_OTHER_UNITS = MappingProxyType({COVERAGE: "", "distance": "pc"})
+
+
+def labels(system: "ExtinctionSystem") -> dict[str, str]:
+    """Return units and extinction system, by the names of their columns."""
+    units = {f"{quantity}_unit": unit for quantity, unit in _UNITS.items()}
+    return {**units, "extinction_system": system.name}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a column such as density_std; measurement_mean has that of extinctions."""
+    quantity = name.partition("_")[0]
+    if quantity in _OTHER_UNITS:
+        return _OTHER_UNITS[quantity]
+    return _UNITS["extinction" if quantity == "measurement" else quantity]
+
+
+def add_answers(
+    table: "Table",
+    columns: "Mapping[str, NDArray[np.float64]]",
+    system: "ExtinctionSystem",
+    labelled: bool,
+) -> None:
+    """Add columns (N,) named extinction_..., density_..., measurement_..., distance_... or coverage
+    to a table, in place.
+
+    Parameters
+    ----------
+    labelled
+        Adds units and system in columns of their own, for files that keep nothing else.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from astropy.table import Table
+    >>> from dustmap.sky.systems import system_named
+    >>> table = Table({"id": [1, 2]})
+    >>> add_answers(table, {"density_mean": np.array([0.001, 0.002])}, system_named("A_V"), False)
+    >>> table.colnames, table["density_mean"].unit == unit_of("density_mean")
+    (['id', 'density_mean'], True)
+    """
+    from astropy.table import Column
+
+    for name, values in columns.items():
+        quantity, _, what = name.partition("_")
+        meaning = "share of the prior's variance that the data took away"
+        if what:
+            given = "given the extinction" if quantity == "distance" else f"in {system}"
+            meaning = f"{what} of the {quantity} {given}"
+        table[name] = Column(values, unit=unit_of(name), description=meaning)
+    if labelled:
+        for label, value in labels(system).items():
+            table[label] = value

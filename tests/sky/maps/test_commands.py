@@ -63,7 +63,8 @@ def test_a_run_and_its_maps_answer_alike(run: Path, capsys: pytest.CaptureFixtur
             "extinction_unit": "mag",
             "density_unit": "mag / pc",
         }
-        assert set(stored) == answers | set(labels)
+        assert set(stored) == answers | set(labels) | {"coverage"}
+        assert 0.0 < stored["coverage"] == pytest.approx(posterior["coverage"], rel=1e-4)
         assert {name: (stored[name], posterior[name]) for name in labels} == {
             name: (value, value) for name, value in labels.items()
         }
@@ -122,6 +123,7 @@ def test_answers_for_people_have_units_and_a_system(
     assert lines["extinction_system"] == "A_V"
     assert lines["extinction_mean"].endswith(" mag")
     assert lines["density_std"].endswith(" mag / pc")
+    assert 0.0 <= float(lines["coverage"]) <= 1.0
 
 
 def test_equatorial_places_are_the_same_places(
