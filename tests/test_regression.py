@@ -335,7 +335,7 @@ def test_coarse_grid_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "dim", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+    "dim", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_the_noise_is_that_of_all_rows(dim: int) -> None:
     """Of 150 rows it is known to 6 per cent at best; of 3,000 to 1.3."""

@@ -35,7 +35,7 @@ std = 0.002
 mean_density = 0.002
 learn = []
 [fit]
-samples = 8
+samples = 4
 distance_rounds = 2
 [export]
 figures = []

@@ -52,7 +52,7 @@ def configured(catalog: Path, *overrides: str) -> Config:
     tables: dict[str, Any] = {
         "data": {"catalog": str(catalog), "holdout": 0.1},
         "grid": {"size": list(SIZE), "spacing": 20.0},
-        "model": {"length": 30.0},
+        "model": {"length": 30.0, "noise": "gaussian"},
         "fit": {"samples": 4},
         "export": {"formats": ["zarr"], "figures": [], "samples": 2},
         "compute": {"dtype": "float64", "threads": 1},
