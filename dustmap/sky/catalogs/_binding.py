@@ -356,7 +356,7 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
         f"the other columns, closest first, are {shown}; name it, such as --column "
         f"{shlex.quote(f'{names[0]}={guess}')} or [data.columns] {names[0]} = {json.dumps(guess)}"
     )
-    advice = advice if close else "the table has no other column"
+    advice = advice if close else "all other columns of the table are taken"
     if list(names) == ["extinction_error"]:
         advice += (
             "; where there are no errors, a card of your own gives all extinctions the same: "
