@@ -18,7 +18,7 @@ from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, GPModel, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.gp.functionals import AbstractFunctional, groups_of
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, groups_of
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSettings, Unresolved
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
@@ -212,6 +212,13 @@ def fit_stars(
     values = torch.cat([p.value.detach().double().flatten() for p in fit.model.parameters()])
     arrays = {**made.arrays, _PARAMETERS: values.cpu().numpy()}
     return replace(made, errors=errors, arrays=arrays)
+
+
+def no_data(device: torch.device) -> Batch:
+    """One datum of nothing, for posteriors that need no data but where these are."""
+    place = torch.ones(1, 3, dtype=torch.float64, device=device)
+    one = torch.ones(1, dtype=torch.float64, device=device)
+    return Batch(LineIntegrals.from_observer(place), one, one)
 
 
 def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines.Arrays) -> StarFit:

@@ -284,3 +284,20 @@ def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:
     lines += [(f"invalid: {name}", n) for name, n in counts["invalid"].items()]
     lines += [("duplicates", counts["duplicates"]), ("kept", counts["kept"])]
     return [{"rows": name, "number": n} for name, n in lines]
+
+
+def count_among(
+    l: NDArray[np.float64],
+    b: NDArray[np.float64],
+    extinction: NDArray[np.float64],
+    known: StarTable,
+) -> int:
+    """Count the stars (N,) that are among others, by direction, to within 1e-7 degrees, and
+    extinction, to within 1e-6 mag."""
+
+    def marks(*columns: NDArray[np.float64]) -> NDArray[np.void]:
+        scaled = zip(columns, (1e7, 1e7, 1e6), strict=True)
+        numbers = np.stack([np.round(size * values) for values, size in scaled], axis=-1)
+        return np.ascontiguousarray(numbers.astype(np.int64)).view("V24")[:, 0]
+
+    return int(np.isin(marks(l, b, extinction), marks(known.l, known.b, known.extinction)).sum())

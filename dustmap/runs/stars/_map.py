@@ -21,7 +21,7 @@ from dustmap.inference import LogNormalPosterior, scores
 from dustmap.linalg import Progress, unwatched, watched_chunks
 from dustmap.runs._interface import AbstractFinishedRun
 from dustmap.runs._machine import TOGETHER
-from dustmap.runs.checkpoints import RunDirectory
+from dustmap.runs.checkpoints import REPORT, RunDirectory
 from dustmap.runs.reports import NOISE_FREE, Predictions, comparison_of, labelled
 from dustmap.runs.stars import (
     _beyond,
@@ -38,7 +38,7 @@ from dustmap.runs.stars import (
     _run,
 )
 from dustmap.runs.stars._export import finer_grids
-from dustmap.sky import Places, Provenance, SchemaCard, observations
+from dustmap.sky import Observations, Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
@@ -61,19 +61,24 @@ CUTS = "default"
 class StarMap(AbstractFinishedRun):
     """The run, the posterior at the hyperparameters that it learned, and the provenance of its
     maps: that of its fit, wherever it now computes. unseen: held-out stars as the fit without them
-    predicted them; None where none were scored, and of runs that did not keep it. fitted (n,): the
-    indices of the stars that the map has seen."""
+    predicted them; None where none were scored, and of runs that did not keep it. refitted: whether
+    it has seen these stars, too."""
 
     run: _run.StarRun
     fit: _engines.StarFit
     made: Provenance
-    fitted: Tensor
+    refitted: bool
     unseen: Predictions | None = None
 
     @property
     def device(self) -> torch.device:
         """Device of the posterior."""
         return self.run.device
+
+    @property
+    def fitted(self) -> Tensor:
+        """Indices of the stars that the map has seen."""
+        return self.run.mapped if self.refitted else self.run.train
 
     @property
     def system(self) -> ExtinctionSystem:
@@ -166,8 +171,7 @@ class StarMap(AbstractFinishedRun):
         if self.run.stars.multiplicity is not None:
             return None
         own = self.run.stars[self.run.observed.rows[self.fitted.cpu().numpy()]]
-        seen = np.isin(_marks(l, b, extinction), _marks(own.l, own.b, own.extinction))
-        return int(seen.sum())
+        return _input.count_among(l, b, extinction, own)
 
     @property
     def _dust(self) -> observations.PriorDust:
@@ -387,25 +391,7 @@ class StarMap(AbstractFinishedRun):
         """Lay voxel centres, `step` apart, from X0 to X1, Y0 to Y1, Z0 to Z1; or the run's."""
         mine = self.run.grid
         step = self._step_in(box) if step is None else step
-        if not step > 0.0:
-            raise UserError(f"--step {step:g}: expected more than 0 pc")
-        faces = list(zip(mine.lower, mine.upper, strict=True))
-        if box is not None:
-            faces = [(box[0], box[1]), (box[2], box[3]), (box[4], box[5])]
-        shape = []
-        for axis, (low, high), mine_low, mine_high in zip(
-            "XYZ", faces, mine.lower, mine.upper, strict=True
-        ):
-            if not mine_low - 1e-6 <= low < high <= mine_high + 1e-6:
-                raise UserError(
-                    f"--box along {axis}: expected {mine_low:g} <= {axis}0 < {axis}1 <= "
-                    f"{mine_high:g} pc, the box of the run, got {low:g} and {high:g}"
-                )
-            cells = (high - low) / step
-            if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-                raise UserError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
-            shape.append(round(cells) + 1)
-        return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
+        return _resolution.voxels(mine, box, step)
 
 
 def _columns(groups: NDArray[np.int64] | None) -> tuple[str, ...]:
@@ -413,15 +399,9 @@ def _columns(groups: NDArray[np.int64] | None) -> tuple[str, ...]:
     return PREDICTED if groups is None else (*PREDICTED, *MEASURED)
 
 
-def _marks(l: Array, b: Array, extinction: Array) -> NDArray[np.void]:
-    """Direction and extinction (N,) of stars, to within 1e-7 degrees and 1e-6 mag."""
-    columns = (1e7 * l, 1e7 * b, 1e6 * extinction)
-    numbers = np.stack([np.round(column) for column in columns], axis=-1).astype(np.int64)
-    return np.ascontiguousarray(numbers).view("V24")[:, 0]
-
-
 def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
-    """The posterior of the run, brought back from its checkpoint; seconds, not minutes.
+    """The posterior of the run, brought back from its checkpoint; seconds, not minutes: its stars
+    are observed where that needs them, of engines that keep no samples and of groups.
 
     config: the run's, computing where and how it is now asked.
     """
@@ -441,10 +421,27 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
             f"{directory.path / _run.HELD_OUT} is missing, and the map has seen the held-out "
             "stars: run it again"
         )
-    data = _distance_rounds.FitData.of_arrays(run.config, run.limit, run.observed, added)
-    run = replace(run, observed=data.noisy)
-    stars = torch.cat([run.train, run.holdout]) if refitted else run.train
-    fit = _engines.load_stars(run.config, run.observed.training(stars), at, arrays)
-    made = replace(run, asked=directory.config()).provenance(fit, len(stars))
+    before = run
+
+    def noisy(observed: Observations) -> Observations:
+        limit = before.limit
+        return _distance_rounds.FitData.of_arrays(before.config, limit, observed, added).noisy
+
+    run = replace(run, sight=run.sight.changed(noisy))
+    if config.engine == "lognormal" and not config.data.groups:
+        data = _engines.no_data(run.device)
+    else:
+        data = run.observed.training(run.mapped if refitted else run.train)
+    fit = _engines.load_stars(run.config, data, at, arrays)
+    made = replace(run, asked=directory.config()).provenance(fit, _count(directory, run, refitted))
     unseen = Predictions.of_arrays(scored) if scored else None
-    return StarMap(run, fit, made, stars, unseen)
+    return StarMap(run, fit, made, refitted, unseen)
+
+
+def _count(directory: RunDirectory, run: _run.StarRun, refitted: bool) -> int:
+    """Count the stars of the map, by the report where it has them."""
+    counts = directory.read_json(REPORT).get("counts", {})
+    names = ("stars_fitted", "stars_held_out") if refitted else ("stars_fitted",)
+    if set(names) <= set(counts):
+        return sum(int(counts[name]) for name in names)
+    return len(run.mapped if refitted else run.train)

@@ -29,8 +29,8 @@ from dustmap.gp.functionals import LineIntegrals, own_rays, world_of
 from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
 from dustmap.runs._interface import Plan
-from dustmap.runs._machine import Products, dtype_of
-from dustmap.runs.stars import _kernel
+from dustmap.runs._machine import Products, dtype_of, rounded
+from dustmap.runs.stars import _kernel, _model
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import (
@@ -59,7 +59,7 @@ _TRIALS = 30
 #: on simulated skies of 500 to 8,000 stars at 10 and 20 pc and on catalogs of clusters and stars.
 PRODUCTS = {"lognormal": (900, 10_000, 81), "gaussian": (0, 8000, 38)}
 #: What a fit with refreshed noise takes of the first one.
-ROUND_SHARE = 0.7
+_ROUND_SHARE = 0.7
 #: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
 #: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
 COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
@@ -69,8 +69,9 @@ SCALED_FITS = 2
 ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
 #: Seconds of a step of a solver around its transforms and rows.
 STEP_SECONDS = 4.5e-4
-#: Seconds of a run that is neither learning nor solving: imports, the catalog, maps and pictures.
-OVERHEAD = 5.0
+#: Seconds of a run that is neither learning nor solving: imports, the catalog, maps and pictures;
+#: those of a fit to all stars, of those of the fit that it starts from.
+_OVERHEAD, _REFIT_SHARE = 5.0, 0.26
 #: Stars of which it is worth while to take the means.
 _MANY = 100_000
 #: Rays that are timed.
@@ -302,6 +303,20 @@ def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str,
         cubes = max(2 * 4 * grid.size, 24 * min(grid.size, MOST_VOXELS))
         parts += (Component("figures", _PICTURES + cubes, During.FIGURES, what),)
     return parts, chunks
+
+
+def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
+    """Estimate the whole run, roughly; refits: to all stars."""
+    seen = own_rays(data.batch.functional[train])
+    fit = estimated_seconds(config, seen)
+    if config.fit.distance_rounds > 0 and not data.exact:
+        fit *= 1.0 + _ROUND_SHARE
+    total = _OVERHEAD + choice_seconds(config, seen) + fit
+    if refits and config.engine == "lognormal":
+        total += _REFIT_SHARE * fit
+    elif refits:
+        total += estimated_seconds(_model.held(config), own_rays(data.batch.functional))
+    return rounded(total)
 
 
 def estimated_seconds(config: Config, rays: LineIntegrals) -> float:

@@ -4,8 +4,10 @@ grid.levels = "auto"), and stars that the nodes cannot tell apart (data.combine)
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from dustmap.runs.stars import _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
 from dustmap.runs.stars._plan import may_fit, spacing_at
-from dustmap.sky import StarTable
+from dustmap.sky import Observations, StarTable
 from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
@@ -226,6 +228,35 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     return config, replace(catalog, stars=means, provenance=provenance)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """What the stars of a run say of the density, and their split, made when first asked for.
+
+    Attributes
+    ----------
+    observe : of the observations
+    config, catalog : which split them, the same one for the same stars
+    """
+
+    observe: Callable[[], Observations]
+    config: Config
+    catalog: StarInput
+
+    @cached_property
+    def observed(self) -> Observations:
+        return self.observe()
+
+    @cached_property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the data to fit, and of those held out."""
+        return split(self.config, self.catalog, self.observed.rows)
+
+    def changed(self, change: Callable[[Observations], Observations]) -> "Sight":
+        """Return the same with what `change` makes of the observations."""
+        return replace(self, observe=lambda: change(self.observed))
+
+
 def split(
     config: Config, catalog: StarInput, rows: NDArray[np.int64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,6 +270,29 @@ def split(
         return (~single).nonzero().squeeze(-1), single.nonzero().squeeze(-1)
     rest, held = split_rows(config, len(rows))
     return torch.from_numpy(rest), torch.from_numpy(held)
+
+
+def voxels(mine: RegularGrid, box: Sequence[float] | None, step: float) -> RegularGrid:
+    """Lay voxel centres, `step` apart, from X0 to X1, Y0 to Y1, Z0 to Z1 in the box of a run."""
+    if not step > 0.0:
+        raise UserError(f"--step {step:g}: expected more than 0 pc")
+    faces = list(zip(mine.lower, mine.upper, strict=True))
+    if box is not None:
+        faces = [(box[0], box[1]), (box[2], box[3]), (box[4], box[5])]
+    shape = []
+    for axis, (low, high), mine_low, mine_high in zip(
+        "XYZ", faces, mine.lower, mine.upper, strict=True
+    ):
+        if not mine_low - 1e-6 <= low < high <= mine_high + 1e-6:
+            raise UserError(
+                f"--box along {axis}: expected {mine_low:g} <= {axis}0 < {axis}1 <= "
+                f"{mine_high:g} pc, the box of the run, got {low:g} and {high:g}"
+            )
+        cells = (high - low) / step
+        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
+            raise UserError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
+        shape.append(round(cells) + 1)
+    return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:

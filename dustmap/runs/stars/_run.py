@@ -20,7 +20,7 @@ from dustmap.gp.functionals import OutsidePolicy, own_rays
 from dustmap.linalg import AbstractWorld
 from dustmap.runs import reports
 from dustmap.runs._interface import AbstractRun, Plan
-from dustmap.runs._machine import ALONE, Products, device_of, rounded
+from dustmap.runs._machine import ALONE, Products, device_of
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
@@ -50,8 +50,6 @@ HELD_OUT = "checkpoint/held_out.npz"
 #: The fit to all stars that the map is made of: its hyperparameters, written last, and its arrays,
 #: which take the place of POSTERIOR.
 REFIT, REFIT_POSTERIOR = "checkpoint/refit.json", "checkpoint/refit.npz"
-#: Seconds of it, of those of the fit that it starts from.
-_REFIT_SHARE = 0.26
 
 
 @final
@@ -60,22 +58,33 @@ class StarRun(AbstractRun):
     """Stars seen through the box, split into those to learn from and those held out.
 
     asked: the configuration of the user; config: the same with the box of the tile that it names.
-    train, holdout: indices into the observations; truth: the density they were simulated from;
-    tile: the part of a whole sky. share: the stars, or those of this rank; checks: of the catalog
-    as a whole.
+    sight: what they say of the density; truth: the density they were simulated from; tile: the
+    part of a whole sky. share: the stars, or those of this rank; checks: of the catalog as a whole.
     """
 
     asked: Config
     config: Config
     share: _parts.StarShare
     grid: RegularGrid
-    observed: Observations
-    train: torch.Tensor
-    holdout: torch.Tensor
+    sight: _resolution.Sight
     truth: DustMap | None
     tile: _parts.TilePart | None = None
     seconds_to_read: float = 0.0
     checks: tuple[Check, ...] = ()
+
+    @property
+    def observed(self) -> Observations:
+        return self.sight.observed
+
+    @property
+    def train(self) -> torch.Tensor:
+        """Indices into the observations of those to fit."""
+        return self.sight.parts[0]
+
+    @property
+    def holdout(self) -> torch.Tensor:
+        """Indices of those held out."""
+        return self.sight.parts[1]
 
     @property
     def stars(self) -> StarTable:
@@ -96,7 +105,7 @@ class StarRun(AbstractRun):
 
     @property
     def device(self) -> torch.device:
-        return self.observed.batch.y.device
+        return device_of(self.config.compute)
 
     def plan(self) -> Plan:
         counts = {
@@ -133,17 +142,7 @@ class StarRun(AbstractRun):
 
     def seconds(self) -> float:
         """Estimate the whole run, roughly."""
-        config, rays = self.config, self.observed.batch.functional
-        seen = own_rays(rays[self.train])
-        fit = _plan.estimated_seconds(config, seen)
-        if config.fit.distance_rounds > 0 and not self.observed.exact:
-            fit *= 1.0 + _plan.ROUND_SHARE
-        total = _plan.OVERHEAD + _plan.choice_seconds(config, seen) + fit
-        if self.refits and config.engine == "lognormal":
-            total += _REFIT_SHARE * fit
-        elif self.refits:
-            total += _plan.estimated_seconds(_model.held(config), own_rays(rays))
-        return rounded(total)
+        return _plan.seconds_of_run(self.config, self.observed, self.train, self.refits)
 
     def products(self) -> Products:
         rays = own_rays(self.observed.batch.functional)
@@ -406,7 +405,7 @@ def prepare_stars(
         )
     run = assemble(config, share or catalog, truth, seconds, world)
     column = _beyond.column_of(run.config, run.grid, run.stars.system, run.device, world)
-    run = replace(run, observed=replace(run.observed, column=column))
+    run = replace(run, sight=run.sight.changed(lambda observed: replace(observed, column=column)))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
     _engines.check_groups(config, run.group_names, run.observed)
@@ -445,6 +444,6 @@ def assemble(
     config = _resolution.resolved(config, share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
-    observed = share.observed(grid, policy, device_of(config.compute))
-    split = _resolution.split(config, share.own, observed.rows)
-    return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds)
+    device = device_of(config.compute)
+    sight = _resolution.Sight(lambda: share.observed(grid, policy, device), config, share.own)
+    return StarRun(asked, config, share, grid, sight, truth, tile, seconds)
