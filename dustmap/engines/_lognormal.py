@@ -235,7 +235,7 @@ class LogNormalEngine(AbstractEngine):
         # As a later command will see it, so that both see the same bits.
         posterior = solution.posterior
         assert posterior.explained is not None
-        names_kept = ("explained", "log_density", "log_samples", "prior_variance")
+        names_kept = ("explained", "log_density", "log_samples", "log_variance")
         kept = {name: getattr(posterior, name) for name in names_kept}
         if posterior.groups is not None:
             kept["zero_point_samples"] = posterior.groups.white
@@ -256,8 +256,8 @@ class LogNormalEngine(AbstractEngine):
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """The posterior of an earlier fit, which is made of its samples alone.
 
-        Runs of earlier versions have no variance of the prior, or no explained share of it: spread
-        and coverage then go by the variance of the samples.
+        Runs of earlier versions have no variance of ln ρ, or no explained share: spread and
+        coverage then go by the variance of the samples.
         """
         del plan
         tensors = _engine.tensors_of(arrays, problem.data.y.device)
@@ -270,7 +270,7 @@ class LogNormalEngine(AbstractEngine):
             tensors["log_samples"],
             tensors.get("explained"),
             groups,
-            prior_variance=tensors.get("prior_variance"),
+            log_variance=tensors.get("log_variance"),
         )
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 

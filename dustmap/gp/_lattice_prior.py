@@ -142,9 +142,9 @@ class AbstractLatticePrior(AbstractParametric, ABC):
     def slopes(self, kernels: Sequence[AbstractKernel], step: float) -> AbstractSlopes:
         """(K' − K)/step for the K' of every kernel on the same torus; none carries a graph."""
 
-    def node_variance(self) -> Tensor:
-        """Variance () of the field at a node."""
-        return self.kernel.variance()
+    @abstractmethod
+    def node_variance(self, drawn: Tensor) -> Tensor:
+        """Variance (M,) of the field at the nodes, by that of draws of it where none is at hand."""
 
     @property
     def device(self) -> torch.device:

@@ -144,6 +144,13 @@ class NestedPrior(AbstractLatticePrior):
         fields = self.spectra, self.tori, self.chain.boxes
         return NestedSlopes(self.chain, tuple(tuple(map(slope, each, *fields)) for each in changed))
 
+    def node_variance(self, drawn: Tensor) -> Tensor:
+        """Variance (M,) at the nodes: its mean over those of each grid."""
+        variance = torch.empty_like(drawn)
+        for place in self.lattice.places:
+            variance[place] = drawn[place].mean()
+        return variance
+
     def root(self) -> linalg.AbstractOperator:
         """R (M, M_w), differentiable in the kernel."""
         roots = tuple(

@@ -197,8 +197,8 @@ class GridPrior(AbstractLatticePrior):
                 spectrum = spectrum * factor ** (after / before - 1.0)
         return spectrum
 
-    def node_variance(self) -> Tensor:
-        return self.lags.flatten()[0]
+    def node_variance(self, drawn: Tensor) -> Tensor:
+        return self.lags.detach().flatten()[0].to(drawn).expand_as(drawn)
 
     @property
     def is_definite(self) -> bool:

@@ -209,7 +209,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
     unresolved
         What the grid leaves out, which variances of integrals and values then have; draws have the
         nodes alone. None for a field that is its interpolant.
-    prior_variance : σ² () of ln ρ at a node before the data, where it is known
+    log_variance
+        τ² (M,) of ln ρ at the nodes, where it is known better than from the samples.
     """
 
     interpolation: Interpolation
@@ -218,7 +219,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
     explained: Tensor | None = None
     groups: GroupSamples | None = None
     unresolved: Unresolved | None = None
-    prior_variance: Tensor | None = None
+    log_variance: Tensor | None = None
 
     @property
     def n_samples(self) -> int:
@@ -292,37 +293,27 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return torch.cat(shares)
 
     @functools.cached_property
-    def node_log_variance(self) -> Tensor:
-        """τ² = τ̂² (σ²/σ̂²)^β (M,) of ln ρ at the nodes, with τ̂² of the samples, σ̂² = τ̂²/(1 − e) of
-        the draws of the prior that they are made of; β = (1 − e) / ((1 − e)² + e²), at most 1,
-        leaves the least error."""
-        sampled, share = self.log_samples.var(0, correction=0), self.explained
-        if share is None or self.prior_variance is None:
-            return sampled
-        power = ((1.0 - share) / ((1.0 - share).square() + share.square())).clamp_max(1.0)
-        known = self.prior_variance.to(share) * (1.0 - share)
-        return sampled ** (1.0 - power) * known**power
-
-    @functools.cached_property
-    def _log_ratio(self) -> Tensor:
-        """Variance (M,) of ln ρ at the nodes over that of the samples."""
-        sampled = self.log_samples.var(0, correction=0)
-        return torch.where(sampled > 0.0, self.node_log_variance / sampled, 1.0)
+    def sampled_log_variance(self) -> Tensor:
+        """Variance (M,) of the samples of ln ρ at the nodes."""
+        return self.log_samples.var(0, correction=0)
 
     @property
-    def knows_prior(self) -> bool:
-        """Whether variances at nodes are not those of the samples."""
-        return self.explained is not None and self.prior_variance is not None
+    def node_log_variance(self) -> Tensor:
+        """Variance (M,) of ln ρ at the nodes."""
+        return self.sampled_log_variance if self.log_variance is None else self.log_variance
 
     def _log_moments_at(
         self, functional: AbstractFunctional, draws: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation (N,) of ln of draws (S, N), at places those of the nodes."""
+        """Mean and standard deviation (N,) of ln of draws (S, N), at places with the variance that
+        the nodes around have over that of their samples."""
         mean, std = _log_moments(draws)
-        if not isinstance(functional, PointValues) or not self.knows_prior:
+        if self.log_variance is None or not isinstance(functional, PointValues):
             return mean, std
         rows = self.interpolation(functional)
-        return mean, std * rows.matmul(self._log_ratio.to(rows.dtype)).sqrt()
+        both = torch.stack([self.log_variance, self.sampled_log_variance]).to(rows.dtype)
+        known, sampled = rows.matmul(both)
+        return mean, torch.where(sampled > 0.0, std * (known / sampled).sqrt(), std)
 
     def _spread(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
         """The variance (N,) of draws (S, N) of integrals, or of values at places."""

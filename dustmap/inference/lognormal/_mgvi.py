@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, ParameterErrors
+from dustmap.gp import AbstractLatticePrior, Batch, ParameterErrors
 from dustmap.gp.features._grouped import GroupSamples
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
@@ -30,6 +30,8 @@ from dustmap.linalg import AbstractWorld, Progress, unwatched
 _LARGEST_MISFIT = 3.0
 #: Samples that are turned into fields at once.
 _FIELDS = 8
+#: The least variance of the prior at a node over that of its draws that is taken for true.
+_LEAST_RATIO = 0.1
 
 
 @final
@@ -250,16 +252,16 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     groups = (
         None if points is None else GroupSamples(points, centre[first:] + deviations[:, first:])
     )
-    share = _explained_share(problem, seed, deviations, fields, log_density)
+    moments = _NodeMoments.of(problem, seed, deviations, fields, log_density)
     return MGVISolution(
         problem.model,
         LogNormalPosterior(
             problem.model.interpolation,
             log_density,
             fields,
-            share,
+            moments.explained,
             groups,
-            prior_variance=problem.model.prior.node_variance().detach(),
+            log_variance=moments.variance(problem.model.prior),
         ),
         problem.model.coefficients(centre),
         _coefficient_covariance(problem, deviations),
@@ -281,26 +283,60 @@ def _fields_of(problem: LogNormalProblem, centre: Tensor, deviations: Tensor) ->
     return problem.world.stacked(fields, len(deviations))
 
 
-@torch.no_grad()
-def _explained_share(
-    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
-) -> Tensor:
-    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
+@final
+@dataclass(frozen=True, eq=False)
+class _NodeMoments:
+    """Mean squares (M,) over draws: `taken` of g_s, `left` of d_s, `field` of f_s; `shift`: mean of
+    d_s, which curved draws have.
 
-    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
-    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
-    and their variances add up to the prior's. Deviations are pairs, one after the other.
+    d_s: deviation of field s from the centre; f_s: R δ_s, d_s less that of the mean; g_s = ±R ε₀_s
+    − R δ_s: what the data have taken from the draw of the prior that deviation ±δ_s is made of. g
+    and f are independent and their variances add up to the prior's.
     """
-    root, own, world = problem.model.prior.root(), problem.root.n_white, problem.world
-    sums = torch.zeros_like(centre).repeat(2, 1)
-    for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
-        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
-        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
-            sums[0] += root.matmul(sign * white - deviations[row, :own]).square()
-            sums[1] += (fields[row] - centre).square()
-    taken, left = world.total(sums)
-    share: Tensor = taken / (taken + left)
-    return share
+
+    taken: Tensor
+    left: Tensor
+    field: Tensor
+    shift: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
+    ) -> "_NodeMoments":
+        """Of fields (2K, M) around `centre` (M,), at deviations (2K, n) that come in pairs."""
+        root, world, own = problem.model.prior.root(), problem.world, problem.root.n_white
+        sums = torch.zeros_like(centre).repeat(4, 1)
+        for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
+            white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
+            for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
+                of_mean = deviations[row, own : problem.root.n_field] @ problem.root.columns.mT
+                off = fields[row] - centre
+                sums[0] += root.matmul(sign * white - deviations[row, :own]).square()
+                sums[1] += off.square()
+                sums[2] += (off - of_mean).square()
+                sums[3] += off
+        return _NodeMoments(*(world.total(sums) / len(deviations)))
+
+    @property
+    def explained(self) -> Tensor:
+        """The share (M,) of the prior's variance that the data have taken."""
+        share: Tensor = self.taken / (self.taken + self.left)
+        return share
+
+    def variance(self, prior: AbstractLatticePrior) -> Tensor:
+        """τ̂² (σ²/σ̂²)^β (M,) of ln ρ, with τ̂² of the draws, σ̂² of the draws of the prior that these
+        are made of, and σ² of the prior, both with what the mean adds.
+
+        β = (1 − e) / ((1 − e)² + e²), with e the explained share, leaves the least error of all
+        powers up to 1.
+        """
+        drawn, of_mean = self.taken + self.left, self.left - self.field
+        known = prior.node_variance(self.taken + self.field) + of_mean
+        left = 1.0 - self.explained
+        power = (left / (left.square() + self.explained.square())).clamp_max(1.0)
+        ratio = torch.where(drawn > 0.0, known / drawn, 1.0).clamp_min(_LEAST_RATIO)
+        return (self.left - self.shift.square()).clamp_min(0.0) * ratio**power
 
 
 def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Tensor | None:

@@ -166,9 +166,10 @@ class Answers:
             mean = self.reader.corners(Cube(Quantity.MEAN), cells).astype(np.float64)
         held = np.log1p(np.square(np.divide(std, mean, out=np.zeros_like(std), where=mean > 0)))
         at_voxels = _quantities.log_moments(corners)[1] ** 2
-        ratio = np.divide(held, at_voxels, out=np.zeros_like(held), where=at_voxels > 0)
         left = _quantities.log_moments((corners * weights).sum(-1))[1] ** 2
-        relative = np.sqrt(np.expm1(left * (ratio * weights).sum(-1)))
+        held, drawn = ((v * weights).sum(-1) for v in (held, at_voxels))
+        left *= np.divide(held, drawn, out=np.zeros_like(held), where=drawn > 0)
+        relative = np.sqrt(np.expm1(left))
         return ((mean * weights).sum(-1) * relative)[None], (std * weights).sum(-1)[None]
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:

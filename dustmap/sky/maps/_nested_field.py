@@ -55,7 +55,8 @@ class NestedField(AbstractDensityField):
                 posterior,
                 log_density=posterior.log_density[place],
                 log_samples=posterior.log_samples[:, place],
-                explained=None if posterior.explained is None else posterior.explained[place],
+                explained=_at(posterior.explained, place),
+                log_variance=_at(posterior.log_variance, place),
             )
             own = grid, self.extinction_system, self.prior_std, self.seed, noise
             parts.append(NodeField(part, *own))
@@ -97,6 +98,11 @@ class NestedField(AbstractDensityField):
                 if block is not None:
                     block.overlay(slab, request, depth)
             yield slab
+
+
+def _at(values: Tensor | None, place: slice) -> Tensor | None:
+    """Return numbers (M,) at the nodes of one grid, where there are any."""
+    return None if values is None else values[place]
 
 
 @final

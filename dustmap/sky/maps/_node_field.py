@@ -296,7 +296,7 @@ class NodeField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        fields = [self.density, self._log_ratio[None]]
+        fields = [self.density, self._log_variances]
         if Quantity.COVERAGE in request:
             fields.append(self._node_coverage[None])
         resampler = Resampler(self.nodes, grid, self.density.dtype)
@@ -308,7 +308,8 @@ class NodeField(AbstractDensityField):
             for k in range(stop - start):
                 density, (low, high, weight), *covered = next(walks)
                 lacking = 0.0 if resampler.identity else self._lacking(grid, start + k)
-                _fill(into, k, density, request, lacking, torch.lerp(low, high, weight)[0])
+                known, drawn = torch.lerp(low, high, weight)
+                _fill(into, k, density, request, lacking, known / drawn)
                 for below, above, weight in covered:
                     into["coverage"][k] = torch.lerp(below, above, weight)[0]
             yield Planes(start, stop, arrays)
@@ -320,11 +321,11 @@ class NodeField(AbstractDensityField):
             return of_integrals(self.posterior, functional, draws, request)
         cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
         relative = relative_between(self.posterior, functional)
-        ratio, covered = self._of_nodes.at(cells).mT
-        draws = self._by_node.at(cells).mT.contiguous()
-        answers = statistics(draws, request, relative, ratio)
-        if Quantity.COVERAGE in request:
-            answers["coverage"] = covered
+        known, drawn, covered = self._of_nodes.at(cells).mT
+        answers = {"coverage": covered} if Quantity.COVERAGE in request else {}
+        if rest := request.without(("coverage",)):
+            draws = self._by_node.at(cells).mT.contiguous()
+            answers |= statistics(draws, rest, relative, known / drawn)
         return answers
 
     def _lacking(self, grid: RegularGrid, k: int) -> "Tensor | float":
@@ -363,22 +364,24 @@ class NodeField(AbstractDensityField):
 
     @cached_property
     def _of_nodes(self) -> NodeTable:
-        """Ratio of log-variances, and coverage."""
-        values = torch.stack([self._log_ratio, self._node_coverage.to(self._log_ratio)])
+        """The log-variances, and coverage."""
+        values = torch.cat([self._log_variances, self._node_coverage[None].to(self.density)])
         return NodeTable(self.nodes, values.cpu())
 
     @cached_property
-    def _log_ratio(self) -> Tensor:
-        """Variance (M,) of ln ρ at the nodes over that of the samples, both with `between`."""
-        if not self.posterior.knows_prior:
-            return torch.ones_like(self.density[0])
-        own, between, ratios = self.posterior.node_log_variance, self._between, []
+    def _log_variances(self) -> Tensor:
+        """Variance of ln ρ at the nodes, and of its samples there (2, M), both with `between`; ones
+        where the former is not known."""
+        known, between = self.posterior.log_variance, self._between
+        if known is None:
+            return torch.ones_like(self.density[:1]).repeat(2, 1)
         if between is not None:
-            own = own + between.spread.to(own)
-        for part in chunks(self.nodes.size, max(1, _BLOCK // self.posterior.n_samples)):
-            drawn = _quantities.log_moments(self.density[:, part])[1].square()
-            ratios.append(torch.where(drawn > 0.0, own[part] / drawn, 1.0))
-        return torch.cat(ratios).to(self.density)
+            known = known + between.spread.to(known)
+        parts = chunks(self.nodes.size, max(1, _BLOCK // self.posterior.n_samples))
+        drawn = [_quantities.log_moments(self.density[:, part])[1].square() for part in parts]
+        sampled = torch.cat(drawn).to(self.density)
+        # Where nothing varies, whatever is between is all that is known.
+        return torch.stack([known.to(sampled), sampled]).clamp_min(torch.finfo(sampled.dtype).tiny)
 
     @cached_property
     def _node_coverage(self) -> Tensor:

@@ -89,7 +89,9 @@ def test_extinctions_without_errors(tmp_path: Path) -> None:
 def test_advice_names_no_column_where_all_have_a_use(tmp_path: Path) -> None:
     table = plain()
     table.remove_column("extinction_error")
-    refused(write(tmp_path, "csv", table), "extinction_p84; all other columns of the table are taken; ")
+    refused(
+        write(tmp_path, "csv", table), "extinction_p84; all other columns of the table are taken; "
+    )
 
 
 def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path) -> None:
