@@ -18,7 +18,7 @@ from tests.skies import plain_sky, write_plain_sky
 
 #: Few nodes and samples: what is computed is the CPU's.
 SMALL = ("grid.spacing=40", "fit.samples=4", 'export.figures=["slice"]')
-QUICK = ("lognormal-levels-held",)
+QUICK = ("lognormal-levels-held", "exact")
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),

@@ -334,8 +334,8 @@ def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
 def test_variances_at_nodes_are_corrected_for_the_draws_of_the_prior(
     reach: float, mean: AbstractMean | None, gain: float
 ) -> None:
-    """Most where data say little, and nowhere much worse than those of the samples. What a mean that
-    is learned leaves uncertain, at the second far more than the field is, stays in them."""
+    """Most where data say little, and nowhere much worse than those of the samples. What a learned
+    mean leaves uncertain, at the second far more than the field is, stays in them."""
     model, data, _, exact, prior = nearly_linear(15, 0.01, mean, reach)
     share = 1.0 - exact / prior
     little, much = share < share.quantile(0.15), share > 0.7

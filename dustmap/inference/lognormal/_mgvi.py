@@ -30,8 +30,6 @@ from dustmap.linalg import AbstractWorld, Progress, unwatched
 _LARGEST_MISFIT = 3.0
 #: Samples that are turned into fields at once.
 _FIELDS = 8
-#: The least variance of the prior at a node over that of its draws that is taken for true.
-_LEAST_RATIO = 0.1
 
 
 @final
@@ -286,17 +284,18 @@ def _fields_of(problem: LogNormalProblem, centre: Tensor, deviations: Tensor) ->
 @final
 @dataclass(frozen=True, eq=False)
 class _NodeMoments:
-    """Mean squares (M,) over draws: `taken` of g_s, `left` of d_s, `field` of f_s; `shift`: mean of
-    d_s, which curved draws have.
+    """Means (M,) over draws: `taken` of g_s², `left` of d_s², `field` of f_s², `both` of d_s f_s,
+    and `shift` of d_s, which curved draws have.
 
-    d_s: deviation of field s from the centre; f_s: R δ_s, d_s less that of the mean; g_s = ±R ε₀_s
-    − R δ_s: what the data have taken from the draw of the prior that deviation ±δ_s is made of. g
-    and f are independent and their variances add up to the prior's.
+    d_s: deviation of field s from the centre; f_s = R δ_s, what of it is not of the mean; g_s =
+    ±R ε₀_s − R δ_s: what the data have taken from the draw of the prior that deviation ±δ_s is made
+    of. g and f are independent, and their variances add up to the prior's.
     """
 
     taken: Tensor
     left: Tensor
     field: Tensor
+    both: Tensor
     shift: Tensor
 
     @staticmethod
@@ -306,16 +305,14 @@ class _NodeMoments:
     ) -> "_NodeMoments":
         """Of fields (2K, M) around `centre` (M,), at deviations (2K, n) that come in pairs."""
         root, world, own = problem.model.prior.root(), problem.world, problem.root.n_white
-        sums = torch.zeros_like(centre).repeat(4, 1)
+        sums = torch.zeros_like(centre).repeat(5, 1)
         for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
             white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
             for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
                 of_mean = deviations[row, own : problem.root.n_field] @ problem.root.columns.mT
-                off = fields[row] - centre
-                sums[0] += root.matmul(sign * white - deviations[row, :own]).square()
-                sums[1] += off.square()
-                sums[2] += (off - of_mean).square()
-                sums[3] += off
+                d, g = fields[row] - centre, root.matmul(sign * white - deviations[row, :own])
+                f = d - of_mean
+                sums += torch.stack([g * g, d * d, f * f, d * f, d])
         return _NodeMoments(*(world.total(sums) / len(deviations)))
 
     @property
@@ -325,18 +322,18 @@ class _NodeMoments:
         return share
 
     def variance(self, prior: AbstractLatticePrior) -> Tensor:
-        """τ̂² (σ²/σ̂²)^β (M,) of ln ρ, with τ̂² of the draws, σ̂² of the draws of the prior that these
-        are made of, and σ² of the prior, both with what the mean adds.
+        """τ̂² (σ²/σ̂²)^β (M,) of ln ρ, with τ̂² of the draws, σ̂² = E g² + E f² of the draws of the
+        prior that they are made of, and σ² of the prior.
 
-        β = (1 − e) / ((1 − e)² + e²), with e the explained share, leaves the least error of all
-        powers up to 1.
+        β = c (1 − e) / ((1 − e)² + e²), with e = E g²/σ̂² and c the square of the correlation of d
+        and f, leaves the least error of all powers up to 1.
         """
-        drawn, of_mean = self.taken + self.left, self.left - self.field
-        known = prior.node_variance(self.taken + self.field) + of_mean
-        left = 1.0 - self.explained
-        power = (left / (left.square() + self.explained.square())).clamp_max(1.0)
-        ratio = torch.where(drawn > 0.0, known / drawn, 1.0).clamp_min(_LEAST_RATIO)
-        return (self.left - self.shift.square()).clamp_min(0.0) * ratio**power
+        drawn = self.taken + self.field
+        e, c = self.taken / drawn, self.both.square() / (self.left * self.field)
+        power = (c * (1.0 - e) / ((1.0 - e).square() + e.square())).clamp_max(1.0)
+        ratio = (prior.node_variance(drawn) / drawn) ** power
+        spread = (self.left - self.shift.square()).clamp_min(0.0)
+        return torch.where(ratio.isfinite(), spread * ratio, spread)
 
 
 def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Tensor | None:

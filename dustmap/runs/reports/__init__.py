@@ -11,6 +11,7 @@ from dustmap.runs.reports._progress import peak_memory as peak_memory
 from dustmap.runs.reports._report import MEASURED as MEASURED
 from dustmap.runs.reports._report import NOISE_FREE as NOISE_FREE
 from dustmap.runs.reports._report import Check as Check
+from dustmap.runs.reports._report import CoverageAdvice as CoverageAdvice
 from dustmap.runs.reports._report import Picture as Picture
 from dustmap.runs.reports._report import Predictions as Predictions
 from dustmap.runs.reports._report import Report as Report

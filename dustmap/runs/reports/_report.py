@@ -72,28 +72,33 @@ class Check:
         )
 
 
-def coverage_checks(
-    of: str, held_out: Scores, too_wide: str, too_narrow: str
-) -> tuple[Check, Check]:
-    """Check that ±1σ and the central 95 % hold their shares, but for chance and idealising.
+@final
+@dataclass(frozen=True)
+class CoverageAdvice:
+    """What to do where intervals hold too many values, too few, and where too many are far off."""
 
-    too_wide, too_narrow: what to do where they hold more, and less.
-    """
-    one_std = math.erf(1 / math.sqrt(2))
-    expected = (("coverage68", one_std, 0.1), ("coverage95", 0.95, 0.05))
-    low, high = (_coverage_check(of, held_out, *each, too_wide, too_narrow) for each in expected)
-    return low, high
+    too_wide: str
+    too_narrow: str
+    outliers: str
 
 
-def _coverage_check(
-    of: str, held_out: Scores, name: str, share: float, idealised: float, *advice: str
-) -> Check:
-    """Check one share; idealised: by how much the model may miss it, beside three standard
-    deviations of a binomial."""
-    value: float = getattr(held_out, name)
-    slack = idealised + 3 * math.sqrt(share * (1 - share) / held_out.n)
+def coverage_checks(of: str, held_out: Scores, advice: CoverageAdvice) -> tuple[Check, Check]:
+    """Check that ±1σ hold the share of a normal distribution, and the central 95 % no less than
+    that, but for chance, by three standard deviations of a binomial, and for what models idealise:
+    0.1 and 0.05."""
+    share = math.erf(1 / math.sqrt(2))
+    slack, rest = (
+        idealised + 3 * math.sqrt(of_all * (1 - of_all) / held_out.n)
+        for of_all, idealised in ((share, 0.1), (0.95, 0.05))
+    )
     low, high = max(0.0, share - slack), min(1.0, share + slack)
-    return Check(f"{name} of {of}", value, low, high, advice[value < share])
+    core = advice.too_narrow if held_out.coverage68 < share else advice.too_wide
+    return (
+        Check(f"coverage68 of {of}", held_out.coverage68, low, high, core),
+        Check(
+            f"coverage95 of {of}", held_out.coverage95, max(0.0, 0.95 - rest), 1.0, advice.outliers
+        ),
+    )
 
 
 @final

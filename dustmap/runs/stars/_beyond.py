@@ -77,24 +77,17 @@ def _slopes_beyond(learned: tuple[float, float]) -> list[float]:
 
 
 def limits_of(dust: PriorDust, at: Hyperparameters) -> dict[str, float]:
-    """Return the scales beyond the box that are not those of the disc within, for the line of a
-    round."""
+    """Return the scales in pc beyond the box that are not those of the disc within, for the line of
+    a round. The density in the plane is one; how much is beyond the faces is for the level."""
     if not isinstance(dust.mean, LogDiscMean):
         return {}
-    height, length = dust.mean.scales(dust.mean.coefficients())
-    scales = (("disc_height", at.disc_height, height), ("disc_length", at.disc_length, length))
-    limited = {}
-    for name, learned, taken in scales:
-        if learned is not None and not math.isclose(learned, taken, rel_tol=1e-6):
-            limited[f"{name}_beyond"] = taken
-            log.warning(
-                "%s: %.3g pc in the box, which hardly tells it; %.3g pc beyond, the nearest that "
-                "is taken",
-                name,
-                learned,
-                taken,
-            )
-    return limited
+    scales = dust.mean.scales(dust.mean.coefficients())
+    learned = {"disc_height": at.disc_height, "disc_length": at.disc_length}
+    return {
+        f"{name}_beyond": taken
+        for (name, scale), taken in zip(learned.items(), scales, strict=True)
+        if scale and not math.isclose(scale, taken, rel_tol=1e-6)
+    }
 
 
 def whole(inside: Prediction, added: Moments, index: Tensor) -> Prediction:

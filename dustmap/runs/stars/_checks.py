@@ -21,7 +21,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
 from dustmap.inference import LogNormalPosterior, MGVISettings, PathwisePosterior
 from dustmap.runs._machine import dtype_of
-from dustmap.runs.reports import Check, Predictions, coverage_checks
+from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
@@ -76,6 +76,13 @@ _TOO_WIDE = (
 _TOO_NARROW = (
     "extinctions scatter more than predicted: their errors, or those of distances and parallaxes, "
     'are too small; "scatter" and "relative_scatter" in model.learn find what they lack; see chi2'
+)
+_ADVICE = CoverageAdvice(
+    _TOO_WIDE,
+    _TOO_NARROW,
+    "too many extinctions are far from the prediction: "
+    'outliers, which model.noise = "student-t" forgives, or dust that the grid is too coarse for '
+    "(a smaller grid.spacing), or errors of some stars, or of their distances, that are too small",
 )
 _BIASED = (
     "at 30 %, extinctions to a distance were off by up to 5 % under the learned prior, 15 % under "
@@ -397,7 +404,7 @@ def checks_of_held_out(
     Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
     clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
     """
-    coverage = coverage_checks("held-out stars", held_out.scores(), _TOO_WIDE, _TOO_NARROW)
+    coverage = coverage_checks("held-out stars", held_out.scores(), _ADVICE)
     above = _far_above(held_out)
     if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
         return coverage

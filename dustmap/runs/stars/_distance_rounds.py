@@ -290,11 +290,14 @@ class _Rounds:
         added = observed.added(posterior, dust, progress).times(gains)
         noisy, moved = _beyond.refreshed(observed.with_added(added), data.noisy, fit, dust)
         fresh = FitData(observed, noisy, added, log_weight)
+        limits = _beyond.limits_of(dust, at)
+        for name, scale in limits.items():
+            log.warning("%s: %.3g pc, for the box hardly tells that of its disc", name, scale)
         line: dict[str, Any] = {
             "round": number,
             **self._changes(fit, at, data, fresh),
             **at.beyond_the_box(),
-            **_beyond.limits_of(dust, at),
+            **limits,
             **moved,
             **selected,
         }
@@ -303,7 +306,8 @@ class _Rounds:
         # The first fit takes all scales of groups for 1.
         rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED or rescaled
-        if line["refitted"] and self.config.engine == "lognormal":
+        learned = "mean" in self.config.model.learn
+        if line["refitted"] and learned and self.config.engine == "lognormal":
             _refuse_all_beyond(noisy, self.train)
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
@@ -350,8 +354,10 @@ class _Rounds:
 
 
 def _refuse_all_beyond(observed: Observations, train: Tensor) -> None:
-    """Refuse what dust beyond the box leaves nothing of, which no positive density can be; stars
-    that it makes uncertain weigh little, as in `typical_log_density`."""
+    """Refuse what dust beyond the box leaves nothing of for the mean density to start from, where
+    stars that it makes uncertain weigh little (`typical_log_density`)."""
+    if observed.beyond is None:
+        return
     assert observed.batch.noise_variance is not None
     noise = observed.batch.noise_variance[train].double()
     weight = 1.0 / (noise + noise.median())
@@ -359,7 +365,7 @@ def _refuse_all_beyond(observed: Observations, train: Tensor) -> None:
         (weight * each[train]).sum() / weight.sum()
         for each in (observed.measured, observed.batch.y)
     )
-    if float(left) > 0.0:
+    if float(left) > 0.0 or float(measured) <= 0.0:
         return
     raise UserError(
         f"the dust expected beyond the box reddens the stars by {float(measured - left):.3g} mag "

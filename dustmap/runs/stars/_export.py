@@ -93,10 +93,14 @@ def reach_of(data: DataConfig, stars: StarTable) -> maps.SurveyReach | None:
     return maps.SurveyReach.of(stars, data.magnitude_limit, dimming)
 
 
-def coverage_sections(field: AbstractDensityField, grid: RegularGrid) -> dict[str, dict[str, Any]]:
+def coverage_sections(
+    field: AbstractDensityField, grid: RegularGrid, device: torch.device
+) -> dict[str, dict[str, Any]]:
     """Say for the report how much of the box the data know, and what a magnitude limit hides."""
-    some = np.random.default_rng(0).permutation(grid.size)[:_PLACES]
-    places = PointValues(grid.points()[torch.from_numpy(some)])
+    count = min(_PLACES, grid.size)
+    some = np.random.default_rng(0).choice(grid.size, count, replace=False, shuffle=False)
+    index = np.stack(np.unravel_index(some, grid.shape), axis=-1)
+    places = PointValues(torch.from_numpy(grid.lower + grid.spacing * index).to(device))
     covered = field.evaluate(places, MapRequest((Quantity.COVERAGE,)))["coverage"]
     share = float((covered > DATA_DOMINATED).mean())
     log.info(

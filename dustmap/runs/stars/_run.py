@@ -330,7 +330,7 @@ class StarRun(AbstractRun):
         directory, progress = work.directory, work.progress
         with work.watch.stage("export"):
             density, made = self.field(fit), self.provenance(fit, len(self.mapped))
-            work.sections |= _export.coverage_sections(density, self.grid)
+            work.sections |= _export.coverage_sections(density, self.grid, self.device)
             work.sections["outputs"] = _export.export_run(
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )

@@ -142,35 +142,51 @@ class Answers:
         cells = Cells.of(self.layout.grid, positions[inside])
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
-        weights = cells.weights.astype(np.float64)
-        if mode is Mode.STD:
-            here, around = self._spread_between(corners, cells, weights)
-        else:
-            here = _summary((corners * weights).sum(-1), mode, levels, positive=True)
-            around = _summary(corners.reshape(len(cubes), -1), mode, levels, positive=True)
-            around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
+        here, around = self._by_variances(corners, cells, mode, levels)
         factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
         if self._finer is not None:
             near = _trilinear.within_box(self._finer.layout.grid, positions)
             factor[:, near] = self._finer._between(positions[near], mode, levels)
         return factor
 
-    def _spread_between(
-        self, corners: Floats, cells: Cells, weights: Floats
+    def _by_variances(
+        self, corners: Floats, cells: Cells, mode: Mode, levels: tuple[float, ...]
     ) -> tuple[Floats, Floats]:
-        """Return the std (1, N) by the variance of ln ρ that the voxels around have, times what is
-        left of it in the interpolant of the samples (S, N, 8) there; and the interpolated std."""
-        std = self.reader.corners(Cube(Quantity.STD), cells).astype(np.float64)
-        mean = corners.mean(0)
-        if Quantity.MEAN in self.layout.quantities:
-            mean = self.reader.corners(Cube(Quantity.MEAN), cells).astype(np.float64)
-        held = np.log1p(np.square(np.divide(std, mean, out=np.zeros_like(std), where=mean > 0)))
-        at_voxels = _quantities.log_moments(corners)[1] ** 2
-        left = _quantities.log_moments((corners * weights).sum(-1))[1] ** 2
-        held, drawn = ((v * weights).sum(-1) for v in (held, at_voxels))
-        left *= np.divide(held, drawn, out=np.zeros_like(held), where=drawn > 0)
-        relative = np.sqrt(np.expm1(left))
-        return ((mean * weights).sum(-1) * relative)[None], (std * weights).sum(-1)[None]
+        """Return statistics (1 or Q, N) with the variance of ln ρ that the voxels around have,
+        times what the interpolant of their samples (S, N, 8) has left of theirs; and interpolated
+        ones."""
+        weights = cells.weights.astype(np.float64)
+        centres, widths = _quantities.log_moments(corners)
+        centre, width = _quantities.log_moments((corners * weights).sum(-1))
+        held = self._log_variances(corners, cells)
+        known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
+        width *= np.sqrt(np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0))
+        if mode is Mode.STD:
+            mean = self._means(corners, cells)
+            here = (mean * weights).sum(-1) * np.sqrt(np.expm1(width**2))
+            return here[None], (mean * np.sqrt(np.expm1(held)) * weights).sum(-1)[None]
+        z = [_quantities.normal_quantile(level) for level in levels or (0.5,)]
+        here = np.stack([np.exp(centre + each * width) for each in z])
+        around = [(np.exp(centres + each * np.sqrt(held)) * weights).sum(-1) for each in z]
+        return here, np.stack(around)
+
+    def _means(self, corners: Floats, cells: Cells) -> Floats:
+        """Return the mean (N, 8) of the voxels around, of their samples (S, N, 8) if need be."""
+        if Quantity.MEAN not in self.layout.quantities:
+            return np.asarray(corners.mean(0))
+        return self.reader.corners(Cube(Quantity.MEAN), cells).astype(np.float64)
+
+    def _log_variances(self, corners: Floats, cells: Cells) -> Floats:
+        """Return the variance of ln ρ (N, 8) by the cubes of the voxels around."""
+        if {Quantity.P16, Quantity.P84} <= set(self.layout.quantities):
+            low, high = (self.reader.corners(Cube(q), cells) for q in (Quantity.P16, Quantity.P84))
+            both = low > 0
+            ratio = np.divide(high, low, out=np.ones(low.shape), where=both, dtype=np.float64)
+            z_low, z_high = map(_quantities.normal_quantile, (0.16, 0.84))
+            return np.square(np.log(ratio) / (z_high - z_low))
+        std, mean = self.reader.corners(Cube(Quantity.STD), cells), self._means(corners, cells)
+        relative = np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0)
+        return np.asarray(np.log1p(relative**2))
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
         """Return the cubes that are the answer, if the map has them."""

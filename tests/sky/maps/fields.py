@@ -23,11 +23,13 @@ PRIOR_STD = 1.5
 
 
 def posterior(samples: int = 6) -> LogNormalPosterior:
-    """Random samples of ln ρ around −5."""
+    """Random samples of ln ρ around −5, whose variance is known to be another."""
     generator = torch.Generator().manual_seed(3)
     logs = -5.0 + torch.randn(samples, NODES.size, dtype=torch.float64, generator=generator)
     rows = functools.partial(interpolation, grid=NODES, dtype=torch.float64)
-    return LogNormalPosterior(rows, logs.mean(0), logs)
+    factor = 0.5 + torch.rand(NODES.size, dtype=torch.float64, generator=generator)
+    known = factor * logs.var(0, correction=0)
+    return LogNormalPosterior(rows, logs.mean(0), logs, log_variance=known)
 
 
 def node_field(samples: int = 6) -> NodeField:

@@ -60,7 +60,10 @@ def posterior(
     white = torch.randn(count, prior.n_white, dtype=torch.float64, generator=generator)
     logs = -5.0 + part * prior.root().matmul(white)
     rows = functools.partial(interpolation, grid=nested, dtype=torch.float64)
-    return LogNormalPosterior(rows, logs.mean(0), logs, unresolved=lacking)
+    known = logs.var(0, correction=0).mean().expand(logs.shape[1])
+    return LogNormalPosterior(
+        rows, logs.mean(0), logs, unresolved=lacking, log_variance=known.clone()
+    )
 
 
 def places(count: int, seed: int = 0) -> torch.Tensor:
@@ -102,6 +105,23 @@ def test_what_lies_between_the_nodes_is_in_the_samples_of_every_level() -> None:
     assert (widened["std"] > plain["std"]).mean() > 0.7
     lengths = [level.length for level in made.posterior.unresolved.levels]  # type: ignore[union-attr]
     assert lengths[0] > lengths[1] > lengths[2]
+
+
+@pytest.mark.parametrize("unresolved", [None, 8.0])
+def test_the_spread_at_nodes_is_the_known_one_and_what_lies_between(
+    unresolved: float | None,
+) -> None:
+    """Whatever samples at the nodes have."""
+    made, grid = field(unresolved), NESTED.grids[2]
+    found = made.evaluate(
+        PointValues(grid.points()), MapRequest((Quantity.MEAN, Quantity.STD, Quantity.P16))
+    )
+    known = made.posterior.node_log_variance[NESTED.places[2]]
+    if made.fields[2].between is not None:
+        known = known + made.fields[2].between.spread
+    relative = np.log1p(np.square(found["std"] / found["mean"]))
+    np.testing.assert_allclose(relative, known, rtol=1e-4)
+    assert (made.fields[2].between is None) == (unresolved is None)
 
 
 def noisy(nested: NestedGrids, count: int) -> NestedField:
