@@ -501,6 +501,11 @@ def test_what_cannot_be_fitted_says_why() -> None:
     data = observe(model, draw_truth(model, 0), positions(10, 2, 0), 0.1, 0)
     with pytest.raises(ValueError, match="positive sum"):
         typical_log_density(Batch(data.functional, -data.y, data.noise_variance))
+    # Noise alone is no field, and not data of the wrong sign.
+    assert data.noise_variance is not None
+    none = 0.1 * data.noise_variance.sqrt() * torch.linspace(-1.0, 0.9, len(data)).double()
+    faint = typical_log_density(Batch(data.functional, none, data.noise_variance))
+    assert faint < typical_log_density(data) - 1.0
     with pytest.raises(ValueError, match="even"):
         MGVISettings(samples=7)
     other = LogNormalModel(

@@ -162,12 +162,12 @@ def test_dust_beyond_the_box_that_leaves_nothing_within_is_refused(tmp_path: Pat
     run = prepare(load(tmp_path / "run.toml"))
     assert isinstance(run, StarRun)
     observed, train = run.observed, torch.arange(len(run.observed.measured))
-    _refuse_all_beyond(observed, train)
+    _refuse_all_beyond(run.config, observed, train)
     more = replace(observed, batch=replace(observed.batch, y=observed.measured - 1.0))
     with pytest.raises(
         UserError, match=r"beyond the box reddens the stars by .* larger grid\.size"
     ):
-        _refuse_all_beyond(more, train)
+        _refuse_all_beyond(run.config, more, train)
 
 
 def test_predictions_have_density_and_extinction_or_neither(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from dustmap.linalg import AbstractComposite, AbstractOperator
 Interpolation: TypeAlias = Callable[[AbstractFunctional], AbstractOperator]
 #: Functionals answered at once.
 _CHUNK = 65_536
+#: Errors below 0 of a sum of data down to which these are of no field, and not of the wrong sign.
+_NO_FIELD = 5.0
 
 
 @final
@@ -155,7 +157,8 @@ def typical_log_density(
 ) -> float:
     """ln(Σ y / Σ L p) − variance/2: ln of the factor of p with which it explains the data's sum.
 
-    Both sums weigh a datum by 1 / (σ_n² + median σ²), lest those of much noise rule them.
+    Both sums weigh a datum by 1 / (σ_n² + median σ²), lest those of much noise rule them. A sum of
+    y that is below its error, down to 5 of them below 0, counts as that: there is no field.
 
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
@@ -170,12 +173,14 @@ def typical_log_density(
     0.002
     """
     profile = profile or gp.ConstantMean(1.0).to(data.y.device)
-    weight = torch.ones_like(data.y, dtype=torch.float64)
+    weight, error = torch.ones_like(data.y, dtype=torch.float64), 0.0
     if data.noise_variance is not None:
         noise = data.noise_variance.double()
         weight = noise.median() / (noise + noise.median())
+        error = float((weight.square() * noise).sum().sqrt())
     mass = float((weight * profile.values(data.functional)).sum())
     total = float((weight * data.y.double()).sum())
+    total = max(total, error) if total > -_NO_FIELD * error else total
     if not (total > 0 and mass > 0):
         raise UserError(
             f"a positive field needs data with a positive sum, got Σ y = {total:.3g} (the least "

@@ -306,9 +306,8 @@ class _Rounds:
         # The first fit takes all scales of groups for 1.
         rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
         line["refitted"] = largest >= SETTLED or shift >= SHIFTED or rescaled
-        learned = "mean" in self.config.model.learn
-        if line["refitted"] and learned and self.config.engine == "lognormal":
-            _refuse_all_beyond(noisy, self.train)
+        if line["refitted"]:
+            _refuse_all_beyond(self.config, noisy, self.train)
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
             "(median)",
@@ -353,20 +352,15 @@ class _Rounds:
         }
 
 
-def _refuse_all_beyond(observed: Observations, train: Tensor) -> None:
-    """Refuse what dust beyond the box leaves nothing of for the mean density to start from, where
-    stars that it makes uncertain weigh little (`typical_log_density`)."""
+def _refuse_all_beyond(config: Config, observed: Observations, train: Tensor) -> None:
+    """Refuse what dust beyond the box leaves too little of for a density to start from."""
     if observed.beyond is None:
         return
-    assert observed.batch.noise_variance is not None
-    noise = observed.batch.noise_variance[train].double()
-    weight = 1.0 / (noise + noise.median())
-    measured, left = (
-        (weight * each[train]).sum() / weight.sum()
-        for each in (observed.measured, observed.batch.y)
-    )
-    if float(left) > 0.0 or float(measured) <= 0.0:
+    try:
+        _model.start_for(config, observed.training(train))
         return
+    except UserError:
+        measured, left = (each[train].mean() for each in (observed.measured, observed.batch.y))
     raise UserError(
         f"the dust expected beyond the box reddens the stars by {float(measured - left):.3g} mag "
         f"(mean), which are reddened by {float(measured):.3g}: too little of their paths is "
