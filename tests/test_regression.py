@@ -349,6 +349,16 @@ def test_the_noise_is_that_of_all_rows(dim: int) -> None:
     assert all(p.is_learned for p in fitted._regression.model.kernel.parameters())
 
 
+def test_rows_too_few_for_what_is_learned_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(16, 2)), rng.standard_normal(16)
+    advice = HIPGPRegressor("matern32").fit(X[:14], y[:14]).report_["advice"]
+    assert "5 numbers were learned from 14 rows, too few to tell them" in advice[-1]
+    assert advice[-1] in caplog.text
+    assert HIPGPRegressor("matern32").fit(X, y).report_["advice"] == []
+    assert HIPGPRegressor("matern32", learn=["noise"]).fit(X[:6], y[:6]).report_["advice"] == []
+
+
 @pytest.mark.parametrize("noise", [0.1, "given"])
 def test_noise_that_is_given_stays(noise: Any) -> None:
     rng = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """The scikit-learn estimator."""
 
+import logging
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -32,7 +33,11 @@ from dustmap.estimators._engines import (
 from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
 
+log = logging.getLogger(__name__)
+
 Prediction = Array | tuple[Array, Array]
+#: Rows that tell a learned number, at least.
+_ROWS_PER_NUMBER = 3
 
 
 @final
@@ -332,6 +337,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
         self.report_ = fitted.report | {"hyperparameters": learned}
+        if few := _few_rows(fitted):
+            self.report_["advice"] = [*fitted.report.get("advice", ()), few]
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
         if fitted.inducing_points is not None:
@@ -350,3 +357,17 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _mean(self, mean: Tensor) -> Array:
         scaling = self._regression.scaling
         return scaling.y_center + scaling.y_scale * mean.double().numpy()
+
+
+def _few_rows(fitted: FittedRegression) -> str:
+    """Advice where rows are too few to tell what was learned from them, else ""."""
+    learned = sum(p.value.numel() for p in fitted.model.parameters() if p.is_learned)
+    rows = int(fitted.report["n"])
+    if rows >= _ROWS_PER_NUMBER * learned:
+        return ""
+    advice = (
+        f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
+        "deviations are too small; give the noise (noise=...), or hold what is known (learn=...)"
+    )
+    log.warning("%s", advice)
+    return advice
