@@ -16,8 +16,8 @@ from dustmap.engines import _lognormal
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.functionals import PointValues
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
-from dustmap.runs.stars import _plan, _run
-from dustmap.sky.maps import DustMap
+from dustmap.runs.stars import _parts, _plan, _run
+from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.skies import plain_sky
 
@@ -274,3 +274,23 @@ def test_stars_that_the_map_has_seen_are_counted(
     scores = open_star_map(tmp_path / "true").evaluate(tmp_path / "others.fits")
     assert scores["stars_that_the_map_has_seen"] == 0
     assert "has seen" not in caplog.text
+
+
+def test_a_log_normal_run_is_opened_without_its_stars(
+    positive_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are observed where they are asked for; the report says how many the map has seen."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("nothing needs the stars")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_parts.StarShare, "observed", refused)
+        found = open_star_map(positive_run / "run")
+        there = found.at(np.array([[20.0, 10.0, 5.0]]))
+        found.field().evaluate(PointValues(torch.zeros(1, 3)), MapRequest((Quantity.COVERAGE,)))
+        with pytest.raises(AssertionError, match="nothing needs"):
+            found.evaluate(positive_run / "sky.fits")
+    assert np.isfinite([values[0] for values in there.values()]).all()
+    assert len(found.fitted) == len(found.run.observed) == 60
+    assert "60 stars fitted" in " ".join(found.made.history())
