@@ -144,3 +144,13 @@ def test_errors_far_from_what_is_meant_fail_a_check(
     """Variances for standard deviations, say. A scatter beside them may leave nothing of them, and
     what is held is the user's."""
     assert failed(fit, Hyperparameters(60.0, 0.8, 1e-3, noise), *settings) == names
+
+
+@pytest.mark.parametrize(("error", "fails"), [(None, False), (5e-4, False), (2e-3, True)])
+def test_stars_that_do_not_tell_how_much_dust_there_is_fail_a_check(
+    fit: StarFit, error: float | None, fails: bool
+) -> None:
+    at = Hyperparameters(60.0, 0.8, 1e-3, 1.0)
+    found = StarFit(fit.posterior, at, {}, LEARNING, errors={"mean": error})
+    names = [check.name for check in checks_of_fit(config(), found) if not check.passed]
+    assert names == (["error of the mean density, as a part of it"] if fails else [])

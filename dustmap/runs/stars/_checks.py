@@ -269,7 +269,7 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         if "noise" in config.model.learn:
             checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
-            checks += _learned_by_data(config, fit)
+            checks += [*_learned_by_data(config, fit), *_known_mean(fit)]
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
 
 
@@ -355,6 +355,21 @@ def _factor_on_errors(config: Config, fit: StarFit) -> Check:
     )
     least = 0.0 if scatter else 1.0 / _MOST_NOISE
     return Check("learned factor on the errors", noise, least, _MOST_NOISE, advice)
+
+
+def _known_mean(fit: StarFit) -> list[Check]:
+    """Check that stars tell how much dust there is: where their noise hides it the most probable
+    density is next to none, whose error is small beside that of what may be there."""
+    error = fit.errors.get("mean")
+    if error is None:
+        return []
+    advice = (
+        "noise hides how much dust there is, and where it is hidden the map has too little, too "
+        'surely: take more stars, or better measured ones, or model.density = "gaussian", which '
+        "may be negative, or hold a mean density that is known (model.mean_density, model.learn)"
+    )
+    share = float(error / fit.hyperparameters.mean)
+    return [Check("error of the mean density, as a part of it", share, 0.0, 1.0, advice)]
 
 
 def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
