@@ -338,7 +338,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return weight * self._mean_square
 
     @functools.cached_property
-    def _mean_square(self) -> Tensor:  # E[ρ²] at the nodes (M,)
+    def _mean_square(self) -> Tensor:
+        """E[ρ²] at the nodes (M,)."""
         return (2.0 * self.log_samples).exp().mean(0)
 
     def zero_points(self) -> gp.Prediction | None:
