@@ -136,8 +136,8 @@ def test_truncated_rays_fail_a_check_and_pile_dust_up(tmp_path: Path) -> None:
     ("height", "length", "taken"),
     [
         (80.0, 2500.0, {}),
-        (-400.0, 2500.0, {"disc_height_beyond": 300.0}),
-        (900.0, -500.0, {"disc_height_beyond": 300.0, "disc_length_beyond": 30_000.0}),
+        (-400.0, 2500.0, {"disc_height_beyond": 600.0}),
+        (900.0, -500.0, {"disc_height_beyond": 600.0, "disc_length_beyond": 30_000.0}),
         (80.0, 100.0, {"disc_length_beyond": 1000.0}),
     ],
 )
@@ -152,8 +152,8 @@ def test_a_disc_falls_beyond_the_box_whatever_is_learned_within(
     heights = torch.tensor([[0.0, 0.0, z] for z in (0.0, 500.0, 5_000.0)], dtype=torch.float64)
     near, high, far = dust.expected(heights).tolist()
     assert near == pytest.approx(DENSITY * math.exp(0.5), rel=0.3)
-    assert high < 0.3 * near
-    assert far < 1e-6 * near
+    assert high < 0.5 * near
+    assert far < 1e-3 * near
     assert dust.expected(torch.tensor([[-8e3, 0.0, 0.0]])).item() < near
 
 

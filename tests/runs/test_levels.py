@@ -60,7 +60,7 @@ def configured(**grid: object) -> Config:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("levels")
-    write_plain_sky(path, plain_sky(120, seed=2))
+    write_plain_sky(path, plain_sky(250, seed=2))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     execute_run(prepare(config), path / "run", config, overwrite=False)

@@ -50,7 +50,7 @@ _MOST_LEVERAGE = 0.5
 #: Least and most slopes of ln ρ beyond the box, with |z|/H and (R − R₀)/L of the scales to start
 #: from: a thin box, or a small one, hardly tells the slopes of its disc, and dust that grew with
 #: height or outwards would redden far stars without end.
-_SLOPES = ((-math.inf, -1.0 / 3.0), (-3.0, -0.1))
+_SLOPES = ((-math.inf, -1.0 / 6.0), (-3.0, -0.1))
 #: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
 #: as the disc, and of the disc itself.
 _LAYERS = {"constant": 1.0, "disc": 5.0}
