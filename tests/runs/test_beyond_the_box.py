@@ -203,12 +203,8 @@ def truth_along(
     return rho.mean(1) * reach, answer["extinction_mean"], answer["extinction_std"]
 
 
-#: 0.769 of 0.76 at most: with hyperparameters known six skies average 0.69, learned ones widen it.
-WIDE = pytest.mark.xfail(strict=True, reason="learned lengths and stds leave intervals too wide")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["exact", pytest.param("parallaxes", marks=WIDE)])
+@pytest.mark.parametrize("kind", ["exact", "parallaxes"])
 def test_structured_dust_that_goes_on_outside(tmp_path: Path, kind: str) -> None:
     """Everything learned; truth on nodes twice as fine, four times the volume of the box.
 
