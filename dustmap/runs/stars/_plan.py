@@ -56,8 +56,8 @@ _IN_FLIGHT = 2
 _TRIALS = 30
 
 #: Products of the features with one field: of the mode, of learning, and for each sample; measured
-#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc and on catalogs of clusters and stars.
-PRODUCTS = {"lognormal": (900, 10_000, 81), "gaussian": (0, 8000, 38)}
+#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc; log-normal learning at 20 pc.
+PRODUCTS = {"lognormal": (900, 5_000, 81), "gaussian": (0, 8000, 38)}
 #: What a fit with refreshed noise takes of the first one.
 _ROUND_SHARE = 0.7
 #: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
