@@ -215,7 +215,7 @@ def fit_stars(
 
 
 def no_data(device: torch.device) -> Batch:
-    """One datum of nothing, for posteriors that need no data but where these are."""
+    """A datum in place of the data, for posteriors that need no more of these than their device."""
     place = torch.ones(1, 3, dtype=torch.float64, device=device)
     one = torch.ones(1, dtype=torch.float64, device=device)
     return Batch(LineIntegrals.from_observer(place), one, one)

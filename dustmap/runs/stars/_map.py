@@ -78,7 +78,7 @@ class StarMap(AbstractFinishedRun):
     @property
     def fitted(self) -> Tensor:
         """Indices of the stars that the map has seen."""
-        return self.run.mapped if self.refitted else self.run.train
+        return _fitted(self.run, self.refitted)
 
     @property
     def system(self) -> ExtinctionSystem:
@@ -401,9 +401,7 @@ def _columns(groups: NDArray[np.int64] | None) -> tuple[str, ...]:
 
 def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes: its stars
-    are observed where that needs them, of engines that keep no samples and of groups.
-
-    config: the run's, computing where and how it is now asked.
+    are observed where that needs them. config: the run's, computing where and how it is now asked.
     """
     config = _resolution.grid_of_run(directory, config)
     run = _run.assemble(config, _input.archived_stars(directory.path))
@@ -424,18 +422,22 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     before = run
 
     def noisy(observed: Observations) -> Observations:
-        limit = before.limit
-        return _distance_rounds.FitData.of_arrays(before.config, limit, observed, added).noisy
+        made = _distance_rounds.FitData.of_arrays
+        return made(before.config, before.limit, observed, added).noisy
 
     run = replace(run, sight=run.sight.changed(noisy))
     if config.engine == "lognormal" and not config.data.groups:
         data = _engines.no_data(run.device)
     else:
-        data = run.observed.training(run.mapped if refitted else run.train)
+        data = run.observed.training(_fitted(run, refitted))
     fit = _engines.load_stars(run.config, data, at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, _count(directory, run, refitted))
     unseen = Predictions.of_arrays(scored) if scored else None
     return StarMap(run, fit, made, refitted, unseen)
+
+
+def _fitted(run: _run.StarRun, refitted: bool) -> Tensor:
+    return run.mapped if refitted else run.train
 
 
 def _count(directory: RunDirectory, run: _run.StarRun, refitted: bool) -> int:
@@ -444,4 +446,4 @@ def _count(directory: RunDirectory, run: _run.StarRun, refitted: bool) -> int:
     names = ("stars_fitted", "stars_held_out") if refitted else ("stars_fitted",)
     if set(names) <= set(counts):
         return sum(int(counts[name]) for name in names)
-    return len(run.mapped if refitted else run.train)
+    return len(_fitted(run, refitted))

@@ -125,9 +125,7 @@ class Answers:
         own = below, _, above = [_quantities.PERCENTILES[quantity] for quantity in self._widths]
         values = self.densities(positions, Mode.PERCENTILE, tuple(own), outside)
         low, median, high = values
-        ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
-        z_low, z_high = map(_quantities.normal_quantile, (below, above))
-        width = np.log(ratio) / (z_high - z_low)
+        width = _log_width(low, high, below, above)
         # Those that have a cube are what it says.
         known = dict(zip(own, values, strict=True))
         pairs = zip(levels, z, strict=True)
@@ -179,11 +177,9 @@ class Answers:
     def _log_variances(self, corners: Floats, cells: Cells) -> Floats:
         """Return the variance of ln ρ (N, 8) by the cubes of the voxels around."""
         if {Quantity.P16, Quantity.P84} <= set(self.layout.quantities):
-            low, high = (self.reader.corners(Cube(q), cells) for q in (Quantity.P16, Quantity.P84))
-            both = low > 0
-            ratio = np.divide(high, low, out=np.ones(low.shape), where=both, dtype=np.float64)
-            z_low, z_high = map(_quantities.normal_quantile, (0.16, 0.84))
-            return np.square(np.log(ratio) / (z_high - z_low))
+            ends = Quantity.P16, Quantity.P84
+            low, high = (self.reader.corners(Cube(q), cells).astype(np.float64) for q in ends)
+            return _log_width(low, high, *(_quantities.PERCENTILES[q] for q in ends)) ** 2
         std, mean = self.reader.corners(Cube(Quantity.STD), cells), self._means(corners, cells)
         relative = np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0)
         return np.asarray(np.log1p(relative**2))
@@ -279,6 +275,13 @@ class Answers:
         if quantity not in self.layout.quantities:
             held = ", ".join(q.value for q in self.layout.quantities)
             raise UserError(f"this map has no {quantity.value}, only {held}: export it with that")
+
+
+def _log_width(low: Floats, high: Floats, below: float, above: float) -> Floats:
+    """Return τ of a log-normal distribution by two quantiles, at these probabilities; 0 of none."""
+    ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
+    z_low, z_high = map(_quantities.normal_quantile, (below, above))
+    return np.asarray(np.log(ratio) / (z_high - z_low))
 
 
 def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:

@@ -323,7 +323,7 @@ class NodeField(AbstractDensityField):
         relative = relative_between(self.posterior, functional)
         known, drawn, covered = self._of_nodes.at(cells).mT
         answers = {"coverage": covered} if Quantity.COVERAGE in request else {}
-        if rest := request.without(("coverage",)):
+        if rest := request.without((Quantity.COVERAGE.value,)):
             draws = self._by_node.at(cells).mT.contiguous()
             answers |= statistics(draws, rest, relative, known / drawn)
         return answers
@@ -380,7 +380,7 @@ class NodeField(AbstractDensityField):
         parts = chunks(self.nodes.size, max(1, _BLOCK // self.posterior.n_samples))
         drawn = [_quantities.log_moments(self.density[:, part])[1].square() for part in parts]
         sampled = torch.cat(drawn).to(self.density)
-        # Where nothing varies, whatever is between is all that is known.
+        # Their ratio is 1 where neither varies.
         return torch.stack([known.to(sampled), sampled]).clamp_min(torch.finfo(sampled.dtype).tiny)
 
     @cached_property
