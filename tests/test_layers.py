@@ -41,8 +41,9 @@ EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 
 # The foreign packages of the core and of tables. Everything above them is free to choose.
 FOREIGN: dict[str, frozenset[str]] = {
-    "linalg": frozenset({"torch"}),
-    "gp": frozenset({"torch", "numpy", "triton"}),  # triton: of the Torch for GPUs, on one alone
+    # triton: of the Torch for GPUs, on one alone
+    "linalg": frozenset({"torch", "triton"}),
+    "gp": frozenset({"torch", "numpy", "triton"}),
     "inference": frozenset({"torch", "numpy"}),
     "distributed": frozenset({"torch"}),
     "tables": frozenset({"numpy", "astropy", "pyarrow", "h5py"}),

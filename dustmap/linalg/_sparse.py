@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 import torch
@@ -11,12 +12,8 @@ from torch import Tensor
 from dustmap.errors import UserError
 from dustmap.linalg._chunks import chunks, return_memory
 from dustmap.linalg._operator import AbstractAdjointPair, AbstractSymmetric, check_vectors
+from dustmap.linalg._row_products import RowPieces, row_pieces, sparse_product
 
-# Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
-# the entries pick no longer stay in cache; sums of rows fetch these ahead of their use.
-_TOGETHER, _SUMMED_TOGETHER = 20, 32
-# Vectors from which on sums of rows are faster than MKL's products of sparse matrices.
-_SUMMED = 12
 # Entries that are sorted at once when the transpose is made: they stay in cache.
 _SORTED = 2**20
 # Rows whose products are summed at once, and columns these are summed for, in float64.
@@ -109,10 +106,18 @@ class SparseOperator(AbstractAdjointPair):
         return sum(p.nbytes for csr in (self.matrix, self.transposed) for p in csr_parts(csr))
 
     def _product(self, x: Tensor) -> Tensor:
-        return sparse_product(self.matrix, x)
+        return sparse_product(self.matrix, x, self._pieces)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        return sparse_product(self.transposed, y)
+        return sparse_product(self.transposed, y, self._transposed_pieces)
+
+    @cached_property
+    def _pieces(self) -> RowPieces | None:
+        return row_pieces(self.matrix)
+
+    @cached_property
+    def _transposed_pieces(self) -> RowPieces | None:
+        return row_pieces(self.transposed)
 
 
 @final
@@ -153,8 +158,12 @@ class SparseGram(AbstractSymmetric):
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        product = sparse_product(self.matrix, x.reshape(-1, x.shape[-1]))
+        product = sparse_product(self.matrix, x.reshape(-1, x.shape[-1]), self._pieces)
         return product.reshape(x.shape)
+
+    @cached_property
+    def _pieces(self) -> RowPieces | None:
+        return row_pieces(self.matrix)
 
     def diagonal(self) -> Tensor:
         """Return the diagonal (a,)."""
@@ -221,37 +230,6 @@ def estimated_entries(rows: SparseOperator, columns: Tensor) -> int:
         met = (rows.matmul(unit) > 0).to(rows.dtype)
         count += int((rows.rmatmul(met) > 0).sum())
     return count * len(columns) // max(1, len(picked))
-
-
-def sparse_product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Products (k, m) with vectors x (k, n), laid out with neighbouring vectors side by side, as
-    the next product wants them."""
-    if 0 in (len(x), len(matrix)):
-        return x.new_empty(len(x), len(matrix))
-    if len(x) == 1:
-        return (matrix @ x[0])[None]
-    is_summed = len(x) >= _SUMMED and x.dtype == torch.float32 and x.device.type == "cpu"
-    product, most = (_summed, _SUMMED_TOGETHER) if is_summed else (torch.matmul, _TOGETHER)
-    count = -(-len(x) // most)
-    if count <= 1:
-        return product(matrix, x.mT).mT
-    columns = x.new_empty(matrix.shape[0], len(x))
-    for out, part in zip(columns.tensor_split(count, 1), x.tensor_split(count), strict=True):
-        out.copy_(product(matrix, part.mT))
-    return columns.mT
-
-
-def _summed(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Product (m, k) with columns (n, k): of row i the weighted sum of the rows of `columns` that
-    its entries pick, Σ_j A_ij columns_j."""
-    return torch.nn.functional.embedding_bag(
-        matrix.col_indices(),
-        columns.contiguous(),
-        matrix.crow_indices(),
-        mode="sum",
-        per_sample_weights=matrix.values(),
-        include_last_offset=True,
-    )
 
 
 def row_slice(matrix: Tensor, first: int, last: int) -> Tensor:

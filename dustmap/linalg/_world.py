@@ -20,7 +20,8 @@ from dustmap.linalg._operator import (
     AbstractOperator,
     check_vectors,
 )
-from dustmap.linalg._sparse import SparseOperator, row_slice, sparse_product
+from dustmap.linalg._row_products import sparse_product
+from dustmap.linalg._sparse import SparseOperator, row_slice
 
 # Entries of a block that are widened to float64 at a time.
 _WIDENED = 2**17

@@ -1,4 +1,5 @@
-"""Covariances of rays with nodes in one pass on a GPU are those of the operations of Torch."""
+"""Programs of a GPU: covariances of rays with nodes, and products of rows with several vectors, are
+those of the operations of Torch."""
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from dustmap.gp.covariances import _rays
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
+from dustmap.linalg import SparseOperator
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,3 +53,28 @@ def test_one_pass_is_the_sum_of_all(dim: int, number: int, is_wrapped: bool) -> 
     scale = float(kernel.variance())
     bound = 10.0 * TOLERANCE * scale if is_wrapped else 1e-10 * scale
     assert float((found.cpu() - wanted).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vectors", [2, 3, 8, 16, 21])
+def test_products_with_several_vectors_are_those_with_each(
+    vectors: int, dtype: torch.dtype
+) -> None:
+    """One column has an entry in every row, as the node at the Sun has; some rows have none."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, 3000, (20_000,), generator=generator)
+    cols = torch.randint(1, 500, (20_000,), generator=generator)
+    rows, cols = torch.cat([rows, torch.arange(3000)]) + 5, torch.cat([cols, rows.new_zeros(3000)])
+    values = torch.rand(len(rows), generator=generator, dtype=dtype)
+    L = SparseOperator.from_coo(rows, cols, values, (3010, 500))
+    there = SparseOperator.from_coo(rows.cuda(), cols.cuda(), values.cuda(), (3010, 500))
+    assert there._pieces is not None
+    x = torch.randn(vectors, 500, generator=generator, dtype=dtype)
+    y = torch.randn(vectors, 3010, generator=generator, dtype=dtype)
+    tight = 100 * torch.finfo(dtype).eps
+    for found, wanted in (
+        (there.matmul(x.cuda()), L.matmul(x)),
+        (there.rmatmul(y.cuda()), L.rmatmul(y)),
+    ):
+        scale = float(wanted.abs().max())
+        torch.testing.assert_close(found.cpu(), wanted, rtol=tight, atol=tight * scale)

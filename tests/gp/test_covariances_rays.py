@@ -2,8 +2,6 @@
 
 import functools
 import math
-import sys
-import types
 from collections.abc import Callable
 
 import numpy as np
@@ -392,23 +390,3 @@ def test_rays_that_share_a_block_have_the_covariances_of_each_alone(
     assert all(isinstance(group, Tensor) and len(group) <= 7 for group in groups)
     torch.testing.assert_close(cross(lines), alone, rtol=0, atol=1e-6)
     assert sorted(torch.cat([torch.as_tensor(group) for group in groups]).tolist()) == [*range(40)]
-
-
-def test_a_gpu_without_a_compiler_is_said_once_and_done_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As on the nodes of many clusters."""
-
-    def probe(device: torch.device) -> None:
-        raise RuntimeError(f"Failed to find C compiler\nfor {device}")
-
-    name = "dustmap.gp.covariances._fused"
-    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(probe=probe))
-    monkeypatch.setattr("importlib.util.find_spec", lambda *_: object())
-    _rays._has_program.cache_clear()
-    for _ in range(2):
-        assert not _rays._has_program(torch.device("cuda"))
-    _rays._has_program.cache_clear()
-    (said,) = caplog.messages
-    assert "Failed to find C compiler for cuda): covariances of rays" in said
-    assert "set CC" in said

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.gp.kernels import KernelTerm, Matern32, TrackTable
+from dustmap.gp.kernels import KernelTerm, TrackTable
 
 #: Nodes of a program, which has one ray: close to each other, so that most meet the same images.
 _NODES = 256
@@ -61,16 +61,6 @@ def ray_cross(
             NODES=_NODES,
         )
     return out
-
-
-def probe(device: torch.device) -> None:
-    """Compile and run the program for one ray and one node; raise what keeps it from that."""
-    kernel = WrappedKernel.of(Matern32(1.0, dim=_AXES).to(device), None)
-    ray = LineIntegrals.from_observer(torch.ones(1, _AXES, dtype=torch.float64, device=device))
-    node = Nodes.of_axes([ray.edges.new_zeros(1)] * _AXES)
-    table = kernel.terms[0].profile.track_table(device)
-    assert table is not None
-    ray_cross(kernel, ray, node, [table], torch.float64)
 
 
 def _padded(v: Tensor, missing: int) -> Tensor:

@@ -4,11 +4,8 @@ With points and nodes, with each other, and their variances.
 """
 
 import functools
-import importlib.util
-import logging
 import math
 import operator
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +23,7 @@ from dustmap.gp.functionals import (
     SpacedGaussLegendre,
 )
 from dustmap.gp.kernels import KernelTerm
-from dustmap.linalg import chunks, numbers_together
-
-log = logging.getLogger(__name__)
+from dustmap.linalg import chunks, has_programs, numbers_together
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
 PANEL = 1.0  # length scales per Gauss-Legendre panel
@@ -70,32 +65,11 @@ def fused_cross(
         return None
     found = [term.profile.track_table(rays.device) for term in kernel.terms]
     tables = [table for table in found if table is not None]
-    if len(tables) < len(found) or not _has_program(rays.device):
+    if len(tables) < len(found) or not has_programs(rays.device):
         return None
     from dustmap.gp.covariances import _fused
 
     return _fused.ray_cross(kernel, rays, nodes, tables, dtype)
-
-
-@functools.cache
-def _has_program(device: torch.device) -> bool:
-    """Whether Triton, which comes with Torch for GPUs, can make the program of `_fused` here: it
-    needs a C compiler and a folder to write to."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from dustmap.gp.covariances import _fused
-
-    try:
-        _fused.probe(device)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        log.warning(
-            "Triton cannot compile for %s (%s): covariances of rays with nodes take operations of "
-            "Torch, many times as long; install a C compiler, or set CC",
-            device,
-            " ".join(str(error).split())[:200],
-        )
-        return False
-    return True
 
 
 def ray_measure_between(

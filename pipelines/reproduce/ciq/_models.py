@@ -46,6 +46,8 @@ from pipelines.reproduce.ciq._training import (
 
 Whitened: TypeAlias = tuple[AbstractFeatureMap, AbstractFamily]
 Whitening: TypeAlias = Callable[[Problem, StationaryKernel, int], Whitened]
+#: Bytes for K_uu and chunks of rows: a GPU's own hold K_uu of 10,000 points.
+_MEMORY = {"cpu": 2**28, "cuda": 2**34}
 #: Whitened variables of a tile of HIP's family, about.
 TILE = 100
 #: Of the spectrum of HIP's grid, relative to its largest value.
@@ -67,6 +69,7 @@ def ciq(problem: Problem, kernel: StationaryKernel, m: int) -> Whitened:
         nodes=NODES,
         rtol=RTOL,
         max_steps=MOST_STEPS,
+        memory=_MEMORY[problem.x.device.type],
     )
     return features, FullRankFamily(features.n_features)
 

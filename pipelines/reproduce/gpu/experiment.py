@@ -65,7 +65,7 @@ FULL = Scale(
     Sky(200_000, spacing=4.0, seed=1),
     minibatches.Plan(),
     ten_million.SIZE,
-    (1_000_000,),
+    (250_000, 1_000_000),
 )
 _BOX = (200.0, 200.0, 100.0)
 QUICK = Scale(
