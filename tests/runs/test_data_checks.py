@@ -197,6 +197,16 @@ def test_extinctions_of_the_other_sign_fail_a_check(tmp_path: Path) -> None:
     assert failed(tmp_path, with_a_zero_point(-0.05)(sky()), *gaussian) == []
 
 
+def test_extinctions_that_were_cut_at_zero_fail_a_check(tmp_path: Path) -> None:
+    """Those of 0.00 with others below are round numbers."""
+    stars = sky()
+    y = stars["extinction"] - 0.1
+    assert np.mean(y < 0.0) > 0.05
+    assert failed(tmp_path, {**stars, "extinction": y.round(2)}) == []
+    (name,) = failed(tmp_path, {**stars, "extinction": y.clip(0.0)})
+    assert name == "share of extinctions of exactly 0, with none below"
+
+
 @pytest.mark.parametrize(
     ("factor", "name", "value"),
     [

@@ -25,6 +25,8 @@ _BELOW, _MOST_BELOW = -5.0, 1e-3
 _OPAQUE = 50.0
 #: Share of the stars that may have place and extinction of another: they are rounded.
 _MOST_REPEATED = 1e-2
+#: Share of extinctions of exactly 0 where none is below: of round numbers as many are above 0.
+_MOST_AT_ZERO = 1e-2
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
 _NEAREST, _FARTHEST = 10.0, 1e5
@@ -55,9 +57,9 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
-    of_extinctions = (_signs(stars), _errors(stars), _densities(stars), _sentinels(stars))
+    of_extinctions = (_signs(stars), _cut(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
-    return (*of_places, *of_extinctions, *of_distances, _repetitions(stars))
+    return (*of_places, *of_extinctions, _sentinels(stars), *of_distances, _repetitions(stars))
 
 
 def store_checks(path: Path) -> tuple[Check, ...]:
@@ -213,6 +215,18 @@ def _signs(stars: StarTable) -> Check:
         "written as numbers (--invalid drop)?"
     )
     return Check("mean extinction below 0, in median errors", below, 0.0, _MOST_BELOW_ZERO, advice)
+
+
+def _cut(stars: StarTable) -> Check:
+    """Check that extinctions below 0 have not been set to it."""
+    share = float(np.mean(stars.extinction == 0.0)) if np.min(stars.extinction) == 0.0 else 0.0
+    most = max(_MOST_AT_ZERO, 3.0 / len(stars))
+    advice = (
+        "column extinction: so many are 0 to all digits, and none is below; if negative ones were "
+        "set to 0, take them as they were measured, for the map has dust where there is none, and "
+        "intervals that are too narrow"
+    )
+    return Check("share of extinctions of exactly 0, with none below", share, 0.0, most, advice)
 
 
 def _errors(stars: StarTable) -> Check:
