@@ -146,6 +146,7 @@ def test_unknown_keys_suggest_the_nearest(section: str, key: str, words: str) ->
     [
         (["model.noise=student-t", "fit.engine=hip"], 'model.noise = "student-t" is for'),
         (["model.density=lognormal", "fit.engine=exact"], 'model.density = "lognormal" is for'),
+        (["model.density=gaussian", "model.mean=bubble"], "is for model.density"),
         (["model.mean_density=-1"], "expected a positive median"),
         (["model.density=gaussian", "model.mean_density=0"], "model.std = 0 stands for"),
     ],
@@ -168,8 +169,12 @@ def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
     assert read("model.noise=auto", "fit.engine=hip").model.noise == "gaussian"
 
 
-def test_dust_lies_in_a_disc_where_its_scales_are_learned() -> None:
-    assert read().model.mean == "disc"
+def test_dust_lies_in_a_disc_with_a_cavity_where_they_are_learned() -> None:
+    assert read().model.mean == "bubble"
+    small = "grid.size=[160,160,120]"
+    assert read(small).model.mean == "disc"
+    assert read(small, "model.cavity_radius=30").model.mean == "bubble"
+    assert read(small, "grid.center=[300,0,0]").model.mean == "bubble"
     assert read("model.mean=constant").model.mean == "constant"
     assert read("model.learn=[]", "model.disc_height=120").model.mean == "disc"
     for held in ('model.learn=["length"]', "model.density=gaussian", "fit.engine=hip"):

@@ -91,6 +91,10 @@ def _check_model(config: "Config", whole: bool) -> None:
             "model.relative_scatter, given or in model.learn, is for a log-normal density "
             '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
         )
+    if model.mean == "bubble" and config.density != "lognormal":
+        raise UserError(
+            'model.mean = "bubble" is for model.density = "lognormal": take "disc" or "constant"'
+        )
     if config.engine == "lognormal" and model.mean_density <= 0:
         raise UserError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "

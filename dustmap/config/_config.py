@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import re
 import textwrap
 import tomllib
@@ -23,6 +24,8 @@ from dustmap.errors import UserError
 _Tables = dict[str, dict[str, object]]
 #: What model.learn = "auto" stands for, of every density.
 _LEARNED = ("length", "std", "mean", "noise")
+#: Inner radii of a cavity that a box reaches beyond to tell its depth from the density around it.
+_BEYOND_CAVITY = 3.5
 #: Bytes of a configuration, at most; a key of so many levels that tomllib, whose time and memory
 #: grow with their square, takes minutes.
 _MOST_BYTES = 2**18
@@ -86,11 +89,18 @@ class Config:
         return (*names, *(name for name in given if name not in names))
 
     def _mean(self) -> str:
-        """What model.mean = "auto" stands for: a disc that is learned, or has been."""
+        """What model.mean = "auto" stands for: a disc that is learned, or has been, with a cavity
+        that is learned where the box reaches beyond it."""
         scales = self.model.disc_height, self.model.disc_length
         given = scales != (ModelConfig.disc_height, ModelConfig.disc_length)
-        is_disc = self.density == "lognormal" and ("mean" in self._learned() or given)
-        return "disc" if is_disc else "constant"
+        is_learned = "mean" in self._learned()
+        if self.density != "lognormal" or not (is_learned or given):
+            return "constant"
+        reach = math.hypot(
+            *(abs(c) + size / 2 for c, size in zip(self.grid.center, self.grid.size, strict=True))
+        )
+        reaches = reach > _BEYOND_CAVITY * self.model.cavity_radius
+        return "bubble" if is_learned and reaches else "disc"
 
     @property
     def tile_margin(self) -> float:

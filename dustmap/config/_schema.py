@@ -128,10 +128,12 @@ class ModelConfig:
     ] = 0.0
     mean: Annotated[
         str,
-        choice("auto", "constant", "disc"),
+        choice("auto", "constant", "disc", "bubble"),
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
-        "|Z| and with the distance from the Galactic centre; auto is disc if lognormal and its "
-        "scales are given, or learned with the mean, else constant",
+        "|Z| and with the distance from the Galactic centre; bubble, if lognormal, has a cavity "
+        "around the Sun as well, whose depth is learned with the mean; auto is bubble if the "
+        "mean of a lognormal density is learned in a box that is wider than it, disc if that "
+        "is not, or if the scales of the disc are given, else constant",
     ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"
@@ -139,6 +141,12 @@ class ModelConfig:
     disc_length: Annotated[
         float, parsecs(positive=True), "scale length of the disc, where learning starts", "pc"
     ] = 3000.0
+    cavity_radius: Annotated[
+        float,
+        parsecs(positive=True),
+        "of the inner part of the cavity of a bubble; the outer has twice that",
+        "pc",
+    ] = 60.0
     mean_density: Annotated[
         float,
         number(),

@@ -5,6 +5,7 @@ from the centre.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self, final
@@ -32,6 +33,8 @@ SUN_HEIGHT = 20.8
 #: Quadrature of line integrals on segments that end in the plane, where the profile has a kink: to
 #: rounding for segments of 20 scale heights, to 1e-7 for those of 50, to 3e-4 for those of 100.
 _RULE = GaussLegendre(16)
+#: Standard deviation of the logarithm of the factor on the density in a cavity.
+_CAVITY_STD = 1.5
 #: Functionals measured at once, for the memory of their points.
 _CHUNK = 1024
 
@@ -147,8 +150,8 @@ class _AbstractDisc(AbstractMean):
         self.height, self.length = height, length
 
     @abstractmethod
-    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
-        """h_1, ..., h_P (..., P) at |z|/H and (R − R₀)/L (...)."""
+    def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
+        """h_1, ..., h_P (..., P) at |z|/H and (R − R₀)/L (...) of points (..., 3)."""
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         if functional.dim != 3:
@@ -169,7 +172,8 @@ class _AbstractDisc(AbstractMean):
                 raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
             X, Y, Z = measure.points.unbind(-1)
             outwards = torch.hypot(SUN_RADIUS - X, Y) - SUN_RADIUS
-            profiles = self.profiles((Z + SUN_HEIGHT).abs() / self.height, outwards / self.length)
+            z, R = (Z + SUN_HEIGHT).abs() / self.height, outwards / self.length
+            profiles = self.profiles(z, R, measure.points)
             rows.append((measure.weights.unsqueeze(-1) * profiles).sum(1))
         return torch.cat(rows)
 
@@ -178,26 +182,55 @@ class _AbstractDisc(AbstractMean):
 class LogDiscMean(_AbstractDisc):
     """ln ρ = β₀ + β₁ |z|/H + β₂ (R − R₀)/L: a density that is exponential in z and R.
 
+    With a cavity of radius r_c around the Sun, + β₃ c(r/r_c) + β₄ c(r/2r_c), c(x) = 1/(1 + x⁶), r
+    the distance from the Sun: the Local Bubble, which a stationary field expects nowhere.
+
     z = Z + z☉ and R are Galactocentric, of heliocentric Galactic X, Y, Z in pc. H, L: height and
-    length to start from, at which β₁ = β₂ = −1; −H/β₁ and −L/β₂ are what is learned. Their prior is
-    β ~ N(−1, 1): a disc may be as thin as it likes, or flat, and hardly one that grows outwards.
+    length to start from, at which β₁ = β₂ = −1; −H/β₁ and −L/β₂ are what is learned.
+    Their prior is β ~ N(−1, 1): a disc may be as thin as it likes, or flat, and hardly one that
+    grows outwards. Of the cavity it is β₃ + β₄ ~ N(−1, 1.5²), each a half of it, which expects
+    about as much dust there as around it, and next to none as well as several times as much.
     """
 
     def __init__(
-        self, log_density: float, height: float, length: float, *, learn: bool = True
+        self,
+        log_density: float,
+        height: float,
+        length: float,
+        *,
+        cavity: float | None = None,
+        learn: bool = True,
     ) -> None:
-        super().__init__([log_density, -1.0, -1.0], height, length, learn=learn)
+        slopes = [-1.0, -1.0] if cavity is None else [-1.0, -1.0, -0.5, -0.5]
+        super().__init__([log_density, *slopes], height, length, learn=learn)
+        if cavity is not None and not cavity > 0:
+            raise UserError(f"cavity must be a positive radius, got {cavity}")
+        self.cavity = cavity
 
-    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
-        return torch.stack([torch.ones_like(z), z, R], dim=-1)
+    def basis(self, functional: AbstractFunctional) -> Tensor:
+        if self.cavity is not None and isinstance(functional, LineIntegrals):
+            raise UserError("a cavity is for values at points, got line integrals of ln ρ")
+        return super().basis(functional)
+
+    def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
+        columns = [torch.ones_like(z), z, R]
+        if self.cavity is not None:
+            r = points.norm(dim=-1)
+            columns += [1.0 / (1.0 + (r / (k * self.cavity)) ** 6) for k in (1.0, 2.0)]
+        return torch.stack(columns, dim=-1)
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        return basis.new_tensor([size, 1.0, 1.0])
+        cavity = _CAVITY_STD / math.sqrt(2.0)
+        return basis.new_tensor([size, 1.0, 1.0, cavity, cavity][: basis.shape[1]])
 
     def scales(self, coefficients: Tensor) -> tuple[float, float]:
         """Scale height and length in pc at β (3,); negative where the density grows instead."""
-        _, vertical, radial = coefficients.detach()
+        vertical, radial = coefficients.detach()[1:3]
         return float(-self.height / vertical), float(-self.length / radial)
+
+    def depth(self, coefficients: Tensor) -> float | None:
+        """exp(β₃ + β₄) at β (P,): the factor on the density at the Sun; None without a cavity."""
+        return None if self.cavity is None else float(coefficients.detach()[3:].sum().exp())
 
 
 @final
@@ -210,5 +243,5 @@ class DiscMean(_AbstractDisc):
     def __init__(self, value: float, height: float, length: float, *, learn: bool = True) -> None:
         super().__init__([value], height, length, learn=learn)
 
-    def profiles(self, z: Tensor, R: Tensor) -> Tensor:
+    def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
         return (-z - R).exp().unsqueeze(-1)

@@ -7,6 +7,7 @@ import scipy.integrate
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, ConstantMean, DiscMean, LinearMean, LogDiscMean
 from dustmap.gp.functionals import Derivatives, LineIntegrals, PointValues, Stacked
 
@@ -34,6 +35,31 @@ def test_the_disc_at_points() -> None:
     torch.testing.assert_close(log_mean.values(PointValues(x)), expected.log() - 6.0)
     plane = PointValues(torch.tensor([[0.0, 0.0, -20.8]], dtype=torch.float64))
     assert float(mean.values(plane).detach()) == pytest.approx(0.003)
+
+
+def test_a_cavity_around_the_sun() -> None:
+    """β₃ c(r/r_c) + β₄ c(r/2r_c), c(x) = 1/(1 + x⁶): all at the Sun, none far away."""
+    x, beta = places(20), torch.tensor([-6.0, -1.0, -1.0, -1.5, -1.0], dtype=torch.float64)
+    disc, mean = LogDiscMean(-6.0, HEIGHT, LENGTH), LogDiscMean(-6.0, HEIGHT, LENGTH, cavity=80.0)
+    assert mean.coefficients().tolist() == [-6.0, -1.0, -1.0, -0.5, -0.5]
+    mean = mean.with_coefficients(beta)
+    r = x.norm(dim=1)
+    depth = -1.5 / (1.0 + (r / 80.0) ** 6) - 1.0 / (1.0 + (r / 160.0) ** 6)
+    values = mean.values(PointValues(x)) - disc.values(PointValues(x))
+    torch.testing.assert_close(values, depth, rtol=1e-12, atol=1e-12)
+    near = PointValues(torch.tensor([[0.0, 0.0, 0.0], [80.0, 0.0, 0.0]], dtype=torch.float64))
+    gap = (mean.values(near) - disc.values(near)).tolist()
+    assert gap == pytest.approx([-2.5, -0.75 - 1.0 / (1.0 + 2.0**-6)])
+    assert mean.scales(mean.coefficients()) == pytest.approx((HEIGHT, LENGTH))
+    assert mean.depth(mean.coefficients()) == pytest.approx(math.exp(-2.5))
+    assert disc.depth(disc.coefficients()) is None
+    half = 1.5 / math.sqrt(2.0)
+    stds = mean.prior_stds(mean.basis(near), 2.0).tolist()
+    assert stds == pytest.approx([2.0, 1.0, 1.0, half, half])
+    with pytest.raises(UserError, match="for values at points"):
+        mean.basis(LineIntegrals.from_observer(x))
+    with pytest.raises(UserError, match="positive radius"):
+        LogDiscMean(-6.0, HEIGHT, LENGTH, cavity=0.0)
 
 
 def test_line_integrals_through_the_plane() -> None:

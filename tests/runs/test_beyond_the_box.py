@@ -149,7 +149,7 @@ def test_a_disc_falls_beyond_the_box_whatever_is_learned_within(
     at = Hyperparameters(60.0, 1.0, DENSITY, 1.0, disc_height=height, disc_length=length)
     dust = prior_dust(config, at)
     assert limits_of(dust, at) == pytest.approx(taken)
-    heights = torch.tensor([[0.0, 0.0, z] for z in (0.0, 500.0, 5_000.0)], dtype=torch.float64)
+    heights = torch.tensor([[0.0, 900.0, z] for z in (0.0, 500.0, 5e3)], dtype=torch.float64)
     near, high, far = dust.expected(heights).tolist()
     assert near == pytest.approx(DENSITY * math.exp(0.5), rel=0.3)
     assert high < 0.5 * near

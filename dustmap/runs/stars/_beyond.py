@@ -64,7 +64,10 @@ def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
     mean = _model.mean_of(config, at.mean)
     if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
         slopes = _slopes_beyond((-mean.height / at.disc_height, -mean.length / at.disc_length))
-        beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
+        beta = mean.coefficients().detach().clone()
+        beta[1:3] = beta.new_tensor(slopes)
+        if mean.cavity is not None and at.cavity is not None:
+            beta[3:] = 0.5 * math.log(at.cavity)
         mean = mean.with_coefficients(beta)
     kernel = _model.kernel_of(config.model, at)
     level = at.beyond, at.beyond_std, at.beyond_spread

@@ -53,6 +53,7 @@ _UNITS = {
     "relative_scatter": "fraction of the extinction",
     "disc_height": "pc",
     "disc_length": "pc",
+    "cavity": "factor on the density around the Sun",
 }
 _ADDED_FIELDS = ("first", "second")
 #: What no engine knows: the dust beyond the box, in hyperparameters and in lines of the report.
@@ -78,7 +79,8 @@ class Hyperparameters:
 
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
     mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
-    disc_height and disc_length in pc, of a log-normal density: negative where it grows.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows. cavity:
+    factor on the density around the Sun, of a disc with one.
     nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
     prior's expectation of the dust beyond the box, and its standard deviation. unresolved: factor
     on the variance of what the grid leaves out between its nodes, of a log-normal density.
@@ -105,6 +107,7 @@ class Hyperparameters:
     second_std: float | None = None
     second_length: float | None = None
     projection: float = 0.0
+    cavity: float | None = None
 
     @property
     def longest(self) -> float:
@@ -252,7 +255,7 @@ def start_for(config: Config, data: gp.Batch) -> Hyperparameters:
 
 def profile_of(model: ModelConfig, density: float) -> gp.AbstractMean:
     """The shape that model.mean names, of this density everywhere or in the plane of a disc."""
-    if model.mean == "disc":
+    if model.mean != "constant":
         return gp.DiscMean(density, model.disc_height, model.disc_length)
     return gp.ConstantMean(density)
 
@@ -262,9 +265,10 @@ def mean_of(config: Config, mean: float) -> gp.AbstractMean:
     model = config.model
     if not is_lognormal(config):
         return profile_of(model, mean)
-    if model.mean == "disc":
-        return gp.LogDiscMean(math.log(mean), model.disc_height, model.disc_length)
-    return gp.ConstantMean(math.log(mean))
+    if model.mean == "constant":
+        return gp.ConstantMean(math.log(mean))
+    cavity = model.cavity_radius if model.mean == "bubble" else None
+    return gp.LogDiscMean(math.log(mean), model.disc_height, model.disc_length, cavity=cavity)
 
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> AbstractKernel:
@@ -325,6 +329,8 @@ def hyperparameters_of(
         parts |= {name: float(value) for name, value in numbers.items()}
     if isinstance(mean, gp.LogDiscMean):
         parts |= zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True)
+        depth = mean.depth(coefficients)
+        parts |= {} if depth is None else {"cavity": depth}
     at = Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(model.kernel.variance().sqrt()),
