@@ -159,13 +159,11 @@ def _check_groups(config: "Config", whole: bool) -> None:
             "zero points of groups: leave it out"
         )
     model = config.model
-    for name, asked in (("scale", model.group_scale > 0), ("zero", model.group_zero == "mean")):
-        if asked and not config.data.groups:
-            value = shown(getattr(model, f"group_{name}"))
-            raise UserError(
-                f"model.group_{name} = {value} is for groups of stars: name their column in "
-                "data.groups, or leave it out"
-            )
+    if model.group_scale > 0 and not config.data.groups:
+        raise UserError(
+            f"model.group_scale = {model.group_scale:g} is for groups of stars: name their column "
+            "in data.groups, or leave it out"
+        )
     if config.data.groups and config.data.tile:
         raise UserError(
             f"{groups} does not go with data.tile: every tile would find zero points of its own; "

@@ -186,7 +186,7 @@ class ModelConfig:
         "where zero points begin: each by group_std from 0, or from the mean of all by the "
         "precision of the stars, so that they have nothing in common that dust near the Sun looks "
         "like",
-    ] = "prior"
+    ] = "mean"
     group_scale: Annotated[
         float,
         number(low=0.0, high=0.5),

@@ -140,7 +140,6 @@ def test_a_run_without_scales_is_one_of_earlier_versions(sky: Path) -> None:
         (("model.group_scale=-0.1",), r"model.group_scale.*>= 0"),
         (("model.group_scale=0.7",), r"model.group_scale.*<= 0.5"),
         (("model.group_scale=0.1", "data.groups="), "is for groups of stars: name their column"),
-        (("model.group_zero=mean", "data.groups="), "model.group_zero = 'mean' is for groups"),
         (("model.group_scale=0.1", "fit.engine=hip"), 'is for .* fit.engine = "global"'),
         (("model.group_scale=0.1", "fit.engine=exact"), 'is for .* fit.engine = "global"'),
     ],

@@ -36,6 +36,7 @@ spacing = 10
 length = 26
 mean_density = 0.003
 learn = ["mean", "noise"]
+group_zero = "prior"
 [fit]
 samples = 16
 [export]
@@ -155,9 +156,9 @@ def test_zero_points_may_be_those_against_their_mean(sky: Path, density: str) ->
     lonely = Table.read(sky / "sky.fits")
     lonely["SURVEY"] = "all"
     lonely.write(path / "lonely.fits")
-    config = load(sky / "run.toml", (*settings, f"data.catalog={path / 'lonely.fits'}"))
-    with pytest.raises(UserError, match="all stars are of one group, which has no zero point"):
-        prepare(config)
+    alone = run(sky, path / "alone", *settings, f"data.catalog={path / 'lonely.fits'}")
+    (row,) = json.loads((alone / "report.json").read_text())["zero_points"]["groups"]
+    assert (row["zero_point"], row["error"]) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
 @pytest.mark.parametrize("common", [0.0, 0.3])

@@ -316,11 +316,6 @@ def check_groups(config: Config, names: Sequence[str], observed: Observations) -
             "groups"
         )
     used, most = int((counts > 0).sum()), len(observed) // _PER_GROUP
-    if used == 1 and config.model.group_zero == "mean":
-        raise UserError(
-            f"data.groups = {data.groups!r}: all stars are of one group, which has no zero point "
-            'against others: leave it out, or take model.group_zero = "prior"'
-        )
     if used > most:
         raise UserError(
             f"data.groups = {data.groups!r}: {used:,} groups of {len(observed):,} stars, expected "
