@@ -16,10 +16,10 @@ from dustmap.sky import DustMap, Provenance, write_map
 
 def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     print_result(
-        {"n": 3, "rows": {"read": 3, "cuts": {}}, "axes": ["x", 0.1234567], "to": "a.csv"}, False
+        {"n": 3, "rows": {"read": 3, "cuts": {}}, "axes": ["x", 0.1234567], "off": None}, False
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["n: 3", "rows: read 3, cuts none", "axes: x, 0.123457", "to: a.csv"]
+    assert lines == ["n: 3", "rows: read 3, cuts none", "axes: x, 0.123457", "off: none"]
 
 
 @pytest.mark.parametrize(

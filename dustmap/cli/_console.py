@@ -171,6 +171,8 @@ def _shown(value: object) -> str:
         return ", ".join(parts) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_shown, value)) or "none"
+    if value is None:
+        return "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -25,6 +25,8 @@ from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=_rules.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
+#: Names of distance moduli.
+_MODULI = {"dm", "dmod", "distmod", "mu", "mod"}
 _LIKE = 0.5  # how much a column is like one that is meant
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
@@ -362,6 +364,8 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
             "; where there are no errors, a card of your own gives all extinctions the same: "
             "[constants] extinction_error = 0.1"
         )
+    if "distance" in names and any(name.lower() in _MODULI for name in close):
+        advice += "; of distance moduli make distances first, 10^(modulus / 5 + 1) pc"
     return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
         f"{advice}; catalogs/README.md says more"

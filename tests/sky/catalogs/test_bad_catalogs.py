@@ -111,6 +111,10 @@ def test_of_ways_that_lack_columns_the_likeliest_is_named(tmp_path: Path) -> Non
     path = write(tmp_path, "csv", table)
     refused(path, "missing parallax, parallax_error (card generic) for distances")
     refused(path, "such as --column parallax=plx_mas or")
+    table.rename_columns(["plx_mas", "plx_err"], ["DM", "e_DM"])
+    (tmp_path / "moduli").mkdir()
+    path = write(tmp_path / "moduli", "csv", table)
+    refused(path, "of distance moduli make distances first, 10^(modulus")
 
 
 def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
