@@ -245,7 +245,7 @@ class FitConfig:
         int,
         integer(0, 3),
         "stars with uncertain distances: most times the density found is used to refresh what "
-        "they add to the noise; ends when the noise changes by less than 5 %; with "
+        "they add to the noise; ends when that changes by less than 5 % (mean); with "
         "data.magnitude_limit up to 3 unless it is 0",
     ] = 1
     learn_rows: Annotated[

@@ -30,7 +30,7 @@ from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)
 
-#: Median relative change of the total noise at which the rounds end, and the root mean square
+#: Mean relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
 #: Rounds of weighted distances at most, unless none are asked for.
@@ -301,7 +301,7 @@ class _Rounds:
             **moved,
             **selected,
         }
-        change, shift = line["median_change_of_the_noise"], line["shift_over_the_noise"]
+        change, shift = line["mean_change_of_the_noise"], line["shift_over_the_noise"]
         largest = max([change, *moved.values()])
         # The first fit takes all scales of groups for 1.
         rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
@@ -310,7 +310,7 @@ class _Rounds:
             _refuse_all_beyond(self.config, noisy, self.train)
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
-            "(median)",
+            "(mean)",
             change,
         )
         part.finish(state_of(_NOISE, _AddedState.of(fresh, line), finished=True))
@@ -319,9 +319,10 @@ class _Rounds:
     def _changes(
         self, fit: StarFit, at: Hyperparameters, old: FitData, new: FitData
     ) -> Mapping[str, float]:
-        """Return the median of |σ_new − σ_old| / σ_old with σ the total noise of the fitted stars,
-        and the root mean square of the shift of y over σ_old; with weighted distances, of their
-        expected extinctions too, and the median change of the distances in the box."""
+        """Return the mean of |σ_new − σ_old| / σ_old with σ the total noise of the fitted stars,
+        which is that of those behind clouds most of all, and the root mean square of the shift of y
+        over σ_old; with weighted distances, of their expected extinctions too, and the median
+        change of the distances in the box."""
         assert old.added is not None
         assert new.added is not None
         train = self.train
@@ -345,7 +346,7 @@ class _Rounds:
             moved["median_change_of_the_distances"] = float((farther / far - 1.0).abs().median())
         shift = shift / before
         return {
-            "median_change_of_the_noise": float(((after - before).abs() / before).median()),
+            "mean_change_of_the_noise": float(((after - before).abs() / before).mean()),
             "shift_over_the_noise": float(shift.square().mean().sqrt()),
             "median_added_std_mag": float(new.added.variance[train].sqrt().median()),
             **moved,
