@@ -139,7 +139,7 @@ def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Ten
 
 
 class _AbstractDisc(AbstractMean):
-    """Linear in profiles of |z|/H and (R − R₀)/L; z = Z + z☉ and R are Galactocentric."""
+    """Linear in profiles of z/H and (R − R₀)/L; z = Z + z☉ and R are Galactocentric."""
 
     def __init__(
         self, coefficients: Sequence[float], height: float, length: float, *, learn: bool
@@ -151,7 +151,7 @@ class _AbstractDisc(AbstractMean):
 
     @abstractmethod
     def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
-        """h_1, ..., h_P (..., P) at |z|/H and (R − R₀)/L (...) of points (..., 3)."""
+        """h_1, ..., h_P (..., P) at z/H and (R − R₀)/L (...) of points (..., 3)."""
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         if functional.dim != 3:
@@ -172,7 +172,7 @@ class _AbstractDisc(AbstractMean):
                 raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
             X, Y, Z = measure.points.unbind(-1)
             outwards = torch.hypot(SUN_RADIUS - X, Y) - SUN_RADIUS
-            z, R = (Z + SUN_HEIGHT).abs() / self.height, outwards / self.length
+            z, R = (Z + SUN_HEIGHT) / self.height, outwards / self.length
             profiles = self.profiles(z, R, measure.points)
             rows.append((measure.weights.unsqueeze(-1) * profiles).sum(1))
         return torch.cat(rows)
@@ -180,16 +180,22 @@ class _AbstractDisc(AbstractMean):
 
 @final
 class LogDiscMean(_AbstractDisc):
-    """ln ρ = β₀ + β₁ |z|/H + β₂ (R − R₀)/L: a density that is exponential in z and R.
+    """ln ρ = β₀ + β₁ |z|/H + β₂ (R − R₀)/L + β₃ a(z) + β₄ t(z): exponential in z and R.
 
-    With a cavity of radius r_c around the Sun, + β₃ c(r/r_c) + β₄ c(r/2r_c), c(x) = 1/(1 + x⁶), r
+    a = (|z + z☉| − |z − z☉|)/2H, and t = (|z + z☉| + |z − z☉| − 2|z|)/2H, a tent in the plane, have
+    kinks a height z☉ of the Sun above and below it. β₃ moves the disc by −z☉ β₃/β₁, with β₃ = −β₄ =
+    1 = −β₁ by z☉ to rounding, since the plane of the dust nearby need not be that of the Galaxy;
+    β₄ makes its ridge sharp or round.
+
+    With a cavity of radius r_c around the Sun, + β₅ c(r/r_c) + β₆ c(r/2r_c), c(x) = 1/(1 + x⁶), r
     the distance from the Sun: the Local Bubble, which a stationary field expects nowhere.
 
     z = Z + z☉ and R are Galactocentric, of heliocentric Galactic X, Y, Z in pc. H, L: height and
     length to start from, at which β₁ = β₂ = −1; −H/β₁ and −L/β₂ are what is learned.
     Their prior is β ~ N(−1, 1): a disc may be as thin as it likes, or flat, and hardly one that
-    grows outwards. Of the cavity it is β₃ + β₄ ~ N(−1, 1.5²), each a half of it, which expects
-    about as much dust there as around it, and next to none as well as several times as much.
+    grows outwards. β₃, β₄ ~ N(0, 1): the plane is as uncertain as the Sun is high. Of the cavity it
+    is β₅ + β₆ ~ N(−1, 1.5²), each a half of it, which expects about as much dust there as around
+    it, and next to none as well as several times as much.
     """
 
     def __init__(
@@ -201,19 +207,23 @@ class LogDiscMean(_AbstractDisc):
         cavity: float | None = None,
         learn: bool = True,
     ) -> None:
-        slopes = [-1.0, -1.0] if cavity is None else [-1.0, -1.0, -0.5, -0.5]
-        super().__init__([log_density, *slopes], height, length, learn=learn)
+        slopes = [-1.0, -1.0, 0.0, 0.0]
+        depths = [] if cavity is None else [-0.5, -0.5]
+        super().__init__([log_density, *slopes, *depths], height, length, learn=learn)
         if cavity is not None and not cavity > 0:
             raise UserError(f"cavity must be a positive radius, got {cavity}")
         self.cavity = cavity
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
-        if self.cavity is not None and isinstance(functional, LineIntegrals):
-            raise UserError("a cavity is for values at points, got line integrals of ln ρ")
+        if isinstance(functional, LineIntegrals):
+            raise UserError("ln ρ of a disc is for values at points, got line integrals of it")
         return super().basis(functional)
 
     def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
-        columns = [torch.ones_like(z), z, R]
+        height, kink = z.abs(), SUN_HEIGHT / self.height
+        above, below = (z - kink).abs(), (z + kink).abs()
+        columns = [torch.ones_like(z), height, R]
+        columns += [0.5 * (below - above), 0.5 * (below + above) - height]
         if self.cavity is not None:
             r = points.norm(dim=-1)
             columns += [1.0 / (1.0 + (r / (k * self.cavity)) ** 6) for k in (1.0, 2.0)]
@@ -221,16 +231,34 @@ class LogDiscMean(_AbstractDisc):
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         cavity = _CAVITY_STD / math.sqrt(2.0)
-        return basis.new_tensor([size, 1.0, 1.0, cavity, cavity][: basis.shape[1]])
+        stds = [size, 1.0, 1.0, 1.0, 1.0, cavity, cavity]
+        return basis.new_tensor(stds[: basis.shape[1]])
 
     def scales(self, coefficients: Tensor) -> tuple[float, float]:
-        """Scale height and length in pc at β (3,); negative where the density grows instead."""
+        """Scale height and length in pc at β (P,); negative where the density grows instead."""
         vertical, radial = coefficients.detach()[1:3]
         return float(-self.height / vertical), float(-self.length / radial)
 
+    def plane(self, coefficients: Tensor) -> float:
+        """Z in pc of the plane, −z☉ (1 + β₃/β₁) at β (P,): that of the disc far above and below."""
+        vertical, shift = coefficients.detach()[[1, 3]]
+        return float(-SUN_HEIGHT * (1.0 + shift / vertical))
+
     def depth(self, coefficients: Tensor) -> float | None:
-        """exp(β₃ + β₄) at β (P,): the factor on the density at the Sun; None without a cavity."""
-        return None if self.cavity is None else float(coefficients.detach()[3:].sum().exp())
+        """The factor exp(β₅ + β₆) on the density at the Sun at β (P,); None without a cavity."""
+        return None if self.cavity is None else float(coefficients.detach()[5:].sum().exp())
+
+    def with_scales(
+        self, height: float, length: float, plane: float | None, depth: float | None
+    ) -> Self:
+        """The same disc at scales, plane and depth that these say of β; None is as at the start."""
+        beta = self.coefficients().detach().clone()
+        beta[1], beta[2] = -self.height / height, -self.length / length
+        if plane is not None:
+            beta[3] = -beta[1] * (1.0 + plane / SUN_HEIGHT)
+        if self.cavity is not None and depth is not None:
+            beta[5:] = 0.5 * math.log(depth)
+        return self.with_coefficients(beta)
 
 
 @final
@@ -244,4 +272,4 @@ class DiscMean(_AbstractDisc):
         super().__init__([value], height, length, learn=learn)
 
     def profiles(self, z: Tensor, R: Tensor, points: Tensor) -> Tensor:
-        return (-z - R).exp().unsqueeze(-1)
+        return (-z.abs() - R).exp().unsqueeze(-1)

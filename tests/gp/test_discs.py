@@ -37,11 +37,33 @@ def test_the_disc_at_points() -> None:
     assert float(mean.values(plane).detach()) == pytest.approx(0.003)
 
 
+@pytest.mark.parametrize(("moved", "beta"), [(20.8, [1.0, -1.0]), (-20.8, [-1.0, -1.0])])
+def test_a_disc_whose_plane_is_elsewhere(moved: float, beta: list[float]) -> None:
+    """The plane at Z = −20.8 + `moved`, to rounding; beyond both kinks without the tent, too."""
+    x = places(20)
+    start = LogDiscMean(-6.0, HEIGHT, LENGTH)
+    assert start.coefficients().tolist() == [-6.0, -1.0, -1.0, 0.0, 0.0]
+    all_of_it = start.coefficients().detach()
+    mean = start.with_coefficients(torch.cat([all_of_it[:3], all_of_it.new_tensor(beta)]))
+    apart = x - x.new_tensor([0.0, 0.0, moved])
+    expected = torch.tensor([by_hand(p) for p in apart.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(mean.values(PointValues(x)), expected.log() - 6.0)
+    assert mean.plane(mean.coefficients()) == pytest.approx(-20.8 + moved, abs=1e-9)
+    half = start.with_scales(80.0, 2500.0, -20.8 + 0.5 * moved, None)
+    far = PointValues(x.new_tensor([[0.0, 0.0, 150.0], [0.0, 0.0, -150.0]]))
+    above, below = half.values(far).tolist()
+    assert above == pytest.approx(-6.0 - (170.8 - 0.5 * moved) / 80.0)
+    assert below == pytest.approx(-6.0 - (129.2 + 0.5 * moved) / 80.0)
+    coefficients = half.coefficients()
+    assert half.scales(coefficients) == pytest.approx((80.0, 2500.0))
+    assert half.plane(coefficients) == pytest.approx(-20.8 + 0.5 * moved)
+
+
 def test_a_cavity_around_the_sun() -> None:
-    """β₃ c(r/r_c) + β₄ c(r/2r_c), c(x) = 1/(1 + x⁶): all at the Sun, none far away."""
-    x, beta = places(20), torch.tensor([-6.0, -1.0, -1.0, -1.5, -1.0], dtype=torch.float64)
+    """β₅ c(r/r_c) + β₆ c(r/2r_c), c(x) = 1/(1 + x⁶): all at the Sun, none far away."""
+    x, beta = places(20), torch.tensor([-6.0, -1.0, -1.0, 0.0, 0.0, -1.5, -1.0]).double()
     disc, mean = LogDiscMean(-6.0, HEIGHT, LENGTH), LogDiscMean(-6.0, HEIGHT, LENGTH, cavity=80.0)
-    assert mean.coefficients().tolist() == [-6.0, -1.0, -1.0, -0.5, -0.5]
+    assert mean.coefficients().tolist() == [-6.0, -1.0, -1.0, 0.0, 0.0, -0.5, -0.5]
     mean = mean.with_coefficients(beta)
     r = x.norm(dim=1)
     depth = -1.5 / (1.0 + (r / 80.0) ** 6) - 1.0 / (1.0 + (r / 160.0) ** 6)
@@ -55,7 +77,9 @@ def test_a_cavity_around_the_sun() -> None:
     assert disc.depth(disc.coefficients()) is None
     half = 1.5 / math.sqrt(2.0)
     stds = mean.prior_stds(mean.basis(near), 2.0).tolist()
-    assert stds == pytest.approx([2.0, 1.0, 1.0, half, half])
+    assert stds == pytest.approx([2.0, 1.0, 1.0, 1.0, 1.0, half, half])
+    told = disc.with_scales(80.0, 2500.0, -20.8, 0.1), mean.with_scales(80.0, 2500.0, None, 0.1)
+    assert [each.depth(each.coefficients()) for each in told] == [None, pytest.approx(0.1)]
     with pytest.raises(UserError, match="for values at points"):
         mean.basis(LineIntegrals.from_observer(x))
     with pytest.raises(UserError, match="positive radius"):
@@ -91,16 +115,18 @@ def test_long_segments_towards_the_pole(heights: float, tolerance: float) -> Non
 
 
 def test_many_rays_are_those_of_few() -> None:
-    rays = LineIntegrals.from_observer(places(9000))
-    for mean in (DiscMean(1.0, HEIGHT, LENGTH), LogDiscMean(0.0, HEIGHT, LENGTH)):
-        some = mean.basis(rays[slice(8190, 8200)])
-        torch.testing.assert_close(mean.basis(rays)[8190:8200], some)
+    rays, points = LineIntegrals.from_observer(places(9000)), PointValues(places(9000))
+    disc, log_disc = DiscMean(1.0, HEIGHT, LENGTH), LogDiscMean(0.0, HEIGHT, LENGTH)
+    torch.testing.assert_close(disc.basis(rays)[8190:8200], disc.basis(rays[slice(8190, 8200)]))
+    torch.testing.assert_close(
+        log_disc.basis(points)[8190:], log_disc.basis(points[slice(8190, None)])
+    )
 
 
 def test_scales_follow_the_coefficients() -> None:
     mean = LogDiscMean(-6.0, HEIGHT, LENGTH)
     assert mean.scales(mean.coefficients()) == pytest.approx((HEIGHT, LENGTH))
-    mean = mean.with_coefficients(torch.tensor([-5.0, -2.0, 0.5], dtype=torch.float64))
+    mean = mean.with_coefficients(torch.tensor([-5.0, -2.0, 0.5, 0.0, 0.0]).double())
     assert mean.scales(mean.coefficients()) == pytest.approx((50.0, -6000.0))
     disc = DiscMean(1.0, HEIGHT, LENGTH, learn=False)
     disc = disc.with_coefficients(torch.tensor([0.2], dtype=torch.float64))
@@ -122,7 +148,7 @@ def test_priors_let_every_coefficient_have_the_same_effect(mean: AbstractMean) -
 def test_priors_of_a_disc_are_those_of_its_scales() -> None:
     mean = LogDiscMean(-6.0, HEIGHT, LENGTH)
     basis = mean.basis(PointValues(places(5)))
-    assert mean.prior_stds(basis, 2.0).tolist() == [2.0, 1.0, 1.0]
+    assert mean.prior_stds(basis, 2.0).tolist() == [2.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_what_a_disc_cannot_be() -> None:

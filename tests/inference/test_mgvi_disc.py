@@ -58,7 +58,8 @@ def test_the_scale_height_of_a_disc_is_found_within_its_error() -> None:
     assert solution.status is MGVIStatus.CONVERGED
     height, length = profile.scales(solution.coefficients)
     # Of 1/H: that of b, times its prior's.
-    error = float(solution.deviations[:, -2].std(correction=0) * model.scales()[1]) / 100.0
+    of_height = solution.deviations[:, model.prior.n_white + 1].std(correction=0)
+    error = float(of_height * model.scales()[1]) / 100.0
     assert abs(1.0 / height - 1.0 / HEIGHT) < 2.5 * error
     assert error < 0.35 / HEIGHT
     assert 1 / 1.7 < math.exp(float(solution.coefficients[0])) / DENSITY < 1.7

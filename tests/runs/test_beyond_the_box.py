@@ -40,7 +40,7 @@ spacing = 20
 [model]
 mean_density = 0.001
 [fit]
-samples = 8
+samples = 16
 [export]
 formats = []
 figures = []

@@ -17,6 +17,7 @@ from dustmap.errors import UserError
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.stars._model import model_of
+from dustmap.runs.stars._run import prepare_stars
 from dustmap.sky import DustMap, Provenance, cartesian, column_density, write_map
 from dustmap.sky.simulation import Measurements, SimulatedSky
 from dustmap.sky.simulation._sky import sky_table
@@ -128,6 +129,14 @@ def test_a_bound_that_is_too_high_does_no_harm(sky: Path, without: dict[str, flo
     assert errors["near"] < 1.02 * without["near"]
     about = mapped(sky, "misled", f"data.far_column={sky / 'high.fits'}")[1]
     assert about["far"] > 1.05 * errors["far"]
+
+
+@pytest.mark.parametrize("mean", ["constant", "disc", "bubble"])
+def test_a_column_goes_on_behind_every_mean(sky: Path, mean: str) -> None:
+    settings = (f"data.far_column={sky / 'high.fits'}", f"model.mean={mean}", "grid.outside=prior")
+    column = prepare_stars(load(sky / "run.toml", settings)).observed.column
+    assert column is not None
+    assert bool((column.value > 0.0).all())
 
 
 def test_what_cannot_have_a_column_is_refused(sky: Path) -> None:

@@ -62,6 +62,19 @@ def test_length_and_std_are_the_datas_own(
     assert failed(fit, at, "model.density=gaussian") == []
 
 
+def test_smooth_dust_is_called_smooth_and_has_no_length(fit: StarFit) -> None:
+    found = StarFit(fit.posterior, Hyperparameters(39.0, 0.17, 1e-3, 1.0), {}, LEARNING)
+    length, std = (check for check in checks_of_fit(config(), found) if not check.passed)
+    assert "has no length: choose one, or leave length out of model.learn" in length.advice
+    assert "hardly differs from its mean" in std.advice
+    assert "set model.std = 0.17" in std.advice
+    assert failed(fit, found.hyperparameters, "model.std=0.17", "model.length=39") == [length.name]
+    rough = replace(found, hyperparameters=Hyperparameters(39.0, 3.7, 1e-3, 1.0))
+    length, std = (check for check in checks_of_fit(config(), rough) if not check.passed)
+    assert "held by the grid" in length.advice
+    assert "has left its prior" in std.advice
+
+
 def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:
     at = Hyperparameters(60.0, 1.0, 1e-3, 1.0)
     assert failed(fit, at, "model.length=2pc") == ["learned length / model.length"]

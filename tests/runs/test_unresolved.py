@@ -152,7 +152,8 @@ def test_what_nodes_hold_is_learned_with_the_length_and_kept(tmp_path: Path) -> 
     assert 0.0 < found < 1.0
     assert found != 0.9  # where it starts
     errors = report["hyperparameter_errors"]
-    learned = {"length", "std", "mean", "disc_height", "disc_length", "noise", "projection"}
+    learned = {"length", "std", "mean", "disc_height", "disc_length", "disc_plane"}
+    learned |= {"noise", "projection"}
     assert errors.keys() - {"nu", "held"} == learned
     shown = (tmp_path / "run" / "report.md").read_text()
     assert "| Of | Value | Error | Unit |" in shown

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap.gp import ConstantMean, LogDiscMean, RegularGrid
-from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
+from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.gp.kernels import (
     AbstractKernel,
     Matern12,
@@ -122,10 +122,8 @@ def test_moments_are_those_of_draws_of_dust_and_distance(distances: str, lognorm
     assert variance[0] == pytest.approx(a.var(), abs=5 * error + 0.02 * a.var())
 
 
-def _points(places: Array) -> LineIntegrals:
-    """Short mean segments at places, as a functional that every mean takes."""
-    end = torch.from_numpy(places)
-    return LineIntegrals.mean(end - 1e-3, end + 1e-3)
+def _points(places: Array) -> PointValues:
+    return PointValues(torch.from_numpy(places))
 
 
 def test_stars_within_the_box_have_nothing_beyond() -> None:

@@ -52,8 +52,8 @@ _MOST_LEVERAGE = 0.5
 #: height or outwards would redden far stars without end.
 _SLOPES = ((-math.inf, -1.0 / 6.0), (-3.0, -0.1))
 #: Where the layer of the dust ends, in scale heights: of a constant density that has as much dust
-#: as the disc, and of the disc itself.
-_LAYERS = {"constant": 1.0, "disc": 5.0}
+#: as a disc, and of a disc itself.
+_CONSTANT_LAYER, _DISC_LAYER = 1.0, 5.0
 #: The names of a column in files: of its data, and of its pixels by their fields.
 _TARGET, _VARIANCE = "column_target", "column_variance"
 _PIXELS = {"column_l": "l", "column_b": "b", "column_mag": "value"}
@@ -63,20 +63,18 @@ def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
     """The density as the prior has it, wherever no star has seen it; a disc falls as `_SLOPES`."""
     mean = _model.mean_of(config, at.mean)
     if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
-        slopes = _slopes_beyond((-mean.height / at.disc_height, -mean.length / at.disc_length))
-        beta = mean.coefficients().detach().clone()
-        beta[1:3] = beta.new_tensor(slopes)
-        if mean.cavity is not None and at.cavity is not None:
-            beta[3:] = 0.5 * math.log(at.cavity)
-        mean = mean.with_coefficients(beta)
+        mean = mean.with_scales(at.disc_height, at.disc_length, at.disc_plane, at.cavity)
+        mean = mean.with_coefficients(_falling(mean.coefficients().detach().clone()))
     kernel = _model.kernel_of(config.model, at)
     level = at.beyond, at.beyond_std, at.beyond_spread
     return PriorDust(kernel, mean, _model.is_lognormal(config), *level)
 
 
-def _slopes_beyond(learned: tuple[float, float]) -> list[float]:
-    limits = zip(learned, _SLOPES, strict=True)
-    return [min(max(slope, least), most) for slope, (least, most) in limits]
+def _falling(beta: Tensor) -> Tensor:
+    """Coefficients β (P,) with slopes within their limits."""
+    for index, (least, most) in enumerate(_SLOPES, start=1):
+        beta[index] = beta[index].clamp(least, most)
+    return beta
 
 
 def limits_of(dust: PriorDust, at: Hyperparameters) -> dict[str, float]:
@@ -270,14 +268,14 @@ def _behind(
     config: Config, grid: RegularGrid, pixels: ColumnMap, device: torch.device
 ) -> FarColumn:
     """Follow pixels through the box and behind it, as the configuration says."""
-    data = config.data
+    data, is_constant = config.data, config.model.mean == "constant"
     return FarColumn.of(
         pixels,
         grid,
         _model.policy_beyond(config),
         scatter=data.far_column_scatter,
         bound=data.far_column_kind == "at most",
-        layer=_LAYERS[config.model.mean] * config.model.disc_height,
+        layer=(_CONSTANT_LAYER if is_constant else _DISC_LAYER) * config.model.disc_height,
         farthest=data.distance_max,
         device=device,
     )

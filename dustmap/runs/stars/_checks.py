@@ -373,42 +373,45 @@ def _known_mean(fit: StarFit) -> list[Check]:
 
 
 def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
-    """Check that length and std of a log-normal density come from the data.
-
-    Its field lives on the nodes and its torus grows with the length, so that neither a residual
-    variance nor a wrap error tells.
-    """
+    """Check that length and std of a log-normal density come from the data: neither a residual
+    variance nor a wrap error tells, for its field lives on the nodes."""
     model, grid, at = config.model, config.grid, fit.hyperparameters
     reach = _PRIOR_STDS * MGVISettings().prior_std
-    checks = []
+    checks, ratio = [], at.std / start_of(config).std
     if "length" in model.learn:
         most = _MOST_OF_BOX * max(grid.size) / grid.finest
         length = at.length / grid.finest
-        third = at.length / SPACINGS_OF_LENGTH
         advice = (
-            f"held by the grid, not by the data: set grid.spacing = {third:.2g} pc, a third of the "
-            f"length, or leave length out of model.learn"
+            f"held by the grid, not by the data: set grid.spacing = "
+            f"{at.length / SPACINGS_OF_LENGTH:.2g} pc, a third of the length"
         )
         if length > most:
             edge = 1.2 * at.length / _MOST_OF_BOX
-            advice = (
-                f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
-                f"leave length out of model.learn"
-            )
+            advice = f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size)"
+        elif "std" in model.learn and ratio < math.exp(-0.5 * reach):
+            advice = "dust that hardly differs from its mean has no length: choose one"
+        advice += ", or leave length out of model.learn"
         checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
         checks.append(_near_start("length", at.length / model.length, reach))
     if "std" in model.learn:
-        checks.append(_near_start("std", at.std / start_of(config).std, 0.5 * reach))
+        smooth = (
+            "the dust hardly differs from its mean, as where errors are too large; of dust that is "
+            f"as smooth as this set model.std = {at.std:.2g}"
+        )
+        checks.append(_near_start("std", ratio, 0.5 * reach, smooth))
     return checks
 
 
-def _near_start(name: str, ratio: float, reach: float) -> Check:
-    """Check that a learned value is within exp(±reach) of that of the configuration."""
+def _near_start(name: str, ratio: float, reach: float, below: str = "") -> Check:
+    """Check that a learned value is within exp(±reach) of that of the configuration; below: advice
+    where it is less, in place of that where it is more."""
     advice = (
         f"{name} has left its prior: see whether outliers (model.noise) or scatter (model.learn) "
         f"drive it, start nearer to it, or leave it out of model.learn"
     )
-    return Check(f"learned {name} / model.{name}", ratio, math.exp(-reach), math.exp(reach), advice)
+    low, high = math.exp(-reach), math.exp(reach)
+    advice = below if below and ratio < low else advice
+    return Check(f"learned {name} / model.{name}", ratio, low, high, advice)
 
 
 def checks_of_held_out(

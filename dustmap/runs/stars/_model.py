@@ -53,6 +53,7 @@ _UNITS = {
     "relative_scatter": "fraction of the extinction",
     "disc_height": "pc",
     "disc_length": "pc",
+    "disc_plane": "pc",
     "cavity": "factor on the density around the Sun",
 }
 _ADDED_FIELDS = ("first", "second")
@@ -79,8 +80,8 @@ class Hyperparameters:
 
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
     mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
-    disc_height and disc_length in pc, of a log-normal density: negative where it grows. cavity:
-    factor on the density around the Sun, of a disc with one.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows. disc_plane:
+    Z of its plane in pc. cavity: factor on the density around the Sun, of a disc with one.
     nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
     prior's expectation of the dust beyond the box, and its standard deviation. unresolved: factor
     on the variance of what the grid leaves out between its nodes, of a log-normal density.
@@ -98,6 +99,7 @@ class Hyperparameters:
     scatter: float = 0.0
     disc_height: float | None = None
     disc_length: float | None = None
+    disc_plane: float | None = None
     relative_scatter: float = 0.0
     beyond: float = 1.0
     beyond_std: float = 0.0
@@ -329,7 +331,7 @@ def hyperparameters_of(
         parts |= {name: float(value) for name, value in numbers.items()}
     if isinstance(mean, gp.LogDiscMean):
         parts |= zip(("disc_height", "disc_length"), mean.scales(coefficients), strict=True)
-        depth = mean.depth(coefficients)
+        parts["disc_plane"], depth = mean.plane(coefficients), mean.depth(coefficients)
         parts |= {} if depth is None else {"cavity": depth}
     at = Hyperparameters(
         length=float(term.lengthscale[0]),

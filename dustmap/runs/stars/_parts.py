@@ -51,7 +51,7 @@ FREE = {
 }
 #: Hyperparameters of the dust are the same, but for the last digits of what JSON holds. Those of
 #: the noise and of the dust beyond the box are each tile's own: the prior of the map has none.
-DUST = ("length", "std", "mean", "disc_height", "disc_length", "cavity")
+DUST = ("length", "std", "mean", "disc_height", "disc_length", "disc_plane", "cavity")
 RELATIVE = 1e-9
 #: Stars that the checks of a catalog look at.
 SAMPLE = 20_000

@@ -1,14 +1,18 @@
-"""The cavity around the Sun: dust that is not there, and dust that is, by skies of no model."""
+"""The mean of the dust, its cavity and its plane, by skies of no model."""
 
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 from astropy.table import Table
+from numpy.typing import NDArray
 
 from dustmap.config import load
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
+
+Array: TypeAlias = NDArray[np.float64]
 
 CONFIG = """
 [data]
@@ -28,14 +32,38 @@ formats = []
 figures = []
 """
 DENSITY, RADIUS = 1e-3, 90.0
+#: Of a thin disc, pc.
+HEIGHT = 60.0
 
 
 def sky(folder: Path, within: float) -> None:
     """800 stars, uniform in the box, behind DENSITY, and `within` times that around the Sun."""
-    rng = np.random.default_rng(0)
-    x = (rng.random((800, 3)) - 0.5) * [400.0, 400.0, 200.0]
-    d = np.linalg.norm(x, axis=1)
-    dust = DENSITY * (d - (1.0 - within) * np.minimum(d, RADIUS))
+    x, d = places(800, 0)
+    write(folder, x, DENSITY * (d - (1.0 - within) * np.minimum(d, RADIUS)))
+
+
+def thin_disc(folder: Path, plane: float) -> None:
+    """800 stars behind DENSITY exp(−|Z − plane|/HEIGHT), and nothing else."""
+    x, _ = places(800, 0)
+    write(folder, x, through_disc(x, plane))
+
+
+def places(count: int, seed: int) -> tuple[Array, Array]:
+    """Places (N, 3) uniform in the box, and their distances."""
+    x = (np.random.default_rng(seed).random((count, 3)) - 0.5) * [400.0, 400.0, 200.0]
+    return x, np.linalg.norm(x, axis=1)
+
+
+def through_disc(x: Array, plane: float) -> Array:
+    """∫ DENSITY exp(−|Z − plane|/HEIGHT) ds from the Sun to x (N, 3), by quadrature."""
+    part = (np.arange(2000) + 0.5) / 2000
+    rho = DENSITY * np.exp(-np.abs(x[:, 2:] * part - plane) / HEIGHT)
+    return np.asarray(rho.mean(1) * np.linalg.norm(x, axis=1))
+
+
+def write(folder: Path, x: Array, dust: Array) -> None:
+    """A catalog of these stars and a configuration."""
+    rng, d = np.random.default_rng(7), np.linalg.norm(x, axis=1)
     columns = {
         "l": np.degrees(np.arctan2(x[:, 1], x[:, 0])) % 360.0,
         "b": np.degrees(np.arcsin(x[:, 2] / d)),
@@ -76,3 +104,20 @@ def test_dust_near_the_sun_is_as_the_stars_say(within: float, tmp_path: Path) ->
         plain, _ = finished(tmp_path, "plain", "model.mean=disc")
         off = abs(near(plain)[0] - within * 60.0 * DENSITY)
         assert abs(mean - within * 60.0 * DENSITY) < 0.6 * off
+
+
+@pytest.mark.parametrize("plane", [0.0, -41.6, -20.8])
+def test_the_plane_of_the_dust_is_where_the_stars_say(plane: float, tmp_path: Path) -> None:
+    """Not where that of the Galaxy is: held there, errors were 0.013, 0.007 and 0.005 mag."""
+    thin_disc(tmp_path, plane)
+    found, report = finished(tmp_path, "run", "grid.spacing=20")
+    error = report.sections["hyperparameter_errors"]["disc_plane"]
+    assert error < 15.0
+    assert abs(report.sections["hyperparameters"]["disc_plane"] - plane) < 3.0 * error
+    x, d = places(60, 5)
+    l, b = np.degrees(np.arctan2(x[:, 1], x[:, 0])), np.degrees(np.arcsin(x[:, 2] / d))
+    answers = [found.query(*place) for place in zip(l, b, d, strict=True)]
+    mean, std = (np.array([a[f"extinction_{q}"] for a in answers]) for q in ("mean", "std"))
+    off = mean - through_disc(x, plane)
+    assert np.sqrt(np.mean(off**2)) < 0.006  # of stars with errors of 0.03
+    assert np.sqrt(np.mean((off / std) ** 2)) < 2.0
