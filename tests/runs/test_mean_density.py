@@ -1,5 +1,7 @@
 """The mean of the dust, its cavity and its plane, by skies of no model."""
 
+import itertools
+import json
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from dustmap.config import load
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
+from dustmap.runs.stars._model import model_of
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -121,3 +124,26 @@ def test_the_plane_of_the_dust_is_where_the_stars_say(plane: float, tmp_path: Pa
     off = mean - through_disc(x, plane)
     assert np.sqrt(np.mean(off**2)) < 0.006  # of stars with errors of 0.03
     assert np.sqrt(np.mean((off / std) ** 2)) < 2.0
+
+
+@pytest.mark.parametrize("mean", ["disc", "bubble"])
+def test_a_run_made_before_the_plane_was_learned_still_opens(mean: str, tmp_path: Path) -> None:
+    """β had three coefficients then, or five, and the report no plane."""
+    sky(tmp_path, 1.0)
+    found, _ = finished(tmp_path, "run", f"model.mean={mean}", "model.learn=[]")
+    folder, where = tmp_path / "run" / "checkpoint", (30.0, 2.0, 150.0)
+    before = found.query(*where)
+    values = json.loads((folder / "hyperparameters.json").read_text())
+    del values["disc_plane"]
+    (folder / "hyperparameters.json").write_text(json.dumps(values))
+    with np.load(folder / "posterior.npz") as stored:
+        arrays = dict(stored)
+    run = found.run
+    model = model_of(run.config, found.fit.hyperparameters, run.observed.batch)
+    ahead = itertools.takewhile(lambda p: p.name != "mean", model.parameters())
+    third = 3 + sum(p.value.numel() for p in ahead)
+    arrays["parameters"] = np.delete(arrays["parameters"], [third, third + 1])
+    np.savez(folder / "posterior.npz", **arrays)
+    again = open_run(tmp_path / "run")
+    assert isinstance(again, StarMap)
+    assert again.query(*where) == before

@@ -233,13 +233,17 @@ def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines
 
 def at_bits(model: GPModel, values: Tensor) -> GPModel:
     """The model with those of the values (P,) that its own are but for rounding; others, of means
-    and of noise that a Student-t one has scaled, are as the report has them."""
-    sizes = [p.value.numel() for p in model.parameters()]
-    parts = torch.split(values, sizes)
-    kept = [p.reshaped(part) for p, part in zip(model.parameters(), parts, strict=True)]
+    and of noise that a Student-t one has scaled, are as the report has them. The mean of a run of
+    an earlier version may have fewer coefficients."""
+    own = model.parameters()
+    fewer = sum(p.value.numel() for p in own) - len(values)
+    sizes = [p.value.numel() - fewer * p.is_one_of(("mean",)) for p in own]
     near = partial(torch.allclose, rtol=_ROUNDINGS, atol=_ROUNDINGS)
-    pairs = zip(model.parameters(), kept, strict=True)
-    return model.with_parameters([q if near(p.value, q.value) else p for p, q in pairs])
+    kept = []
+    for p, part in zip(own, torch.split(values, sizes), strict=True):
+        q = p.reshaped(part) if p.value.numel() == len(part) else p
+        kept.append(q if near(p.value, q.value) else p)
+    return model.with_parameters(kept)
 
 
 def _star_fit(
