@@ -130,10 +130,11 @@ class ModelConfig:
         str,
         choice("auto", "constant", "disc", "bubble"),
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
-        "|Z| and with the distance from the Galactic centre; bubble, if lognormal, has a cavity "
-        "around the Sun as well, whose depth is learned with the mean; auto is bubble if the "
-        "mean of a lognormal density is learned in a box that is wider than it, disc if that "
-        "is not, or if the scales of the disc are given, else constant",
+        "the distances from its plane, which is learned with the mean if lognormal, and from the "
+        "Galactic centre; bubble, if lognormal, has a cavity around the Sun as well, whose depth "
+        "is learned with the mean; auto is bubble if the mean of a lognormal density is learned in "
+        "a box that is wider than it, disc if that is not, or if the scales of the disc are given, "
+        "else constant",
     ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"

@@ -109,7 +109,7 @@ def test_moments_are_those_of_draws_of_dust_and_distance(distances: str, lognorm
     places = np.stack([0 * s, s * np.cos(np.radians(b)), s * np.sin(np.radians(b))], -1)
     dx = torch.from_numpy(places[:, None] - places[None])
     k = kernel(dx).detach().numpy() + 1e-9 * np.eye(len(s))
-    m = prior.mean.values(_points(places)).detach().numpy()
+    m = prior.mean.values(PointValues(torch.from_numpy(places))).detach().numpy()
     field = m + rng.standard_normal((20_000, len(s))) @ np.linalg.cholesky(k).T
     rho = np.exp(field) if lognormal else field
     d = known.quantile(rng.uniform(size=len(rho)))[0]
@@ -120,10 +120,6 @@ def test_moments_are_those_of_draws_of_dust_and_distance(distances: str, lognorm
     fourth = ((a - a.mean()) ** 4).mean()
     error = np.sqrt((fourth - a.var() ** 2) / len(a))
     assert variance[0] == pytest.approx(a.var(), abs=5 * error + 0.02 * a.var())
-
-
-def _points(places: Array) -> PointValues:
-    return PointValues(torch.from_numpy(places))
 
 
 def test_stars_within_the_box_have_nothing_beyond() -> None:

@@ -378,7 +378,7 @@ TERMS: Mapping[str, Term] = {
     "relative_scatter": Term("Relative scatter", "the same, in proportion to the extinction"),
     "disc_height": Term("Scale height of the disc", "of the mean density", "pc"),
     "disc_length": Term("Scale length of the disc", "of the mean density", "pc"),
-    "disc_plane": Term("Plane of the disc", "Z below which the mean density falls again", "pc"),
+    "disc_plane": Term("Plane of the disc", "Z at which the mean density is largest", "pc"),
     "cavity": Term("Cavity", "factor on the mean density around the Sun"),
     "beyond": Term("Dust beyond the box", "factor on what the prior expects there"),
     "beyond_std": Term("Error of that factor"),

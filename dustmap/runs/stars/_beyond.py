@@ -64,14 +64,15 @@ def prior_dust(config: Config, at: Hyperparameters) -> PriorDust:
     mean = _model.mean_of(config, at.mean)
     if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
         mean = mean.with_scales(at.disc_height, at.disc_length, at.disc_plane, at.cavity)
-        mean = mean.with_coefficients(_falling(mean.coefficients().detach().clone()))
+        mean = mean.with_coefficients(_falling(mean.coefficients()))
     kernel = _model.kernel_of(config.model, at)
     level = at.beyond, at.beyond_std, at.beyond_spread
     return PriorDust(kernel, mean, _model.is_lognormal(config), *level)
 
 
 def _falling(beta: Tensor) -> Tensor:
-    """Coefficients β (P,) with slopes within their limits."""
+    """β (P,) with slopes within their limits."""
+    beta = beta.detach().clone()
     for index, (least, most) in enumerate(_SLOPES, start=1):
         beta[index] = beta[index].clamp(least, most)
     return beta
