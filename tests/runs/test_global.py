@@ -124,8 +124,9 @@ def test_a_finished_run_answers_as_its_files_do(
                 for mode in ("mean", "std")
             )
             assert mean[0] == pytest.approx(beside[f"{name}_mean"][0], rel=1e-3)
-            # Files know of what lies between the nodes by their samples alone.
-            assert 0.6 < std[0] / beside[f"{name}_std"][0] < 1.4
+            # Along rays files know of what lies between the nodes by their samples alone.
+            most = 1.4 if integrated else 1.05
+            assert 1.0 / most < std[0] / beside[f"{name}_std"][0] < most
     again = found.evaluate(sky / "sky.fits")
     assert again["n"] == 150
     assert 0.5 < again["chi2"] < 2.0

@@ -90,8 +90,8 @@ class Answers:
             values = self.interpolated(self._sample_cubes(mode), positions, outside)
             return _summary(values, mode, levels, self.layout.positive)
         values = self.interpolated(stored, positions, outside)
-        if mode in _SPREADS and self.layout.positive and self.layout.samples > 1:
-            step = max(1, _NUMBERS // (8 * self.layout.samples))
+        if mode in _SPREADS and self.layout.positive and self._widens:
+            step = max(1, _NUMBERS // (8 * max(1, self.layout.samples)))
             for start in range(0, len(positions), step):
                 part = slice(start, start + step)
                 values[:, part] *= self._between(positions[part], mode, levels)
@@ -105,6 +105,13 @@ class Answers:
         if cube.quantity is Quantity.STD:
             return self.densities(positions, Mode.STD, (), Outside.NAN)
         return self.interpolated((cube,), positions, Outside.NAN)
+
+    @property
+    def _widens(self) -> bool:
+        """Whether cubes know more of places between voxels than interpolants of statistics do."""
+        held = set(self.layout.quantities)
+        known = Quantity.STD in held or {Quantity.P16, Quantity.P84} <= held
+        return self.layout.samples > 1 or (known and bool(self.layout.between))
 
     @property
     def _has_widths(self) -> bool:
@@ -132,15 +139,13 @@ class Answers:
         return np.stack([known.get(q, median * np.exp(each * width)) for q, each in pairs])
 
     def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
-        """Return statistics of interpolated samples over interpolated statistics (1 or Q, N)."""
+        """Return statistics between voxels over interpolated statistics (1 or Q, N)."""
         # A positive density is the interpolant of its samples, whose neighbours vary against each
-        # other: between them it varies less than at either.
+        # other: it varies less than at either. What no voxel has of it comes on top.
         factor = np.ones((max(1, len(levels)), len(positions)))
         inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
-        cubes = self._sample_cubes(mode)
-        corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
-        here, around = self._by_variances(corners, cells, mode, levels)
+        here, around = self._by_variances(cells, mode, levels)
         factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
         if self._finer is not None:
             near = _trilinear.within_box(self._finer.layout.grid, positions)
@@ -148,19 +153,28 @@ class Answers:
         return factor
 
     def _by_variances(
-        self, corners: Floats, cells: Cells, mode: Mode, levels: tuple[float, ...]
+        self, cells: Cells, mode: Mode, levels: tuple[float, ...]
     ) -> tuple[Floats, Floats]:
         """Return statistics (1 or Q, N) with the variance of ln ρ that the voxels around have,
-        times what the interpolant of their samples (S, N, 8) has left of theirs; and interpolated
-        ones."""
+        times what the interpolant of their samples (S, N, 8) has left of theirs, and that between
+        voxels; and interpolated ones."""
         weights = cells.weights.astype(np.float64)
-        centres, widths = _quantities.log_moments(corners)
-        centre, width = _quantities.log_moments((corners * weights).sum(-1))
-        held = self._log_variances(corners, cells)
-        known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
-        width *= np.sqrt(np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0))
+        cubes = self._sample_cubes(mode) if self.layout.samples > 1 else (Cube(Quantity.MEAN),)
+        corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
+        held, mean = self._log_variances(corners, cells), self._means(corners, cells)
+        if self.layout.samples > 1:
+            centres, widths = _quantities.log_moments(corners)
+            centre, width = _quantities.log_moments((corners * weights).sum(-1))
+            known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
+            left = np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0)
+            variance = width**2 * left
+        else:
+            with np.errstate(divide="ignore"):  # the logarithm of no density is −∞
+                centres = np.log(mean) - 0.5 * held
+                centre = np.log((np.exp(centres) * weights).sum(-1))
+            variance = (held * weights).sum(-1)
+        width = np.sqrt(variance + _trilinear.variance_between(self.layout, cells))
         if mode is Mode.STD:
-            mean = self._means(corners, cells)
             here = (mean * weights).sum(-1) * np.sqrt(np.expm1(width**2))
             return here[None], (mean * np.sqrt(np.expm1(held)) * weights).sum(-1)[None]
         z = [_quantities.normal_quantile(level) for level in levels or (0.5,)]
@@ -180,6 +194,8 @@ class Answers:
             ends = Quantity.P16, Quantity.P84
             low, high = (self.reader.corners(Cube(q), cells).astype(np.float64) for q in ends)
             return _log_width(low, high, *(_quantities.PERCENTILES[q] for q in ends)) ** 2
+        if Quantity.STD not in self.layout.quantities:
+            return np.asarray(_quantities.log_moments(corners)[1] ** 2)
         std, mean = self.reader.corners(Cube(Quantity.STD), cells), self._means(corners, cells)
         relative = np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0)
         return np.asarray(np.log1p(relative**2))

@@ -32,8 +32,8 @@ BLOCK = 2880
 Box: TypeAlias = tuple[slice, slice, slice]
 #: Parses as a unit of FITS, VOUnit, CDS and astropy; `mag pc-1` does not in CDS.
 DENSITY_UNIT = "mag.pc-1"
-FRAME = "heliocentric Galactic cartesian: +X to l=0, +Y to l=90 deg, +Z to b=90 deg"
-TITLE = "3D map of the interstellar dust density"
+#: Parts of a cell, from a voxel towards the next, of `Layout.between`; the cell is symmetric.
+OFFSETS = (0.0, 1 / 16, 1 / 4, 1 / 2)
 #: How percentiles come about, by whether the density is positive.
 PERCENTILES_OF = {
     True: "log-normal: exp(mean + z std) of ln density over the samples",
@@ -60,7 +60,8 @@ class Layout:
     """The contents of a map, and its voxels.
 
     grid: whose nodes are the voxels' centres; positive: whether percentiles are by the moments of
-    ln ρ; samples: how many there are.
+    ln ρ; samples: how many there are; between: variance of ln ρ between voxels beside that of what
+    is interpolated, at OFFSETS of a cell along z, y and x, the fastest; empty where it has none.
     """
 
     grid: RegularGrid
@@ -68,6 +69,7 @@ class Layout:
     quantities: tuple[Quantity, ...]
     samples: int
     positive: bool
+    between: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.grid.dim != 3:
@@ -160,6 +162,7 @@ def layout_of(
     axes: Mapping[str, NDArray[np.float64]],
     system: object,
     percentiles: object,
+    between: object,
 ) -> Layout:
     """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
 
@@ -177,8 +180,8 @@ def layout_of(
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
-    positive = str(percentiles).startswith("log-normal")
-    layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, positive)
+    widths = str(percentiles).startswith("log-normal"), _variances(path, between)
+    layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, *widths)
     for quantity, shape in shapes.items():
         if shape != layout.shape:
             raise UserError(
@@ -186,6 +189,18 @@ def layout_of(
                 f"{layout.shape}, got {shape}"
             )
     return layout
+
+
+def _variances(path: object, given: object) -> tuple[float, ...]:
+    """Read `Layout.between`, a list or the words of a card."""
+    try:
+        values = np.array(given.split() if isinstance(given, str) else given, np.float64)
+    except (TypeError, ValueError):
+        values = np.full(1, np.nan)
+    whole = values.shape in ((0,), (len(OFFSETS) ** 3,))
+    if whole and np.isfinite(values).all() and (values >= 0.0).all():
+        return tuple(values.tolist())
+    raise UserError(f"{path} is damaged, make it again: variances between voxels {given!r}")
 
 
 @final
@@ -220,11 +235,6 @@ DESCRIPTIONS = {
     ),
     Quantity.SAMPLES: Described("SAMPLE", "posterior samples of the dust density"),
 }
-
-
-def axis_meaning(name: str) -> str:
-    """Describe the axis x, y or z."""
-    return f"heliocentric Galactic {name.upper()}"
 
 
 def variable_of(quantity: Quantity) -> str:
@@ -293,8 +303,9 @@ class FitsCubes(_FileCubes):
                 )
             shapes = {q: self._image(hdus, Cube(q)).shape for q in quantities}
             first = self._image(hdus, Cube(quantities[0]))
-            system, percentiles = first.header.get("EXTSYS"), first.header.get("PERCENT", "")
-            if len(first.shape) != 3 or system is None:
+            cards = "EXTSYS", "PERCENT", "BETWEEN"
+            system, *widths = (first.header.get(card, "") for card in cards)
+            if len(first.shape) != 3 or not system:
                 raise UserError(
                     f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
                     f"{first.header.get('NAXIS')} axes in {first.name}"
@@ -307,8 +318,7 @@ class FitsCubes(_FileCubes):
             for q in quantities:
                 unit = self._image(hdus, Cube(q)).header.get("BUNIT", "")
                 _refuse_other_unit(self.path, self._name(Cube(q)), unit, DESCRIPTIONS[q].unit)
-            axes = _axes(first.header)
-            return layout_of(self.path, shapes, samples, axes, system, percentiles)
+            return layout_of(self.path, shapes, samples, _axes(first.header), system, *widths)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._opened() as hdus:
@@ -406,8 +416,8 @@ class ZarrCubes(_FileCubes):
         for name, unit in units.items():
             _refuse_other_unit(self.path, name, self._group.unit(name), unit)
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
-        percentiles = self._group.attributes.get("percentiles", "")
-        return layout_of(self.path, shapes, samples, axes, system, percentiles)
+        widths = (self._group.attributes.get(name, "") for name in ("percentiles", "between"))
+        return layout_of(self.path, shapes, samples, axes, system, *widths)
 
     @property
     def finer(self) -> tuple[AbstractCubes, ...]:

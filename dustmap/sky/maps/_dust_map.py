@@ -70,11 +70,12 @@ class DustMap:
         arrays: Mapping[Quantity, NDArray[np.float32]],
         system: ExtinctionSystem | str,
         positive: bool = False,
+        between: tuple[float, ...] = (),
     ) -> Self:
-        """Build from arrays (z, y, x), samples (S, z, y, x)."""
+        """Build from arrays (z, y, x), samples (S, z, y, x), and `Layout.between`."""
         named = system_named(system) if isinstance(system, str) else system
         samples = len(arrays[Quantity.SAMPLES]) if Quantity.SAMPLES in arrays else 0
-        layout = Layout(grid, named, tuple(arrays), samples, positive)
+        layout = Layout(grid, named, tuple(arrays), samples, positive, between)
         return cls(MemoryCubes(layout, arrays))
 
     @classmethod
@@ -103,7 +104,8 @@ class DustMap:
             q: np.concatenate([slab[q.value] for slab in slabs], axis=-3)
             for q in request.quantities
         }
-        return cls.from_arrays(grid, arrays, field.system, field.positive)
+        more = field.variances_between(grid)
+        return cls.from_arrays(grid, arrays, field.system, field.positive, more)
 
     def on_one_grid(self) -> "DustMap":
         """Return the map itself, or where it has finer levels that of `finest_grid`, in memory."""

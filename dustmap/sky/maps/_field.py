@@ -20,7 +20,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.sky.maps._cubes import AbstractCubes, Layout
+from dustmap.sky.maps._cubes import OFFSETS, AbstractCubes, Layout
 from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity, normal_quantile
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -28,6 +28,8 @@ from dustmap.sky.systems import ExtinctionSystem
 DEPTH, EVERY = 16, slice(None)
 #: Bytes that the slabs of a writer take by default.
 MEMORY = 3 * 2**30
+#: Cells in which the variance between voxels is compared.
+_CELLS = 33
 #: Answers to a request, by the quantity's name.
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
 
@@ -53,7 +55,8 @@ class FieldTraits:
 
     lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
     field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
-    moments of ln ρ and not by those of ρ.
+    moments of ln ρ and not by those of ρ; lacking: the variance of ln ρ (N,) at places (N, 3) that
+    samples have not, None where there is none.
     """
 
     system: ExtinctionSystem
@@ -61,6 +64,7 @@ class FieldTraits:
     upper: tuple[float, ...]
     n_samples: int
     positive: bool
+    lacking: Callable[[Tensor], Tensor] | None = None
 
 
 class AbstractDensityField(ABC):
@@ -130,6 +134,35 @@ class AbstractDensityField(ABC):
         moments = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
         mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
+
+    def variances_between(self, grid: RegularGrid) -> tuple[float, ...]:
+        """Return `Layout.between` of voxels at the nodes of a grid in the box.
+
+        That of ρ less what the voxels around have of it, the median over cells: they differ where
+        the grid is not that of the samples.
+        """
+        lacking = self.traits.lacking
+        if lacking is None:
+            return ()
+        generator = torch.Generator().manual_seed(0)
+        most, spacing, lower = (
+            torch.tensor(values, dtype=torch.float64)
+            for values in (grid.shape, grid.spacing, grid.lower)
+        )
+        share = torch.rand(_CELLS, 1, grid.dim, generator=generator, dtype=torch.float64)
+        cells = (share * (most - 1.0)).floor()
+        part, corner = (
+            torch.cartesian_prod(*[torch.tensor(along, dtype=torch.float64)] * grid.dim)
+            for along in (OFFSETS, (0.0, 1.0))
+        )
+        here, around = (
+            lacking((lower + (cells + each) * spacing).flatten(0, 1)).reshape(_CELLS, -1)
+            for each in (part, corner)
+        )
+        weight = torch.where(corner == 1.0, part[:, None], 1.0 - part[:, None]).prod(-1)
+        more = (here - around @ weight.T).median(0).values.clamp_min(0.0)
+        along = more.reshape([len(OFFSETS)] * grid.dim)
+        return tuple(along.permute(*reversed(range(grid.dim))).flatten().tolist())
 
     def check(self, request: MapRequest) -> None:
         """Refuse more samples than there are."""
@@ -259,7 +292,8 @@ class Slabs:
         """Walk through a request of a field, on a grid and on finer ones in its box."""
         field.check(request)
         field.check_grid(grid)
-        layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
+        held = request.quantities, request.samples, field.positive, field.variances_between(grid)
+        layout = Layout(grid, field.system, *held)
         levels = tuple(cls.of_field(field, level, request) for level in finer)
         return cls(layout, partial(field.planes, grid, request), levels)
 

@@ -39,8 +39,9 @@ class NestedField(AbstractDensityField):
 
     @property
     def traits(self) -> _field.FieldTraits:
-        box = self.nodes.lower, self.nodes.upper
-        return _field.FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+        box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
+        lacking = None if (rest := self.posterior.unresolved) is None else rest.log_variance
+        return _field.FieldTraits(self.extinction_system, *box, samples, True, lacking)
 
     @cached_property
     def fields(self) -> tuple[NodeField, ...]:

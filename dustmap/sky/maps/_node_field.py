@@ -278,8 +278,9 @@ class NodeField(AbstractDensityField):
 
     @property
     def traits(self) -> _field.FieldTraits:
-        box = self.nodes.lower, self.nodes.upper
-        return _field.FieldTraits(self.extinction_system, *box, self.posterior.n_samples, True)
+        box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
+        lacking = None if (rest := self.posterior.unresolved) is None else rest.log_variance
+        return _field.FieldTraits(self.extinction_system, *box, samples, True, lacking)
 
     @torch.no_grad()
     def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp._grid import EDGE_SLACK
-from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube
+from dustmap.sky.maps._cubes import OFFSETS, AbstractCubes, Box, Cube, Layout
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = NDArray[np.float32]
@@ -178,6 +178,18 @@ def corners(values: Values, cells: Cells) -> Values:
     shifts = np.array([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
     around: Values = values.reshape(-1).take(corner[:, None] + shifts)
     return around
+
+
+def variance_between(layout: Layout, cells: Cells) -> Floats:
+    """Return the variance of ln ρ (N,) that interpolants have not, by `Layout.between`."""
+    if not layout.between:
+        return np.zeros(len(cells))
+    count = len(OFFSETS)
+    table = np.array(layout.between, np.float32).reshape(count, count, count)
+    towards = np.minimum(cells.offset, 1.0 - cells.offset)
+    places = np.interp(towards, OFFSETS, np.arange(count))
+    grid = RegularGrid((0.0,) * 3, (1.0,) * 3, table.shape)
+    return trilinear(table, Cells.of(grid, places)).astype(np.float64)
 
 
 @final

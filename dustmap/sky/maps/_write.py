@@ -37,6 +37,8 @@ CHUNK, SHARD = 64, 512
 #: Planes of a shard, at most: all shards of a slab are encoded at once.
 DEEPEST = 256
 GROUP = "multiscale"
+_FRAME = "heliocentric Galactic cartesian: +X to l=0, +Y to l=90 deg, +Z to b=90 deg"
+_TITLE = "3D map of the interstellar dust density"
 #: Levels end where no axis has more voxels.
 SMALLEST = 64
 #: Planes of the coarser level that are made at once: one layer of chunks.
@@ -133,7 +135,7 @@ def _write_fits(
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     described = DESCRIPTIONS[cube.quantity]
     header = _streamed_fits.axis_cards(
-        layout.grid, "XYZ", "pc", [_cubes.axis_meaning(axis) for axis in "xyz"]
+        layout.grid, "XYZ", "pc", [_axis_meaning(axis) for axis in "xyz"]
     )
     if described.unit:
         header["BUNIT"] = described.unit
@@ -142,9 +144,15 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
         header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
     # A long value goes on in the next cards, where no comment may follow.
     header["PERCENT"] = _cubes.PERCENTILES_OF[layout.positive]
+    if layout.between:
+        header["BETWEEN"] = " ".join(f"{variance:.4g}" for variance in layout.between)
     header["OBJECT"] = described.meaning
     provenance.stamp(header)
     return header
+
+
+def _axis_meaning(name: str) -> str:
+    return f"heliocentric Galactic {name.upper()}"
 
 
 def _write_zarr(
@@ -196,7 +204,7 @@ def _lay_out(
     """All but the numbers."""
     axes = {}
     for name, axis in zip("xyz", layout.grid.axes(), strict=True):
-        described = {"units": "pc", "axis": name.upper(), "long_name": _cubes.axis_meaning(name)}
+        described = {"units": "pc", "axis": name.upper(), "long_name": _axis_meaning(name)}
         axes[name] = axis.numpy(), described
     group = create_group(path, _attributes(layout, provenance), axes)
     for quantity in layout.quantities:
@@ -275,13 +283,14 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "Conventions": "CF-1.11",
         # Strict checkers object to any unit of astronomy.
         "comment": "units as astropy reads them: UDUNITS knows neither mag nor pc",
-        **provenance.attributes(_cubes.TITLE),
+        **provenance.attributes(_TITLE),
         "catalog": list(provenance.catalog),
         **seed,
         "extinction_system": layout.system.name,
         "extinction_system_meaning": layout.system.meaning,
-        "frame": _cubes.FRAME,
+        "frame": _FRAME,
         "percentiles": _cubes.PERCENTILES_OF[layout.positive],
+        **({"between": list(layout.between)} if layout.between else {}),
         **({"tile": dict(provenance.tile)} if provenance.tile else {}),
     }
 

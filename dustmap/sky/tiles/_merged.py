@@ -85,7 +85,10 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
     _check_alike(tiles)
     offsets = [_offset(tile, grid) for tile in tiles]
     first = tiles[0].cubes.layout
-    layout = Layout(grid, first.system, first.quantities, first.samples, first.positive)
+    # Tiles have kernels of their own; a voxel does not say whose it is.
+    between = zip(*(tile.cubes.layout.between for tile in tiles), strict=False)
+    more = tuple(float(np.mean(each)) for each in between)
+    layout = Layout(grid, first.system, first.quantities, first.samples, first.positive, more)
     uncovered = _uncovered(tiles, grid, partial)
     placed = list(zip(tiles, offsets, strict=True))
 

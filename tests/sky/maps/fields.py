@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import interpolation
+from dustmap.gp.kernels import Matern12
 from dustmap.inference import LogNormalPosterior
+from dustmap.inference.lognormal._unresolved import Unresolved
 from dustmap.sky.maps import NodeField, PosteriorField
 from dustmap.sky.systems import system_named
 
@@ -34,6 +37,12 @@ def posterior(samples: int = 6) -> LogNormalPosterior:
 
 def node_field(samples: int = 6) -> NodeField:
     return NodeField(posterior(samples), NODES, A_V, PRIOR_STD)
+
+
+def rough_field(samples: int = 6) -> NodeField:
+    """The same density, with dust between the nodes."""
+    rest = Unresolved.of(Matern12(30.0, dim=3), NODES)
+    return NodeField(replace(posterior(samples), unresolved=rest), NODES, A_V, PRIOR_STD)
 
 
 def posterior_field(samples: int = 6) -> PosteriorField:

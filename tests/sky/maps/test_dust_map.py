@@ -19,7 +19,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky import Provenance
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, write_map
-from tests.sky.maps.fields import A_V, NODES, node_field, positions, posterior
+from tests.sky.maps.fields import A_V, NODES, node_field, positions, posterior, rough_field
 
 EVERYTHING = MapRequest(tuple(Quantity), samples=6)
 MAP = DustMap.from_field(node_field(), NODES, EVERYTHING)
@@ -136,6 +136,34 @@ def test_few_samples_in_a_map_bend_its_cubes_between_voxels_only() -> None:
     bare = DustMap.from_field(node_field(40), NODES, MapRequest((Quantity.MEAN, Quantity.STD)))
     above = bare.query(coordinates(places.numpy()), mode="std")
     assert (above >= law.predict(PointValues(places)).std.numpy() * (1 - 1e-5)).all()
+
+
+@pytest.mark.parametrize("name", ["memory", "map.zarr", "map.fits"])
+def test_dust_between_the_nodes_is_in_the_spread_between_voxels(name: str, tmp_path: Path) -> None:
+    """Without it a map's standard deviations are 0.61 to 0.89 of the field's here (5 to 95 %)."""
+    field, asked = rough_field(40), MapRequest(tuple(Quantity), samples=40)
+    density = DustMap.from_field(field, NODES, asked)
+    if name != "memory":
+        write_map(tmp_path / name, density, Provenance("a run"))
+        density = DustMap.open(tmp_path / name)
+    places = PointValues(torch.from_numpy(positions(300, seed=4)))
+    where, levels = coordinates(places.x.numpy()), [0.16, 0.3, 0.84]
+    wanted = field.evaluate(places, asked)["std"]
+    np.testing.assert_allclose(density.query(where, mode="std"), wanted, rtol=0.03)
+    found = density.query(where, mode="percentile", pct=[16, 30, 84])
+    np.testing.assert_allclose(found.T, field.percentiles(places, levels), rtol=0.03)
+
+
+def test_maps_without_samples_have_dust_between_the_nodes_too() -> None:
+    field, asked = rough_field(40), MapRequest((Quantity.MEAN, Quantity.STD))
+    bare = DustMap.from_field(field, NODES, asked)
+    places = PointValues(torch.from_numpy(positions(300, seed=4)))
+    found = bare.query(coordinates(places.x.numpy()), mode="std")
+    # Without samples a map has not how neighbours vary against each other.
+    assert (found >= field.evaluate(places, asked)["std"] * 0.97).all()
+    nodes = bare.query(coordinates(NODES.points().numpy()), mode="std")
+    assert bare.std is not None
+    np.testing.assert_allclose(nodes, np.ravel(bare.std.T), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])

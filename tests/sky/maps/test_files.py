@@ -53,6 +53,7 @@ def assert_same(a: DustMap, b: DustMap) -> None:
     assert a.system == b.system
     assert a.n_samples == b.n_samples
     assert a.layout.positive == b.layout.positive
+    assert a.layout.between == pytest.approx(b.layout.between, rel=1e-3)
     for cube in a.layout.cubes:
         mine, other = (of.cube(cube.quantity, cube.sample) for of in (a, b))
         np.testing.assert_array_equal(mine, other, err_msg=str(cube))
@@ -313,6 +314,14 @@ def test_damaged_files_are_told_in_one_line(tmp_path: Path) -> None:
         _ = DustMap.open(tmp_path / "map.zarr").mean
     (tmp_path / "map.zarr" / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match="expected a zarr group"):
+        DustMap.open(tmp_path / "map.zarr")
+
+
+@pytest.mark.parametrize("between", [[1.0, 2.0], [-1.0] * 64, "x", [[0.0]], {"a": 1}])
+def test_variances_between_voxels_are_64_numbers(tmp_path: Path, between: Any) -> None:
+    write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    zarr.open_group(tmp_path / "map.zarr", mode="r+").attrs["between"] = between
+    with pytest.raises(UserError, match=r"map.zarr is damaged, .*: variances between voxels"):
         DustMap.open(tmp_path / "map.zarr")
 
 

@@ -272,3 +272,16 @@ def test_a_map_that_names_levels_it_has_not_is_refused(tmp_path: Path) -> None:
     group.attrs["levels"] = [{"path": "../elsewhere"}]
     with pytest.raises(UserError, match="damaged"):
         DustMap.open(path)
+
+
+def test_dust_between_the_nodes_is_in_the_spread_between_voxels_of_every_level(
+    tmp_path: Path,
+) -> None:
+    """Without it a map's standard deviations are 0.42 to 0.98 of the field's here (5 to 95 %)."""
+    made, asked = field(unresolved=8.0), ASKED
+    slabs = Slabs.of_field(made, NESTED.outer, asked, NESTED.grids[1:])
+    for name in ("map.zarr", "map.fits"):
+        write_map(tmp_path / name, slabs, Provenance("a run"))
+        at = places(200)
+        found = DustMap.open(tmp_path / name).query(coordinates(at), "std")
+        np.testing.assert_allclose(found, made.evaluate(PointValues(at), asked)["std"], rtol=0.04)
