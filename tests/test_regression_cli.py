@@ -383,13 +383,17 @@ def test_a_grid_beyond_the_memory_is_refused(
     assert not (folder / "run").exists()
 
 
-def test_rows_that_the_memory_holds_dense_are_planned_within_it(tmp_path: Path) -> None:
-    """By engine auto, which takes the exact one of them."""
-    n, folder = 10_000, write(tmp_path, 2, fit={"engine": "auto"})
+@pytest.mark.parametrize("engine", ["auto", "exact"])
+def test_rows_that_the_memory_holds_dense_are_planned_within_it(
+    engine: str, tmp_path: Path
+) -> None:
+    n, folder = 10_000, write(tmp_path, 2, fit={"engine": engine})
     Table(columns(2, n)).write(folder / "table.csv", format="ascii.csv", overwrite=True)
     loaded = config.load(folder / "run.toml", ["compute.memory=1.9GiB", "data.holdout=0"])
     assert n < most_exact(loaded.compute.memory_bytes) < 1.2 * n
-    assert 16 * n**2 < prepare(loaded).plan().memory.peak < loaded.compute.memory_bytes
+    needed = prepare(loaded).plan().memory.peak
+    assert needed < loaded.compute.memory_bytes
+    assert (needed > 16 * n**2) == (engine == "exact")  # auto takes a grid
 
 
 def test_fixed_length_and_std(tmp_path: Path) -> None:

@@ -80,8 +80,6 @@ from dustmap.engines._kernel_choice import with_profile as with_profile
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
 from dustmap.engines._learning import Learned as Learned
-from dustmap.engines._learning import bytes_of_exact as bytes_of_exact
-from dustmap.engines._learning import bytes_of_learning as bytes_of_learning
 from dustmap.engines._learning import learn_from_start as learn_from_start
 from dustmap.engines._learning import most_exact as most_exact
 from dustmap.engines._learning import searched_start as searched_start

@@ -41,6 +41,8 @@ _START_ROWS = 500
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
 _START_VARIANCES = {BernoulliLink.LOGIT: 4.0, BernoulliLink.PROBIT: 1.5}
+#: Rows that tell the length scales for which a fit is planned.
+_TELLING = 500
 #: Rows that choose the length scale to start from.
 _PROBE = 300
 #: Inducing points of "auto": at least so many, and one for so many rows.
@@ -236,6 +238,14 @@ def fit_regression(
         return fitted
     report = {**fitted.report, "kernel_choice": choice.as_plain()}
     return replace(fitted, report=report | {"seconds": seconds | report["seconds"]})
+
+
+def plan_regression(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.MemoryPlan:
+    """Plan the bytes of `fit_regression` for the model that few rows tell."""
+    learning, most = arguments.inducing.learning, arguments.inducing.max_memory
+    few = Problem(model, data.random_part(min(len(data), _TELLING), learning.seed))
+    learned = engines.learn_from_start(few, learning, most, Watch())
+    return engine_of(arguments).plan(Problem(learned.model, data))
 
 
 def condition_regression(

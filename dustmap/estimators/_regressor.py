@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import EvidenceSettings, most_exact, plain_rows
+from dustmap.engines import EvidenceSettings, MemoryPlan, most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._arguments import (
@@ -28,9 +28,10 @@ from dustmap.estimators._engines import (
     condition_regression,
     engine_name,
     fit_regression,
+    plan_regression,
     student_t_engine_name,
 )
-from dustmap.gp import GPModel, RegularGrid
+from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,18 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
+        self._keep(fit_regression(*self._task(X, y, noise_std)))
+        return self
+
+    def plan(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> MemoryPlan:
+        """Plan the bytes that `fit` takes, for the kernel that a few hundred rows tell."""
+        model, data, _, arguments = self._task(X, y, noise_std)
+        return plan_regression(model, data, arguments)
+
+    def _task(
+        self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None
+    ) -> tuple[GPModel, Batch, Standardisation, EngineArguments]:
+        """Check the arguments and scale the rows: what `fit_regression` takes."""
         _arguments.refuse_units(X=X, y=y)
         inputs, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
@@ -199,9 +212,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
         arguments = self._engine_arguments(inputs, scaling)
         model = self._model(targets[plain], std is not None, scaling)
-        data = scaling.batch(inputs, targets, std)
-        self._keep(fit_regression(model, data, scaling, arguments))
-        return self
+        return model, scaling.batch(inputs, targets, std), scaling, arguments
 
     def refit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
         """Return the regression of other rows at the kernel and noise that `fit` learned.

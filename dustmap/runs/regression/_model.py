@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -19,7 +19,6 @@ from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Scores, scores
-from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, CoverageAdvice, coverage_checks
 from dustmap.tables import check_rows, number_column, read_tables
 
@@ -30,8 +29,8 @@ _MAP_NODES = {1: 500, 2: 120, 3: 32}
 _LOGARITHMS: dict[str, Callable[[Array], Array]] = {"log": np.log, "log10": np.log10}
 #: Engines that solve on the [grid] of a run, where it has one.
 ON_GRID = ("hip", "global")
-# Of the pictures and the libraries' own buffers.
-_WORKING = 60 * MIB
+#: Bytes of pictures, beside the working space of the fit.
+_PICTURES = 20 * MIB
 
 
 @final
@@ -188,47 +187,33 @@ def may_be_dense(config: Config, n: int) -> bool:
 
 
 def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
-    """Plan the bytes of a fit; without a [grid] the estimator chooses one that fits, or refuses."""
+    """Plan the bytes of a fit, for the kernel that a few hundred rows tell."""
     n = len(rows)
-    learning = min(n, config.fit.learn_rows)
-    what = f"covariance of {learning:,} rows with its factor and gradient, float64"
+    fit = estimator_of(config, rows, grid).plan(rows.X, rows.y, rows.error)
     parts = [
         Component("rows", 2 * rows.X.nbytes + 3 * rows.y.nbytes, During.WHOLE, f"{n:,} rows"),
-        Component("learning", engines.bytes_of_learning(learning), During.LEARNING, what),
-        Component("working space", _WORKING, During.WHOLE, "pictures, buffers of libraries"),
+        Component("pictures", _PICTURES, During.FIGURES, "while they are drawn"),
+        *fit.components,
     ]
-    if may_be_dense(config, n):
-        what = f"covariance of {n:,} rows with its factor, float64"
-        parts.append(Component("covariance", engines.bytes_of_exact(n), During.SOLVING, what))
     if config.model.kernel == "auto":
         what = "covariances of rows around held-out patches, with their gradients, float64"
-        parts.append(Component("kernel choice", engines.choice_bytes(n), During.PREPARING, what))
-    if config.fit.engine in ON_GRID and grid is not None:
-        parts.append(_memory_on_grid(config, grid, n))
-    return MemoryPlan(tuple(parts))
+        parts.append(Component("kernel choice", engines.choice_bytes(n), During.CHOOSING, what))
+    plan = replace(fit, components=tuple(parts))
+    on_grid = config.fit.engine in ("auto", *ON_GRID)
+    return _within(plan, config.compute.memory_bytes) if grid is None and on_grid else plan
 
 
-def _memory_on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
-    """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
-    fit, memory = config.fit, config.compute.memory_bytes
-    name = config.model.kernel_name
-    shortest = kernel_named(engines.FALLBACK if name == "auto" else name, list(grid.spacing))
-    if fit.engine == "global":
-        points = engines.PointSettings(fit.samples, 1.0, dtype_of(config.compute), memory)
-        needed = engines.plan_points(shortest, grid, n, points).bytes_needed
-    else:
-        settings = engines.InducingSettings(
-            engines.EvidenceSettings(fit.learn_rows),
-            family=fit.family,
-            block=fit.block or None,
-            rank=fit.rank,
-            whitening=fit.whitening,
-            padding=1.0,
-            max_memory=memory,
-        )
-        needed = engines.plan_fit(shortest, grid, n, settings).bytes_needed
-    what = f"{fit.engine} engine on {grid.size:,} nodes: draws, vectors, spectra, statistics"
-    return Component("grid", needed, During.SOLVING, what)
+def _within(plan: MemoryPlan, allowed: int) -> MemoryPlan:
+    """Shrink the largest part of a fit on an automatic grid, which is made to fit the memory."""
+    over = plan.peak - allowed
+    parts = [part for part in plan.components if part.during is During.FIT and part.bytes > over]
+    if over <= 0 or not parts:
+        return plan
+    largest = max(parts, key=lambda part: part.bytes)
+    what = f"{largest.what}; at most, on a grid that is made to fit"
+    smaller = replace(largest, bytes=largest.bytes - over, what=what)
+    held = (smaller if part is largest else part for part in plan.components)
+    return replace(plan, components=tuple(held))
 
 
 def score(model: HIPGPRegressor, rows: Rows) -> Scores:

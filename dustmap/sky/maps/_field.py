@@ -53,10 +53,13 @@ class Planes:
 class FieldTraits:
     """Properties of a density ρ in mag/pc of `system`, the same at all places.
 
-    lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
-    field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
-    moments of ln ρ and not by those of ρ; lacking: the variance of ln ρ (N,) at places (N, 3) that
-    samples have not, None where there is none.
+    Attributes
+    ----------
+    system : of ρ
+    lower, upper : corners of the box of heliocentric Galactic X, Y, Z in pc
+    n_samples : of the field, the same for every place, 0 for none
+    positive : whether ρ > 0, with percentiles by the moments of ln ρ and not by those of ρ
+    lacking : variance of ln ρ (N,) at places (N, 3) that samples have not, None where there is none
     """
 
     system: ExtinctionSystem
