@@ -74,6 +74,21 @@ def test_plans_fit_every_memory_that_the_least_grid_fits(
             assert points.fits or max(points.grid.shape) == 4, (points, memory)
 
 
+@pytest.mark.parametrize("engine", ["hip", "exact"])
+def test_a_plan_is_for_the_kernel_of_the_rows(engine: str) -> None:
+    """Short scales ask for many nodes: for those where learning starts, hip has a tenth."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(1_500, 2))
+    y = np.sin(12 * X[:, 0]) * np.cos(9 * X[:, 1]) + 0.3 * np.sin(40 * X.sum(1))
+    y += 0.1 * rng.standard_normal(len(X))
+    model = HIPGPRegressor("matern32", engine=engine, n_learn=500)
+    plan = model.plan(X, y)
+    needed = model.fit(X, y).report_["bytes_needed"]
+    apart = "learning", "working space", "tables", "predictions"
+    planned_bytes = sum(part.bytes for part in plan.components if part.name not in apart)
+    assert 0.7 < planned_bytes / needed < 2.0
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])
 @pytest.mark.parametrize("engine", ["hip", "global"])
 def test_what_is_learned_of_noise_alone_fits(dim: int, engine: str) -> None:

@@ -186,8 +186,11 @@ def may_be_dense(config: Config, n: int) -> bool:
     return config.fit.engine == "exact" or (config.fit.engine == "auto" and n <= dense)
 
 
-def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
-    """Plan the bytes of a fit, for the kernel that a few hundred rows tell."""
+def memory_of(config: Config, rows: Rows, grid: RegularGrid | None, learning: int) -> MemoryPlan:
+    """Plan the bytes of a fit, for the kernel that a few hundred rows tell.
+
+    learning: rows of the fit that learns; where they are fewer, both fits are held.
+    """
     n = len(rows)
     fit = estimator_of(config, rows, grid).plan(rows.X, rows.y, rows.error)
     parts = [
@@ -198,6 +201,10 @@ def memory_of(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPla
     if config.model.kernel == "auto":
         what = "covariances of rows around held-out patches, with their gradients, float64"
         parts.append(Component("kernel choice", engines.choice_bytes(n), During.CHOOSING, what))
+    kept = [part.name for part in fit.components if part.during is During.WHOLE]
+    if learning < n and "factor" in kept:
+        what = f"factor of the covariance of the {learning:,} rows that are not held out"
+        parts.append(Component("fit to learn from", 8 * learning**2, During.WHOLE, what))
     plan = replace(fit, components=tuple(parts))
     on_grid = config.fit.engine in ("auto", *ON_GRID)
     return _within(plan, config.compute.memory_bytes) if grid is None and on_grid else plan

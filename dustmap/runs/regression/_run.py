@@ -60,7 +60,7 @@ class RegressionRun(AbstractRun):
         return self.rows if self.refits else self.train
 
     def plan(self) -> Plan:
-        memory = _model.memory_of(self.config, self.mapped, self.grid)
+        memory = _model.memory_of(self.config, self.mapped, self.grid, len(self.train))
         dim = self.train.X.shape[1]
         counts = {"engine": self.config.fit.engine, "device": "cpu", "inputs": dim}
         return Plan(counts | self.counts(), memory, self.config.compute.memory_bytes)
@@ -135,6 +135,7 @@ class RegressionRun(AbstractRun):
                 model.fit(self.train.X, self.train.y, noise_std=self.train.error)
             with watch.stage("checkpoint"):
                 self._save(directory, model, name)
+            del model  # two would be in memory
             directory.checkpointer("fit").finish(State({"model": name}))
         return HIPGPRegressor.load(path)
 
@@ -149,6 +150,7 @@ class RegressionRun(AbstractRun):
                 model = learned.refit(self.rows.X, self.rows.y, noise_std=self.rows.error)
             with watch.stage("checkpoint"):
                 self._save(directory, model, CHECKPOINT)
+            del model  # two would be in memory
         return HIPGPRegressor.load(path)
 
     def _save(self, directory: RunDirectory, model: HIPGPRegressor, name: str) -> None:
