@@ -59,8 +59,8 @@ class Config:
     def resolved(self) -> "Config":
         """The same with what "auto" stands for in model.noise, mean, learn, kernel and fit.engine.
 
-        The engine of a regression, and a kernel whose length and std are learned, are left for the
-        data to choose, but the kernel on tiles, which share that of one sky.
+        The engine of a regression, a kernel whose length and std are learned, and whether there is
+        a cavity, are left for the data to choose, but on tiles, which share those of one sky.
         """
         model, fit, grid = self.model, self.fit, self.grid
         if isinstance(grid.levels, tuple) and grid.levels:
@@ -89,8 +89,9 @@ class Config:
         return (*names, *(name for name in given if name not in names))
 
     def _mean(self) -> str:
-        """What model.mean = "auto" stands for: a disc that is learned, or has been, with a cavity
-        that is learned where the box reaches beyond it."""
+        """What model.mean = "auto" stands for: a disc that is learned, or has been, and where the
+        box reaches beyond it one with a cavity that is learned, or what stars near the Sun say:
+        tiles share the mean of one sky, and zero points of groups are as much as their dust."""
         scales = self.model.disc_height, self.model.disc_length
         given = scales != (ModelConfig.disc_height, ModelConfig.disc_length)
         is_learned = "mean" in self._learned()
@@ -100,7 +101,9 @@ class Config:
             *(abs(c) + size / 2 for c, size in zip(self.grid.center, self.grid.size, strict=True))
         )
         reaches = reach > _BEYOND_CAVITY * self.model.cavity_radius
-        return "bubble" if is_learned and reaches else "disc"
+        if not (is_learned and reaches):
+            return "disc"
+        return "bubble" if self.data.tile or self.data.groups else "auto"
 
     @property
     def tile_margin(self) -> float:

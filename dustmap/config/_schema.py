@@ -132,9 +132,9 @@ class ModelConfig:
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
         "the distances from its plane, which is learned with the mean if lognormal, and from the "
         "Galactic centre; bubble, if lognormal, has a cavity around the Sun as well, whose depth "
-        "is learned with the mean; auto is bubble if the mean of a lognormal density is learned in "
-        "a box that is wider than it, disc if that is not, or if the scales of the disc are given, "
-        "else constant",
+        "is learned with the mean; auto is, if the mean of a lognormal density is learned in a box "
+        "that is wider than it, disc or bubble by the stars in it (bubble with a tile or groups), "
+        "disc if it is not, or if the scales of the disc are given, else constant",
     ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"

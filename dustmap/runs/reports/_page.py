@@ -60,14 +60,21 @@ _CHAPTERS = (
         "about 68 % of the values lie within 1σ.",
         (
             *("held_out_stars", "held_out_rows", "calibration", "coverage"),
-            *("quality_proxies", "truth"),
+            *("quality_proxies", "near_residuals", "truth"),
         ),
     ),
     _Chapter(
         "What was learned",
         "Hyperparameters of the prior and of the noise, with the standard deviation of what was "
         "learned; the others were held.",
-        ("hyperparameters", "kernel_choice", "engine_choice", "zero_points", "refit"),
+        (
+            "hyperparameters",
+            "mean_choice",
+            "kernel_choice",
+            "engine_choice",
+            "zero_points",
+            "refit",
+        ),
     ),
     _Chapter("Data", "What was read, and what became of it.", ("counts", "data", "grid")),
     _Chapter(
@@ -91,6 +98,10 @@ _ABOUT: Mapping[str, str] = {
     "quality_proxies": "Held-out stars in bins by what may go wrong with them.",
     "truth": "The density at the nodes beside that of the simulated sky, in mag/pc.",
     "refit": "The map is that of a second fit, to all data at the hyperparameters learned before.",
+    "near_residuals": "Fitted stars within a distance in pc: the mean square of their residuals "
+    "and their sum over √n, in units of what is expected; near 1 and 0 where the map is right.",
+    "mean_choice": "Whether the mean of ln density has a cavity around the Sun, by the stars "
+    "there, whose dust is this factor times that of a disc.",
     "kernel_choice": "Kernels compared by held-out patches; the roughest within one standard "
     "error of the best is taken, one scale before two.",
     "unresolved": "The variance of dust that is finer than the grid, judged by the stars.",

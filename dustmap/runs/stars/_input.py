@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
+#: Places of which half are within so many pc: hardly stars, but kiloparsecs.
+_MANY, _NEAR = 20, 10.0
 #: The number of groups that a run does not know.
 UNKNOWN = -1
 
@@ -221,6 +223,13 @@ def places_of(
     )
     if places.missing:
         log.info("%d rows have no direction or no distance: no answers", places.missing)
+    middle = float(np.median(places.distances.median))
+    if len(places) >= _MANY and middle < _NEAR:
+        log.warning(
+            "%s: half of %d places are within %.3g pc: their distances are taken for pc; of kpc "
+            'say so, such as --column "distance=NAME [kpc]"',
+            *(path, len(places), middle),
+        )
     return places
 
 

@@ -33,6 +33,7 @@ from dustmap.runs.stars import (
     _input,
     _kernel,
     _model,
+    _near_stars,
     _parts,
     _resolution,
     _run,
@@ -403,14 +404,14 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes: its stars
     are observed where that needs them. config: the run's, computing where and how it is now asked.
     """
-    config = _resolution.grid_of_run(directory, config)
-    run = _run.assemble(config, _input.archived_stars(directory.path))
-    run = replace(run, config=_kernel.config_of_run(directory, run.config))
     refitted = (directory.path / _run.REFIT).is_file()
     learned, kept = (
         (_run.REFIT, _run.REFIT_POSTERIOR) if refitted else (_run.HYPERPARAMETERS, _run.POSTERIOR)
     )
     at = _model.Hyperparameters.from_dict(directory.read_json(learned))
+    config = _near_stars.with_cavity(_resolution.grid_of_run(directory, config), bool(at.cavity))
+    run = _run.assemble(config, _input.archived_stars(directory.path))
+    run = replace(run, config=_kernel.config_of_run(directory, run.config))
     arrays, added, scored = (
         directory.read_arrays(name) for name in (kept, _run.DISTANCES, _run.HELD_OUT)
     )

@@ -269,7 +269,7 @@ def mean_of(config: Config, mean: float) -> gp.AbstractMean:
         return profile_of(model, mean)
     if model.mean == "constant":
         return gp.ConstantMean(math.log(mean))
-    cavity = model.cavity_radius if model.mean == "bubble" else None
+    cavity = None if model.mean == "disc" else model.cavity_radius
     return gp.LogDiscMean(math.log(mean), model.disc_height, model.disc_length, cavity=cavity)
 
 

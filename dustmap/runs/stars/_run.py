@@ -32,6 +32,7 @@ from dustmap.runs.stars import (
     _input,
     _kernel,
     _model,
+    _near_stars,
     _parts,
     _plan,
     _resolution,
@@ -94,9 +95,8 @@ class StarRun(AbstractRun):
     @property
     def group_names(self) -> tuple[str, ...]:
         """Names of the groups of stars by their numbers; none where data.groups names no column."""
-        if not self.config.data.groups:
-            return ()
-        return _input.group_names(self.share.own.provenance)
+        own = self.share.own.provenance
+        return _input.group_names(own) if self.config.data.groups else ()
 
     @property
     def leads(self) -> bool:
@@ -110,7 +110,7 @@ class StarRun(AbstractRun):
     def plan(self) -> Plan:
         counts = {
             "engine": self.config.fit.engine,
-            "density": self.config.density,
+            **_near_stars.in_words(self.asked, self.config, self.share.sample),
             "kernel": _plan.kernel_in_words(self.config, len(self.train)),
             "device": str(self.device),
             "columns": _input.columns_in_words(self.share.own.provenance),
@@ -222,6 +222,7 @@ class StarRun(AbstractRun):
         rows = {"rows": _input.rows_by_fate(catalog), "system": catalog.stars.system.name}
         work.sections |= {
             "data": {**rows, **rest, **precision},
+            "mean_choice": _near_stars.section_of(self.asked, self.config, self.share.sample),
             "counts": self.counts(),
             "grid": _resolution.grid_section(self.config, self.grid),
         }
@@ -261,11 +262,12 @@ class StarRun(AbstractRun):
         if errors := _engines.errors_section(fit):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
-        work.sections |= judged
-        if result.rounds:
-            work.sections["distances"] = {"rounds": list(result.rounds)}
+        rounds = {"distances": {"rounds": list(result.rounds)}} if result.rounds else {}
+        residuals = fit, result.data.noisy, self.train, self.config.fit.seed
+        near, checks = _near_stars.check_of_fit(*residuals)
+        work.sections |= judged | rounds | near
         work.checks += _checks.check_of_box(self.config, self.observed)
-        work.checks += _checks.checks_of_fit(self.config, fit)
+        work.checks += (*_checks.checks_of_fit(self.config, fit), *checks)
         if self.tile is not None:
             work.checks.append(self.tile.check(fit.hyperparameters.longest))
         return result
@@ -320,10 +322,8 @@ class StarRun(AbstractRun):
         if self.truth is None or not self.leads:
             return
         with work.watch.stage("evaluate"):
-            density = reports.WatchedField(
-                self.field(fit), "nodes compared with the truth", work.progress
-            )
-            seed = self.config.fit.seed
+            what, seed = "nodes compared with the truth", self.config.fit.seed
+            density = reports.WatchedField(self.field(fit), what, work.progress)
             work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
 
     def _write(self, work: "_Work", fit: _engines.StarFit, held_out: Predictions | None) -> None:
@@ -413,6 +413,7 @@ def prepare_stars(
     if run.reach is not None and run.leads:
         log.info("magnitude limit: %s", run.reach)
     if run.leads:
+        log.info("mean: %s", _near_stars.in_words(config, run.config, run.share.sample)["mean"])
         _checks.warn_of(checks)
     return replace(run, checks=checks)
 
@@ -441,7 +442,7 @@ def assemble(
     if not config.data.groups:
         own = replace(share.own, stars=replace(share.own.stars, groups=None))
         share = replace(share, own=own)
-    config = _resolution.resolved(config, share.sample)
+    config = _near_stars.resolved(_resolution.resolved(config, share.sample), share.sample)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     device = device_of(config.compute)

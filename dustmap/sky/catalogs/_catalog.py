@@ -29,6 +29,8 @@ PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 #: Columns of a table of places: astropy takes a millisecond for each.
 MOST_COLUMNS = 5000
+#: Distance of the nearest star in pc.
+_NEAREST_STAR = 1.3
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -387,6 +389,11 @@ def read_places(
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
     distances = _binding.distances(binding.distance, values, before, zero_point)
+    if len(l) > 1 and float(np.median(distances.median)) < _NEAREST_STAR:
+        raise UserError(
+            f"{path}: half of {len(l)} places are nearer than {_NEAREST_STAR} pc, as no star is: "
+            'expected distances in pc; of kpc say so, such as --column "distance=NAME [kpc]"'
+        )
     table = reader.whole()
     if len(table) != len(rows):
         raise UserError(f"{path}: {len(rows)} places in {len(table)} rows; remove lines of remarks")
