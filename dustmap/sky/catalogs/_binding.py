@@ -301,9 +301,10 @@ def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...
 def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
     """Choose the first that the file has, of those with most of the columns that the user named."""
     complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
+    named = {way: len(matcher.card.named & set(way.columns)) for way in alternatives}
     if complete:
-        return max(complete, key=lambda way: len(matcher.card.named & set(way.columns)))
-    best = max(alternatives, key=lambda way: (_promise(matcher, way), -len(way.columns)))
+        return max(complete, key=lambda way: named[way])
+    best = max(alternatives, key=lambda w: (named[w], _promise(matcher, w), -len(w.columns)))
     nearest = [name for name in best.columns if not matcher.has(name)]
     others = [way.columns for way in alternatives if not set(nearest) <= set(way.columns)]
     instead = "".join(f"; or {', '.join(columns)}" for columns in others)

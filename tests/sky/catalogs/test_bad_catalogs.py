@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from astropy.table import Table
 
+from dustmap.config import DataConfig
 from dustmap.errors import UserError
+from dustmap.runs import places_of
 from dustmap.sky.catalogs import card_named, ingest, read_catalog, read_places
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
@@ -102,6 +104,32 @@ def test_a_column_of_the_name_that_the_card_gives_it_comes_first(tmp_path: Path)
     table["dec"] = table["glon"] = 0.0
     with pytest.raises(UserError, match=r"looked for as l = glon_deg; .* such as --column l=l or"):
         read_catalog(write(tmp_path, "csv", table), tmp_path / "card.toml", system=A_V)
+
+
+def test_of_ways_that_lack_columns_the_one_that_the_user_names_comes_first(tmp_path: Path) -> None:
+    """The median of percentiles has the name of a distance, too."""
+    card = card_named("generic", columns={"distance": "FOO"})
+    with pytest.raises(UserError, match=r"missing distance \(card .* looked for as distance = FOO"):
+        read_catalog(write(tmp_path, "csv", plain()), card, system=A_V)
+
+
+@pytest.mark.parametrize("kiloparsecs", [0.3, 8.0])
+def test_places_in_kiloparsecs_are_not_read_as_parsecs_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kiloparsecs: float
+) -> None:
+    column = np.full(30, kiloparsecs)
+    table = Table({"l": np.arange(30.0), "b": np.zeros(30), "distance": column})
+    path = write(tmp_path, "csv", table)
+    if kiloparsecs < 1.0:
+        with pytest.raises(
+            UserError, match=r"half of 30 places are nearer than 1\.3 pc, .*\[kpc\]"
+        ):
+            places_of(DataConfig(), path, "generic")
+    else:
+        places_of(DataConfig(), path, "generic")
+        assert "half of 30 places are within 8 pc: their distances are taken for pc" in caplog.text
+    card = card_named("generic", columns={"distance": "distance [kpc]"})
+    assert places_of(DataConfig(), path, card).distances.median[0] == 1000.0 * kiloparsecs
 
 
 def test_of_ways_that_lack_columns_the_likeliest_is_named(tmp_path: Path) -> None:
