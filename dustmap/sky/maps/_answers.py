@@ -86,16 +86,12 @@ class Answers:
         stored = self._stored(mode, levels)
         if not stored and mode in (Mode.MEDIAN, Mode.PERCENTILE) and self._has_widths:
             return self._quantiles(positions, levels, outside)
+        if mode in _SPREADS and self.layout.positive and self.layout.samples > 1:
+            return self._spreads(positions, mode, levels, outside)
         if not stored:
             values = self.interpolated(self._sample_cubes(mode), positions, outside)
             return _summary(values, mode, levels, self.layout.positive)
-        values = self.interpolated(stored, positions, outside)
-        if mode in _SPREADS and self.layout.positive and self._widens:
-            step = max(1, _NUMBERS // (8 * max(1, self.layout.samples)))
-            for start in range(0, len(positions), step):
-                part = slice(start, start + step)
-                values[:, part] *= self._between(positions[part], mode, levels)
-        return values
+        return self.interpolated(stored, positions, outside)
 
     def of_cube(self, cube: Cube, positions: Floats) -> Floats:
         """Return what a cube says at places (1, N) of any level, float64; NaN outside."""
@@ -105,13 +101,6 @@ class Answers:
         if cube.quantity is Quantity.STD:
             return self.densities(positions, Mode.STD, (), Outside.NAN)
         return self.interpolated((cube,), positions, Outside.NAN)
-
-    @property
-    def _widens(self) -> bool:
-        """Whether cubes know more of places between voxels than interpolants of statistics do."""
-        held = set(self.layout.quantities)
-        known = Quantity.STD in held or {Quantity.P16, Quantity.P84} <= held
-        return self.layout.samples > 1 or (known and bool(self.layout.between))
 
     @property
     def _has_widths(self) -> bool:
@@ -138,19 +127,39 @@ class Answers:
         pairs = zip(levels, z, strict=True)
         return np.stack([known.get(q, median * np.exp(each * width)) for q, each in pairs])
 
-    def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
-        """Return statistics between voxels over interpolated statistics (1 or Q, N)."""
-        # A positive density is the interpolant of its samples, whose neighbours vary against each
-        # other: it varies less than at either. What no voxel has of it comes on top.
-        factor = np.ones((max(1, len(levels)), len(positions)))
+    def _spreads(
+        self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Floats:
+        """Return statistics of a positive density (1 or Q, N) by its cubes and its samples.
+
+        It is the interpolant of these, whose neighbours vary against each other: between voxels it
+        varies less than at either. What no voxel has of it comes on top. At voxels it is as stored.
+        """
+        stored = self._stored(mode, levels)
+        values = self.interpolated(stored or (Cube(Quantity.SAMPLES),), positions, outside)
+        values = np.broadcast_to(values, (max(1, len(levels)), len(positions))).copy()
+        step = max(1, _NUMBERS // (8 * self.layout.samples))
+        for start in range(0, len(positions), step):
+            part = slice(start, start + step)
+            here, around = self._between(positions[part], mode, levels)
+            if stored:
+                ratio = np.divide(here, around, out=np.ones_like(here), where=around > 0)
+                here = values[:, part] * ratio
+            values[:, part] = np.where(np.isfinite(here), here, values[:, part])
+        return values
+
+    def _between(
+        self, positions: Floats, mode: Mode, levels: tuple[float, ...]
+    ) -> tuple[Floats, Floats]:
+        """Return these statistics between voxels, and interpolated ones; NaN outside."""
+        both = np.full((2, max(1, len(levels)), len(positions)), np.nan)
         inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
-        here, around = self._by_variances(cells, mode, levels)
-        factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
+        both[:, :, inside] = self._by_variances(cells, mode, levels)
         if self._finer is not None:
             near = _trilinear.within_box(self._finer.layout.grid, positions)
-            factor[:, near] = self._finer._between(positions[near], mode, levels)
-        return factor
+            both[:, :, near] = self._finer._between(positions[near], mode, levels)
+        return both[0], both[1]
 
     def _by_variances(
         self, cells: Cells, mode: Mode, levels: tuple[float, ...]
@@ -159,22 +168,16 @@ class Answers:
         times what the interpolant of their samples (S, N, 8) has left of theirs, and that between
         voxels; and interpolated ones."""
         weights = cells.weights.astype(np.float64)
-        cubes = self._sample_cubes(mode) if self.layout.samples > 1 else (Cube(Quantity.MEAN),)
+        cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
-        held, mean = self._log_variances(corners, cells), self._means(corners, cells)
-        if self.layout.samples > 1:
-            centres, widths = _quantities.log_moments(corners)
-            centre, width = _quantities.log_moments((corners * weights).sum(-1))
-            known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
-            left = np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0)
-            variance = width**2 * left
-        else:
-            with np.errstate(divide="ignore"):  # the logarithm of no density is −∞
-                centres = np.log(mean) - 0.5 * held
-                centre = np.log((np.exp(centres) * weights).sum(-1))
-            variance = (held * weights).sum(-1)
-        width = np.sqrt(variance + _trilinear.variance_between(self.layout, cells))
+        centres, widths = _quantities.log_moments(corners)
+        centre, width = _quantities.log_moments((corners * weights).sum(-1))
+        held = self._log_variances(corners, cells)
+        known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
+        left = np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0)
+        width = np.sqrt(width**2 * left + _trilinear.variance_between(self.layout, cells))
         if mode is Mode.STD:
+            mean = self._means(corners, cells)
             here = (mean * weights).sum(-1) * np.sqrt(np.expm1(width**2))
             return here[None], (mean * np.sqrt(np.expm1(held)) * weights).sum(-1)[None]
         z = [_quantities.normal_quantile(level) for level in levels or (0.5,)]

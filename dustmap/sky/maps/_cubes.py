@@ -197,7 +197,7 @@ def _variances(path: object, given: object) -> tuple[float, ...]:
         values = np.array(given.split() if isinstance(given, str) else given, np.float64)
     except (TypeError, ValueError):
         values = np.full(1, np.nan)
-    whole = values.shape in ((0,), (len(OFFSETS) ** 3,))
+    whole = values.ndim == 1 and len(values) in (0, len(OFFSETS) ** 3)
     if whole and np.isfinite(values).all() and (values >= 0.0).all():
         return tuple(values.tolist())
     raise UserError(f"{path} is damaged, make it again: variances between voxels {given!r}")

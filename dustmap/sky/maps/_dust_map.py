@@ -118,7 +118,8 @@ class DustMap:
         for cube in self.layout.cubes:
             (values,) = self._answers.of_cube(cube, points)
             cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
-        return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive)
+        between = self.cubes.finer[-1].layout.between
+        return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive, between)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""

@@ -28,8 +28,8 @@ from dustmap.sky.systems import ExtinctionSystem
 DEPTH, EVERY = 16, slice(None)
 #: Bytes that the slabs of a writer take by default.
 MEMORY = 3 * 2**30
-#: Cells in which the variance between voxels is compared.
-_CELLS = 33
+#: Cells in which the variance between voxels is compared, of so many that are drawn.
+_CELLS, _TRIED = 33, 1_000
 #: Answers to a request, by the quantity's name.
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
 
@@ -138,11 +138,13 @@ class AbstractDensityField(ABC):
         mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
 
-    def variances_between(self, grid: RegularGrid) -> tuple[float, ...]:
+    def variances_between(
+        self, grid: RegularGrid, finer: Sequence[RegularGrid] = ()
+    ) -> tuple[float, ...]:
         """Return `Layout.between` of voxels at the nodes of a grid in the box.
 
-        That of ρ less what the voxels around have of it, the median over cells: they differ where
-        the grid is not that of the samples.
+        That of ρ less what the voxels around have of it, the median over cells that no finer level
+        has: they differ where the grid is not that of the samples.
         """
         lacking = self.traits.lacking
         if lacking is None:
@@ -152,14 +154,19 @@ class AbstractDensityField(ABC):
             torch.tensor(values, dtype=torch.float64)
             for values in (grid.shape, grid.spacing, grid.lower)
         )
-        share = torch.rand(_CELLS, 1, grid.dim, generator=generator, dtype=torch.float64)
+        share = torch.rand(_TRIED, grid.dim, generator=generator, dtype=torch.float64)
         cells = (share * (most - 1.0)).floor()
+        for level in finer:
+            middle = lower + (cells + 0.5) * spacing
+            own = cells[~level.contains(middle)]
+            cells = own if len(own) else cells
+        cells = cells[:_CELLS, None]
         part, corner = (
             torch.cartesian_prod(*[torch.tensor(along, dtype=torch.float64)] * grid.dim)
             for along in (OFFSETS, (0.0, 1.0))
         )
         here, around = (
-            lacking((lower + (cells + each) * spacing).flatten(0, 1)).reshape(_CELLS, -1)
+            lacking((lower + (cells + each) * spacing).flatten(0, 1)).reshape(len(cells), -1)
             for each in (part, corner)
         )
         weight = torch.where(corner == 1.0, part[:, None], 1.0 - part[:, None]).prod(-1)
@@ -295,7 +302,8 @@ class Slabs:
         """Walk through a request of a field, on a grid and on finer ones in its box."""
         field.check(request)
         field.check_grid(grid)
-        held = request.quantities, request.samples, field.positive, field.variances_between(grid)
+        between = field.variances_between(grid, finer)
+        held = request.quantities, request.samples, field.positive, between
         layout = Layout(grid, field.system, *held)
         levels = tuple(cls.of_field(field, level, request) for level in finer)
         return cls(layout, partial(field.planes, grid, request), levels)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import astropy.units as u
@@ -19,6 +20,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky import Provenance
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, write_map
+from dustmap.sky.maps._cubes import MemoryCubes
 from tests.sky.maps.fields import A_V, NODES, node_field, positions, posterior, rough_field
 
 EVERYTHING = MapRequest(tuple(Quantity), samples=6)
@@ -154,16 +156,37 @@ def test_dust_between_the_nodes_is_in_the_spread_between_voxels(name: str, tmp_p
     np.testing.assert_allclose(found.T, field.percentiles(places, levels), rtol=0.03)
 
 
-def test_maps_without_samples_have_dust_between_the_nodes_too() -> None:
-    field, asked = rough_field(40), MapRequest((Quantity.MEAN, Quantity.STD))
-    bare = DustMap.from_field(field, NODES, asked)
-    places = PointValues(torch.from_numpy(positions(300, seed=4)))
-    found = bare.query(coordinates(places.x.numpy()), mode="std")
-    # Without samples a map has not how neighbours vary against each other.
-    assert (found >= field.evaluate(places, asked)["std"] * 0.97).all()
-    nodes = bare.query(coordinates(NODES.points().numpy()), mode="std")
-    assert bare.std is not None
-    np.testing.assert_allclose(nodes, np.ravel(bare.std.T), rtol=1e-5)
+@pytest.mark.parametrize(
+    "held", ["mean,std,samples", "p16,p84,samples", "median,p84,std,samples", "samples"]
+)
+def test_maps_of_some_quantities_know_what_their_voxels_and_samples_know(held: str) -> None:
+    field, samples = rough_field(40), 40
+    if held == "samples":  # all that is known of the variance
+        field = replace(field, posterior=replace(field.posterior, log_variance=None))
+    request = MapRequest(tuple(Quantity(name) for name in held.split(",")), samples)
+    density = DustMap.from_field(field, NODES, request)
+    places = PointValues(torch.from_numpy(positions(200, seed=6)))
+    where = coordinates(places.x.numpy())
+    wanted = field.evaluate(places, MapRequest((Quantity.STD,)))["std"]
+    np.testing.assert_allclose(density.query(where, mode="std"), wanted, rtol=0.05)
+    found = density.query(where, mode="percentile", pct=[5, 84])
+    np.testing.assert_allclose(found.T, field.percentiles(places, [0.05, 0.84]), rtol=0.05)
+
+
+@pytest.mark.parametrize("held", ["std", "median,std", "p16,median,p84", "mean,std"])
+def test_maps_without_samples_interpolate(held: str) -> None:
+    """How neighbours vary against each other is not among their cubes."""
+    request = MapRequest(tuple(Quantity(name) for name in held.split(",")))
+    rough, smooth = (DustMap.from_field(f(40), NODES, request) for f in (rough_field, node_field))
+    assert rough.layout.between
+    where = coordinates(positions(50, seed=6))
+    for density in (rough, smooth):
+        bare = replace(density.layout, between=())
+        plain = DustMap(MemoryCubes(bare, density.cubes.arrays))  # type: ignore[attr-defined]
+        options = {"mode": "std"} if "std" in held else {"mode": "percentile", "pct": 16}
+        np.testing.assert_array_equal(
+            density.query(where, **options), plain.query(where, **options)
+        )
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])

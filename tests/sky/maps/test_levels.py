@@ -284,4 +284,20 @@ def test_dust_between_the_nodes_is_in_the_spread_between_voxels_of_every_level(
         write_map(tmp_path / name, slabs, Provenance("a run"))
         at = places(200)
         found = DustMap.open(tmp_path / name).query(coordinates(at), "std")
-        np.testing.assert_allclose(found, made.evaluate(PointValues(at), asked)["std"], rtol=0.04)
+        wanted = made.evaluate(PointValues(at), asked)["std"]
+        np.testing.assert_allclose(found, wanted, rtol=0.04)
+        inner = slice(0, len(at) // 2)  # whose voxels stay what they are
+        whole = DustMap.open(tmp_path / name).on_one_grid().query(coordinates(at[inner]), "std")
+        assert np.median(whole / wanted[inner]) == pytest.approx(1.0, abs=0.02)
+
+
+def test_cells_of_a_level_are_compared_where_no_finer_one_is() -> None:
+    """A finer box of half the volume has nodes of its own among the voxels around it."""
+    outer = RegularGrid((-80.0,) * 3, (20.0,) * 3, (9,) * 3)
+    nested = NestedGrids((outer, RegularGrid((-60.0,) * 3, (5.0,) * 3, (25,) * 3)))
+    rest = Unresolved.of(Matern32(20.0, dim=3), nested)
+    made = NestedField(posterior(nested, 6, 1.0, rest), nested, system_named("A_V"), 1.0)
+    table = Slabs.of_field(made, outer, ASKED, nested.grids[1:]).layout.between
+    middle = torch.full((1, 3), -70.0, dtype=torch.float64)  # of the cell at the corner
+    assert table[-1] == pytest.approx(float(rest.log_variance(middle)), rel=1e-6)
+    assert table[-1] > 0.1
