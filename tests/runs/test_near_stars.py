@@ -115,6 +115,8 @@ def test_nobody_is_asked_where_nobody_knows() -> None:
     sky = stars(disc, 500, 0)
     assert NearDust.of(MODEL, sky[sky.distance > 120.0]) is None
     assert NearDust.of(MODEL, sky[sky.distance < 90.0]) is None
+    alone = sky[np.array([0])]
+    assert NearDust.of(MODEL, alone) is None
     empty = StarTable(**{**vars(sky), "extinction": -np.abs(sky.extinction)})
     assert NearDust.of(MODEL, empty) is None
 
@@ -150,7 +152,8 @@ def test_residuals_are_judged_by_their_distributions(n: int) -> None:
         worst = Residuals(100.0, n, float(mean_square), 0.0).worst
         wanted = norm.ppf(level) if mean_square > 1.25 else 0.0
         assert worst == pytest.approx(wanted, abs=0.05)
-    assert Residuals(100.0, n, 1.0, -5.0).worst == 5.0
+    assert Residuals(100.0, n, 1.0, -5.0).worst == (5.0 if n < 400 else 0.0)  # a small shift
+    assert Residuals(100.0, n, 1.0, -9.0).worst == 9.0
 
 
 def test_the_nearest_stars_come_first() -> None:
@@ -160,7 +163,7 @@ def test_the_nearest_stars_come_first() -> None:
     found = near_residuals(distance, z)
     assert [residuals.stars for residuals in found[:4]] == [20, 30, 45, 68]
     assert found[0].within == np.sort(distance)[19]
-    assert found[1].sum > 10.0
+    assert found[1].total > 10.0
     assert near_residuals(distance[:19], z[:19]) == ()
 
 

@@ -26,9 +26,12 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config, ModelConfig
 from dustmap.gp.functionals import LineIntegrals
+from dustmap.linalg import AbstractWorld
+from dustmap.runs._machine import ALONE
 from dustmap.runs.reports import Check
 from dustmap.runs.stars import _distances, _model
 from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
 
@@ -43,56 +46,78 @@ _DISC, _CAVITY = (0.0, 0.5), (-1.0, 1.5)
 #: Odds of a cavity before the stars are asked: the Sun is in one.
 _ODDS = 2.0
 #: Logarithms of t for the integrals over it.
-_LOGS = np.linspace(-8.0, 4.0, 1_201)
-#: Stars whose residuals are looked at, at most; the nearest, and how many times more each time.
-_MOST, _LEAST, _MORE = 10_000, 20, 1.5
-#: Standard deviations beyond which near residuals are not the noise, and the mean square that does
-#: harm: of many stars less is significant.
-_WORST, _HARM = 4.0, 1.25
+_STEP = 0.01
+_LOGS = np.arange(-8.0, 4.0, _STEP)
+#: Stars behind the cavity that the others are compared with, about, by numbers of their own.
+_COMPARED, _GOLDEN = 20_000, np.uint64(0x9E3779B97F4A7C15)
+#: Radii of the cavity within which residuals are looked at, and stars there, at most; the nearest
+#: of them, and how many times more each time.
+_REACH, _MOST, _LEAST, _MORE = 3.0, 10_000, 20, 1.5
+#: Standard deviations beyond which near residuals are not the noise; the mean square, and the mean,
+#: that do harm: of many stars less is significant.
+_WORST, _HARM, _SHIFT = 4.0, 1.25, 0.25
 
 
 @final
 @dataclass(frozen=True)
 class NearDust:
-    """The dust of a number of stars near the Sun: t, and its standard deviation."""
+    """What a number of stars near the Sun say of the dust there: t, and its standard deviation."""
 
     stars: int
     factor: float
     error: float
 
     @staticmethod
-    def of(model: ModelConfig, stars: StarTable) -> "NearDust | None":
-        """Ask the stars; None where none is near, or those behind have no dust to compare with."""
-        places = torch.from_numpy(stars.positions())
-        disc = _model.profile_of(replace(model, mean="disc"), 1.0)
-        column = disc.values(LineIntegrals.from_observer(places)).detach().numpy()
-        distance, sigma = stars.distance, stars.extinction_error
-        near, far = distance < _NEAR * model.cavity_radius, distance > _FAR * model.cavity_radius
-        near &= column > 0.0
-        if not (near.any() and far.any()):
+    def of(model: ModelConfig, stars: StarTable, world: AbstractWorld = ALONE) -> "NearDust | None":
+        """Ask all that are near, and compare them with some of the others.
+
+        stars: of this rank; the answer is that of all ranks, however these share them. None where
+        no star is near, or those behind have no dust to compare with.
+        """
+        total = int(world.total(torch.tensor(len(stars))))
+        reach = model.cavity_radius
+        near = _ratios(model, stars, stars.distance < _NEAR * reach, world)
+        # Drawn by their directions, they are the same however many ranks there are.
+        drawn = (np.ascontiguousarray(stars.l).view(np.uint64) * _GOLDEN) >> np.uint64(40)
+        some = drawn % np.uint64(-(-total // _COMPARED)) == 0
+        ratio, weight = _ratios(model, stars, (stars.distance > _FAR * reach) & some, world)
+        level = weighted_median(ratio, weight) if len(ratio) else 0.0
+        if not (level > 0.0 and near.any()):
             return None
-        ratio, weight = stars.extinction / np.where(column > 0.0, column, 1.0), column / sigma
-        level = weighted_median(ratio[far], weight[far])
-        if not level > 0.0:
-            return None
-        error = math.sqrt(0.5 * math.pi) / math.sqrt(float((weight[near] ** 2).sum()))
-        found = weighted_median(ratio[near], weight[near])
-        return NearDust(int(near.sum()), found / level, error / level)
+        ratio, weight = near
+        found = weighted_median(ratio, weight)
+        # Errors that are larger than the catalog says scatter more.
+        scatter = 1.4826 * float(np.median(np.abs(ratio - found) * weight))
+        error = max(1.0, scatter) * math.sqrt(0.5 * math.pi / float((weight**2).sum()))
+        return NearDust(len(ratio), found / level, error / level)
 
     @property
     def odds(self) -> float:
-        """p(stars | a disc) / p(stars | a cavity that may be one)."""
-        likelihood = np.exp(-0.5 * ((self.factor - np.exp(_LOGS)) / self.error) ** 2)
+        """p(stars | a disc) / p(stars | a cavity that may have any depth)."""
+        width = max(self.error, _STEP * abs(self.factor))  # what the steps of ln t tell apart
+        log_likelihood = -0.5 * ((self.factor - np.exp(_LOGS)) / width) ** 2
+        likelihood = np.exp(log_likelihood - log_likelihood.max())
         disc, cavity = (
             float((likelihood * np.exp(-0.5 * ((_LOGS - mean) / std) ** 2) / std).sum())
             for mean, std in (_DISC, _CAVITY)
         )
-        return disc / cavity if cavity > 0.0 else 0.0
+        return disc / cavity
 
     def __str__(self) -> str:
-        return (
-            f"{self.stars} stars near the Sun have {self.factor:.2f} ± {self.error:.2f} of its dust"
-        )
+        stars = f"{self.stars} stars near the Sun"
+        return f"{stars} have {self.factor:.2f} ± {self.error:.2f} times the dust of a disc"
+
+
+def _ratios(
+    model: ModelConfig, stars: StarTable, wanted: NDArray[np.bool_], world: AbstractWorld
+) -> Array:
+    """A/a and a/σ (2, N) of those stars of all ranks that are wanted and have dust before them."""
+    disc = _model.profile_of(replace(model, mean="disc"), 1.0)
+    rays = LineIntegrals.from_observer(torch.from_numpy(stars.positions()[wanted]))
+    columns = stars.extinction[wanted], stars.extinction_error[wanted]
+    column, measured, sigma = disc.values(rays).detach(), *map(torch.from_numpy, columns)
+    own = torch.stack([measured / column, column / sigma])[:, column > 0.0]
+    return np.asarray(world.gathered(own))
 
 
 def is_open(config: Config) -> bool:
@@ -100,13 +125,15 @@ def is_open(config: Config) -> bool:
     return config.model.mean == "auto"
 
 
-def resolved(config: Config, stars: StarTable) -> Config:
+def asked(config: Config, share: StarShare) -> NearDust | None:
+    """What the stars say, where they are asked."""
+    return NearDust.of(config.model, share.own.stars, share.world) if is_open(config) else None
+
+
+def resolved(config: Config, near: NearDust | None) -> Config:
     """The configuration with the mean that the stars ask for in place of "auto": a disc where they
     speak for it, else one with a cavity."""
-    if not is_open(config):
-        return config
-    found = NearDust.of(config.model, stars)
-    return with_cavity(config, found is None or found.odds <= _ODDS)
+    return with_cavity(config, near is None or near.odds <= _ODDS)
 
 
 def with_cavity(config: Config, cavity: bool) -> Config:
@@ -116,20 +143,20 @@ def with_cavity(config: Config, cavity: bool) -> Config:
     return replace(config, model=replace(config.model, mean="bubble" if cavity else "disc"))
 
 
-def in_words(asked: Config, config: Config, stars: StarTable) -> dict[str, str]:
+def in_words(asked: Config, config: Config, near: NearDust | None) -> dict[str, str]:
     """The density of a run and its mean, and why, where it was left to the stars."""
     mean = config.model.mean
     if is_open(asked):
-        mean += f" (auto: {NearDust.of(config.model, stars) or 'no stars near the Sun tell'})"
+        mean += f" (auto: {near or 'no stars near the Sun tell'})"
     return {"density": config.density, "mean": mean}
 
 
-def section_of(asked: Config, config: Config, stars: StarTable) -> dict[str, Any]:
-    """What the stars have said of the mean, for a report; empty where they were not asked."""
-    found = NearDust.of(config.model, stars) if is_open(asked) else None
-    if found is None:
+def section_of(asked: Config, config: Config, near: NearDust | None) -> dict[str, Any]:
+    """The choice of the mean for a report; empty where it was not left to the stars."""
+    if not is_open(asked):
         return {}
-    return {"name": config.model.mean, **asdict(found), "odds_of_a_disc": found.odds}
+    said = {"stars": 0} if near is None else {**asdict(near), "odds_of_a_disc": near.odds}
+    return {"mean_choice": {"name": config.model.mean, **said}}
 
 
 @final
@@ -140,14 +167,15 @@ class Residuals:
     within: float
     stars: int
     chi2: float
-    sum: float
+    total: float
 
     @property
     def worst(self) -> float:
-        """The larger of both in standard deviations, of Σ z²/n where it does harm."""
+        """The larger of both in standard deviations, where they do harm."""
         width = 2.0 / (9.0 * self.stars)
         scatter = (self.chi2 ** (1.0 / 3.0) - 1.0 + width) / math.sqrt(width)
-        return max(abs(self.sum), scatter if self.chi2 > _HARM else 0.0)
+        shift = abs(self.total) if abs(self.total) > _SHIFT * math.sqrt(self.stars) else 0.0
+        return max(shift, scatter if self.chi2 > _HARM else 0.0)
 
 
 def near_residuals(distance: Array, z: Array) -> tuple[Residuals, ...]:
@@ -163,28 +191,29 @@ def near_residuals(distance: Array, z: Array) -> tuple[Residuals, ...]:
 
 
 def check_of_fit(
-    fit: StarFit, observed: Observations, train: torch.Tensor, seed: int
+    config: Config, fit: StarFit, observed: Observations, train: torch.Tensor
 ) -> tuple[dict[str, Any], tuple[Check, ...]]:
-    """Look at the residuals of stars in the box that a fit has seen: sections, and checks."""
-    inside = train[(observed.expected_beyond[train] == 0.0).cpu()]
-    generator = torch.Generator().manual_seed(seed)
-    some = inside[torch.randperm(len(inside), generator=generator)[:_MOST].sort().values]
-    if len(some) < _LEAST:
+    """Look at residuals of near stars that a log-normal fit has seen: sections, and checks."""
+    depth = observed.batch.functional.moments()[:, 0][train]
+    near = (depth < _REACH * config.model.cavity_radius) & (observed.expected_beyond[train] == 0.0)
+    some = train[near.cpu()]
+    if config.engine != "lognormal" or len(some) < _LEAST:
         return {}, ()
-    rays = observed.batch.functional[some]
-    distance = rays.moments()[:, 0].cpu().double().numpy()
+    generator = torch.Generator().manual_seed(config.fit.seed)
+    some = some[torch.randperm(len(some), generator=generator)[:_MOST].sort().values]
+    distance = observed.batch.functional[some].moments()[:, 0].cpu().double().numpy()
     normal = _distances.predictions(fit, observed, some).data.normal
     found = near_residuals(distance, normal.cpu().double().numpy())
     worst = max(found, key=lambda residuals: residuals.worst)
     advice = (
         f"{worst.stars} stars within {worst.within:.0f} pc have residuals of {worst.chi2:.2f} "
-        f"times the variance expected, and {worst.sum:+.1f} standard deviations in sum: the dust "
+        f"times the variance expected, and {worst.total:+.1f} standard deviations in sum: the dust "
         "there is not as smooth as all stars together have taught, and its densities are far less "
         "certain than the map says; hold a shorter length and a wider std, such as model.length "
         "of two spacings and model.std = 1, without length and std in model.learn"
     )
     name = "residuals of near stars, in standard deviations"
-    keys = ("within", "stars", "chi2", "sum")
+    keys = ("within", "stars", "chi2", "total")
     section = {key: [getattr(residuals, key) for residuals in found] for key in keys}
     return {"near_residuals": section}, (Check(name, worst.worst, 0.0, _WORST, advice),)
 

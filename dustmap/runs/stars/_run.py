@@ -60,7 +60,8 @@ class StarRun(AbstractRun):
 
     asked: the configuration of the user; config: the same with the box of the tile that it names.
     sight: what they say of the density; truth: the density they were simulated from; tile: the
-    part of a whole sky. share: the stars, or those of this rank; checks: of the catalog as a whole.
+    part of a whole sky. share: the stars, or those of this rank; checks: of the catalog as a whole;
+    near: what those near the Sun say of the mean.
     """
 
     asked: Config
@@ -72,6 +73,7 @@ class StarRun(AbstractRun):
     tile: _parts.TilePart | None = None
     seconds_to_read: float = 0.0
     checks: tuple[Check, ...] = ()
+    near: _near_stars.NearDust | None = None
 
     @property
     def observed(self) -> Observations:
@@ -110,7 +112,7 @@ class StarRun(AbstractRun):
     def plan(self) -> Plan:
         counts = {
             "engine": self.config.fit.engine,
-            **_near_stars.in_words(self.asked, self.config, self.share.sample),
+            **_near_stars.in_words(self.asked, self.config, self.near),
             "kernel": _plan.kernel_in_words(self.config, len(self.train)),
             "device": str(self.device),
             "columns": _input.columns_in_words(self.share.own.provenance),
@@ -222,7 +224,7 @@ class StarRun(AbstractRun):
         rows = {"rows": _input.rows_by_fate(catalog), "system": catalog.stars.system.name}
         work.sections |= {
             "data": {**rows, **rest, **precision},
-            "mean_choice": _near_stars.section_of(self.asked, self.config, self.share.sample),
+            **_near_stars.section_of(self.asked, self.config, self.near),
             "counts": self.counts(),
             "grid": _resolution.grid_section(self.config, self.grid),
         }
@@ -263,8 +265,8 @@ class StarRun(AbstractRun):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
         rounds = {"distances": {"rounds": list(result.rounds)}} if result.rounds else {}
-        residuals = fit, result.data.noisy, self.train, self.config.fit.seed
-        near, checks = _near_stars.check_of_fit(*residuals)
+        seen = self.config, fit, result.data.noisy, self.train
+        near, checks = _near_stars.check_of_fit(*seen)
         work.sections |= judged | rounds | near
         work.checks += _checks.check_of_box(self.config, self.observed)
         work.checks += (*_checks.checks_of_fit(self.config, fit), *checks)
@@ -289,11 +291,7 @@ class StarRun(AbstractRun):
             return held_out
 
     def _refit(
-        self,
-        work: "_Work",
-        at: _model.Hyperparameters,
-        observed: Observations,
-        start: Arrays,
+        self, work: "_Work", at: _model.Hyperparameters, observed: Observations, start: Arrays
     ) -> _engines.StarFit:
         """Condition on all stars at the hyperparameters learned without those held out, from where
         that fit has ended."""
@@ -413,7 +411,7 @@ def prepare_stars(
     if run.reach is not None and run.leads:
         log.info("magnitude limit: %s", run.reach)
     if run.leads:
-        log.info("mean: %s", _near_stars.in_words(config, run.config, run.share.sample)["mean"])
+        log.info("mean: %s", _near_stars.in_words(config, run.config, run.near)["mean"])
         _checks.warn_of(checks)
     return replace(run, checks=checks)
 
@@ -442,9 +440,10 @@ def assemble(
     if not config.data.groups:
         own = replace(share.own, stars=replace(share.own.stars, groups=None))
         share = replace(share, own=own)
-    config = _near_stars.resolved(_resolution.resolved(config, share.sample), share.sample)
+    near, config = _near_stars.asked(config, share), _resolution.resolved(config, share.sample)
+    config = _near_stars.resolved(config, near)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     device = device_of(config.compute)
     sight = _resolution.Sight(lambda: share.observed(grid, policy, device), config, share.own)
-    return StarRun(asked, config, share, grid, sight, truth, tile, seconds)
+    return StarRun(asked, config, share, grid, sight, truth, tile, seconds, near=near)
