@@ -383,6 +383,14 @@ def test_a_grid_beyond_the_memory_is_refused(
     assert not (folder / "run").exists()
 
 
+@pytest.mark.parametrize("memory", ["150MiB", "250MiB", "400MiB"])
+def test_an_automatic_grid_is_planned_within_the_memory(memory: str, tmp_path: Path) -> None:
+    n, folder = 20_000, write(tmp_path, 2, fit={"engine": "hip", "learn_rows": 200})
+    Table(columns(2, n)).write(folder / "table.csv", format="ascii.csv", overwrite=True)
+    loaded = config.load(folder / "run.toml", [f"compute.memory={memory}"])
+    assert prepare(loaded).plan().memory.peak <= loaded.compute.memory_bytes
+
+
 @pytest.mark.parametrize("engine", ["auto", "exact"])
 def test_rows_that_the_memory_holds_dense_are_planned_within_it(
     engine: str, tmp_path: Path

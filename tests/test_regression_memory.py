@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from dustmap import HIPGPRegressor
 from dustmap.engines import (
@@ -83,6 +84,8 @@ def test_a_plan_is_for_the_kernel_of_the_rows(engine: str) -> None:
     y += 0.1 * rng.standard_normal(len(X))
     model = HIPGPRegressor("matern32", engine=engine, n_learn=500)
     plan = model.plan(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
     needed = model.fit(X, y).report_["bytes_needed"]
     apart = "learning", "working space", "tables", "predictions"
     planned_bytes = sum(part.bytes for part in plan.components if part.name not in apart)

@@ -133,7 +133,7 @@ class ModelConfig:
         "the distances from its plane, which is learned with the mean if lognormal, and from the "
         "Galactic centre; bubble, if lognormal, has a cavity around the Sun as well, whose depth "
         "is learned with the mean; auto is, if the mean of a lognormal density is learned in a box "
-        "that is wider than it, disc or bubble by the stars in it (bubble with a tile or groups), "
+        "that is wider than it, disc or bubble by the stars in it (bubble with groups), "
         "disc if it is not, or if the scales of the disc are given, else constant",
     ] = "auto"
     disc_height: Annotated[

@@ -193,8 +193,20 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def plan(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> MemoryPlan:
-        """Plan the bytes that `fit` takes, for the kernel that a few hundred rows tell."""
-        model, data, _, arguments = self._task(X, y, noise_std)
+        """Plan the bytes that `fit` takes, for the kernel that a few hundred rows tell.
+
+        The estimator stays as it is: X (N, D), y (N,) and noise_std (N,) may be others than those
+        of a fit.
+
+        Examples
+        --------
+        >>> X = np.linspace(0.0, 1.0, 50)[:, None]
+        >>> plan = HIPGPRegressor("matern32").plan(X, np.sin(9.0 * X[:, 0]))
+        >>> plan.peak < 2**28
+        True
+        """
+        other = type(self)(**self.get_params(deep=False))
+        model, data, _, arguments = other._task(X, y, noise_std)
         return plan_regression(model, data, arguments)
 
     def _task(

@@ -211,16 +211,19 @@ def memory_of(config: Config, rows: Rows, grid: RegularGrid | None, learning: in
 
 
 def _within(plan: MemoryPlan, allowed: int) -> MemoryPlan:
-    """Shrink the largest part of a fit on an automatic grid, which is made to fit the memory."""
+    """Shrink the parts of a fit on an automatic grid, which is made to fit the memory."""
     over = plan.peak - allowed
-    parts = [part for part in plan.components if part.during is During.FIT and part.bytes > over]
-    if over <= 0 or not parts:
+    whole = sum(part.bytes for part in plan.components if part.during is During.FIT)
+    if not 0 < over <= whole:
         return plan
-    largest = max(parts, key=lambda part: part.bytes)
-    what = f"{largest.what}; at most, on a grid that is made to fit"
-    smaller = replace(largest, bytes=largest.bytes - over, what=what)
-    held = (smaller if part is largest else part for part in plan.components)
-    return replace(plan, components=tuple(held))
+
+    def smaller(part: Component) -> Component:
+        if part.during is not During.FIT:
+            return part
+        what = f"{part.what}; on a grid that is made to fit"
+        return replace(part, bytes=part.bytes - -(-part.bytes * over // whole), what=what)
+
+    return replace(plan, components=tuple(map(smaller, plan.components)))
 
 
 def score(model: HIPGPRegressor, rows: Rows) -> Scores:

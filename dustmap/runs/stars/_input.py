@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"
 #: Places of which half are within so many pc: hardly stars, but kiloparsecs.
-_MANY, _NEAR = 20, 10.0
+_MANY, _WITHIN = 20, 10.0
 #: The number of groups that a run does not know.
 UNKNOWN = -1
 
@@ -224,7 +224,7 @@ def places_of(
     if places.missing:
         log.info("%d rows have no direction or no distance: no answers", places.missing)
     middle = float(np.median(places.distances.median))
-    if len(places) >= _MANY and middle < _NEAR:
+    if len(places) >= _MANY and middle < _WITHIN:
         log.warning(
             "%s: half of %d places are within %.3g pc: their distances are taken for pc; of kpc "
             'say so, such as --column "distance=NAME [kpc]"',

@@ -29,8 +29,8 @@ PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 #: Columns of a table of places: astropy takes a millisecond for each.
 MOST_COLUMNS = 5000
-#: Distance of the nearest star in pc.
-_NEAREST_STAR = 1.3
+#: Distance of the nearest star in pc, and places that are hardly all nearer.
+_NEAREST_STAR, _MANY = 1.3, 20
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -389,11 +389,7 @@ def read_places(
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
     distances = _binding.distances(binding.distance, values, before, zero_point)
-    if len(l) > 1 and float(np.median(distances.median)) < _NEAREST_STAR:
-        raise UserError(
-            f"{path}: half of {len(l)} places are nearer than {_NEAREST_STAR} pc, as no star is: "
-            'expected distances in pc; of kpc say so, such as --column "distance=NAME [kpc]"'
-        )
+    _refuse_kiloparsecs(path, reader, binding, distances)
     table = reader.whole()
     if len(table) != len(rows):
         raise UserError(f"{path}: {len(rows)} places in {len(table)} rows; remove lines of remarks")
@@ -405,6 +401,22 @@ def read_places(
         extinctions = _extinctions(binding.extinction, values, known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)
+
+
+def _refuse_kiloparsecs(
+    path: Path, reader: AbstractReader, binding: Binding, distances: AbstractDistances
+) -> None:
+    """Refuse distances without a unit of which half are less than that of the nearest star."""
+    source = binding.sources.get("distance")
+    units = {column.name: column.unit for column in reader.columns}
+    if source is None or units.get(source.ref.name) or source.factor != 1.0:
+        return
+    if len(distances) >= _MANY and float(np.median(distances.median)) < _NEAREST_STAR:
+        raise UserError(
+            f"{path}: half of {len(distances)} places are nearer than {_NEAREST_STAR} pc, as no "
+            f'star is: expected {source.ref} in pc; of kpc say --column "distance={source.ref} '
+            '[kpc]", and give the column the unit pc where these are no stars'
+        )
 
 
 def _extinctions(
