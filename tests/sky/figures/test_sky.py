@@ -70,15 +70,16 @@ def test_a_window_grows_leftwards_and_is_to_scale() -> None:
     assert axis.transData.transform((80.0, 0.0))[0] > axis.transData.transform((90.0, 0.0))[0]
 
 
-def test_a_shell_of_a_map_without_a_standard_deviation_has_that_of_its_samples() -> None:
+def test_a_shell_of_a_map_with_samples_alone_has_their_standard_deviation() -> None:
     """At a node the map has what its samples have; between nodes they vary less than it says."""
-    density = posterior(left_out=(Quantity.STD,))
+    widths = Quantity.STD, Quantity.P16, Quantity.MEDIAN, Quantity.P84
+    density = posterior(left_out=widths)
     image = sky_image(density, 15.0, COARSE, None, integrated=False)
     drawn = density.query(COARSE.at(15.0), mode="samples")
     assert image.std is not None
     width = np.log(drawn).std(-1)
     np.testing.assert_allclose(image.std, drawn.mean(-1) * np.sqrt(np.expm1(width**2)), rtol=1e-5)
-    neither = posterior(left_out=(Quantity.STD, Quantity.SAMPLES))
+    neither = posterior(left_out=(*widths, Quantity.SAMPLES))
     assert sky_image(neither, 15.0, COARSE, None, integrated=False).std is None
 
 
