@@ -70,7 +70,6 @@ from dustmap.engines._inducing_grid import FAMILIES as FAMILIES
 from dustmap.engines._inducing_grid import WHITENINGS as WHITENINGS
 from dustmap.engines._inducing_grid import InducingPlan as InducingPlan
 from dustmap.engines._inducing_grid import InducingSettings as InducingSettings
-from dustmap.engines._inducing_grid import plan_fit as plan_fit
 from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice

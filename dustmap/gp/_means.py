@@ -8,7 +8,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ SUN_HEIGHT = 20.8
 #: Quadrature of line integrals on segments that end in the plane, where the profile has a kink: to
 #: rounding for segments of 20 scale heights, to 1e-7 for those of 50, to 3e-4 for those of 100.
 _RULE = GaussLegendre(16)
-#: Standard deviation of the logarithm of the factor on the density in a cavity.
-_CAVITY_STD = 1.5
 #: Functionals measured at once, for the memory of their points.
 _CHUNK = 1024
 
@@ -198,6 +196,9 @@ class LogDiscMean(_AbstractDisc):
     it, and next to none as well as several times as much.
     """
 
+    #: Mean and standard deviation of β₅ + β₆ before the data.
+    depth_prior: ClassVar[tuple[float, float]] = (-1.0, 1.5)
+
     def __init__(
         self,
         log_density: float,
@@ -208,7 +209,7 @@ class LogDiscMean(_AbstractDisc):
         learn: bool = True,
     ) -> None:
         slopes = [-1.0, -1.0, 0.0, 0.0]
-        depths = [] if cavity is None else [-0.5, -0.5]
+        depths = [] if cavity is None else [0.5 * self.depth_prior[0]] * 2
         super().__init__([log_density, *slopes, *depths], height, length, learn=learn)
         if cavity is not None and not cavity > 0:
             raise UserError(f"cavity must be a positive radius, got {cavity}")
@@ -230,7 +231,7 @@ class LogDiscMean(_AbstractDisc):
         return torch.stack(columns, dim=-1)
 
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
-        cavity = _CAVITY_STD / math.sqrt(2.0)
+        cavity = self.depth_prior[1] / math.sqrt(2.0)
         stds = [size, 1.0, 1.0, 1.0, 1.0, cavity, cavity]
         return basis.new_tensor(stds[: basis.shape[1]])
 

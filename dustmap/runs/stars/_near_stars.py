@@ -4,7 +4,7 @@ Few as they are, they alone say how far away the dust nearby is. Fits start at t
 which does not count how little data can tell of dust that is not there: it would rather have a hole
 with a wall behind it than dust that is smooth, and samples take dozens of turns to mend that. Stars
 are therefore asked for the cavity by themselves, before there is a field: with a(x) the integral
-from the Sun to x of the disc where learning starts, its dust is
+from the Sun to x of the disc where learning starts, the dust in the cavity is
 
     t = κ_near / κ_far,    κ = median of A/a with weights a/σ
 
@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap.config import Config, ModelConfig
+from dustmap.gp import LogDiscMean
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import ALONE
@@ -40,15 +41,15 @@ Array = NDArray[np.float64]
 #: Distances, in radii of the cavity, within which stars are asked, and from which others are what
 #: they are compared with.
 _NEAR, _FAR = 1.5, 2.0
-#: Normal distributions of ln t: of a disc, whose dust is not the same everywhere, and of a cavity
-#: that may be one, as `LogDiscMean` has it.
-_DISC, _CAVITY = (0.0, 0.5), (-1.0, 1.5)
+#: Mean and standard deviation of ln t in a disc, whose dust is not the same everywhere.
+_DISC = (0.0, 0.5)
 #: Odds of a cavity before the stars are asked: the Sun is in one.
 _ODDS = 2.0
 #: Logarithms of t for the integrals over it.
 _STEP = 0.01
 _LOGS = np.arange(-8.0, 4.0, _STEP)
-#: Stars behind the cavity that the others are compared with, about, by numbers of their own.
+#: Stars behind the cavity that those near are compared with, about, and the factor of the hash
+#: that draws them.
 _COMPARED, _GOLDEN = 20_000, np.uint64(0x9E3779B97F4A7C15)
 #: Radii of the cavity within which residuals are looked at, and stars there, at most; the nearest
 #: of them, and how many times more each time.
@@ -99,7 +100,7 @@ class NearDust:
         likelihood = np.exp(log_likelihood - log_likelihood.max())
         disc, cavity = (
             float((likelihood * np.exp(-0.5 * ((_LOGS - mean) / std) ** 2) / std).sum())
-            for mean, std in (_DISC, _CAVITY)
+            for mean, std in (_DISC, LogDiscMean.depth_prior)
         )
         return disc / cavity
 
@@ -194,16 +195,15 @@ def check_of_fit(
     config: Config, fit: StarFit, observed: Observations, train: torch.Tensor
 ) -> tuple[dict[str, Any], tuple[Check, ...]]:
     """Look at residuals of near stars that a log-normal fit has seen: sections, and checks."""
-    depth = observed.batch.functional.moments()[:, 0][train]
-    near = (depth < _REACH * config.model.cavity_radius) & (observed.expected_beyond[train] == 0.0)
-    some = train[near.cpu()]
+    depth = observed.batch.functional.moments()[:, 0]
+    near = depth < _REACH * config.model.cavity_radius
+    some = train[(near & (observed.expected_beyond == 0.0))[train].cpu()]
     if config.engine != "lognormal" or len(some) < _LEAST:
         return {}, ()
     generator = torch.Generator().manual_seed(config.fit.seed)
     some = some[torch.randperm(len(some), generator=generator)[:_MOST].sort().values]
-    distance = observed.batch.functional[some].moments()[:, 0].cpu().double().numpy()
     normal = _distances.predictions(fit, observed, some).data.normal
-    found = near_residuals(distance, normal.cpu().double().numpy())
+    found = near_residuals(*(values.cpu().double().numpy() for values in (depth[some], normal)))
     worst = max(found, key=lambda residuals: residuals.worst)
     advice = (
         f"{worst.stars} stars within {worst.within:.0f} pc have residuals of {worst.chi2:.2f} "
