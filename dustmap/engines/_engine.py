@@ -102,6 +102,8 @@ class Problem:
     start
         `EngineFit.start` of an earlier fit, where its data are the first of these; it saves time
         and has no say in the result
+    is_first : whether another fit follows, of data that the result changes, so that an engine may
+        leave this one less exact
     """
 
     model: gp.GPModel
@@ -110,6 +112,7 @@ class Problem:
     origin: gp.GPModel | None = None
     nu: float | None = None
     start: Arrays = field(default_factory=dict)
+    is_first: bool = False
 
     @property
     def lattice(self) -> gp.RegularGrid | gp.NestedGrids:
@@ -233,6 +236,7 @@ class EngineFit:
     errors : of all that was learned; see `with_errors`
     arrays, plan : for `load`; empty where the posterior is quickly computed again
     start : where a fit of these data and others after them may start, of engines that gain by it
+    is_rough : whether it is less exact than it can be, as `Problem.is_first` allows
     at_nodes : the field at the nodes of the box, where the engine has it at hand
     on_grid : a posterior that draws rays by the thousand, where the engine's own cannot
     """
@@ -247,6 +251,7 @@ class EngineFit:
     arrays: Arrays = field(default_factory=dict)
     plan: Any = None
     start: Arrays = field(default_factory=dict)
+    is_rough: bool = False
     at_nodes: Callable[[], gp.Prediction] | None = None
     on_grid: Callable[[], gp.AbstractPosterior] | None = None
 

@@ -208,18 +208,19 @@ class LogNormalEngine(AbstractEngine):
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
         names = problem.model.log_names
         _, among_nodes = self._divided_plan(problem, division)
+        how = inference.MGVISettings(
+            samples=settings.drawn,
+            cg_steps=settings.cg_steps,
+            seed=settings.seed,
+            kept=self._kept,
+            among_nodes=among_nodes,
+            most_rank=self._most_rank(problem, division, among_nodes),
+            robust=problem.robust(settings.robust),
+        )
         solution = inference.fit_mgvi(
             self._model(problem, division),
             data,
-            inference.MGVISettings(
-                samples=settings.drawn,
-                cg_steps=settings.cg_steps,
-                seed=settings.seed,
-                kept=self._kept,
-                among_nodes=among_nodes,
-                most_rank=self._most_rank(problem, division, among_nodes),
-                robust=problem.robust(settings.robust),
-            ),
+            how.before_another() if problem.is_first else how,
             functools.partial(_log, names=names, watch=watch),
             origin=gp.Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             start=start and start.in_order(order[: len(start.pull)]),
@@ -250,6 +251,7 @@ class LogNormalEngine(AbstractEngine):
             learning=Learning.of(solution.status, len(data), trace, errors=_errors_of(solution)),
             noise=None if solution.weights is None else solution.weights.noise,
             start=_start_arrays(solution.start.in_order(order.argsort())),
+            is_rough=problem.is_first,
         )
         return _engine.with_errors(made, data, settings.robust)
 

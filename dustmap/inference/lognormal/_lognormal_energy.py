@@ -203,7 +203,8 @@ class Accuracy:
     """When a fit is good enough.
 
     residual: of CG, root mean square over the data in units of the noise, once the data are fit;
-        before, a tenth of the misfit. decrease: of the energy, in nats, below which to stop.
+        before, a tenth of the misfit. decrease: of the energy, in nats, below which to stop, in
+        `together` steps, for one may be short by chance.
     steps: of Gauss-Newton at most. cg_steps: of CG at most in each.
     """
 
@@ -211,6 +212,7 @@ class Accuracy:
     decrease: float = 1.0
     steps: int = 10
     cg_steps: int = 200
+    together: int = 1
 
 
 @final
@@ -276,7 +278,7 @@ def descend(
     step starts the next. Of this step and of that which the last few steps together suggest, the
     one that leads to the lower energy is taken.
     """
-    spent, taken, decrease, tight, steps = 0, 0, 0.0, 1.0, Steps()
+    spent, taken, decrease, tight, steps, energies = 0, 0, 0.0, 1.0, Steps(), [iterate.energy]
     while taken < accuracy.steps:
         progress(_NEWTON, taken, accuracy.steps)
         solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
@@ -290,7 +292,8 @@ def descend(
                 break
             continue
         decrease, iterate = iterate.energy - lower.energy, lower
-        if decrease < accuracy.decrease:
+        energies = [*energies, lower.energy][-accuracy.together - 1 :]
+        if len(energies) > accuracy.together and energies[0] - lower.energy < accuracy.decrease:
             break
     progress(_NEWTON, accuracy.steps, accuracy.steps)
     return Descent(iterate, z, spent, taken, decrease)

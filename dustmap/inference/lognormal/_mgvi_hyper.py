@@ -3,6 +3,7 @@
 A trust radius limits the steps and says when they rest.
 """
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from dustmap import linalg
 from dustmap.errors import UserError
-from dustmap.gp import AbstractSlopes, ParameterErrors, Parameters, RegularGrid
+from dustmap.gp import (
+    MOST_INFLATION,
+    AbstractSlopes,
+    ParameterErrors,
+    Parameters,
+    RegularGrid,
+    torus_for,
+)
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
@@ -25,6 +33,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
 )
 from dustmap.inference.lognormal._tangent import Tangent
 
+_log = logging.getLogger(__name__)
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 LARGEST_STEP = 0.5
 #: What that bound is multiplied with. A step of 1 in the log-odds of the projection's share moves
@@ -42,6 +51,10 @@ _AT_ONCE = 8
 #: Nodes of a torus per node of the grid, at most, for lengths that are learned; nodes that are few
 #: whatever the grid; halvings of the interval of that length.
 _MOST_POINTS, _FEW_POINTS, _HALVINGS = 16, 2**17, 40
+#: Prior correlation of opposite faces beyond which the torus is enlarged.
+_LARGEST_WRAP = 0.15
+#: A torus with this many times the points that the present length scale asks for is replaced.
+_WASTE = 1.5
 
 
 def learned_from(
@@ -87,6 +100,36 @@ def longest_length(grid: RegularGrid, padding: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
+    """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted.
+
+    padding: of a new torus, in length scales.
+    """
+    prior = problem.model.prior
+    if not prior.grows:
+        return problem
+    wanted, report = torus_for(prior.kernel, prior.box, padding), prior.report
+    outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
+    if not (outgrown or prior.n_white > _WASTE * prior.white_on(wanted)):
+        return problem
+    now, before = (" × ".join(map(str, each)) for each in (wanted, prior.torus_shape))
+    _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
+    return problem.on(prior.on_torus(prior.kernel, wanted))
+
+
+def on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
+    """On a torus of so many points per axis."""
+    prior = problem.model.prior
+    if shape == prior.torus_shape:
+        return problem
+    if not prior.grows or len(shape) != prior.box.dim:
+        raise UserError(
+            f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
+            "another computation"
+        )
+    return problem.on(prior.on_torus(prior.kernel, shape))
 
 
 @final

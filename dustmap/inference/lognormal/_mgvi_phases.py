@@ -22,7 +22,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     Preconditioner,
     node_preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
+from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step, on_its_torus
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (
     QUICK,
@@ -31,7 +31,6 @@ from dustmap.inference.lognormal._mgvi_state import (
     MGVISettings,
     MGVIStart,
     Phase,
-    on_its_torus,
     posterior_at,
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
@@ -50,14 +49,20 @@ _RANK, _DATA_PER_RANK, _SLOW = 128, 400, 60
 _WIDE = 256
 #: Turns of the mode at most.
 _TURNS = 10
-#: Decrease of the energy at which ξ̄ rests.
-_MEAN_DECREASE = 0.05
+#: Decrease of the energy in so many steps at which ξ̄ rests, and steps at most. Four leave tens of
+#: nats: data are off by a tenth of their noise, but all on one side, and maps of thousands of stars
+#: have 15 % more dust than these have seen, five of their standard deviations.
+_MEAN_DECREASE, _MEAN_TOGETHER, _MEAN_STEPS = 0.15, 3, 20
 #: Accuracy of the mode at which gradients of the evidence are taken: residual of CG over
 #: `settings.residual`, decrease of the energy in nats, and Gauss-Newton steps at most. Two nats
 #: from rest, gradients of skies that vary by factors of a hundred are off by several posterior
 #: standard deviations of θ: lengths come out too long, or run along the ridge of length and
 #: variance to the size of the box.
 _LEVEL, _LEVEL_DECREASE, _LEVEL_STEPS = 0.4, 0.01, 20
+#: The same decrease over the squared distance of θ from its optimum, in posterior standard
+#: deviations, and at most, and the share of this distance that gradients are then off by: d nats
+#: from rest it is some 2 √d of these.
+_FAR_DECREASE, _MOST_DECREASE, _FAR_ERROR = 0.005, 1.0, 0.14
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
@@ -109,8 +114,8 @@ class Fit:
                 state = turns[state.phase](state)
                 yield state
                 continue
-            # Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests. What a step replaces is
-            # free for the next, for no other frame holds the state.
+            # Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests at the last of them. What a
+            # step replaces is free for the next, for no other frame holds the state.
             if not state.is_drawing:
                 if state.turn == 0:
                     state = self._started(state)
@@ -119,8 +124,10 @@ class Fit:
                     if not state.strayed:
                         state = self._preconditioned(state)
                     state = self._refined(state)
-                if not self._is_drawn(state):
-                    state = self.sampler.drawn(self._preconditioned(state))
+                if self._rests(state):
+                    yield self._ended(state)
+                    return
+                state = self.sampler.drawn(self._preconditioned(state))
             while state.is_drawing:
                 state = self.sampler.curved(state)
                 if state.is_drawing:
@@ -169,7 +176,7 @@ class Fit:
         self.progress(_LEARNING, state.turn, self.settings.rounds)
         if state.turn == self.settings.rounds:
             return replace(state, moved=True).at(Phase.SAMPLE)
-        accuracy = self._accuracy_of_learning
+        accuracy = self._accuracy_of_learning(state.widths)
         state, descent = self._descended(self._preconditioned(state), accuracy)
         at_rest = descent.decrease < accuracy.decrease
         state, is_last = self._evidence_round(state, at_rest)
@@ -214,7 +221,11 @@ class Fit:
             share = measured_weight(state.problem.data)
             weights = state.weights.updated(*_ratios(state, probe.spread), share=share)
             state, rests = _weighed(state, weights), rests and weights.settled
-        return state, rests if taken > 0.0 else at_rest
+        is_last = rests if taken > 0.0 else at_rest
+        # What would end at a rough mode is tried again at an accurate one.
+        is_rough = _FAR_ERROR * state.widths > max(_SHORT, settings.tolerance)
+        widths = 0.0 if is_last or taken == 0.0 else step.widths
+        return replace(state, widths=widths), is_last and not is_rough
 
     def _evidence_step(self, state: FitState, probe: Probe, trust: TrustRegion) -> EvidenceStep:
         how = self._accuracy, state.preconditioner, trust, self.progress
@@ -267,9 +278,16 @@ class Fit:
             curved=start.curved,
         )
 
-    def _is_drawn(self, state: FitState) -> bool:
-        """Whether the samples need not be drawn again at ξ̄: that of an earlier fit was near."""
-        return state.turn > 0 and not state.strayed and self._earlier(state) is not None
+    def _rests(self, state: FitState) -> bool:
+        """Whether ξ̄ has followed samples that stay: they need not be good, ξ̄ of an earlier fit was
+        near, ξ̄ has hardly moved, or there have been enough of them."""
+        turn, settings = state.turn, self.settings
+        if turn == 0 or state.strayed:
+            return False
+        if turn > settings.refinements or not settings.redrawn or self._earlier(state) is not None:
+            return True
+        moved = state.history[-1].moved
+        return turn > 1 and moved < _RESTING * monte_carlo_error(state.centre)
 
     def _recentred(self, state: FitState) -> FitState:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
@@ -285,8 +303,8 @@ class Fit:
         assert state.mode is not None
         mode, z = state.mode
         if not state.strayed:
-            accuracy = replace(self._accuracy, decrease=_MEAN_DECREASE)
-            state, _ = self._descended(state, accuracy, "mean")
+            how = _MEAN_DECREASE, _MEAN_STEPS, self.settings.cg_steps, _MEAN_TOGETHER
+            state, _ = self._descended(state, Accuracy(self.settings.residual, *how), "mean")
             strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
             state = replace(state, strayed=strayed)
         if not state.strayed or self.settings.curved is not None or state.curved:
@@ -295,16 +313,15 @@ class Fit:
         return self._recorded(replace(state, curved=True, centre=mode, z=z), "mode", mode, 0)
 
     def _sampled(self, state: FitState) -> FitState:
-        """The next turn, or the end."""
-        last, once = self.settings.refinements, self._earlier(state) is not None
-        moved = state.history[-1].moved
-        is_centred = state.turn > 0 and not state.strayed
-        rests = is_centred and moved < _RESTING * monte_carlo_error(state.centre)
-        if state.turn < last and not rests:
-            return state.at(Phase.SAMPLE, last if once else state.turn + 1)
-        if once and state.strayed and state.turn == last:
-            return state.at(Phase.SAMPLE, last + 1)
-        is_restless = state.moved or moved > _RESTLESS
+        """The next turn, or the end where ξ̄ cannot or is not to follow the samples."""
+        last = self.settings.refinements
+        if last == 0 or (state.strayed and state.turn > last):
+            return self._ended(state)
+        return state.at(Phase.SAMPLE, state.turn + 1)
+
+    def _ended(self, state: FitState) -> FitState:
+        """The fit as it is."""
+        is_restless = state.moved or state.history[-1].moved > _RESTLESS
         return replace(state, moved=is_restless).at(Phase.DONE)
 
     def _descended(
@@ -371,11 +388,12 @@ class Fit:
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
 
-    @property
-    def _accuracy_of_learning(self) -> Accuracy:
-        """Accuracy of the mode at which a gradient of the evidence is taken."""
-        residual = _LEVEL * self.settings.residual
-        return Accuracy(residual, _LEVEL_DECREASE, _LEVEL_STEPS, self.settings.cg_steps)
+    def _accuracy_of_learning(self, widths: float) -> Accuracy:
+        """Accuracy of the mode at which a gradient of the evidence is taken, so many posterior
+        standard deviations of θ from its optimum."""
+        residual, far = _LEVEL * self.settings.residual, _FAR_DECREASE * widths**2
+        decrease = min(_MOST_DECREASE, max(_LEVEL_DECREASE, far))
+        return Accuracy(residual, decrease, _LEVEL_STEPS, self.settings.cg_steps)
 
     def _recorded(
         self,

@@ -1,7 +1,6 @@
 """Settings, rounds and the complete state of a fit of a log-normal field."""
 
 import enum
-import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias, final
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import MOST_INFLATION, ParameterErrors, Parameters, torus_for
+from dustmap.gp import ParameterErrors, Parameters
 from dustmap.inference import _state
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
@@ -26,13 +25,8 @@ from dustmap.inference.lognormal._lognormal_problem import (
     NodePreconditionerState,
     Preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
+from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from, on_torus
 
-_log = logging.getLogger(__name__)
-#: Prior correlation of opposite faces beyond which the torus is enlarged.
-_LARGEST_WRAP = 0.15
-#: A torus with this many times the points that the present length scale asks for is replaced.
-_WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
 #: ξ (n,), and multipliers (Q,) of solves.
@@ -42,6 +36,11 @@ _Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "Q")]
 _FINE = 7.0
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
+#: Posterior standard deviations from the optimum at which θ of a first fit, and of one that starts
+#: from an earlier one, is taken to be.
+_FAR, _NEARER = 100.0, 5.0
+#: Those at which θ of a fit rests that another one follows.
+_NEARBY = 2.0
 
 
 @final
@@ -63,6 +62,7 @@ class MGVISettings:
     tolerance : float
         Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
         they rest.
+    redrawn : whether samples are drawn again at the mean that follows from them
     prior_std : width of the log-normal priors of hyperparameters around their start
     residual : of CG per datum, in units of the noise; straight samples take twice as much, curved
         ones four times
@@ -85,6 +85,7 @@ class MGVISettings:
     rank: int | None = None
     most_rank: int = 512
     tolerance: float = 0.1
+    redrawn: bool = True
     prior_std: float = 1.5
     residual: float = 0.025
     cg_steps: int = 300
@@ -101,6 +102,10 @@ class MGVISettings:
             raise UserError(f"draws must be at least 2, got {self.draws}")
         if not self.tolerance > 0:
             raise UserError(f"tolerance must be positive, got {self.tolerance}")
+
+    def before_another(self) -> "MGVISettings":
+        """Of a fit that another follows, whose data differ by more than this one leaves open."""
+        return replace(self, tolerance=_NEARBY, most_draws=self.draws, redrawn=False)
 
 
 @final
@@ -128,36 +133,6 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     cg_steps: int = 0
     errors: ParameterErrors | None = None
-
-
-def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
-    """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted.
-
-    padding: of a new torus, in length scales.
-    """
-    prior = problem.model.prior
-    if not prior.grows:
-        return problem
-    wanted, report = torus_for(prior.kernel, prior.box, padding), prior.report
-    outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
-    if not (outgrown or prior.n_white > _WASTE * prior.white_on(wanted)):
-        return problem
-    now, before = (" × ".join(map(str, each)) for each in (wanted, prior.torus_shape))
-    _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
-    return problem.on(prior.on_torus(prior.kernel, wanted))
-
-
-def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
-    """On a torus of so many points per axis."""
-    prior = problem.model.prior
-    if shape == prior.torus_shape:
-        return problem
-    if not prior.grows or len(shape) != prior.box.dim:
-        raise UserError(
-            f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
-            "another computation"
-        )
-    return problem.on(prior.on_torus(prior.kernel, shape))
 
 
 @final
@@ -241,9 +216,10 @@ class FitState:
     (S, Q): multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved
     draws so far, is_drawing: whether there are more to come in this turn.
     evidence_count: K, draws of the next gradient; near: steps so far that were taken with all of
-    them near the optimum; trust: in the next step of θ; slowest: CG steps
-    since the last preconditioner; share: γ/N of the numbers γ that the data determine (see
-    `determined_share`), at most 1, and 1 where it is not known yet.
+    them near the optimum; widths: distance of θ from there, in posterior standard deviations,
+    where the last step began, 0 where the next gradient has to be accurate; trust: in the next step
+    of θ; slowest: CG steps since the last preconditioner; share: γ/N of the numbers γ that the data
+    determine (see `determined_share`), at most 1, and 1 where it is not known yet.
     """
 
     prior: Annotated[Parameters[LogNormalModel], _state.REBUILT]
@@ -261,6 +237,7 @@ class FitState:
     mode: Annotated[tuple[Iterate, Tensor] | None, _state.REBUILT] = None
     evidence_count: int = 0
     near: int = 0
+    widths: float = 0.0
     trust: TrustRegion = field(default_factory=lambda: TrustRegion.of(LARGEST_STEP))
     slowest: int = QUICK
     share: float = 1.0
@@ -286,7 +263,7 @@ class FitState:
             centre, weights = posterior_at(problem, xi), None
             z = problem.y.new_zeros(problem.n_multipliers)
         else:
-            problem = _on_torus(problem, start.torus).with_present_noise()
+            problem = on_torus(problem, start.torus).with_present_noise()
             centre, weights = _started(problem, settings, start)
             missing = len(centre.problem.y) - len(start.pull)
             pull = torch.nn.functional.pad(start.pull, (0, missing))
@@ -297,6 +274,7 @@ class FitState:
             z,
             phase,
             evidence_count=settings.draws,
+            widths=_FAR if start is None else _NEARER,
             curved=bool(settings.curved),
             weights=weights,
         )
@@ -385,7 +363,7 @@ class FitState:
             raise reader.refusal("the data in another order")
         reader.refuse_other("nodes", place.nodes, problem.model.prior.lattice.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std, settings.padding)
-        problem = _on_torus(problem.at(place.theta), place.torus)
+        problem = on_torus(problem.at(place.theta), place.torus)
         weights = _weights(place, settings, reader)
         if weights is not None:
             problem = problem.weighted(weights.precision_weights)

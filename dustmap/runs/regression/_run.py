@@ -78,10 +78,10 @@ class RegressionRun(AbstractRun):
     def seconds(self) -> float:
         """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
         n = len(self.train)
-        exact = _model.may_be_dense(self.config, n)
-        seconds = _machine.dense_seconds(n if exact else min(n, self.config.fit.learn_rows))
-        if self.refits and exact:
-            seconds += len(self.rows) ** 3 * _machine.seconds_per_operation()
+        seconds = _machine.dense_seconds(min(n, self.config.fit.learn_rows))
+        if _model.may_be_dense(self.config, n):
+            cubes = n**3 + (len(self.rows) ** 3 if self.refits else 0)
+            seconds += cubes * _machine.seconds_per_operation()
         return _machine.rounded(seconds)
 
     def products(self) -> _machine.Products:

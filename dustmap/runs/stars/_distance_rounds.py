@@ -4,6 +4,7 @@ A first fit takes V_n = ρ² Var d_n of a uniform density ρ, and for the dust b
 of the configuration, with that density as its mean where the mean is learned. The density of that
 fit gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, its hyperparameters and
 stars the dust beyond the box, and the next fit, from these hyperparameters, takes both; and so on.
+The first fit, whose noise is that of no density, is no more exact than the next one needs.
 """
 
 import logging
@@ -137,13 +138,15 @@ def kept_fit(
     watch: Watch,
     beyond: Mapping[str, Any],
     field: Arrays = _NONE,
+    is_first: bool = False,
 ) -> StarFit:
     """Fit, or take what the checkpointer of `watch` has kept of that; beyond: the dust beyond the
-    box (`Hyperparameters.beyond_the_box`), which no engine knows."""
+    box (`Hyperparameters.beyond_the_box`), which no engine knows; is_first: whether another fit
+    follows, of data that this one changes."""
     state = watch.checkpointer.load()
     if state is not None:
         return StateReader.of(state, _FIT).read(_FitState).fit(config, data)
-    fit = fit_stars(config, data, start, watch.within("engine"), field)
+    fit = fit_stars(config, data, start, watch.within("engine"), field, is_first)
     fit = replace(fit, hyperparameters=fit.hyperparameters.with_beyond(beyond))
     watch.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
     return fit
@@ -186,20 +189,21 @@ class _FitState:
     arrays: Mapping[str, Tensor]
     start: Mapping[str, Tensor]
     errors: Mapping[str, float | None] | None = None
+    is_rough: bool = False
 
     @staticmethod
     def of(fit: StarFit) -> "_FitState":
         """Take a fit without its posterior."""
         arrays, start = tensors_of(fit.arrays), tensors_of(fit.start)
         plain = fit.hyperparameters, fit.summary, fit.learning, arrays, start
-        return _FitState(*plain, fit.errors)
+        return _FitState(*plain, fit.errors, fit.is_rough)
 
     def fit(self, config: Config, data: Batch) -> StarFit:
         """Return the fit of these data: the same bits."""
         arrays, start = arrays_of(self.arrays), arrays_of(self.start)
         fit, summary = load_stars(config, data, self.hyperparameters, arrays), dict(self.summary)
         fit = replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
-        return replace(fit, errors=self.errors or {})
+        return replace(fit, errors=self.errors or {}, is_rough=self.is_rough)
 
 
 @final
@@ -238,15 +242,17 @@ class _Rounds:
             return DistanceFit(self._fit(0, observed, None), FitData(observed, observed))
         added, dust = first_added(self.config, observed)
         noisy = _beyond.first(self.config, observed.with_added(added), dust)
-        fit = self._fit(0, noisy, None, dust.beyond_the_box())
-        data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         most = self.config.fit.distance_rounds
+        fit = self._fit(0, noisy, None, dust.beyond_the_box(), is_first=most > 0)
+        data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         if self.limit is not None and most > 0:
             most = WEIGHTED_ROUNDS  # more, for the dust moves with weighted distances
         while len(rounds) < most:
             line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
+                if fit.is_rough:
+                    fit = self._fit(1, data.noisy, fit.hyperparameters, line, fit.start)
                 at = fit.hyperparameters.with_beyond(line)
                 return DistanceFit(replace(fit, hyperparameters=at), data, tuple(rounds))
             # Of other data, the first of which are those of the column, there is no start.
@@ -263,10 +269,11 @@ class _Rounds:
         start: Hyperparameters | None,
         beyond: Mapping[str, Any] = _NONE,
         field: Arrays = _NONE,
+        is_first: bool = False,
     ) -> StarFit:
         """Fit from `start` and its `field`; beyond: the dust there."""
         part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
-        return kept_fit(self.config, data, start, part, beyond, field)
+        return kept_fit(self.config, data, start, part, beyond, field, is_first)
 
     def _refreshed(
         self, number: int, fit: StarFit, data: FitData

@@ -131,6 +131,7 @@ class StarFit:
     at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
     a posterior that draws rays by the thousand, of engines whose own does not. errors: standard
     deviations of the hyperparameters that were learned, None of those that were held at a bound.
+    is_rough: whether it is less exact than it can be, for another fit to follow.
     """
 
     posterior: AbstractPosterior
@@ -142,6 +143,7 @@ class StarFit:
     at_nodes: Callable[[], Prediction] | None = None
     on_grid: Callable[[], AbstractPosterior] | None = None
     errors: Mapping[str, float | None] = field(default_factory=dict)
+    is_rough: bool = False
 
     def for_many_rays(self) -> AbstractPosterior:
         """Return the posterior, or its draws on a grid where every ray is a solve."""
@@ -182,14 +184,19 @@ def engine_of(config: Config) -> engines.AbstractEngine:
 
 
 def problem_of(
-    config: Config, data: Batch, start: Hyperparameters | None = None, field: engines.Arrays = _NONE
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None = None,
+    field: engines.Arrays = _NONE,
+    is_first: bool = False,
 ) -> engines.Problem:
     """The data on the map's grid, from the configuration's values or from where an earlier fit
-    ended, whose `StarFit.start` is `field`; priors stay around the configuration's."""
+    ended, whose `StarFit.start` is `field`; priors stay around the configuration's. is_first: see
+    `engines.Problem`."""
     first, box = _model.start_for(config, data), _model.nodes_of(config.grid)
     origin = _model.model_of(config, first, data)
     if start is None:
-        return engines.Problem(origin, data, box)
+        return engines.Problem(origin, data, box, is_first=is_first)
     at = replace(start, mean=first.mean) if _model.is_lognormal(config) else start
     return engines.Problem(_model.model_of(config, at, data), data, box, origin, start.nu, field)
 
@@ -200,10 +207,13 @@ def fit_stars(
     start: Hyperparameters | None = None,
     watch: engines.Watch = _UNWATCHED,
     field: engines.Arrays = _NONE,
+    is_first: bool = False,
 ) -> StarFit:
-    """Learn what model.learn names, and condition on all data; start, field: of an earlier fit."""
+    """Learn what model.learn names, and condition on all data; start, field: of an earlier fit;
+    is_first: whether another follows, of data that this one changes."""
     renamed = replace(watch, on_step=lambda step: watch.on_step(_star_step(step)))
-    fit = engine_of(config).fit(problem_of(config, data, start, field), renamed)
+    problem = problem_of(config, data, start, field, is_first)
+    fit = engine_of(config).fit(problem, renamed)
     at = _model.hyperparameters_of(config, fit.model, fit.noise)
     errors = engines.quantity_errors(
         fit, lambda *values: _model.hyperparameters_of(config, *values).numbers()
@@ -211,7 +221,7 @@ def fit_stars(
     made = _star_fit(config, fit, at, _star_learning(fit.learning))
     values = torch.cat([p.value.detach().double().flatten() for p in fit.model.parameters()])
     arrays = {**made.arrays, _PARAMETERS: values.cpu().numpy()}
-    return replace(made, errors=errors, arrays=arrays)
+    return replace(made, errors=errors, arrays=arrays, is_rough=fit.is_rough)
 
 
 def no_data(device: torch.device) -> Batch:
