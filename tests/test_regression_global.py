@@ -168,3 +168,23 @@ def test_global_engine_tells_that_float32_cannot_hold_tiny_noise() -> None:
     model.fit(X, truth)
     told = " ".join(model.report_["advice"])
     assert 'dtype="float64"' in told
+
+
+def test_a_rough_kernel_far_longer_than_its_spacing_ends_as_the_exact_process_does() -> None:
+    """A walk: right beside the last node the images of the torus are most of what it has added."""
+    rng = np.random.default_rng(1)
+    X = np.sort(rng.uniform(0.0, 100.0, (1_500, 1)), axis=0)
+    steps = np.sqrt(np.diff(X[:, 0], prepend=0.0)) * rng.standard_normal(len(X))
+    y = steps.cumsum() + 0.3 * rng.standard_normal(len(X))
+    kernel = Matern12([50.0], variance=25.0)
+    fixed: dict[str, Any] = {"noise": 0.3, "learn": False}
+    exact = HIPGPRegressor(kernel, engine="exact", **fixed).fit(X, y)
+    gridded = HIPGPRegressor(
+        kernel, engine="global", grid=(8_000,), samples=256, random_state=0, **fixed
+    ).fit(X, y)
+    places = np.array([[-5.0], [-0.5], [-0.02], [-0.005], [100.0], [100.02], [100.5], [105.0]])
+    (mean, std), (wanted, width) = (
+        each.predict(places, return_std=True) for each in (gridded, exact)
+    )
+    np.testing.assert_allclose(mean, wanted, atol=0.15 * float(width.min()))
+    np.testing.assert_allclose(std, width, rtol=0.12)

@@ -26,10 +26,11 @@ NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
 #: Beyond this part the standard deviation of f is a quarter too wide, and advice is due.
 WIDE_SHARE = 0.5
-#: Nodes per length scale, from coarse to fine.
-# Each about a quarter finer than the one before: a kernel may be far longer than the box.
+#: Nodes per length scale, from coarse to fine, as far as memory goes.
+# Each about a quarter finer than the one before: a kernel may be far longer than the box, and of a
+# rough one 20,000 rows see a thousandth of its length.
 _STEP = 2.0 ** (1 / 3)
-_DENSITIES = tuple(_STEP**step for step in range(31))
+_DENSITIES = tuple(_STEP**step for step in range(61))
 _STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
 _DIRECTIONS = 64
 _MIN_NODES = 4

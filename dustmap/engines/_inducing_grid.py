@@ -263,7 +263,8 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
     """`inner` for points inside the grid, `outer` for those beyond it; both see the same ε.
 
     outer: HIP rows of the plain kernel, since the images of the wrapped one would repeat the
-    opposite face. Far from the grid they vanish, and the prior comes back.
+    opposite face: the kriging of a place from the field at the nodes, and what that leaves. Far
+    from the grid they vanish, and the prior comes back.
     """
 
     inner: AbstractFeatureMap
@@ -275,10 +276,8 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
         inner: AbstractFeatureMap, prior: gp.GridPrior, rtol: float, max_steps: int
     ) -> "ExtrapolatingFeatures":
         """`inner` of a prior on a torus, with outer rows to a relative residual of `rtol`."""
-        plain = replace(prior, wrapping=None)
-        return ExtrapolatingFeatures(
-            inner, HIPFeatures(plain, rtol=rtol, max_steps=max_steps), prior.grid
-        )
+        outer = HIPFeatures(_outer(prior), rtol=rtol, max_steps=max_steps, plain=_plain(prior))
+        return ExtrapolatingFeatures(inner, outer, prior.grid)
 
     @property
     def n_features(self) -> int:
@@ -343,12 +342,24 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
     def with_parameters(self, parameters: Sequence[gp.Parameter]) -> "ExtrapolatingFeatures":
         inner = self.inner.with_parameters(parameters)
         assert isinstance(inner, HIPFeatures | features.TorusFeatures | features.LocalFeatures)
-        outer = replace(self.outer, prior=replace(inner.prior, wrapping=None))
+        outer = replace(self.outer, prior=_outer(inner.prior), plain=_plain(inner.prior))
         return ExtrapolatingFeatures(inner, outer, self.grid)
 
     def _inside(self, functional: AbstractFunctional) -> Tensor:
         assert isinstance(functional, PointValues)
         return self.grid.contains(functional.x)
+
+
+def _outer(prior: gp.GridPrior) -> gp.GridPrior:
+    """The prior on its torus, seen from beyond the grid: covariances are of the plain kernel."""
+    return replace(prior, wrapping=None)
+
+
+def _plain(prior: gp.GridPrior) -> gp.GridPrior:
+    """The prior of the plain kernel at the same nodes, of which covariances alone are taken."""
+    return gp.GridPrior.minimal(
+        prior.kernel, prior.grid, nugget=prior.nugget, dtype=prior.dtype, memory=prior.memory
+    )
 
 
 def _order(inside: Tensor) -> Tensor:

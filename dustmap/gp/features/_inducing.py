@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import Parameter
+from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.features._base import (
     AbstractGridFeatures,
@@ -343,13 +344,16 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     rtol, max_steps: residual and number of steps at which PCG stops; memory: bytes a chunk of rows
     may use, and K_fu where `operator` stores it; dense_below: up to this many points K_uu is
     factorised once instead, in float64, for the same weights without iterations, faster than one
-    PCG per datum; 0 always takes PCG.
+    PCG per datum; 0 always takes PCG. plain: the prior whose K_uu is that of weights and of Var r,
+    of k_u without images, where that of the torus has them; what they add is then part of the field
+    at the nodes.
     """
 
     rtol: float = 1e-5
     max_steps: int = 200
     memory: int = 2**28
     dense_below: int = 4096
+    plain: GridPrior | None = None
 
     @property
     def prefers_products(self) -> bool:
@@ -408,16 +412,17 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
     def _solver(self) -> Solver:
         """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
+        prior = self.plain or self.prior
         if self.is_dense:
-            factor = self.prior.factor()
+            factor = prior.factor()
 
             def solve_dense(K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
                 solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
                 return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
 
             return solve_dense
-        lags = self.prior.lags.to(self.dtype)
-        K, P = self.prior.covariance(), self.prior.preconditioner()
+        lags = prior.lags.to(self.dtype)
+        K, P = prior.covariance(), self.prior.preconditioner()
 
         def solve(K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
             weights, result = toeplitz_solve(
@@ -433,5 +438,8 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
         K_fu = self._cross(functional)
         weights, solves = solve(K_fu)
         phi = root.rmatmul(weights)
-        explained = 2.0 * (weights * K_fu).sum(-1) - (phi * phi).sum(-1)
+        square = (
+            phi * phi if self.plain is None else weights * self.plain.covariance().matmul(weights)
+        )
+        explained = 2.0 * (weights * K_fu).sum(-1) - square.sum(-1)
         return Features.of(phi, k_ff, explained, solves)

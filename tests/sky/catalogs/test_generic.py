@@ -187,6 +187,16 @@ def test_files_of_two_kinds(tmp_path: Path) -> None:
         read_catalog([exact, uncertain], system=A_V)
 
 
+@pytest.mark.parametrize("error", ["E(B-V)_err", "E(B-V)_error", "sigma_E(B-V)", "E_BV_err"])
+def test_errors_of_reddening_go_by_many_names(tmp_path: Path, error: str) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    value = "E_BV" if error.startswith("E_BV") else "E(B-V)"
+    table = Table({**columns, value: VALUE, error: np.full(N, 0.15)})
+    stars = read_catalog(write(tmp_path, "csv", table), system=system_named("E(B-V)")).stars
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    np.testing.assert_allclose(stars.extinction_error, 0.15)
+
+
 def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     """Of the system that the column is called by, whatever they are converted to."""
     columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
