@@ -143,8 +143,9 @@ def fit_mgvi(
     2. Newton steps on the evidence of the model linearised there, each followed by the mode of the
        new hyperparameters.
     3. Metric Gaussian variational inference: S/2 pairs ±δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) at ξ̄, then
-       ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖²; repeated with the
-       same random numbers. With `curved` each sample follows the curvature of ρ instead.
+       ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖² until it rests;
+       repeated with the same random numbers, to where it rests at the samples that are returned.
+       With `curved` each sample follows the curvature of ρ instead.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
     ν and the scale, from residuals and spread of the linearised model.

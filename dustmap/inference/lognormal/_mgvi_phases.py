@@ -51,7 +51,7 @@ _WIDE = 256
 _TURNS = 10
 #: Decrease of the energy in so many steps at which ξ̄ rests, and steps at most. Four leave tens of
 #: nats: data are off by a tenth of their noise, but all on one side, and maps of thousands of stars
-#: have 15 % more dust than these have seen, five of their standard deviations.
+#: have a fifth more dust than there is, five to seven of their standard deviations.
 _MEAN_DECREASE, _MEAN_TOGETHER, _MEAN_STEPS = 0.15, 3, 20
 #: Accuracy of the mode at which gradients of the evidence are taken: residual of CG over
 #: `settings.residual`, decrease of the energy in nats, and Gauss-Newton steps at most. Two nats
