@@ -276,7 +276,7 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
         inner: AbstractFeatureMap, prior: gp.GridPrior, rtol: float, max_steps: int
     ) -> "ExtrapolatingFeatures":
         """`inner` of a prior on a torus, with outer rows to a relative residual of `rtol`."""
-        outer = HIPFeatures(_outer(prior), rtol=rtol, max_steps=max_steps, plain=_plain(prior))
+        outer = HIPFeatures(_outer(prior), rtol=rtol, max_steps=max_steps, plain=True)
         return ExtrapolatingFeatures(inner, outer, prior.grid)
 
     @property
@@ -342,7 +342,7 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
     def with_parameters(self, parameters: Sequence[gp.Parameter]) -> "ExtrapolatingFeatures":
         inner = self.inner.with_parameters(parameters)
         assert isinstance(inner, HIPFeatures | features.TorusFeatures | features.LocalFeatures)
-        outer = replace(self.outer, prior=_outer(inner.prior), plain=_plain(inner.prior))
+        outer = replace(self.outer, prior=_outer(inner.prior))
         return ExtrapolatingFeatures(inner, outer, self.grid)
 
     def _inside(self, functional: AbstractFunctional) -> Tensor:
@@ -353,13 +353,6 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
 def _outer(prior: gp.GridPrior) -> gp.GridPrior:
     """The prior on its torus, seen from beyond the grid: covariances are of the plain kernel."""
     return replace(prior, wrapping=None)
-
-
-def _plain(prior: gp.GridPrior) -> gp.GridPrior:
-    """The prior of the plain kernel at the same nodes, of which covariances alone are taken."""
-    return gp.GridPrior.minimal(
-        prior.kernel, prior.grid, nugget=prior.nugget, dtype=prior.dtype, memory=prior.memory
-    )
 
 
 def _order(inside: Tensor) -> Tensor:

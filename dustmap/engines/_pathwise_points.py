@@ -202,8 +202,7 @@ def within_box(kernel: AbstractKernel, grid: RegularGrid, longest: float | None)
     a box far smaller than ℓ say of it, but for a constant, which the mean takes. So (c^{2ν} σ²,
     c ℓ) stands for (σ², ℓ), and the torus is not four times as wide as ℓ at the distance of nodes
     that the shortest term asks for. Beyond the grid predictions return to the mean within that
-    length. The nodes of a kernel of one term are as far apart as that is long, and data that see
-    finer ones are many.
+    length. Kernels of one term need none of this: no shorter one asks for nodes.
 
     Examples
     --------

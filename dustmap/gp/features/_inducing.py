@@ -344,16 +344,16 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     rtol, max_steps: residual and number of steps at which PCG stops; memory: bytes a chunk of rows
     may use, and K_fu where `operator` stores it; dense_below: up to this many points K_uu is
     factorised once instead, in float64, for the same weights without iterations, faster than one
-    PCG per datum; 0 always takes PCG. plain: the prior whose K_uu is that of weights and of Var r,
-    of k_u without images, where that of the torus has them; what they add is then part of the field
-    at the nodes.
+    PCG per datum; 0 always takes PCG. plain: whether K_uu of weights and of Var r has no images,
+    as k_u has none without a wrapping; what those of the torus add is then part of the field at the
+    nodes.
     """
 
     rtol: float = 1e-5
     max_steps: int = 200
     memory: int = 2**28
     dense_below: int = 4096
-    plain: GridPrior | None = None
+    plain: bool = False
 
     @property
     def prefers_products(self) -> bool:
@@ -370,11 +370,18 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
         size = self.chunk
         if not self.is_dense:
             size = min(size, rows_together(self.n_features, self.dtype, functional.device))
-        solve, root = self._solver(), self.prior.root()
+        prior, root = self._prior_of_weights(), self.prior.root()
+        solve, gram = self._solver(prior), prior.covariance() if self.plain else None
         k_ff = self._variance(functional)
 
         def rows(part: slice) -> Features:
-            return self._rows(functional[part], k_ff[part], solve, root)
+            K_fu = self._cross(functional[part])
+            weights, solves = solve(K_fu)
+            phi = root.rmatmul(weights)
+            # K_uu = R Rᵀ but where it is plain.
+            square = phi * phi if gram is None else weights * gram.matmul(weights)
+            explained = 2.0 * (weights * K_fu).sum(-1) - square.sum(-1)
+            return Features.of(phi, k_ff[part], explained, solves)
 
         return gathered(rows, len(functional), size)
 
@@ -385,7 +392,7 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
     def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveSummary]:
         """Return W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
-        return self._solver()(self._cross(functional))
+        return self._solver(self._prior_of_weights())(self._cross(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
@@ -394,9 +401,8 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
                 return ProductOperator(weights, self.prior.root())
             # K_uu⁻¹ u is large where u = R v is rough: float32 would lose it.
             double = replace(self.prior, dtype=torch.float64)
-            inverse = InverseOperator(
-                double.covariance(), double.preconditioner(), self.rtol, self.max_steps
-            )
+            K = replace(self._prior_of_weights(), dtype=torch.float64).covariance()
+            inverse = InverseOperator(K, double.preconditioner(), self.rtol, self.max_steps)
             return ProductOperator(
                 self._matrix(functional, self._cross),
                 ProductOperator(inverse, double.root()),
@@ -410,9 +416,17 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     ) -> AbstractOperator:
         return cross_operator(functional, evaluate, self.prior.grid.size, self._like, self.memory)
 
-    def _solver(self) -> Solver:
+    def _prior_of_weights(self) -> GridPrior:
+        """Return the prior whose K_uu weights are solved with."""
+        if not self.plain:
+            return self.prior
+        own = self.prior
+        return GridPrior.minimal(
+            own.kernel, own.grid, nugget=own.nugget, dtype=own.dtype, memory=own.memory
+        )
+
+    def _solver(self, prior: GridPrior) -> Solver:
         """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
-        prior = self.plain or self.prior
         if self.is_dense:
             factor = prior.factor()
 
@@ -431,15 +445,3 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
             return weights, SolveSummary.of(result)
 
         return solve
-
-    def _rows(
-        self, functional: AbstractFunctional, k_ff: Tensor, solve: Solver, root: AbstractOperator
-    ) -> Features:
-        K_fu = self._cross(functional)
-        weights, solves = solve(K_fu)
-        phi = root.rmatmul(weights)
-        square = (
-            phi * phi if self.plain is None else weights * self.plain.covariance().matmul(weights)
-        )
-        explained = 2.0 * (weights * K_fu).sum(-1) - square.sum(-1)
-        return Features.of(phi, k_ff, explained, solves)

@@ -198,7 +198,8 @@ def problem_of(
     if start is None:
         return engines.Problem(origin, data, box, is_first=is_first)
     at = replace(start, mean=first.mean) if _model.is_lognormal(config) else start
-    return engines.Problem(_model.model_of(config, at, data), data, box, origin, start.nu, field)
+    model = _model.model_of(config, at, data)
+    return engines.Problem(model, data, box, origin, start.nu, field, is_first)
 
 
 def fit_stars(
