@@ -8,7 +8,7 @@ import torch
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import MGVISettings, fit_mgvi
-from dustmap.inference.lognormal import _mgvi_state
+from dustmap.inference.lognormal import _mgvi_samples
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import bends, excess_spread
@@ -59,5 +59,5 @@ def test_draws_of_many_data_are_exact_to_what_these_determine(
 
     exact = variance(1e-6)
     assert abs(variance(0.025) / exact - 1.0) < 0.05
-    monkeypatch.setattr(_mgvi_state, "_FINE", math.inf)
+    monkeypatch.setattr(_mgvi_samples, "_FINE", math.inf)
     assert variance(0.025) / exact - 1.0 > 0.05

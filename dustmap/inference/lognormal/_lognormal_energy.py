@@ -16,9 +16,10 @@ from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
     metric_solver,
+    node_preconditioner,
 )
-from dustmap.inference.lognormal._tangent import Tangent
-from dustmap.linalg import Progress, SolveResult, unwatched
+from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner, Tangent
+from dustmap.linalg import Progress, SolveResult, divided, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
 FAR, ROUGH = 2.0, 0.1
@@ -388,3 +389,22 @@ def monte_carlo_error(mean: Iterate) -> float:
     responses = mean.responses
     variance = (responses.var(0) / mean.problem.noise).mean() / len(responses)
     return float(variance.sqrt())
+
+
+def preconditioner_at(
+    centre: Iterate, rank: int, old: Preconditioner | None, progress: Progress
+) -> Preconditioner:
+    """A preconditioner of the side that the problem has chosen."""
+    problem, nodes = centre.problem, centre.problem.nodes
+    if nodes is not None:
+        assert not isinstance(old, GramPreconditioner)
+        return node_preconditioner(nodes, centre.tangent, rank, old, progress)
+    assert not isinstance(old, NodePreconditioner)
+    # Ranks divide the vectors that the Gram matrix is multiplied with.
+    alone = problem.apart().tangent(centre.density, centre.c)
+    gram, size = divided(alone.gram(), problem.world), centre.tangent.size
+    # Random rows beside eigenvectors drown in the rounding of what these see: a wider one is
+    # made of random rows alone.
+    if old is not None and rank <= old.rank:
+        return old.refreshed(gram, size, progress)
+    return GramPreconditioner.of(gram, size, rank, problem.together, progress)

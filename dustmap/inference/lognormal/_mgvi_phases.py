@@ -16,11 +16,10 @@ from dustmap.inference.lognormal._lognormal_energy import (
     Iterate,
     descend,
     monte_carlo_error,
+    preconditioner_at,
 )
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
-    Preconditioner,
-    node_preconditioner,
 )
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step, on_its_torus
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
@@ -33,8 +32,8 @@ from dustmap.inference.lognormal._mgvi_state import (
     Phase,
     posterior_at,
 )
-from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner
-from dustmap.linalg import AT_MOST, Progress, SparseOperator, divided
+from dustmap.inference.lognormal._tangent import GramPreconditioner
+from dustmap.linalg import AT_MOST, Progress, SparseOperator
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +52,10 @@ _TURNS = 10
 #: nats: data are off by a tenth of their noise, but all on one side, and maps of thousands of stars
 #: have a fifth more dust than there is, five to seven of their standard deviations.
 _MEAN_DECREASE, _MEAN_TOGETHER, _MEAN_STEPS = 0.15, 3, 20
+#: The same at few samples, and so many turns. Samples at the mode are those of a denser field: they
+#: spread less, and ξ̄ that follows them needs several more turns, each of which leaves less dust.
+#: Of few samples they are cheap, and what these lack is noise.
+_FEW_DECREASE, _FEW_STEPS, _FEW_TURNS = 0.3, 12, 4
 #: Accuracy of the mode at which gradients of the evidence are taken: residual of CG over
 #: `settings.residual`, decrease of the energy in nats, and Gauss-Newton steps at most. Two nats
 #: from rest, gradients of skies that vary by factors of a hundred are off by several posterior
@@ -117,7 +120,7 @@ class Fit:
             # Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests at the last of them. What a
             # step replaces is free for the next, for no other frame holds the state.
             if not state.is_drawing:
-                if state.turn == 0:
+                if state.mode is None:
                     state = self._started(state)
                 if state.turn > 0:
                     state = self._recentred(state)
@@ -125,11 +128,12 @@ class Fit:
                         state = self._preconditioned(state)
                     state = self._refined(state)
                 if self._rests(state):
-                    yield self._ended(state)
-                    return
-                state = self.sampler.drawn(self._preconditioned(state))
+                    state = self._ended(state)
+                    yield state
+                    continue
+                state = self._sampler(state).drawn(self._preconditioned(state))
             while state.is_drawing:
-                state = self.sampler.curved(state)
+                state = self._sampler(state).curved(state)
                 if state.is_drawing:
                     yield state
             state = self._sampled(state)
@@ -142,7 +146,7 @@ class Fit:
         if turn == 0 and self.start is not None:
             turn = _BARE + 1
         elif turn == 0:
-            state = _weighed(state, StudentTWeights.first(robust, _ratios(state, None)[0]))
+            state = state.weighed(StudentTWeights.first(robust, state.ratios(None)[0]))
         state = self._preconditioned(state)
         state, descent = self._descended(state, replace(accuracy, steps=_STRIDE), "weights")
         spread = None
@@ -151,8 +155,8 @@ class Fit:
             spread = probe.spread
         assert state.weights is not None
         share = measured_weight(state.problem.data)
-        weights = state.weights.updated(*_ratios(state, spread), turn > _BARE, share)
-        state = _weighed(state, weights)
+        weights = state.weights.updated(*state.ratios(spread), turn > _BARE, share)
+        state = state.weighed(weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
         if rests or turn + 1 == robust.max_rounds:
             return state.at(Phase.MODE)
@@ -172,10 +176,10 @@ class Fit:
     def _learn(self, state: FitState) -> FitState:
         """An evidence step, until θ rests."""
         if len(state.prior) == 0:
-            return self._descended(state, self._accuracy, "mode")[0].at(Phase.SAMPLE)
+            return self._learned(self._descended(state, self._accuracy, "mode")[0])
         self.progress(_LEARNING, state.turn, self.settings.rounds)
         if state.turn == self.settings.rounds:
-            return replace(state, moved=True).at(Phase.SAMPLE)
+            return self._learned(replace(state, moved=True))
         accuracy = self._accuracy_of_learning(state.widths)
         state, descent = self._descended(self._preconditioned(state), accuracy)
         at_rest = descent.decrease < accuracy.decrease
@@ -183,7 +187,14 @@ class Fit:
         if not is_last:
             return state.at(Phase.LEARN, state.turn + 1)
         self.progress(_LEARNING, self.settings.rounds, self.settings.rounds)
-        return self._descended(state, self._accuracy, "mode")[0].at(Phase.SAMPLE)
+        return self._learned(self._descended(state, self._accuracy, "mode")[0])
+
+    def _learned(self, state: FitState) -> FitState:
+        """Before the first samples: few, where ξ̄ is to rest far from where it is."""
+        settings, start = self.settings, self.start
+        stays = start is not None and start.is_near(state.problem) and len(state.prior) == 0
+        rests = settings.redrawn and settings.refinements > 0 and not stays
+        return state.at(Phase.FEW if rests else Phase.SAMPLE)
 
     def _evidence_round(self, state: FitState, at_rest: bool) -> tuple[FitState, bool]:
         """Take one step in θ, and say whether it was the last.
@@ -219,8 +230,8 @@ class Fit:
         rests = averaged or step.rests(settings.tolerance)
         if state.weights is not None:
             share = measured_weight(state.problem.data)
-            weights = state.weights.updated(*_ratios(state, probe.spread), share=share)
-            state, rests = _weighed(state, weights), rests and weights.settled
+            weights = state.weights.updated(*state.ratios(probe.spread), share=share)
+            state, rests = state.weighed(weights), rests and weights.settled
         is_last = rests if taken > 0.0 else at_rest
         # What would end at a rough mode is tried again at an accurate one.
         is_rough = _FAR_ERROR * state.widths > max(_SHORT, settings.tolerance)
@@ -274,9 +285,22 @@ class Fit:
             state,
             mode=(centre, state.z),
             centre=posterior_at(state.problem, centre.xi + (start.mean - start.mode)),
-            deviations=start.deviations if start.curved else None,
+            deviations=self._earlier_deviations(state),
             curved=start.curved,
         )
+
+    def _earlier_deviations(self, state: FitState) -> Tensor | None:
+        """Curved ones of an earlier fit, those of the samples of this phase."""
+        start = self._earlier(state)
+        if start is None or not start.curved:
+            return None
+        pairs = self._sampler(state).settings.samples // 2
+        return torch.cat([half[:pairs] for half in start.deviations.chunk(2)])
+
+    def _sampler(self, state: FitState) -> Sampler:
+        """Of all samples, or of few."""
+        few = replace(self.sampler, settings=self.settings.of_few())
+        return few if state.phase is Phase.FEW else self.sampler
 
     def _rests(self, state: FitState) -> bool:
         """Whether ξ̄ has followed samples that stay: they need not be good, ξ̄ of an earlier fit was
@@ -284,6 +308,8 @@ class Fit:
         turn, settings = state.turn, self.settings
         if turn == 0 or state.strayed:
             return False
+        if state.phase is Phase.FEW:
+            return turn == _FEW_TURNS
         if turn > settings.refinements or not settings.redrawn or self._earlier(state) is not None:
             return True
         moved = state.history[-1].moved
@@ -303,8 +329,7 @@ class Fit:
         assert state.mode is not None
         mode, z = state.mode
         if not state.strayed:
-            how = _MEAN_DECREASE, _MEAN_STEPS, self.settings.cg_steps, _MEAN_TOGETHER
-            state, _ = self._descended(state, Accuracy(self.settings.residual, *how), "mean")
+            state, _ = self._descended(state, self._accuracy_of_mean(state.phase), "mean")
             strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
             state = replace(state, strayed=strayed)
         if not state.strayed or self.settings.curved is not None or state.curved:
@@ -317,10 +342,14 @@ class Fit:
         last = self.settings.refinements
         if last == 0 or (state.strayed and state.turn > last):
             return self._ended(state)
-        return state.at(Phase.SAMPLE, state.turn + 1)
+        return state.at(state.phase, state.turn + 1)
 
     def _ended(self, state: FitState) -> FitState:
-        """The fit as it is."""
+        """Before all samples are drawn where few have led; else the fit as it is."""
+        if state.phase is Phase.FEW:
+            state = state.at(Phase.SAMPLE)
+            drawn = self._earlier_deviations(state)
+            return replace(state, deviations=drawn, sample_draws=None, curve_draws=None)
         is_restless = state.moved or state.history[-1].moved > _RESTLESS
         return replace(state, moved=is_restless).at(Phase.DONE)
 
@@ -342,7 +371,7 @@ class Fit:
         rank, old = self._rank(state), state.preconditioner
         if rank == 0 or (old is not None and state.slowest < QUICK):
             return state
-        made = self._made(state.centre, rank, old)
+        made = preconditioner_at(state.centre, rank, old, self.progress)
         return replace(state, preconditioner=made, slowest=0)
 
     def _rank(self, state: FitState) -> int:
@@ -364,22 +393,6 @@ class Fit:
         wider = min(2 * old.rank, most, n // 8)
         return max(old.rank, wider) if state.slowest > _SLOW else old.rank
 
-    def _made(self, centre: Iterate, rank: int, old: Preconditioner | None) -> Preconditioner:
-        """A preconditioner of the side that the problem has chosen."""
-        problem, nodes = centre.problem, centre.problem.nodes
-        if nodes is not None:
-            assert not isinstance(old, GramPreconditioner)
-            return node_preconditioner(nodes, centre.tangent, rank, old, self.progress)
-        assert not isinstance(old, NodePreconditioner)
-        # Ranks divide the vectors that the Gram matrix is multiplied with.
-        alone = problem.apart().tangent(centre.density, centre.c)
-        gram, size = divided(alone.gram(), problem.world), centre.tangent.size
-        # Random rows beside eigenvectors drown in the rounding of what these see: a wider one is
-        # made of random rows alone.
-        if old is not None and rank <= old.rank:
-            return old.refreshed(gram, size, self.progress)
-        return GramPreconditioner.of(gram, size, rank, problem.together, self.progress)
-
     def _rough(self, state: FitState) -> Accuracy:
         """On the way to the mode."""
         return replace(self._accuracy, decrease=0.01 * len(state.problem.y))
@@ -387,6 +400,13 @@ class Fit:
     @property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
+
+    def _accuracy_of_mean(self, phase: Phase) -> Accuracy:
+        """Accuracy of ξ̄ at samples of this phase."""
+        few = _FEW_DECREASE, _FEW_STEPS
+        decrease, steps = few if phase is Phase.FEW else (_MEAN_DECREASE, _MEAN_STEPS)
+        how = decrease, steps, self.settings.cg_steps, _MEAN_TOGETHER
+        return Accuracy(self.settings.residual, *how)
 
     def _accuracy_of_learning(self, widths: float) -> Accuracy:
         """Accuracy of the mode at which a gradient of the evidence is taken, so many posterior
@@ -428,23 +448,3 @@ def _widest(problem: LogNormalProblem) -> int:
         return MGVISettings.most_rank
     even = rows.bytes // max(1, 2 * rows.shape[0] * rows.dtype.itemsize)
     return max(_WIDE, 1 << max(1, even).bit_length() - 1)
-
-
-def _ratios(state: FitState, spread: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Squared residual of the mode, and spread (N,), each over the likelihood's σ_n²."""
-    problem = state.problem
-    noise = problem.model.likelihood.noise_variance(problem.data).detach().double()
-    left = state.centre.residuals[0].double().square() / noise
-    return left, torch.zeros_like(left) if spread is None else spread.double() / noise
-
-
-def _weighed(state: FitState, weights: StudentTWeights) -> FitState:
-    """Other weights, the mode where it is, and its multipliers where the residuals are."""
-    before = state.centre
-    problem = before.problem.weighted(weights.precision_weights)
-    return replace(
-        state,
-        weights=weights,
-        z=before.problem.multipliers_under(problem, state.z),
-        centre=Iterate.at(problem, before.target, before.xi),
-    )
