@@ -57,6 +57,13 @@ def _check_data(data: DataConfig) -> None:
             f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
             'which data.kind = "regression" predicts from'
         )
+    names = [*data.inputs, data.target, data.error]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise UserError(
+            f"column {twice[0]} stands twice in data.inputs, data.target and data.error: expected "
+            "every column once, for what is predicted cannot be known before"
+        )
     if data.columns:
         raise UserError(
             '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '

@@ -118,7 +118,7 @@ def _distance_errors(stars: StarTable) -> tuple[Check, ...]:
         "columns distance, distance_error (or its percentiles): are both in pc? Name the unit of "
         'the errors, as --column "distance_error=NAME [kpc]"; make relative errors absolute first'
     )
-    return (Check("median distance error / distance", relative, _LEAST_RELATIVE, 10.0, advice),)
+    return (Check("median distance error / distance", relative, _LEAST_RELATIVE, 0.5, advice),)
 
 
 def _parallax_errors(distances: ParallaxDistances) -> Check:
