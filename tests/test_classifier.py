@@ -124,6 +124,7 @@ def test_saved_and_loaded(labels: list[Any], tmp_path: Path) -> None:
     ("parameters", "data", "message"),
     [
         ({}, {"y": np.zeros(30)}, r"y has one class only, 0\.0"),
+        ({}, {"y": ["a", None] * 15}, r"y is None in 15 of 30 rows \(first in row 1"),
         ({}, {"y": np.linspace(0.0, 1.0, 30)}, "Unknown label type: continuous"),
         ({}, {"X": np.full((30, 1), np.nan)}, "Input X contains NaN"),
         ({}, {"y": np.zeros(29)}, "inconsistent numbers of samples"),

@@ -156,6 +156,18 @@ def test_predict_needs_inputs_only_and_adds_columns(
     assert predicted["target_std"][2] > 5 * predicted["target_std"][0]
 
 
+def test_rows_without_inputs_are_predicted_as_nan_and_counted(
+    curve: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("a,name\n0.5,x\n,y\ninf,z\n1.0,w\n")
+    arguments = ["--catalog", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
+    assert main(["predict", str(curve / "run"), *arguments, "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["rows_without_inputs"] == 2
+    predicted = np.ma.filled(read_tables(tmp_path / "p.csv")["target_mean"], np.nan)
+    np.testing.assert_array_equal(np.isnan(predicted), [False, True, True, False])
+    np.testing.assert_allclose(predicted[[0, 3]], np.sin([2.5, 5.0]), atol=0.15)
+
+
 def test_predict_keeps_the_columns_of_the_table(
     curve: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,16 @@ def refuse_units(**arguments: ArrayLike | None) -> None:
             raise UserError(f"{name} has masked values: leave those rows out")
 
 
+def refuse_missing(name: str, values: NDArray[Any]) -> None:
+    """Refuse None among labels, which neither sort nor make a class."""
+    missing = np.flatnonzero([value is None for value in values])
+    if len(missing) > 0:
+        raise UserError(
+            f"{name} is None in {len(missing)} of {len(values)} rows (first in row {missing[0]}, "
+            "counted from 0): leave those rows out"
+        )
+
+
 def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
     """noise_std as (n,) positive finite numbers; one number stands for n of them."""
     refuse_units(noise_std=noise_std)

@@ -89,6 +89,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn latent functions from X (N, D) and labels y (N,) of any type."""
         _arguments.refuse_units(X=X, y=y)
+        _arguments.refuse_missing("y", np.asarray(y, object))
         inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)

@@ -254,6 +254,19 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
     UserError
         Where there is no such column, or a value in it that is no finite number.
     """
+    values = numbers_or_nan(table, name)
+    check_rows(np.isfinite(values), name, "finite")
+    return values
+
+
+def numbers_or_nan(table: Table, name: str) -> NDArray[np.float64]:
+    """Return the numbers of a column (N,), NaN where they are missing.
+
+    Examples
+    --------
+    >>> numbers_or_nan(Table({"x": np.ma.array([1.0, 2.0], mask=[False, True])}), "x")
+    array([ 1., nan])
+    """
     if name not in table.colnames:
         raise UserError(f"missing column {name}; the columns there are {', '.join(table.colnames)}")
     try:
@@ -264,7 +277,6 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
         if row is not None:
             got = f"{str(table[name][row])[:40]!r} in row {row} (counted from 0)"
         raise UserError(f"column {name}: expected numbers, got {got}") from None
-    check_rows(np.isfinite(values), name, "finite")
     return np.asarray(values, np.float64)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from dustmap import config as configuration
@@ -21,10 +22,17 @@ from dustmap.runs._interface import AbstractFinishedRun, AbstractRun, Plan, spli
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
-from dustmap.runs.regression._model import Rows, grid_of, inputs_of, map_grid, read_rows
+from dustmap.runs.regression._model import Rows, grid_of, map_grid, read_rows
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
-from dustmap.tables import read_tables, refuse_taken, replacing, table_format, write_table
+from dustmap.tables import (
+    numbers_or_nan,
+    read_tables,
+    refuse_taken,
+    replacing,
+    table_format,
+    write_table,
+)
 
 log = logging.getLogger(__name__)
 
@@ -221,15 +229,24 @@ class RegressionResult(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        """Add target_mean and target_std (of f, without noise); the inputs alone are needed."""
+        """Add target_mean and target_std (of f, without noise); the inputs alone are needed.
+
+        Rows that lack one, or have one that is not finite, get NaN, and are counted.
+        """
         del card, progress
         table_format(output)  # before anything is computed
         table = read_tables(catalog)
         refuse_taken(table, ("target_mean", "target_std"))
-        X = inputs_of(table, self.config.data)
-        table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)
+        columns = [numbers_or_nan(table, name) for name in self.config.data.inputs]
+        X = np.stack(columns, axis=1)
+        whole = np.isfinite(X).all(axis=1)
+        predicted = np.full((2, len(X)), np.nan)
+        if whole.any():
+            predicted[:, whole] = self.model.predict(X[whole], return_std=True)
+        table["target_mean"], table["target_std"] = predicted
         write_table(output, table, overwrite)
-        return {"rows": len(table), "output": str(output)}
+        counts = {"rows": len(table), "rows_without_inputs": int((~whole).sum())}
+        return {**counts, "output": str(output)}
 
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
         """Write mean and standard deviation on the run's grid."""

@@ -414,6 +414,8 @@ def invalid_row(
     written: str = "",
 ) -> UserError:
     """Say which row has what is wrong, what is written there, and what to do."""
+    if reason.startswith("source_id"):
+        remedy = f"{remedy}; or have rows counted: --column source_id={NO_COLUMN}"
     more = f", and in {len(rows) - 1} more of the same chunk" if len(rows) > 1 else ""
     return UserError(
         f"{path}: {reason} in row {rows[0]} (counted from 0){written}{more}; correct such rows, or "

@@ -260,6 +260,7 @@ def test_a_missing_identifier(tmp_path: Path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("source_id,l,b,distance,extinction,extinction_error\n,1,2,3,0.1,0.1\n")
     refused(path, "source_id is missing in row 0")
+    refused(path, "or have rows counted: --column source_id=none")
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
