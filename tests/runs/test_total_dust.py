@@ -1,5 +1,6 @@
 """How much dust there is: maps of turbulent skies, made by Fourier transforms in numpy alone."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -70,8 +71,22 @@ def stars(rho: Array, count: int, seed: int) -> Table:
     return Table(columns)
 
 
-def standard_score(folder: Path, seed: int) -> tuple[float, float]:
-    """Dust within 280 pc in the map over the true one, and how many deviations it is off."""
+@dataclass(frozen=True)
+class Mapped:
+    """Nodes of a map within 280 pc: true means (n,) of the voxels around them, samples (S, n), and
+    the share (n,) of the prior's variance that the data have taken."""
+
+    truth: Array
+    samples: Array
+    coverage: Array
+
+    def of(self, which: NDArray[np.bool_]) -> tuple[float, float]:
+        """Their dust over the true one, and how many standard deviations it is off."""
+        total, truth = self.samples[:, which].sum(1), self.truth[which].sum()
+        return float(total.mean() / truth), float((total.mean() - truth) / total.std())
+
+
+def mapped(folder: Path, seed: int) -> Mapped:
     rho = turbulent(seed)
     stars(rho, 2_500, seed).write(folder / "stars.fits", overwrite=True)
     (folder / "run.toml").write_text(CONFIG)
@@ -81,22 +96,41 @@ def standard_score(folder: Path, seed: int) -> tuple[float, float]:
     assert isinstance(found, StarMap)
     posterior = found.fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
+    assert posterior.explained is not None
     grid = found.run.grid
     nodes = np.stack(np.meshgrid(*(np.asarray(a) for a in grid.axes()), indexing="ij"), -1)
     near = (np.linalg.norm(nodes, axis=-1) < 280.0) & (np.abs(nodes) < HALF - 25.0).all(-1)
     offsets = np.random.default_rng(0).uniform(-10.0, 10.0, (64, 3))
-    truth = sum(at(rho, nodes[near] + offset).sum() for offset in offsets) / len(offsets)
-    samples = posterior.log_samples.exp().numpy()[:, near.ravel()].sum(1)
-    return float(samples.mean() / truth), float((samples.mean() - truth) / samples.std())
+    truth: Array = np.mean([at(rho, nodes[near] + offset) for offset in offsets], axis=0)
+    samples = posterior.log_samples.exp().numpy()[:, near.ravel()]
+    return Mapped(truth, samples, posterior.explained.numpy()[near.ravel()])
+
+
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory: pytest.TempPathFactory) -> list[Mapped]:
+    return [mapped(tmp_path_factory.mktemp(f"sky{seed}"), seed) for seed in range(4)]
 
 
 @pytest.mark.slow
-def test_maps_of_turbulent_skies_have_the_dust_that_is_there(tmp_path: Path) -> None:
+def test_maps_of_turbulent_skies_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
     """Ratios are 0.98, 1.02, 0.97, 1.05, and scores -0.6, 0.6, -0.7, 1.7.
 
     They were 1.06 to 1.09, and 1.8 to 3.6, without the turns at few samples, and 1.20 to 1.24 where
     ξ̄ stopped short of its samples.
     """
-    ratios, scores = zip(*(standard_score(tmp_path, seed) for seed in range(4)), strict=True)
+    everywhere = [sky.of(np.ones(len(sky.truth), bool)) for sky in maps]
+    ratios, scores = np.transpose(everywhere)
     assert abs(np.mean(ratios) - 1.0) < 0.05
     assert np.abs(scores).max() < 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="which node of a sight line has its dust no star between them says: the posterior has a "
+    "mode for each, and samples around one mean follow one of them",
+)
+def test_nodes_that_the_data_know_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
+    """Where half of the prior's variance is taken there is 1.5 to 3.5 times the true dust."""
+    scores = [sky.of(sky.coverage > 0.5)[1] for sky in maps]
+    assert np.abs(scores).max() < 3.0

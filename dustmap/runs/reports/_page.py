@@ -16,6 +16,8 @@ from dustmap.runs.reports._progress import duration_text
 
 #: Characters of a text that stays on one line.
 _LONG = 60
+#: What a scale says whose error is that of its inverse, the gradient.
+_SCALE = "negative where it grows; with an error above the value there may be no gradient"
 
 #: The page that turns and cuts a map of a run, in the run's directory.
 VIEW = "view.html"
@@ -387,8 +389,8 @@ TERMS: Mapping[str, Term] = {
     "nu": Term("ν of Student's t", "few: many outliers; above 100: normal noise"),
     "scatter": Term("Scatter", "error beside those of the catalog"),
     "relative_scatter": Term("Relative scatter", "the same, in proportion to the extinction"),
-    "disc_height": Term("Scale height of the disc", "of the mean density", "pc"),
-    "disc_length": Term("Scale length of the disc", "of the mean density", "pc"),
+    "disc_height": Term("Scale height of the disc", f"of the mean density; {_SCALE}", "pc"),
+    "disc_length": Term("Scale length of the disc", f"of the mean density; {_SCALE}", "pc"),
     "disc_plane": Term("Plane of the disc", "Z at which the mean density is largest", "pc"),
     "cavity": Term("Cavity", "factor on the mean density around the Sun"),
     "beyond": Term("Dust beyond the box", "factor on what the prior expects there"),

@@ -43,6 +43,8 @@ _FEWEST, _PER_GROUP = 2, 10
 #: The array of the values of all parameters of a model, and how far numbers of a report, which are
 #: their exponentials, may be from these: some roundings.
 _PARAMETERS, _ROUNDINGS = "parameters", 1e-12
+#: Scales of the mean whose inverse is what has a normal error.
+_SCALES = frozenset({"disc_height", "disc_length"})
 _UNWATCHED = engines.Watch()
 _NONE: engines.Arrays = {}
 
@@ -304,7 +306,9 @@ def learned_in_words(fit: StarFit, units: Mapping[str, str]) -> str:
     for name, error in fit.errors.items():
         value, unit = getattr(fit.hyperparameters, name), units.get(name, "").partition(" (")[0]
         text = f"{value:.3g} (at its bound)" if error is None else f"{value:.3g} ± {error:.2g}"
-        parts.append(f"{name} {text}" + (f" {unit}" if unit and " " not in unit else ""))
+        text = f"{name} {text}" + (f" {unit}" if unit and " " not in unit else "")
+        flat = error is not None and name in _SCALES and error > abs(value)
+        parts.append(f"{text} (its gradient may be 0)" if flat else text)
     return ", ".join(parts)
 
 
