@@ -18,9 +18,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
     monte_carlo_error,
     preconditioner_at,
 )
-from dustmap.inference.lognormal._lognormal_problem import (
-    LogNormalProblem,
-)
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step, on_its_torus
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_state import (
