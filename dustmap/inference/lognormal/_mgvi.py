@@ -144,7 +144,8 @@ def fit_mgvi(
        new hyperparameters.
     3. Metric Gaussian variational inference: S/2 pairs ±δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) at ξ̄, then
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖² until it rests;
-       repeated with the same random numbers, to where it rests at the samples that are returned.
+       repeated with the same random numbers, first with few of the samples, then to where it rests
+       at those that are returned.
        With `curved` each sample follows the curvature of ρ instead.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
@@ -170,9 +171,10 @@ def fit_mgvi(
     start
         The end of an earlier fit, whose data come first and whose hyperparameters are near those of
         `model`: the same random numbers belong to its data, so that mode, weights and samples are
-        near, too. Samples are drawn at ξ̄ as far from the new mode as it was, ξ̄ follows them, and
-        they stay. Where the fit ends is the same within its own convergence; a start of other
-        variables or another number of samples is not used.
+        near, too. Samples are drawn at ξ̄ as far from the new mode as it was, few of them at first
+        unless few data are new and nothing is learned; ξ̄ follows them, and they stay. Where the
+        fit ends is the same within its own convergence; a start of other variables or another
+        number of samples is not used.
     world
         Ranks that all call this with the same arguments and divide the draws among them, and the
         rows in products with one vector. Every rank has all data, and returns the same solution;

@@ -189,10 +189,9 @@ class Fit:
 
     def _learned(self, state: FitState) -> FitState:
         """Before the first samples: few, where ξ̄ is to rest far from where it is."""
-        settings, start = self.settings, self.start
-        stays = start is not None and start.is_near(state.problem) and len(state.prior) == 0
-        rests = settings.redrawn and settings.refinements > 0 and not stays
-        return state.at(Phase.FEW if rests else Phase.SAMPLE)
+        follows = self.settings.redrawn and self.settings.refinements > 0
+        is_far = follows and not state.is_near(self.start)
+        return state.at(Phase.FEW if is_far else Phase.SAMPLE)
 
     def _evidence_round(self, state: FitState, at_rest: bool) -> tuple[FitState, bool]:
         """Take one step in θ, and say whether it was the last.
@@ -297,8 +296,9 @@ class Fit:
 
     def _sampler(self, state: FitState) -> Sampler:
         """Of all samples, or of few."""
-        few = replace(self.sampler, settings=self.settings.of_few())
-        return few if state.phase is Phase.FEW else self.sampler
+        if state.phase is not Phase.FEW:
+            return self.sampler
+        return replace(self.sampler, settings=self.settings.of_few())
 
     def _rests(self, state: FitState) -> bool:
         """Whether ξ̄ has followed samples that stay: they need not be good, ξ̄ of an earlier fit was

@@ -369,7 +369,7 @@ class Sampler:
             z = sign * state.sample_draws[pair]
         else:
             z = state.z.new_zeros(len(pair), len(state.z))
-            if self._is_near(state):
+            if state.is_near(self.start):
                 steps, residual = 1, _SHORT_RESIDUAL
         accuracy = Accuracy(
             residual * settings.residual,
@@ -380,11 +380,6 @@ class Sampler:
         how = accuracy, _apart(state), self.progress
         white, noise = sign * own.white, sign * own.noise
         return curved_draws(mode, white, noise, start[which.start : which.stop], z, *how)
-
-    def _is_near(self, state: FitState) -> bool:
-        """Whether the samples of the earlier fit are, with few new data and nothing learned."""
-        assert self.start is not None
-        return len(state.prior) == 0 and self.start.is_near(state.problem)
 
     def solver(self, state: FitState, residual: float) -> DrawSolver:
         """For straight draws at the centre; residual: of CG in units of that of the settings."""

@@ -165,10 +165,6 @@ class MGVIStart:
         """Return the same for these data in another order (N,)."""
         return replace(self, pull=self.pull[order])
 
-    def is_near(self, problem: LogNormalProblem) -> bool:
-        """Whether few of the data are new."""
-        return len(self.pull) >= (1.0 - _NEW) * len(problem.y)
-
     def fits(self, problem: LogNormalProblem, settings: MGVISettings) -> bool:
         """Whether the problem has such variables, and as many samples are asked for."""
         prior = problem.model.prior
@@ -194,7 +190,8 @@ class Phase(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
-    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z.
+    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z; few:
+    whether deviations and draws are those of few samples.
     """
 
     data: int
@@ -294,6 +291,11 @@ class FitState:
     def problem(self) -> LogNormalProblem:
         """At the present hyperparameters."""
         return self.centre.problem
+
+    def is_near(self, start: MGVIStart | None) -> bool:
+        """Whether samples of an earlier fit are near: few data are new, and nothing is learned."""
+        few = start is not None and len(start.pull) >= (1.0 - _NEW) * len(self.problem.y)
+        return few and len(self.prior) == 0
 
     def ratios(self, spread: Tensor | None) -> tuple[Tensor, Tensor]:
         """Squared residual of the mode, and spread (N,), each over the likelihood's σ_n²."""

@@ -1,6 +1,5 @@
 """Rows of any table as inputs, targets and errors, the grid around them, and their estimator."""
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap import engines
-from dustmap.config import Config, DataConfig, GridConfig, ModelConfig
+from dustmap.config import Config, DataConfig, GridConfig
 from dustmap.engines import MIB, Component, During, MemoryPlan
 from dustmap.errors import UserError
 from dustmap.estimators import HIPGPRegressor
@@ -24,8 +23,6 @@ from dustmap.runs.reports import Check, CoverageAdvice, coverage_checks
 from dustmap.tables import check_rows, number_column, read_tables
 
 Array = NDArray[np.float64]
-
-_log = logging.getLogger(__name__)
 
 # Nodes per axis of the maps of a run without a [grid], by the number of inputs.
 _MAP_NODES = {1: 500, 2: 120, 3: 32}
@@ -89,9 +86,11 @@ def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, int]:
     return rows[inside], outside
 
 
-def inputs_of(table: Table, data: DataConfig) -> Array:
-    """Return the inputs X (N, D)."""
-    return np.stack([number_column(table, name) for name in data.inputs], axis=1)
+def inputs_of(
+    table: Table, data: DataConfig, read: Callable[[Table, str], Array] = number_column
+) -> Array:
+    """Return the inputs X (N, D), each as `read` gives it."""
+    return np.stack([read(table, name) for name in data.inputs], axis=1)
 
 
 def target_of(table: Table, target: str) -> Array:
@@ -167,12 +166,6 @@ def _kernel(config: Config, rows: Rows) -> Any:
     lengths = [model.length] * rows.X.shape[1]
     if "length" in model.learn:
         lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
-    elif model.length == ModelConfig.length:
-        _log.warning(
-            "model.length = %g, the default, is held for every input, for model.learn has no "
-            '"length": name one in the units of the inputs, or have it learned',
-            model.length,
-        )
     std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
     return kernel_named(model.kernel_name, lengths, std**2)
 

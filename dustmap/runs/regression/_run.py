@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dustmap import config as configuration
-from dustmap.config import Config
+from dustmap.config import Config, ModelConfig
 from dustmap.engines import MOST_DENSE
 from dustmap.errors import UserError
 from dustmap.estimators import HIPGPRegressor
@@ -22,7 +22,7 @@ from dustmap.runs._interface import AbstractFinishedRun, AbstractRun, Plan, spli
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
-from dustmap.runs.regression._model import Rows, grid_of, map_grid, read_rows
+from dustmap.runs.regression._model import Rows, grid_of, inputs_of, map_grid, read_rows
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
 from dustmap.tables import (
@@ -237,8 +237,7 @@ class RegressionResult(AbstractFinishedRun):
         table_format(output)  # before anything is computed
         table = read_tables(catalog)
         refuse_taken(table, ("target_mean", "target_std"))
-        columns = [numbers_or_nan(table, name) for name in self.config.data.inputs]
-        X = np.stack(columns, axis=1)
+        X = inputs_of(table, self.config.data, numbers_or_nan)
         whole = np.isfinite(X).all(axis=1)
         predicted = np.full((2, len(X)), np.nan)
         if whole.any():
@@ -293,6 +292,13 @@ def prepare_regression(
     run = RegressionRun(config, rows, rows[train], rows[holdout], dropped, grid_of(config))
     _check_fit(config, len(run.mapped), run.grid)
     _model.estimator_of(config, run.train, run.grid)
+    length = config.model.length
+    if "length" not in config.model.learn and length == ModelConfig.length:
+        log.warning(
+            "model.length = %g, the default, is held for every input, for model.learn has no "
+            '"length": name one in the units of the inputs, or have it learned',
+            length,
+        )
     return run
 
 
