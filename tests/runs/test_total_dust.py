@@ -131,6 +131,6 @@ def test_maps_of_turbulent_skies_have_the_dust_that_is_there(maps: list[Mapped])
     "mode for each, and samples around one mean follow one of them",
 )
 def test_nodes_that_the_data_know_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
-    """Ratios are 2.3, 1.9, 2.4, 2.2, and scores 13.0, 12.8, 10.5, 16.0, of 1 to 2 % of the nodes."""
+    """Ratios are 2.3, 1.9, 2.4, 2.2, and scores 13.0, 12.8, 10.5, 16.0, of 1 to 2 % of them."""
     scores = [sky.of(sky.coverage > 0.5)[1] for sky in maps]
     assert np.abs(scores).max() < 3.0
