@@ -393,7 +393,7 @@ def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
 def _start_arrays(start: inference.MGVIStart) -> Arrays:
     """Arrays for `_start_of`."""
     numbers = {"torus": torch.tensor(start.torus), "curved": torch.tensor(start.curved)}
-    names = ("mode", "mean", "deviations", "pull")
+    names = ("mode", "means", "deviations", "pull")
     return _engine.arrays_of(numbers | {name: getattr(start, name) for name in names})
 
 
@@ -403,6 +403,8 @@ def _start_of(problem: Problem) -> inference.MGVIStart | None:
         return None
     vectors = _engine.tensors_of(problem.start, problem.data.y.device)
     torus, curved = vectors.pop("torus"), vectors.pop("curved")
+    if "mean" in vectors:  # Runs of earlier versions have one.
+        vectors["means"] = vectors.pop("mean")[None]
     return inference.MGVIStart(tuple(torus.tolist()), curved=bool(curved), **vectors)
 
 

@@ -20,7 +20,8 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.lognormal import _mgvi_curves, _mgvi_phases, _mgvi_samples
+from dustmap.inference.lognormal import _mgvi_curves, _mgvi_means, _mgvi_phases, _mgvi_samples
+from dustmap.inference.lognormal._mgvi_state import TURNS
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,
@@ -92,6 +93,7 @@ CASES = {
     "relative": Case(1, settings=replace(SETTINGS, curved=True, rounds=1), relative=True),
     "nested": Case(1, nodes=25, nested=True),
     "curved": Case(1, torch.float32, settings=replace(SETTINGS, curved=True, rounds=1)),
+    "several": Case(1, settings=replace(SETTINGS, samples=20, curved=True, rounds=1)),
 }
 SLOW = {
     "nested-curved": Case(2, settings=replace(SETTINGS, curved=True), nodes=9, nested=True),
@@ -137,15 +139,15 @@ def test_curved_samples_are_kept_few_by_few(together: int, monkeypatch: pytest.M
     monkeypatch.setattr(_mgvi_curves, "_CURVED_TOGETHER", together)
     case = replace(CASES["curved"], settings=replace(SETTINGS, curved=True, rounds=0))
     straight = replace(case, settings=replace(case.settings, curved=False))
-    turns = _mgvi_phases._FEW_TURNS + 1 + SETTINGS.refinements  # few samples are as many as all
-    draws = turns * (math.ceil(SETTINGS.samples / together) - 1)
-    assert keeps(case) == keeps(straight) + draws
+    draws, refined = TURNS * math.ceil(SETTINGS.samples / together), 1 + SETTINGS.refinements
+    first = 1  # on straight lines at the mode
+    assert keeps(case) == keeps(straight) - refined + first + draws
     same_bits(often_interrupted(case), case(NO_CHECKPOINTS))
 
 
 def test_samples_that_stray_go_back_to_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that count as strayed start again from the mode, which the checkpointer must know."""
-    monkeypatch.setattr(_mgvi_phases, "_STRAY", 0.0)
+    monkeypatch.setattr(_mgvi_means, "_STRAY", 0.0)
     monkeypatch.setattr(_mgvi_curves, "_CURVED_TOGETHER", 1)
     monkeypatch.setattr(_mgvi_samples, "bends", lambda *arguments: False)
     case = Case(1, settings=replace(SETTINGS, rounds=1))

@@ -14,7 +14,12 @@ from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_curves import CurvedDraws, curved_draws, draws_at_once
+from dustmap.inference.lognormal._mgvi_curves import (
+    Centres,
+    CurvedDraws,
+    curved_draws,
+    draws_at_once,
+)
 from dustmap.inference.lognormal._mgvi_samples import DrawSolver, Perturbations, metric_draws
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import Alone, unwatched
@@ -57,9 +62,10 @@ def straight(mean: Iterate) -> tuple[Perturbations, Tensor, Tensor]:
 
 def curved(mean: Iterate, accuracy: Accuracy = TIGHT, which: slice = slice(None)) -> CurvedDraws:
     numbers, start, z = straight(mean)
+    centre = Centres(mean.problem, mean.xi, mean.log_density)
     how = accuracy, None, unwatched
     return curved_draws(
-        mean, numbers.white[which], numbers.noise[which], start[which], z[which], *how
+        centre, numbers.white[which], numbers.noise[which], start[which], z[which], *how
     )
 
 

@@ -15,7 +15,7 @@ from dustmap.inference.lognormal import _mgvi_hyper, _mgvi_phases, _mgvi_samples
 from dustmap.inference.lognormal._lognormal import typical_log_density
 from dustmap.inference.lognormal._lognormal_energy import Accuracy
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_curves import curved_draws
+from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep
 from dustmap.inference.lognormal._mgvi_state import posterior_at
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
@@ -121,7 +121,8 @@ def test_curved_draws_start_over_where_straight_ones_overflow() -> None:
     white, noise = torch.zeros(1, n).double(), torch.zeros(1, len(data)).double()
     far = torch.full_like(white, 1e6)
     assert not posterior_at(problem, far[0]).is_finite
-    found = curved_draws(mean, white, noise, far, noise, Accuracy(0.1, 1e-3, 5), None)
+    centre = Centres(problem, mean.xi, mean.log_density)
+    found = curved_draws(centre, white, noise, far, noise, Accuracy(0.1, 1e-3, 5), None)
     torch.testing.assert_close(found.xi[0], mean.xi, rtol=0, atol=1e-6)
 
 

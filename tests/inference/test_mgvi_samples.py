@@ -47,7 +47,7 @@ def test_draws_of_many_data_are_exact_to_what_these_determine(
     curved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2,000 data that determine ten numbers: variances of the responses are those of solves to the
-    end within 5 %, where residuals for each datum alone leave them further away."""
+    end within 3 %, where residuals for each datum alone leave them further away."""
     model, data = case(1, count=2000)
 
     def variance(residual: float) -> float:
@@ -58,6 +58,6 @@ def test_draws_of_many_data_are_exact_to_what_these_determine(
         return float(posterior.predict(data.functional).variance.mean())
 
     exact = variance(1e-6)
-    assert abs(variance(0.025) / exact - 1.0) < 0.05
+    assert abs(variance(0.025) / exact - 1.0) < 0.03
     monkeypatch.setattr(_mgvi_samples, "_FINE", math.inf)
-    assert variance(0.025) / exact - 1.0 > 0.05
+    assert variance(0.025) / exact - 1.0 > 0.03

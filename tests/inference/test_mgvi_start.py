@@ -19,7 +19,7 @@ from dustmap.inference import (
     fit_mgvi,
 )
 from dustmap.inference._state import AbstractCheckpointer
-from dustmap.inference.lognormal import _mgvi_phases
+from dustmap.inference.lognormal import _mgvi_means, _mgvi_samples
 from tests.inference.checkpointers import often_interrupted, same_bits
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -101,7 +101,9 @@ def test_a_mean_rests_within_the_monte_carlo_error_of_its_limit(
     """1/√16 of a posterior standard deviation, beside twelve turns without a rest."""
     settings, data = replace(SETTINGS, curved=curved), sky(dim, nodes, stars)
     rested = fit_mgvi(model(dim, nodes), data, settings)
-    monkeypatch.setattr(_mgvi_phases, "_RESTING", 0.0)
+    monkeypatch.setattr(_mgvi_means, "_RESTING", 0.0)
+    for module in (_mgvi_means, _mgvi_samples):
+        monkeypatch.setattr(module, "TURNS", 12)
     limit = fit_mgvi(model(dim, nodes), data, replace(settings, refinements=12))
     assert len(rested.history) < len(limit.history)
     mean, _ = apart(rested, limit)

@@ -10,7 +10,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, LearnSettings, MGVISettings, fit_global, fit_mgvi
-from dustmap.inference.lognormal import _mgvi_phases
+from dustmap.inference.lognormal._mgvi_state import TURNS
 from dustmap.linalg import AT_MOST, DenseOperator, block_pcg, nystrom, pcg
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -61,8 +61,7 @@ def test_log_normal_fits_count_draws_and_steps(curved: bool) -> None:
     fit_mgvi(model, data, settings, progress=heard)
     assert not heard.open
     assert {"Newton steps", "draws", "steps of CG"} <= heard.counts.keys()
-    turns = _mgvi_phases._FEW_TURNS + 2  # few samples are as many as all
-    assert heard.counts.get("curved draws") == ([0, 4] * turns if curved else None)
+    assert heard.counts.get("curved draws") == ([0, 4] * TURNS if curved else None)
 
 
 @pytest.mark.parametrize("by_matrix", [False, True])

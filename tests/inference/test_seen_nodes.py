@@ -25,7 +25,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     metric_solver,
     node_preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_curves import curved_draws, draws_at_once
+from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws, draws_at_once
 from dustmap.inference.lognormal._mgvi_samples import (
     DrawSolver,
     Perturbations,
@@ -129,7 +129,8 @@ def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
         delta, solve = metric_draws(mean, copy, DrawSolver(1e-6, 1000, draws_at_once(2)))
         spread = answered(mean, numbers, solve.x)
         how = TIGHT, None, unwatched
-        curved = curved_draws(mean, numbers.white, numbers.noise, delta, solve.x, *how)
+        centre = Centres(problem, mean.xi, mean.log_density)
+        curved = curved_draws(centre, numbers.white, numbers.noise, delta, solve.x, *how)
         found.append((mean.xi, delta, spread, curved.xi))
     for ours, theirs, near in zip(*found, (1e-4, 1e-4, 1e-4, 1e-3), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=near)

@@ -14,7 +14,8 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_
 from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
+from dustmap.inference.lognormal._mgvi_means import Sampling
+from dustmap.inference.lognormal._mgvi_phases import Learning, Rounds, Walk
 from dustmap.inference.lognormal._mgvi_samples import Perturbations, Sampler
 from dustmap.inference.lognormal._mgvi_state import (
     MGVI,
@@ -219,13 +220,15 @@ def fit_mgvi(
     else:
         state = FitState.restored(problem, settings, reader)
     if reader is None or not reader.finished:
-        sampler = Sampler.of(settings, problem, progress, start)
-        states = Fit(settings, rounds, progress, sampler, start).states(state)
-        while state.phase is not Phase.DONE:
-            del state  # The next turn frees what it replaces.
-            state = next(states)
-            if state.phase is not Phase.DONE:
-                checkpointer.save_if_due(state.snapshot)
+        how = Sampler.of(settings, problem, progress, start), start
+        walk = Walk(settings, rounds, progress)
+        for part in (Learning(walk, *how), Sampling(walk, *how)):
+            states = part.states(state)
+            while state.phase in part.phases:
+                del state  # The next turn frees what it replaces.
+                state = next(states)
+                if state.phase is not Phase.DONE:
+                    checkpointer.save_if_due(state.snapshot)
         checkpointer.finish(state.snapshot())
     return _solution_of(state, settings.seed)
 
@@ -245,7 +248,10 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     """Return the samples of a state that is done, their fields and the status; seed: the fit's."""
     assert state.deviations is not None
     # every +δ_s followed by its −δ_s, so that the first samples are pairs too
-    deviations = torch.stack(state.deviations.chunk(2), dim=1).flatten(0, 1)
+    own, deviations = (
+        torch.stack(each.chunk(2), dim=1).flatten(0, 1)
+        for each in (state.deviations, state.samples().sub_(state.centre.xi))
+    )
     problem, centre = state.centre.problem, state.centre.xi
     fields = _fields_of(problem, centre, deviations)
     log_density = state.centre.log_density
@@ -253,7 +259,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
     groups = (
         None if points is None else GroupSamples(points, centre[first:] + deviations[:, first:])
     )
-    moments = _NodeMoments.of(problem, seed, deviations, fields, log_density)
+    moments = _NodeMoments.of(problem, seed, own, fields, log_density)
     return MGVISolution(
         problem.model,
         LogNormalPosterior(
@@ -290,7 +296,7 @@ class _NodeMoments:
     """Means (M,) over draws: `taken` of g_s², `left` of d_s², `field` of f_s², `both` of d_s f_s,
     and `shift` of d_s, which curved draws have.
 
-    d_s: deviation of field s from the centre; f_s = R δ_s, what of it is not of the mean; g_s =
+    d_s: deviation of field s from the centre; f_s = R δ_s, what of it is of no mean; g_s =
     ±R ε₀_s − R δ_s: what the data have taken from the draw of the prior that deviation ±δ_s is made
     of. g and f are independent, and their variances add up to the prior's.
     """
@@ -306,15 +312,15 @@ class _NodeMoments:
     def of(
         problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
     ) -> "_NodeMoments":
-        """Of fields (2K, M) around `centre` (M,), at deviations (2K, n) that come in pairs."""
+        """Of fields (S, M) around `centre` (M,), at deviations (S, n) from the means of their own
+        that come in pairs."""
         root, world, own = problem.model.prior.root(), problem.world, problem.root.n_white
         sums = torch.zeros_like(centre).repeat(5, 1)
         for s in range(len(deviations) // 2)[world.share(len(deviations) // 2)]:
-            white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
+            prior = root.matmul(Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own])
             for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
-                of_mean = deviations[row, own : problem.root.n_field] @ problem.root.columns.mT
-                d, g = fields[row] - centre, root.matmul(sign * white - deviations[row, :own])
-                f = d - of_mean
+                d, f = fields[row] - centre, root.matmul(deviations[row, :own])
+                g = sign * prior - f
                 sums += torch.stack([g * g, d * d, f * f, d * f, d])
         return _NodeMoments(*(world.total(sums) / len(deviations)))
 

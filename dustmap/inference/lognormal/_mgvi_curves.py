@@ -132,9 +132,33 @@ class CurvedDraws:
         return int((self.cg_steps // self.steps.clamp_min(1)).max())
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """Means ξ̄ (n,) of all samples, or (K, n) of each, and their log-densities (..., M)."""
+
+    problem: LogNormalProblem
+    xi: Tensor
+    log_density: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(problem: LogNormalProblem, means: Tensor, which: Tensor) -> "Centres":
+        """Of samples that belong to these rows (K,) of means (L, n)."""
+        density = problem.log_mean + problem.root.matmul(means)
+        if len(means) == 1:
+            return Centres(problem, means[0], density[0])
+        return Centres(problem, means[which], density[which])
+
+    @property
+    def c(self) -> Tensor:
+        """(c, c') (..., G), the last variables of ξ̄."""
+        return self.xi[..., self.problem.root.n_field :]
+
+
 @torch.no_grad()
 def curved_draws(
-    mean: Iterate,
+    mean: Centres,
     white: Tensor,
     noise: Tensor,
     start: Tensor,
@@ -175,7 +199,7 @@ def curved_draws(
     return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, cg_steps, steps)
 
 
-def _part(mean: Iterate, target: Tensor, white: Tensor, start: Tensor) -> Tensor:
+def _part(mean: Centres, target: Tensor, white: Tensor, start: Tensor) -> Tensor:
     """The t (K,) of `_PARTS` with the lowest energy at ξ̄ + t δ_s, for δ_s = start (K, n)."""
     problem, n = mean.problem, mean.problem.root.n_field
     along, c = problem.root.matmul(start), start[:, n:]

@@ -21,6 +21,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     shared_solve,
 )
 from dustmap.inference.lognormal._mgvi_curves import (
+    Centres,
     CurvedDraws,
     bends,
     curved_at_once,
@@ -28,7 +29,14 @@ from dustmap.inference.lognormal._mgvi_curves import (
     determined_share,
     draws_at_once,
 )
-from dustmap.inference.lognormal._mgvi_state import FitState, MGVISettings, MGVIStart
+from dustmap.inference.lognormal._mgvi_state import (
+    TURNS,
+    FitState,
+    MGVISettings,
+    MGVIStart,
+    mean_of_samples,
+    samples_at,
+)
 from dustmap.linalg import (
     AdaptiveBatch,
     KeptNumbers,
@@ -288,8 +296,6 @@ class Sampler:
     def drawn(self, state: FitState) -> FitState:
         """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
         settings, pairs = self.settings, self.settings.samples // 2
-        if state.mode is None:
-            state = replace(state, mode=(state.centre, state.z))
         # Straight draws that are to be curved come first, where none are curved yet.
         are_curved = state.curve_draws is not None or state.sample_draws is None
         if state.curved and are_curved and state.deviations is not None:
@@ -304,8 +310,10 @@ class Sampler:
         for residual in _STRAIGHT:
             solver = self.solver(state, residual)
             solve = straight_pairs(mode, settings.seed, both, solver, known, self.numbers)
-            share = determined_share(mode, both[:pairs], self.at_once)
-            known, state = solve.x, replace(state, share=min(1.0, share))
+            known = solve.x
+            if state.means is None:  # Elsewhere than near the mode data determine less.
+                share = determined_share(mode, both[:pairs], self.at_once)
+                state = replace(state, share=min(1.0, share))
             if settings.curved is None and not curved:
                 curved = bends(mode, both[:pairs], self.at_once)
             if curved:
@@ -329,7 +337,7 @@ class Sampler:
         if len(state.drawn) < 2 * pairs:
             return state
         self.progress(_CURVING, len(start), len(start))
-        deviations = torch.stack([xi for xi, _ in state.drawn]).sub_(state.centre.xi)
+        deviations = samples_at(state.all_means, torch.stack([xi for xi, _ in state.drawn]), -1.0)
         curve_draws = torch.stack([z for _, z in state.drawn])
         return replace(
             state, deviations=deviations, curve_draws=curve_draws, drawn=(), is_drawing=False
@@ -337,12 +345,12 @@ class Sampler:
 
     def _more_curved(self, state: FitState, start: Tensor) -> FitState:
         """The next few curved draws of every rank, from deviations `start` (S, n) of all."""
-        mode, first, world = bare_centre(state), len(state.drawn), state.problem.world
+        first, world = len(state.drawn), state.problem.world
         which = range(first, min(first + self.together * world.size, len(start)))
-        own, alone = which[world.share(len(which))], mode.apart()
+        own = which[world.share(len(which))]
 
         def make(part: slice) -> CurvedDraws:
-            return self._curved_part(state, alone, start, own[part])
+            return self._curved_part(state, start, own[part])
 
         made = self.curved_at_once.in_groups(len(own), make) if len(own) else []
         xi = torch.cat([start[:0], *(draws.xi for draws in made)])
@@ -352,17 +360,16 @@ class Sampler:
         slowest = int(world.gathered(torch.tensor([slowest])).max())
         return replace(state, drawn=(*state.drawn, *zip(*drawn, strict=True)), slowest=slowest)
 
-    def _curved_part(
-        self, state: FitState, mode: Iterate, start: Tensor, which: range
-    ) -> CurvedDraws:
+    def _curved_part(self, state: FitState, start: Tensor, which: range) -> CurvedDraws:
         """Curved draws `which`, made by this rank alone."""
         settings, pairs = self.settings, self.settings.samples // 2
         pair = [s % pairs for s in which]
         own = Perturbations.of(state.problem, settings.seed, pair, kept=self.numbers)
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
-        at_last = settings.refinements == 0 or state.turn > 0 or self.start is not None
-        wanted = _CURVED if at_last else _ROUGHLY
-        steps, residual = wanted.steps, _fine_residual(state, wanted.residual)
+        numbers = mean_of_samples(settings.samples, state.count)[which.start : which.stop]
+        centres = Centres.of(state.problem.apart(), state.all_means, numbers)
+        wanted = _CURVED if self._stay(state) else _ROUGHLY
+        steps, residual = wanted.steps, fine_residual(state, wanted.residual)
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
@@ -379,12 +386,18 @@ class Sampler:
         )
         how = accuracy, _apart(state), self.progress
         white, noise = sign * own.white, sign * own.noise
-        return curved_draws(mode, white, noise, start[which.start : which.stop], z, *how)
+        return curved_draws(centres, white, noise, start[which.start : which.stop], z, *how)
+
+    def _stay(self, state: FitState) -> bool:
+        """Whether the next draws are perhaps the last: they are drawn accurately."""
+        if state.means is not None and not state.is_near(self.start):
+            return state.turn >= TURNS - 2
+        return self.settings.refinements == 0 or state.turn > 0 or self.start is not None
 
     def solver(self, state: FitState, residual: float) -> DrawSolver:
         """For straight draws at the centre; residual: of CG in units of that of the settings."""
         how = self.settings.cg_steps, self.at_once, _apart(state), self.progress
-        left = _fine_residual(state, residual) * self.settings.residual
+        left = fine_residual(state, residual) * self.settings.residual
         return DrawSolver(left, *how)
 
 
@@ -398,7 +411,7 @@ def _apart(state: FitState) -> Preconditioner | None:
     return state.preconditioner and state.preconditioner.apart_from(state.problem.world)
 
 
-def _fine_residual(state: FitState, wanted: float) -> float:
+def fine_residual(state: FitState, wanted: float) -> float:
     """Residual of CG per datum for one of `wanted`, both in units of that of the settings.
 
     A draw that leaves r per datum is off by r² N in ‖W^½ J δ‖², whose mean is γ: the variances

@@ -38,8 +38,8 @@ QUICK = 30
 _FAR, _NEARER = 100.0, 5.0
 #: Those at which θ of a fit rests that another one follows.
 _NEARBY = 2.0
-#: Samples that ξ̄ follows first.
-_FEW = 8
+#: Samples of each of several means, and turns of means and samples.
+_FEW, TURNS = 8, 5
 #: Share of new data up to which the samples of an earlier fit are near.
 _NEW = 0.25
 
@@ -108,9 +108,10 @@ class MGVISettings:
         """Of a fit that another follows, whose data differ by more than this one leaves open."""
         return replace(self, tolerance=_NEARBY, most_draws=self.draws, redrawn=False)
 
-    def of_few(self) -> "MGVISettings":
-        """With few samples, whose mean is near that of all."""
-        return replace(self, samples=min(_FEW, self.samples))
+    @property
+    def means(self) -> int:
+        """K, of curved samples: one for every few of them."""
+        return max(1, self.samples // _FEW)
 
 
 @final
@@ -148,15 +149,16 @@ class MGVIStart:
     Attributes
     ----------
     torus : points per axis
-    mode, mean : (n,), ξ of the mode and ξ̄ of the samples
-    deviations : (S, n), of the samples, all δ_s before all −δ_s
+    mode : (n,), its ξ
+    means : (K, n), ξ̄_k of the samples (see `FitState`)
+    deviations : (S, n), of the samples from their means, all δ_s before all −δ_s
     curved : whether these follow the curvature of ρ
     pull : (N,), W^½ z of the mode's multipliers z, whose limit is Σ⁻¹ times its residuals
     """
 
     torus: tuple[int, ...]
     mode: Tensor
-    mean: Tensor
+    means: Tensor
     deviations: Tensor
     curved: bool
     pull: Tensor
@@ -181,7 +183,6 @@ class Phase(enum.Enum):
     WEIGHTS = "weights"
     MODE = "mode"
     LEARN = "learn"
-    FEW = "few"
     SAMPLE = "sample"
     DONE = "done"
 
@@ -190,8 +191,7 @@ class Phase(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class _Place:
     """Source of problem, weights, centre and mode: θ with the centre of its prior, the
-    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z; few:
-    whether deviations and draws are those of few samples.
+    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z.
     """
 
     data: int
@@ -210,7 +210,6 @@ class _Place:
     mode_z: _Multipliers | None
     made: GramPreconditionerState | None
     made_at_nodes: NodePreconditionerState | None = None
-    few: bool = False
 
 
 @final
@@ -220,10 +219,13 @@ class FitState:
 
     centre, with multipliers z (Q,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
-    deviations (S, n) of the samples; evidence_draws (K, Q), sample_draws (S/2, Q), curve_draws
-    (S, Q): multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved
-    draws so far, is_drawing: whether there are more to come in this turn.
-    evidence_count: K, draws of the next gradient; near: steps so far that were taken with all of
+    means (K, n) of the samples (see `mean_of_samples`) with multipliers `pulls` (K, Q), and how
+    many have followed their samples in this turn; None where the centre is the only one, and else
+    the centre is the middle of all, or the mean that has followed last. deviations (S, n) of the
+    samples from their means; evidence_draws (D, Q), sample_draws (S/2, Q), curve_draws (S, Q):
+    multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved draws so far,
+    is_drawing: whether there are more to come in this turn.
+    evidence_count: D, draws of the next gradient; near: steps so far that were taken with all of
     them near the optimum; widths: distance of θ from there, in posterior standard deviations,
     where the last step began, 0 where the next gradient has to be accurate; trust: in the next step
     of θ; slowest: CG steps since the last preconditioner; share: γ/N of the numbers γ that the data
@@ -236,8 +238,11 @@ class FitState:
     phase: Phase
     turn: int = 0
     preconditioner: Annotated[Preconditioner | None, _state.REBUILT] = None
+    means: Annotated[Tensor, _state.Layout("data", "K n")] | None = None
+    pulls: Annotated[Tensor, _state.Layout("data", "K Q")] | None = None
+    followed: int = 0
     deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
-    evidence_draws: Annotated[Tensor, _state.Layout("data", "K Q")] | None = None
+    evidence_draws: Annotated[Tensor, _state.Layout("data", "D Q")] | None = None
     sample_draws: Annotated[Tensor, _state.Layout("data", "pairs Q")] | None = None
     curve_draws: Annotated[Tensor, _state.Layout("data", "S Q")] | None = None
     drawn: tuple[tuple[_Latent, _Multipliers], ...] = ()
@@ -292,6 +297,21 @@ class FitState:
         """At the present hyperparameters."""
         return self.centre.problem
 
+    @property
+    def count(self) -> int:
+        """K."""
+        return 1 if self.means is None else len(self.means)
+
+    @property
+    def all_means(self) -> Tensor:
+        """ξ̄_k (K, n)."""
+        return self.centre.xi[None] if self.means is None else self.means
+
+    def samples(self) -> Tensor:
+        """ξ (S, n) of all samples, in new memory."""
+        assert self.deviations is not None
+        return samples_at(self.all_means, self.deviations)
+
     def is_near(self, start: MGVIStart | None) -> bool:
         """Whether samples of an earlier fit are near: few data are new, and nothing is learned."""
         few = start is not None and len(start.pull) >= (1.0 - _NEW) * len(self.problem.y)
@@ -324,7 +344,7 @@ class FitState:
         return MGVIStart(
             self.problem.model.prior.torus_shape,
             mode.xi,
-            self.centre.xi,
+            self.all_means,
             self.deviations,
             self.curved,
             mode.residuals[0] / mode.problem.noise if at_nodes else mode.problem.noise.rsqrt() * z,
@@ -344,6 +364,7 @@ class FitState:
             evidence_draws=None,
             sample_draws=None,
             curve_draws=None,
+            pulls=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
         return _state.state_of(MGVI, result, result._place(), finished=True)
@@ -367,7 +388,6 @@ class FitState:
             None if self.mode is None else self.mode[1],
             GramPreconditionerState.of(self.preconditioner),
             NodePreconditionerState.of(self.preconditioner),
-            self.phase is Phase.FEW,
         )
 
     @staticmethod
@@ -396,8 +416,7 @@ class FitState:
             there = posterior_at(centre.problem, place.mode_xi)
             mode = there.with_own_response(), place.mode_z
         sizes = {"Q": problem.n_multipliers, "n": len(place.xi), "P": len(theta)}
-        count = (settings.of_few() if place.few else settings).samples
-        samples = {"S": count, "pairs": count // 2}
+        samples = {"S": settings.samples, "pairs": settings.samples // 2}
         world, made, at_nodes = problem.together, place.made, place.made_at_nodes
         earlier = None if made is None else made.preconditioner(world)
         return FitState(
@@ -408,6 +427,25 @@ class FitState:
             weights=weights,
             **reader.fields(FitState, like, **sizes, **samples),
         )
+
+
+def mean_of_samples(samples: int, means: int) -> Tensor:
+    """The number (S,) of the mean, of K, that each of S samples belongs to.
+
+    Examples
+    --------
+    >>> mean_of_samples(8, 2)  # of pairs 0, 1, 2, 3 and their other halves
+    tensor([0, 1, 0, 1, 0, 1, 0, 1])
+    """
+    return (torch.arange(samples // 2) % means).repeat(2)
+
+
+def samples_at(means: Tensor, deviations: Tensor, sign: float = 1.0) -> Tensor:
+    """ξ̄_k(s) ± δ_s (S, n), in new memory, for means (K, n) and deviations (S, n)."""
+    xi = deviations.clone()
+    for sample, k in zip(xi, mean_of_samples(len(xi), len(means)).tolist(), strict=True):
+        sample.add_(means[k], alpha=sign)
+    return xi
 
 
 def posterior_at(
@@ -425,7 +463,9 @@ def _started(
     mode = posterior_at(problem, start.mode).with_own_response()
     if settings.robust is None:
         return mode, None
-    samples = posterior_at(mode.problem, start.mode, start.deviations)
+    middle = start.means.mean(0)
+    around = samples_at(start.means, start.deviations).sub_(middle)
+    samples = posterior_at(mode.problem, middle, around)
     ratio = samples.residuals.double().square().mean(0) / mode.problem.noise.double()
     weights = StudentTWeights.known(settings.robust, ratio)
     problem = mode.problem.weighted(weights.precision_weights)

@@ -1,0 +1,252 @@
+"""The samples of a log-normal fit, and the means that follow them."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Iterate,
+    monte_carlo_error,
+)
+from dustmap.inference.lognormal._mgvi_phases import Walk
+from dustmap.inference.lognormal._mgvi_samples import Sampler, fine_residual
+from dustmap.inference.lognormal._mgvi_state import (
+    TURNS,
+    FitState,
+    MGVISettings,
+    MGVIStart,
+    Phase,
+    mean_of_samples,
+    posterior_at,
+)
+
+_log = logging.getLogger(__name__)
+
+#: Decrease of the energy in so many steps at which one mean rests, and steps at most. Four leave
+#: tens of nats: data are off by a tenth of their noise, but all on one side, and maps of thousands
+#: of stars have a fifth more dust than there is, five to seven of their standard deviations.
+_DECREASE, _TOGETHER, _STEPS = 0.15, 3, 20
+#: The same of several means on their way.
+_FEW_DECREASE, _FEW_STEPS = 0.3, 12
+#: Samples whose mean response misses the data this many times more than the mode have strayed.
+_STRAY = 1.75
+#: A mean response that still moves by more than this, in units of the noise, has not converged;
+#: fresh deviations of few samples alone move it by half of that.
+_RESTLESS = 1.0
+#: Move of ξ̄, in Monte Carlo errors of the mean, below which it rests: every turn moves it about a
+#: third as far as the turn before, so that all to come would move it by less than that error.
+_RESTING = 2.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """Leads from the mode to samples ξ̄_k ± δ_s: deviations at every mean, then the means where
+    their own deviations lead them, by turns.
+
+    One mean, at first the mode, for deviations on straight lines, and K means of few samples each,
+    at first where ξ = 0, for those that follow the curvature of ρ. A datum that sees a sum of
+    densities does not say which of them is large: the posterior has a mode for each, and a mean
+    with its samples follows one. From ξ = 0, where all are alike, means with random numbers of
+    their own follow different ones, and the mixture of them all is the posterior.
+
+    start: the earlier fit that this one started from, if any.
+    """
+
+    walk: Walk
+    sampler: Sampler
+    start: MGVIStart | None = None
+
+    phases = (Phase.SAMPLE,)
+
+    def states(self, state: FitState) -> Iterator[FitState]:
+        """Yield the complete state after every mean and every few curved draws.
+
+        What a step replaces is free for the next, for no other frame holds the state.
+        """
+        while state.phase is not Phase.DONE:
+            if not state.is_drawing:
+                if state.mode is None:
+                    state = self._started(state)
+                if state.turn > 0:
+                    state = self._followed(state)
+                    if state.followed < state.count:
+                        yield state
+                        continue
+                if self._rests(state):
+                    state = self._ended(state)
+                    yield state
+                    continue
+                state = self.sampler.drawn(self.walk.preconditioned(state))
+                if state.curved and state.means is None and self._spreads(state):
+                    state = self._spread(state)
+                    yield state
+                    continue
+            while state.is_drawing:
+                state = self.sampler.curved(state)
+                if state.is_drawing:
+                    yield state
+            state = self._sampled(state)
+            yield state
+
+    @property
+    def settings(self) -> MGVISettings:
+        """Of the fit."""
+        return self.walk.settings
+
+    @property
+    def _follows(self) -> bool:
+        """Whether samples are drawn again at the mean that follows from them."""
+        return self.settings.redrawn and self.settings.refinements > 0
+
+    def _spreads(self, state: FitState) -> bool:
+        """Whether curved samples have several means that begin where ξ = 0."""
+        return self._follows and not state.is_near(self.start)
+
+    def _earlier(self, state: FitState) -> MGVIStart | None:
+        """The earlier fit, where its samples are of use: of the same variables and kind."""
+        start, settings = self.start, self.settings
+        if start is None or start.mode.shape != state.centre.xi.shape:
+            return None
+        near = state.is_near(start) or len(start.means) == 1
+        same = settings.curved in (None, start.curved) and settings.refinements > 0
+        return start if same and near else None
+
+    def _started(self, state: FitState) -> FitState:
+        """Before the first samples: at the mode; as far from it as in an earlier fit that is near,
+        with the curved deviations of that fit; or at several means."""
+        centre, start = state.centre.with_own_response(), self._earlier(state)
+        state = replace(state, centre=centre, mode=(centre, state.z))
+        if self._spreads(state) and (state.curved or (start is not None and start.curved)):
+            # Where nothing has been learned, straight draws at the mode measure the share first.
+            return self._spread(state) if state.share < 1.0 else state
+        if start is None:
+            return state
+        deviations = start.deviations if start.curved else None
+        means = state.centre.xi + (start.means - start.mode)
+        state = replace(state, deviations=deviations, curved=start.curved)
+        if len(means) == 1:
+            return replace(state, centre=posterior_at(state.problem, means[0]))
+        return self._at_middle(replace(state, means=means, pulls=state.z.repeat(len(means), 1)))
+
+    def _spread(self, state: FitState) -> FitState:
+        """Several means where the mode is but for its field, which is 0 there."""
+        count, n = self.settings.means, state.problem.root.n_white
+        xi = torch.cat([torch.zeros_like(state.centre.xi[:n]), state.centre.xi[n:]])
+        return replace(
+            state.at(Phase.SAMPLE),
+            means=xi.repeat(count, 1),
+            pulls=torch.zeros_like(state.z).repeat(count, 1),
+            centre=posterior_at(state.problem, xi),
+            deviations=None,
+            sample_draws=None,
+            curve_draws=None,
+            is_drawing=False,
+            curved=True,
+        )
+
+    def _rests(self, state: FitState) -> bool:
+        """Whether means have followed samples that stay: they need not be good, those of an earlier
+        fit were near, they have hardly moved, or there have been enough of them."""
+        turn, settings = state.turn, self.settings
+        if turn == 0:
+            return False
+        if state.means is not None:
+            return turn == TURNS or state.is_near(self.start)
+        if state.strayed:
+            return False
+        if turn > settings.refinements or not settings.redrawn or self._earlier(state) is not None:
+            return True
+        moved = state.history[-1].moved
+        return turn > 1 and moved < _RESTING * monte_carlo_error(state.centre)
+
+    def _followed(self, state: FitState) -> FitState:
+        """The next mean at its deviations of the turn before."""
+        if state.means is None:
+            state = self._recentred(state)
+            if not state.strayed:
+                state = self.walk.preconditioned(state)
+            return replace(self._refined(state), followed=1)
+        if state.followed == 0:
+            state = self.walk.preconditioned(replace(state, strayed=False))
+        which = state.followed
+        state = self._of_its_own(state, which)
+        if state.centre.is_finite:
+            state, _ = self.walk.descended(state, self._accuracy(state), "mean")
+        assert state.means is not None
+        assert state.pulls is not None
+        assert state.mode is not None
+        means, pulls = state.means.clone(), state.pulls.clone()
+        means[which], pulls[which] = state.centre.xi, state.z
+        misses = state.centre.misfit() > _STRAY * max(state.mode[0].misfit(), 0.5)
+        strayed = state.strayed or misses or not state.centre.is_finite
+        state = replace(state, means=means, pulls=pulls, followed=which + 1, strayed=strayed)
+        return state if which + 1 < len(means) else self._at_middle(state)
+
+    def _of_its_own(self, state: FitState, which: int) -> FitState:
+        """At one of the means, with its own deviations."""
+        assert state.means is not None
+        assert state.pulls is not None
+        assert state.deviations is not None
+        own = state.deviations[mean_of_samples(len(state.deviations), state.count) == which]
+        centre = Iterate.at(state.problem, state.centre.target, state.means[which], own)
+        return replace(state, centre=centre, z=state.pulls[which])
+
+    def _at_middle(self, state: FitState) -> FitState:
+        """At the mean of all samples' means, which the samples are scattered around."""
+        assert state.means is not None
+        assert state.pulls is not None
+        numbers = mean_of_samples(self.settings.samples, state.count)
+        shares = (torch.bincount(numbers) / len(numbers)).to(state.z)
+        xi, target = shares @ state.means, state.centre.target
+        around = None if state.deviations is None else state.samples().sub_(xi)
+        centre = Iterate.at(state.problem, target, xi, around)
+        return replace(state, centre=centre, z=shares @ state.pulls)
+
+    def _recentred(self, state: FitState) -> FitState:
+        """The centre with the deviations of the turn before, or the mode where these overflow."""
+        assert state.mode is not None
+        mode, z = state.mode
+        centre = Iterate.at(state.problem, state.centre.target, state.centre.xi, state.deviations)
+        if centre.is_finite:
+            return replace(state, centre=centre, strayed=False)
+        return replace(state, centre=mode, z=z, strayed=True)
+
+    def _refined(self, state: FitState) -> FitState:
+        """ξ̄ at the deviations of the turn before; the mode where straight ones have strayed."""
+        assert state.mode is not None
+        mode, z = state.mode
+        if not state.strayed:
+            state, _ = self.walk.descended(state, self._accuracy(state), "mean")
+            strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
+            state = replace(state, strayed=strayed)
+        if not state.strayed or self.settings.curved is not None or state.curved:
+            return state
+        _log.info("samples on straight lines miss the data: they are drawn along curves")
+        return self.walk.recorded(replace(state, curved=True, centre=mode, z=z), "mode", mode, 0)
+
+    def _sampled(self, state: FitState) -> FitState:
+        """The next turn, or the end where a mean cannot or is not to follow the samples."""
+        last = self.settings.refinements
+        if last == 0 or (state.means is None and state.strayed and state.turn > last):
+            return self._ended(state)
+        return replace(state, followed=0).at(Phase.SAMPLE, state.turn + 1)
+
+    def _ended(self, state: FitState) -> FitState:
+        """The fit as it is."""
+        last = max(entry.moved for entry in state.history[-state.count :])
+        return replace(state, moved=state.moved or last > _RESTLESS).at(Phase.DONE)
+
+    def _accuracy(self, state: FitState) -> Accuracy:
+        """Of one mean and of the last turn, or of several before that."""
+        is_rough = state.means is not None and state.turn < TURNS
+        decrease, steps = (_FEW_DECREASE, _FEW_STEPS) if is_rough else (_DECREASE, _STEPS)
+        settings, part = self.settings, 1.0
+        if state.means is not None and not is_rough:
+            # What solves leave differs from mean to mean, and is spread that the samples have.
+            part = fine_residual(state, 1.0)
+        return Accuracy(part * settings.residual, decrease, steps, settings.cg_steps, _TOGETHER)
