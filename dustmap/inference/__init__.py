@@ -109,8 +109,8 @@ from dustmap.inference.lognormal._lognormal import typical_log_density as typica
 from dustmap.inference.lognormal._mgvi import MGVISolution as MGVISolution
 from dustmap.inference.lognormal._mgvi import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
-from dustmap.inference.lognormal._mgvi_state import MGVIRound as MGVIRound
-from dustmap.inference.lognormal._mgvi_state import MGVISettings as MGVISettings
+from dustmap.inference.lognormal._mgvi_settings import MGVIRound as MGVIRound
+from dustmap.inference.lognormal._mgvi_settings import MGVISettings as MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVIStart as MGVIStart
 from dustmap.inference.lognormal._tangent import most_information as most_information
 from dustmap.inference.lognormal._unresolved import Unresolved as Unresolved

@@ -21,7 +21,7 @@ from dustmap.inference import (
     typical_log_density,
 )
 from dustmap.inference.lognormal import _mgvi_curves, _mgvi_means, _mgvi_phases, _mgvi_samples
-from dustmap.inference.lognormal._mgvi_state import TURNS
+from dustmap.inference.lognormal._mgvi_settings import TURNS
 from tests.inference.checkpointers import (
     Interrupted,
     MemoryCheckpointer,

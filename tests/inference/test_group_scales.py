@@ -32,7 +32,8 @@ from dustmap.inference import (
     solve_global,
 )
 from dustmap.inference.evidence._evidence import Moments, gradient_values
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.linalg import Alone
 from tests.inference.gridded import energy_gradient

@@ -12,7 +12,8 @@ from torch import Tensor
 from dustmap.gp import Batch, ConstantMean, ZeroPoints
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import (
     Centres,

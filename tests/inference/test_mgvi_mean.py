@@ -6,7 +6,8 @@ import torch
 from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import MGVISettings, fit_mgvi
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 

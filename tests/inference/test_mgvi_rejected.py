@@ -13,7 +13,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_hyper, _mgvi_phases, _mgvi_samples
 from dustmap.inference.lognormal._lognormal import typical_log_density
-from dustmap.inference.lognormal._lognormal_energy import Accuracy
+from dustmap.inference.lognormal._lognormal_descent import Accuracy
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep

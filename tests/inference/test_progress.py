@@ -10,7 +10,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, LearnSettings, MGVISettings, fit_global, fit_mgvi
-from dustmap.inference.lognormal._mgvi_state import TURNS
+from dustmap.inference.lognormal._mgvi_settings import TURNS
 from dustmap.linalg import AT_MOST, DenseOperator, block_pcg, nystrom, pcg
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 

@@ -19,7 +19,8 @@ from dustmap.inference import (
 )
 from dustmap.inference.lognormal import _mgvi_phases, _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, descend
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     metric_solver,

@@ -1,9 +1,5 @@
-"""The energy of a log-normal field, its derivatives, and Gauss-Newton steps down it.
+"""The energy of a log-normal field and its derivatives."""
 
-Every step solves its linear system from the side of the data, or among the nodes that these see.
-"""
-
-import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,27 +11,10 @@ from torch import Tensor
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
-    metric_solver,
     node_preconditioner,
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner, Tangent
-from dustmap.linalg import Progress, SolveResult, divided, unwatched
-
-#: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
-FAR, ROUGH = 2.0, 0.1
-#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
-TIGHTER, TIGHTEST = 0.2, 0.03
-#: Halvings of a step before the line search gives up; the least and the greatest length, in steps,
-#: that a parabola may suggest.
-HALVINGS = 8
-_SHORTEST, _LONGEST = 0.1, 2.0
-#: Largest change of the log-density that a step may ask for: the linearised exponential holds
-#: no further.
-_REACH = 2.0
-#: Steps of a descent that are extrapolated from, and the ridge of their Gram matrix.
-_MIXED, _RIDGE = 5, 1e-6
-#: What is counted while a fit descends.
-_NEWTON = "Newton steps"
+from dustmap.linalg import Progress, divided
 
 
 @final
@@ -196,189 +175,6 @@ def _energy(
     misfit = ((target.data - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
     strain = (xi - target.anchor).square().sum(dtype=torch.float64)
     return 0.5 * float(misfit.mean() + strain)
-
-
-@final
-@dataclass(frozen=True)
-class Accuracy:
-    """When a fit is good enough.
-
-    residual: of CG, root mean square over the data in units of the noise, once the data are fit;
-        before, a tenth of the misfit. decrease: of the energy, in nats, below which to stop, in
-        `together` steps, for one may be short by chance.
-    steps: of Gauss-Newton at most. cg_steps: of CG at most in each.
-    """
-
-    residual: float = 0.1
-    decrease: float = 1.0
-    steps: int = 10
-    cg_steps: int = 200
-    together: int = 1
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Descent:
-    """End of a descent: the iterate, the multipliers z (Q,) for a warm start, CG steps spent,
-    Gauss-Newton steps, and the last decrease of the energy (negative: no step lowered it)."""
-
-    iterate: Iterate
-    z: Tensor
-    cg_steps: int
-    steps: int
-    decrease: float
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """The last few points ξ_k of a descent and the whole Gauss-Newton steps g_k from them (n,)."""
-
-    points: tuple[Tensor, ...] = ()
-    steps: tuple[Tensor, ...] = ()
-
-    def joined(self, xi: Tensor, step: Tensor) -> "Steps":
-        """With one more, and no more than are of use."""
-        return Steps((*self.points, xi)[-_MIXED:], (*self.steps, step)[-_MIXED:])
-
-    def extrapolated(self) -> Tensor | None:
-        """The step to where the g_k would vanish if they were linear in ξ; None of a single one.
-
-            g − (ΔX + ΔG) γ,   γ = argmin ‖g − ΔG γ‖
-
-        for differences ΔX, ΔG of successive points and steps (Anderson 1965). Gauss-Newton leaves
-        out the curvature of the response, so that its steps shrink by a constant factor only.
-        """
-        if len(self.points) < 2:
-            return None
-        last = self.steps[-1]
-        changes = torch.stack([b - a for a, b in itertools.pairwise(self.steps)])
-        moves = torch.stack([b - a for a, b in itertools.pairwise(self.points)])
-        gram = (changes @ changes.mT).double()
-        gram.diagonal().add_(_RIDGE * gram.diagonal().max() + torch.finfo(gram.dtype).tiny)
-        gamma = torch.linalg.solve(gram, (changes @ last).double())
-        step: Tensor = last - gamma.to(last) @ (moves + changes)
-        return step
-
-
-@torch.no_grad()
-def descend(
-    iterate: Iterate,
-    z: Tensor,
-    accuracy: Accuracy,
-    preconditioner: Preconditioner | None = None,
-    progress: Progress = unwatched,
-) -> Descent:
-    """Lower E by Gauss-Newton steps at fixed hyperparameters.
-
-    ξ ← a + e + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (mean_s r_s + J (ξ − a − e))
-
-    with e the pull that the mean response does not see: by Woodbury the Newton step with the
-    metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or, where data see few nodes, of theirs
-    (`metric_solver`). At the optimum without deviations z is the whitened residual, so z of one
-    step starts the next. Of this step and of that which the last few steps together suggest, the
-    one that leads to the lower energy is taken.
-    """
-    spent, taken, decrease, tight, steps, energies = 0, 0, 0.0, 1.0, Steps(), [iterate.energy]
-    while taken < accuracy.steps:
-        progress(_NEWTON, taken, accuracy.steps)
-        solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
-        full = iterate.tangent.step_of(solve.x)
-        z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
-        steps = steps.joined(iterate.xi, anchor + full - iterate.xi)
-        lower = _lower(iterate, steps)
-        if lower is None:
-            decrease, tight = -1.0, tight * TIGHTER
-            if tight < TIGHTEST:
-                break
-            continue
-        decrease, iterate = iterate.energy - lower.energy, lower
-        energies = [*energies, lower.energy][-accuracy.together - 1 :]
-        if len(energies) > accuracy.together and energies[0] - lower.energy < accuracy.decrease:
-            break
-    progress(_NEWTON, accuracy.steps, accuracy.steps)
-    return Descent(iterate, z, spent, taken, decrease)
-
-
-def solve_multipliers(
-    iterate: Iterate,
-    z: Tensor,
-    accuracy: Accuracy,
-    preconditioner: Preconditioner | None,
-    tight: float = 1.0,
-    progress: Progress = unwatched,
-) -> tuple[SolveResult, Tensor]:
-    """z of the next step, and a + e; tight scales the residual asked for."""
-    tangent = iterate.tangent
-    anchor = iterate.target.anchor + iterate.covariance_pull()
-    carried = tangent.matmul(iterate.xi - anchor)
-    target = tangent.root_weights * (iterate.residuals.mean(0) + carried)
-    misfit = iterate.misfit()
-    wanted = max(accuracy.residual, ROUGH * misfit) if misfit > FAR else accuracy.residual
-    solve = metric_solver(tangent, preconditioner)(
-        target,
-        x0=z,
-        rtol=relative(tight * wanted, target),
-        max_steps=accuracy.cg_steps,
-        progress=progress,
-    )
-    return solve, anchor
-
-
-def relative(wanted: float, target: Tensor) -> Tensor:
-    """The relative residuals (...) that leave `wanted` per datum, for right-hand sides (..., N)."""
-    size = target.norm(dim=-1).double().clamp_min(1e-30)
-    ratio: Tensor = wanted * math.sqrt(target.shape[-1]) / size
-    return ratio.clamp_max(0.5)
-
-
-def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
-    """The lower end of the last step and of the extrapolated one, if either lowers the energy."""
-    accepted, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
-    if accepted is None or further is None:
-        return accepted
-    trial = iterate.moved(iterate.xi + further)
-    return trial if trial.energy < accepted.energy else accepted
-
-
-def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
-    """The lowest of ξ + t Δξ with lower energy, t = 1 or so long that T Δξ is within reach, half of
-    that and the `vertex` of both; else the first of halves of these."""
-    reach = float(iterate.problem.root.matmul(step).abs().max())
-    most = _REACH / max(reach, 1e-30)
-    whole = min(1.0, most)
-
-    def moved(length: float) -> Iterate:
-        return iterate.moved(iterate.xi + length * step)
-
-    best, other = moved(whole), moved(0.5 * whole)
-    energies = torch.tensor([iterate.energy, best.energy, other.energy], dtype=torch.float64)
-    third = vertex(energies[0] - energies[1], energies[0] - energies[2])
-    best = _lower_of(best, other)
-    best = _lower_of(best, moved(min(most, whole * float(third))))
-    for k in range(2, HALVINGS):
-        if best.energy < iterate.energy:
-            return best
-        best = moved(whole * 0.5**k)
-    return best if best.energy < iterate.energy else None
-
-
-def _lower_of(one: Iterate, other: Iterate) -> Iterate:
-    return one if one.energy <= other.energy else other
-
-
-def vertex(whole: Tensor, half: Tensor) -> Tensor:
-    """Length t (...) at which a parabola falls furthest that falls by `whole` (...) at t = 1 and by
-    `half` at t = ½; no longer than twice the step, where the parabola has no lowest point, too.
-
-    Examples
-    --------
-    >>> vertex(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]))
-    tensor([0.5000, 1.2500])
-    """
-    slope, bend = 4.0 * half - whole, 4.0 * half - 2.0 * whole
-    length = torch.where(bend > 0.0, 0.5 * slope / bend, _LONGEST)
-    return length.nan_to_num(_SHORTEST).clamp(_SHORTEST, _LONGEST)
 
 
 def monte_carlo_error(mean: Iterate) -> float:

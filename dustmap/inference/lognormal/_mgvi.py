@@ -17,14 +17,8 @@ from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_means import Sampling
 from dustmap.inference.lognormal._mgvi_phases import Learning, Rounds, Walk
 from dustmap.inference.lognormal._mgvi_samples import Perturbations, Sampler
-from dustmap.inference.lognormal._mgvi_state import (
-    MGVI,
-    FitState,
-    MGVIRound,
-    MGVISettings,
-    MGVIStart,
-    Phase,
-)
+from dustmap.inference.lognormal._mgvi_settings import MGVIRound, MGVISettings
+from dustmap.inference.lognormal._mgvi_state import MGVI, FitState, MGVIStart, Phase
 from dustmap.linalg import AbstractWorld, Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.

@@ -8,16 +8,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_energy import (
+from dustmap.inference.lognormal._lognormal_descent import (
     FAR,
     HALVINGS,
     ROUGH,
     TIGHTER,
     TIGHTEST,
     Accuracy,
-    Iterate,
     vertex,
 )
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,

@@ -24,7 +24,8 @@ from dustmap.gp import (
 )
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, EnergyTarget, Iterate, relative
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, relative
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,

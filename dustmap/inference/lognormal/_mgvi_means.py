@@ -7,17 +7,13 @@ from typing import final
 
 import torch
 
-from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    Iterate,
-    monte_carlo_error,
-)
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_all
+from dustmap.inference.lognormal._lognormal_energy import Iterate, monte_carlo_error
 from dustmap.inference.lognormal._mgvi_phases import Walk
 from dustmap.inference.lognormal._mgvi_samples import Sampler, fine_residual
+from dustmap.inference.lognormal._mgvi_settings import TURNS, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import (
-    TURNS,
     FitState,
-    MGVISettings,
     MGVIStart,
     Phase,
     mean_of_samples,
@@ -31,7 +27,7 @@ _log = logging.getLogger(__name__)
 #: of stars have a fifth more dust than there is, five to seven of their standard deviations.
 _DECREASE, _TOGETHER, _STEPS = 0.15, 3, 20
 #: The same of several means on their way.
-_FEW_DECREASE, _FEW_STEPS = 0.3, 12
+_FEW_DECREASE, _FEW_STEPS = 0.3, 8
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
@@ -64,7 +60,7 @@ class Sampling:
     phases = (Phase.SAMPLE,)
 
     def states(self, state: FitState) -> Iterator[FitState]:
-        """Yield the complete state after every mean and every few curved draws.
+        """Yield the complete state after every turn and every few curved draws.
 
         What a step replaces is free for the next, for no other frame holds the state.
         """
@@ -74,9 +70,6 @@ class Sampling:
                     state = self._started(state)
                 if state.turn > 0:
                     state = self._followed(state)
-                    if state.followed < state.count:
-                        yield state
-                        continue
                 if self._rests(state):
                     state = self._ended(state)
                     yield state
@@ -165,47 +158,46 @@ class Sampling:
         return turn > 1 and moved < _RESTING * monte_carlo_error(state.centre)
 
     def _followed(self, state: FitState) -> FitState:
-        """The next mean at its deviations of the turn before."""
+        """Every mean at its deviations of the turn before."""
         if state.means is None:
             state = self._recentred(state)
             if not state.strayed:
                 state = self.walk.preconditioned(state)
-            return replace(self._refined(state), followed=1)
-        if state.followed == 0:
-            state = self.walk.preconditioned(replace(state, strayed=False))
-        which = state.followed
-        state = self._of_its_own(state, which)
-        if state.centre.is_finite:
-            state, _ = self.walk.descended(state, self._accuracy(state), "mean")
-        assert state.means is not None
-        assert state.pulls is not None
-        assert state.mode is not None
-        means, pulls = state.means.clone(), state.pulls.clone()
-        means[which], pulls[which] = state.centre.xi, state.z
-        misses = state.centre.misfit() > _STRAY * max(state.mode[0].misfit(), 0.5)
-        strayed = state.strayed or misses or not state.centre.is_finite
-        state = replace(state, means=means, pulls=pulls, followed=which + 1, strayed=strayed)
-        return state if which + 1 < len(means) else self._at_middle(state)
+            return self._refined(state)
+        state = self.walk.preconditioned(replace(state, strayed=False))
+        before, mode = state.centre, state.mode
+        assert mode is not None
+        here = self._of_their_own(state)
+        finite = [k for k, iterate in enumerate(here) if iterate.is_finite]
+        means, pulls = state.all_means.clone(), state.all_pulls.clone()
+        how = self._accuracy(state), state.preconditioner, self.walk.progress
+        ends = descend_all([here[k] for k in finite], pulls[finite], *how)
+        for k, end in zip(finite, ends, strict=True):
+            means[k], pulls[k] = end.iterate.xi, end.z
+        most = _STRAY * max(mode[0].misfit(), 0.5)
+        strayed = len(ends) < len(here) or any(end.iterate.misfit() > most for end in ends)
+        slowest = max([state.slowest, *(end.cg_steps // max(1, end.steps) for end in ends)])
+        state = replace(state, means=means, pulls=pulls, strayed=strayed, slowest=slowest)
+        spent = sum(end.cg_steps for end in ends)
+        return self.walk.recorded(self._at_middle(state), "mean", before, spent)
 
-    def _of_its_own(self, state: FitState, which: int) -> FitState:
-        """At one of the means, with its own deviations."""
-        assert state.means is not None
-        assert state.pulls is not None
+    def _of_their_own(self, state: FitState) -> list[Iterate]:
+        """At every mean, with its own deviations."""
         assert state.deviations is not None
-        own = state.deviations[mean_of_samples(len(state.deviations), state.count) == which]
-        centre = Iterate.at(state.problem, state.centre.target, state.means[which], own)
-        return replace(state, centre=centre, z=state.pulls[which])
+        numbers, target = mean_of_samples(self.settings.samples, state.count), state.centre.target
+        return [
+            Iterate.at(state.problem, target, mean, state.deviations[numbers == k])
+            for k, mean in enumerate(state.all_means)
+        ]
 
     def _at_middle(self, state: FitState) -> FitState:
         """At the mean of all samples' means, which the samples are scattered around."""
-        assert state.means is not None
-        assert state.pulls is not None
         numbers = mean_of_samples(self.settings.samples, state.count)
         shares = (torch.bincount(numbers) / len(numbers)).to(state.z)
-        xi, target = shares @ state.means, state.centre.target
+        xi, target = shares @ state.all_means, state.centre.target
         around = None if state.deviations is None else state.samples().sub_(xi)
         centre = Iterate.at(state.problem, target, xi, around)
-        return replace(state, centre=centre, z=shares @ state.pulls)
+        return replace(state, centre=centre, z=shares @ state.all_pulls)
 
     def _recentred(self, state: FitState) -> FitState:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
@@ -234,12 +226,12 @@ class Sampling:
         last = self.settings.refinements
         if last == 0 or (state.means is None and state.strayed and state.turn > last):
             return self._ended(state)
-        return replace(state, followed=0).at(Phase.SAMPLE, state.turn + 1)
+        return state.at(Phase.SAMPLE, state.turn + 1)
 
     def _ended(self, state: FitState) -> FitState:
         """The fit as it is."""
-        last = max(entry.moved for entry in state.history[-state.count :])
-        return replace(state, moved=state.moved or last > _RESTLESS).at(Phase.DONE)
+        is_restless = state.moved or state.history[-1].moved > _RESTLESS
+        return replace(state, moved=is_restless).at(Phase.DONE)
 
     def _accuracy(self, state: FitState) -> Accuracy:
         """Of one mean and of the last turn, or of several before that."""

@@ -8,24 +8,13 @@ from torch import Tensor
 
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_weight
-from dustmap.inference.lognormal._lognormal_energy import (
-    Accuracy,
-    Descent,
-    Iterate,
-    descend,
-    preconditioner_at,
-)
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, Descent, descend
+from dustmap.inference.lognormal._lognormal_energy import Iterate, preconditioner_at
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step, on_its_torus
 from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
-from dustmap.inference.lognormal._mgvi_state import (
-    QUICK,
-    FitState,
-    MGVIRound,
-    MGVISettings,
-    MGVIStart,
-    Phase,
-)
+from dustmap.inference.lognormal._mgvi_settings import MGVIRound, MGVISettings
+from dustmap.inference.lognormal._mgvi_state import QUICK, FitState, MGVIStart, Phase
 from dustmap.inference.lognormal._tangent import GramPreconditioner
 from dustmap.linalg import AT_MOST, Progress, SparseOperator
 

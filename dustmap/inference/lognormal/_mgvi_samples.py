@@ -13,7 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_energy import Accuracy, Iterate, relative
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, relative
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
@@ -29,14 +30,8 @@ from dustmap.inference.lognormal._mgvi_curves import (
     determined_share,
     draws_at_once,
 )
-from dustmap.inference.lognormal._mgvi_state import (
-    TURNS,
-    FitState,
-    MGVISettings,
-    MGVIStart,
-    mean_of_samples,
-    samples_at,
-)
+from dustmap.inference.lognormal._mgvi_settings import TURNS, MGVISettings
+from dustmap.inference.lognormal._mgvi_state import FitState, MGVIStart, mean_of_samples, samples_at
 from dustmap.linalg import (
     AdaptiveBatch,
     KeptNumbers,

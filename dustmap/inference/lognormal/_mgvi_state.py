@@ -7,12 +7,10 @@ from typing import Annotated, TypeAlias, final
 import torch
 from torch import Tensor
 
-from dustmap.errors import UserError
-from dustmap.gp import ParameterErrors, Parameters
+from dustmap.gp import Parameters
 from dustmap.inference import _state
 from dustmap.inference.evidence._steps import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
-    RobustSettings,
     StudentTNoise,
     StudentTWeights,
 )
@@ -25,6 +23,7 @@ from dustmap.inference.lognormal._lognormal_problem import (
     Preconditioner,
 )
 from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from, on_torus
+from dustmap.inference.lognormal._mgvi_settings import MGVIRound, MGVISettings
 
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
@@ -36,109 +35,8 @@ QUICK = 30
 #: Posterior standard deviations from the optimum at which θ of a first fit, and of one that starts
 #: from an earlier one, is taken to be.
 _FAR, _NEARER = 100.0, 5.0
-#: Those at which θ of a fit rests that another one follows.
-_NEARBY = 2.0
-#: Samples of each of several means, and turns of means and samples.
-_FEW, TURNS = 8, 5
 #: Share of new data up to which the samples of an earlier fit are near.
 _NEW = 0.25
-
-
-@final
-@dataclass(frozen=True)
-class MGVISettings:
-    """Settings of `fit_mgvi`.
-
-    Attributes
-    ----------
-    samples : S, in S/2 antithetic pairs
-    curved : whether they follow the curvature of ρ; None where straight ones stray too far
-    rounds, refinements : most updates of hyperparameters, and of mean and samples
-    draws, most_draws : int
-        Per gradient of the evidence, and near its optimum, where their Monte Carlo error is to be a
-        sixth of a posterior standard deviation.
-    rank : of the preconditioner; 0 for none, None for an eighth of the data, at most 128 or one
-        for 400 data, doubled where solves from the side of the data are slow
-    most_rank : to which it is doubled at most
-    tolerance : float
-        Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
-        they rest.
-    redrawn : whether samples are drawn again at the mean that follows from them
-    prior_std : width of the log-normal priors of hyperparameters around their start
-    residual : of CG per datum, in units of the noise; straight samples take twice as much, curved
-        ones four times
-    cg_steps : most steps of a solve
-    padding : of a torus that replaces the prior's own, in length scales
-    seed : of the draws
-    kept : bytes of random numbers of draws that are kept for the next time, at most
-    among_nodes : whether solves may be made among the nodes, where memory has room for LᵀΣ⁻¹L
-    robust : RobustSettings or None
-        Student-t noise, its ν and scale, and the most rounds of weights before anything else is
-        learned; None for normal noise.
-    """
-
-    samples: int = 32
-    curved: bool | None = None
-    rounds: int = 16
-    refinements: int = 2
-    draws: int = 8
-    most_draws: int = 32
-    rank: int | None = None
-    most_rank: int = 512
-    tolerance: float = 0.1
-    redrawn: bool = True
-    prior_std: float = 1.5
-    residual: float = 0.025
-    cg_steps: int = 300
-    padding: float = 3.0
-    seed: int = 0
-    kept: int = 2**27
-    among_nodes: bool = True
-    robust: RobustSettings | None = None
-
-    def __post_init__(self) -> None:
-        if self.samples < 4 or self.samples % 2:
-            raise UserError(f"samples must be even and at least 4, got {self.samples}")
-        if self.draws < 2:
-            raise UserError(f"draws must be at least 2, got {self.draws}")
-        if not self.tolerance > 0:
-            raise UserError(f"tolerance must be positive, got {self.tolerance}")
-
-    def before_another(self) -> "MGVISettings":
-        """Of a fit that another follows, whose data differ by more than this one leaves open."""
-        return replace(self, tolerance=_NEARBY, most_draws=self.draws, redrawn=False)
-
-    @property
-    def means(self) -> int:
-        """K, of curved samples: one for every few of them."""
-        return max(1, self.samples // _FEW)
-
-
-@final
-@dataclass(frozen=True)
-class MGVIRound:
-    """One line of the report.
-
-    Attributes
-    ----------
-    stage : "weights", "mode", "evidence", "rejected" (an evidence step that is not taken) or "mean"
-    energy : in nats
-    misfit : rms residual of the mean response in units of the noise
-    moved : rms change of the mean response, same units
-    parameters : θ (log)
-    gradient : of ln p(y | θ) (evidence only)
-    cg_steps : of the solves
-    errors : of θ given the data, where the step started (evidence only)
-    """
-
-    stage: str
-    energy: float
-    misfit: float
-    moved: float
-    parameters: tuple[float, ...]
-    gradient: tuple[float, ...] = ()
-    cg_steps: int = 0
-    errors: ParameterErrors | None = None
 
 
 @final
@@ -219,9 +117,8 @@ class FitState:
 
     centre, with multipliers z (Q,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
-    means (K, n) of the samples (see `mean_of_samples`) with multipliers `pulls` (K, Q), and how
-    many have followed their samples in this turn; None where the centre is the only one, and else
-    the centre is the middle of all, or the mean that has followed last. deviations (S, n) of the
+    means (K, n) of the samples (see `mean_of_samples`) with multipliers `pulls` (K, Q), whose
+    middle the centre is; None where the centre is the only one. deviations (S, n) of the
     samples from their means; evidence_draws (D, Q), sample_draws (S/2, Q), curve_draws (S, Q):
     multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved draws so far,
     is_drawing: whether there are more to come in this turn.
@@ -240,7 +137,6 @@ class FitState:
     preconditioner: Annotated[Preconditioner | None, _state.REBUILT] = None
     means: Annotated[Tensor, _state.Layout("data", "K n")] | None = None
     pulls: Annotated[Tensor, _state.Layout("data", "K Q")] | None = None
-    followed: int = 0
     deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
     evidence_draws: Annotated[Tensor, _state.Layout("data", "D Q")] | None = None
     sample_draws: Annotated[Tensor, _state.Layout("data", "pairs Q")] | None = None
@@ -306,6 +202,11 @@ class FitState:
     def all_means(self) -> Tensor:
         """ξ̄_k (K, n)."""
         return self.centre.xi[None] if self.means is None else self.means
+
+    @property
+    def all_pulls(self) -> Tensor:
+        """Multipliers (K, Q) of the means."""
+        return self.z[None] if self.pulls is None else self.pulls
 
     def samples(self) -> Tensor:
         """ξ (S, n) of all samples, in new memory."""

@@ -1,0 +1,277 @@
+"""Gauss-Newton steps down the energy of a log-normal field.
+
+Every step solves its linear system from the side of the data, or among the nodes that these see.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_problem import Preconditioner, metric_solver
+from dustmap.linalg import Progress, SolveResult, unwatched
+
+#: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
+FAR, ROUGH = 2.0, 0.1
+#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
+TIGHTER, TIGHTEST = 0.2, 0.03
+#: Halvings of a step before the line search gives up; the least and the greatest length, in steps,
+#: that a parabola may suggest.
+HALVINGS = 8
+_SHORTEST, _LONGEST = 0.1, 2.0
+#: Largest change of the log-density that a step may ask for: the linearised exponential holds
+#: no further.
+_REACH = 2.0
+#: Steps of a descent that are extrapolated from, and the ridge of their Gram matrix.
+_MIXED, _RIDGE = 5, 1e-6
+#: What is counted while a fit descends.
+_NEWTON = "Newton steps"
+
+
+@final
+@dataclass(frozen=True)
+class Accuracy:
+    """When a fit is good enough.
+
+    residual: of CG, root mean square over the data in units of the noise, once the data are fit;
+        before, a tenth of the misfit. decrease: of the energy, in nats, below which to stop, in
+        `together` steps, for one may be short by chance.
+    steps: of Gauss-Newton at most. cg_steps: of CG at most in each.
+    """
+
+    residual: float = 0.1
+    decrease: float = 1.0
+    steps: int = 10
+    cg_steps: int = 200
+    together: int = 1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """End of a descent: the iterate, the multipliers z (Q,) for a warm start, CG steps spent,
+    Gauss-Newton steps, and the last decrease of the energy (negative: no step lowered it)."""
+
+    iterate: Iterate
+    z: Tensor
+    cg_steps: int
+    steps: int
+    decrease: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The last few points ξ_k of a descent and the whole Gauss-Newton steps g_k from them (n,)."""
+
+    points: tuple[Tensor, ...] = ()
+    steps: tuple[Tensor, ...] = ()
+
+    def joined(self, xi: Tensor, step: Tensor) -> "Steps":
+        """With one more, and no more than are of use."""
+        return Steps((*self.points, xi)[-_MIXED:], (*self.steps, step)[-_MIXED:])
+
+    def extrapolated(self) -> Tensor | None:
+        """The step to where the g_k would vanish if they were linear in ξ; None of a single one.
+
+            g − (ΔX + ΔG) γ,   γ = argmin ‖g − ΔG γ‖
+
+        for differences ΔX, ΔG of successive points and steps (Anderson 1965). Gauss-Newton leaves
+        out the curvature of the response, so that its steps shrink by a constant factor only.
+        """
+        if len(self.points) < 2:
+            return None
+        last = self.steps[-1]
+        changes = torch.stack([b - a for a, b in itertools.pairwise(self.steps)])
+        moves = torch.stack([b - a for a, b in itertools.pairwise(self.points)])
+        gram = (changes @ changes.mT).double()
+        gram.diagonal().add_(_RIDGE * gram.diagonal().max() + torch.finfo(gram.dtype).tiny)
+        gamma = torch.linalg.solve(gram, (changes @ last).double())
+        step: Tensor = last - gamma.to(last) @ (moves + changes)
+        return step
+
+
+@torch.no_grad()
+def descend(
+    iterate: Iterate,
+    z: Tensor,
+    accuracy: Accuracy,
+    preconditioner: Preconditioner | None = None,
+    progress: Progress = unwatched,
+) -> Descent:
+    """`descend_all` of one ξ and its multipliers (Q,)."""
+    return descend_all([iterate], z[None], accuracy, preconditioner, progress)[0]
+
+
+@torch.no_grad()
+def descend_all(
+    iterates: Sequence[Iterate],
+    z: Tensor,
+    accuracy: Accuracy,
+    preconditioner: Preconditioner | None = None,
+    progress: Progress = unwatched,
+) -> list[Descent]:
+    """Lower every E by Gauss-Newton steps at fixed hyperparameters.
+
+    ξ ← a + e + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (mean_s r_s + J (ξ − a − e))
+
+    with e the pull that the mean response does not see: by Woodbury the Newton step with the
+    metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or, where data see few nodes, of theirs
+    (`metric_solver`). At the optimum without deviations z is the whitened residual, so z (K, Q) of
+    one step starts the next. Of this step and of that which the last few steps together suggest,
+    the one that leads to the lower energy is taken.
+
+    Every one of K iterates of a problem has its own steps, lengths and end; their linear systems
+    are solved together.
+    """
+    going = [
+        _Going(iterate, own, (iterate.energy,)) for iterate, own in zip(iterates, z, strict=True)
+    ]
+    for taken in range(accuracy.steps):
+        active = [k for k, one in enumerate(going) if not one.is_over(accuracy)]
+        if not active:
+            break
+        progress(_NEWTON, taken, accuracy.steps)
+        here, own = [going[k].iterate for k in active], [going[k].z for k in active]
+        tight = [going[k].tight for k in active]
+        how = tight, accuracy, preconditioner, progress
+        solve, steps = gauss_newton(here, torch.stack(own), *how)
+        for k, x, cg_steps, step in zip(active, solve.x, solve.steps, steps, strict=True):
+            going[k] = going[k].after(step, x, int(cg_steps), accuracy)
+    progress(_NEWTON, accuracy.steps, accuracy.steps)
+    return [Descent(one.iterate, one.z, one.spent, one.taken, one.decrease) for one in going]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Going:
+    """An iterate on its way down: multipliers z (Q,), energies of the last few steps, CG steps
+    spent and Gauss-Newton steps taken, the last decrease, `tight` of the next solve, and steps to
+    extrapolate from."""
+
+    iterate: Iterate
+    z: Tensor
+    energies: tuple[float, ...]
+    spent: int = 0
+    taken: int = 0
+    decrease: float = 0.0
+    tight: float = 1.0
+    steps: Steps = Steps()
+
+    def is_over(self, accuracy: Accuracy) -> bool:
+        """Whether it has gained little in the last few steps, or does not get any lower."""
+        if self.decrease < 0.0:
+            return self.tight < TIGHTEST
+        fell = self.energies[0] - self.energies[-1]
+        return len(self.energies) > accuracy.together and fell < accuracy.decrease
+
+    def after(self, step: Tensor, z: Tensor, cg_steps: int, accuracy: Accuracy) -> "_Going":
+        """Where a step (n,) leads, whose multipliers are z (Q,)."""
+        steps = self.steps.joined(self.iterate.xi, step)
+        went = replace(self, z=z, spent=self.spent + cg_steps, taken=self.taken + 1, steps=steps)
+        lower = _lower(self.iterate, steps)
+        if lower is None:
+            return replace(went, decrease=-1.0, tight=self.tight * TIGHTER)
+        energies = (*self.energies, lower.energy)[-accuracy.together - 1 :]
+        decrease = self.iterate.energy - lower.energy
+        return replace(went, iterate=lower, energies=energies, decrease=decrease)
+
+
+def gauss_newton(
+    iterates: Sequence[Iterate],
+    z: Tensor,
+    tight: Sequence[float],
+    accuracy: Accuracy,
+    preconditioner: Preconditioner | None = None,
+    progress: Progress = unwatched,
+) -> tuple[SolveResult, list[Tensor]]:
+    """Multipliers (K, Q) of the next step of each of K iterates, and the steps (n,).
+
+    z (K, Q): multipliers to start from; tight scales the residual that is asked for.
+    """
+    tangents = [iterate.tangent for iterate in iterates]
+    anchors = [iterate.target.anchor + iterate.covariance_pull() for iterate in iterates]
+    targets, wanted = [], []
+    for iterate, tangent, anchor, part in zip(iterates, tangents, anchors, tight, strict=True):
+        carried, misfit = tangent.matmul(iterate.xi - anchor), iterate.misfit()
+        targets.append(tangent.root_weights * (iterate.residuals.mean(0) + carried))
+        rough = ROUGH * misfit if misfit > FAR else 0.0
+        wanted.append(relative(part * max(accuracy.residual, rough), targets[-1]))
+    tangent = tangents[0]
+    if len(iterates) > 1:
+        density = torch.stack([iterate.density for iterate in iterates])
+        c = torch.stack([iterate.c for iterate in iterates])
+        tangent = iterates[0].problem.tangent(density, c)
+    # One system of its own shares nothing.
+    place = 0 if len(iterates) == 1 else slice(None)
+    solve = metric_solver(tangent, preconditioner)(
+        torch.stack(targets)[place],
+        x0=z[place],
+        rtol=torch.stack(wanted)[place],
+        max_steps=accuracy.cg_steps,
+        progress=progress,
+    ).batched(z.shape[:1])
+    ends = zip(iterates, tangents, anchors, solve.x, strict=True)
+    steps = [anchor + tangent.step_of(x) - at.xi for at, tangent, anchor, x in ends]
+    return solve, steps
+
+
+def relative(wanted: float, target: Tensor) -> Tensor:
+    """The relative residuals (...) that leave `wanted` per datum, for right-hand sides (..., N)."""
+    size = target.norm(dim=-1).double().clamp_min(1e-30)
+    ratio: Tensor = wanted * math.sqrt(target.shape[-1]) / size
+    return ratio.clamp_max(0.5)
+
+
+def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
+    """The lower end of the last step and of the extrapolated one, if either lowers the energy."""
+    accepted, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
+    if accepted is None or further is None:
+        return accepted
+    trial = iterate.moved(iterate.xi + further)
+    return trial if trial.energy < accepted.energy else accepted
+
+
+def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
+    """The lowest of ξ + t Δξ with lower energy, t = 1 or so long that T Δξ is within reach, half of
+    that and the `vertex` of both; else the first of halves of these."""
+    reach = float(iterate.problem.root.matmul(step).abs().max())
+    most = _REACH / max(reach, 1e-30)
+    whole = min(1.0, most)
+
+    def moved(length: float) -> Iterate:
+        return iterate.moved(iterate.xi + length * step)
+
+    best, other = moved(whole), moved(0.5 * whole)
+    energies = torch.tensor([iterate.energy, best.energy, other.energy], dtype=torch.float64)
+    third = vertex(energies[0] - energies[1], energies[0] - energies[2])
+    best = _lower_of(best, other)
+    best = _lower_of(best, moved(min(most, whole * float(third))))
+    for k in range(2, HALVINGS):
+        if best.energy < iterate.energy:
+            return best
+        best = moved(whole * 0.5**k)
+    return best if best.energy < iterate.energy else None
+
+
+def _lower_of(one: Iterate, other: Iterate) -> Iterate:
+    return one if one.energy <= other.energy else other
+
+
+def vertex(whole: Tensor, half: Tensor) -> Tensor:
+    """Length t (...) at which a parabola falls furthest that falls by `whole` (...) at t = 1 and by
+    `half` at t = ½; no longer than twice the step, where the parabola has no lowest point, too.
+
+    Examples
+    --------
+    >>> vertex(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]))
+    tensor([0.5000, 1.2500])
+    """
+    slope, bend = 4.0 * half - whole, 4.0 * half - 2.0 * whole
+    length = torch.where(bend > 0.0, 0.5 * slope / bend, _LONGEST)
+    return length.nan_to_num(_SHORTEST).clamp(_SHORTEST, _LONGEST)
