@@ -13,6 +13,7 @@ from dustmap.inference.lognormal._mgvi_phases import Walk
 from dustmap.inference.lognormal._mgvi_samples import Sampler, fine_residual
 from dustmap.inference.lognormal._mgvi_settings import TURNS, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import (
+    QUICK,
     FitState,
     MGVIStart,
     Phase,
@@ -75,6 +76,9 @@ class Sampling:
                     yield state
                     continue
                 state = self.sampler.drawn(self.walk.preconditioned(state))
+                if state.means is not None and state.sample_draws is not None and state.turn == 0:
+                    # Where ξ = 0 straight ones do: they lead the means on their way.
+                    state = replace(state, is_drawing=False)
                 if state.curved and state.means is None and self._spreads(state):
                     state = self._spread(state)
                     yield state
@@ -140,6 +144,7 @@ class Sampling:
             curve_draws=None,
             is_drawing=False,
             curved=True,
+            slowest=QUICK,
         )
 
     def _rests(self, state: FitState) -> bool:
