@@ -81,7 +81,8 @@ class MGVISolution:
     coefficients : (P,), β of the mean, posterior means where they are learned; float64
     coefficient_covariance : (P, P), of the samples; None where they are not learned
     xi, deviations : (n,), (S, n)
-        In pairs +δ_0, −δ_0, +δ_1, ..: an even number of the first is as good as a fit of so many.
+        In pairs ±δ_0, ±δ_1, .., each about xi or about one of several means, by turns: an even
+        number of the first is as good as a fit of so many.
     history, status
     start : of a later fit, of more data
     weights : of the data under Student-t noise; None for normal noise
@@ -139,9 +140,10 @@ def fit_mgvi(
        new hyperparameters.
     3. Metric Gaussian variational inference: S/2 pairs ±δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) at ξ̄, then
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖² until it rests;
-       repeated with the same random numbers, first with few of the samples, then to where it rests
-       at those that are returned.
-       With `curved` each sample follows the curvature of ρ instead.
+       repeated with the same random numbers to where it rests at the samples that are returned.
+       With `curved` each sample follows the curvature of ρ instead, and every eight of them have a
+       mean ξ̄_k of their own that begins where ξ = 0: q is a mixture, since the posterior has a
+       mode for every density that a datum may be explained by.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
     ν and the scale, from residuals and spread of the linearised model.
@@ -166,10 +168,10 @@ def fit_mgvi(
     start
         The end of an earlier fit, whose data come first and whose hyperparameters are near those of
         `model`: the same random numbers belong to its data, so that mode, weights and samples are
-        near, too. Samples are drawn at ξ̄ as far from the new mode as it was, few of them at first
-        unless few data are new and nothing is learned; ξ̄ follows them, and they stay. Where the
-        fit ends is the same within its own convergence; a start of other variables or another
-        number of samples is not used.
+        near, too. Where few data are new and nothing is learned, or samples have one mean, they
+        are drawn at means as far from the new mode as they were; these follow them, and they
+        stay. Where the fit ends is the same within its own convergence; a start of other variables
+        or another number of samples is not used.
     world
         Ranks that all call this with the same arguments and divide the draws among them, and the
         rows in products with one vector. Every rank has all data, and returns the same solution;

@@ -1,6 +1,7 @@
 """The samples of a log-normal fit, and the means that follow them."""
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
@@ -179,8 +180,9 @@ class Sampling:
         ends = descend_all([here[k] for k in finite], pulls[finite], *how)
         for k, end in zip(finite, ends, strict=True):
             means[k], pulls[k] = end.iterate.xi, end.z
-        most = _STRAY * max(mode[0].misfit(), 0.5)
-        strayed = len(ends) < len(here) or any(end.iterate.misfit() > most for end in ends)
+        most = _STRAY * max(mode[0].misfit(), 1.0)  # few samples leave noise in every mean
+        square = sum(end.iterate.misfit() ** 2 for end in ends) / max(1, len(ends))
+        strayed = len(ends) < len(here) or math.sqrt(square) > most
         slowest = max([state.slowest, *(end.cg_steps // max(1, end.steps) for end in ends)])
         state = replace(state, means=means, pulls=pulls, strayed=strayed, slowest=slowest)
         spent = sum(end.cg_steps for end in ends)

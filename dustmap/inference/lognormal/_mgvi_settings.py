@@ -22,7 +22,7 @@ class MGVISettings:
     ----------
     samples : S, in S/2 antithetic pairs
     curved : whether they follow the curvature of ρ; None where straight ones stray too far
-    rounds, refinements : most updates of hyperparameters, and of mean and samples
+    rounds, refinements : most updates of hyperparameters, and of a lone mean and its samples
     draws, most_draws : int
         Per gradient of the evidence, and near its optimum, where their Monte Carlo error is to be a
         sixth of a posterior standard deviation.
