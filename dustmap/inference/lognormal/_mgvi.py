@@ -142,8 +142,8 @@ def fit_mgvi(
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖² until it rests;
        repeated with the same random numbers to where it rests at the samples that are returned.
        With `curved` each sample follows the curvature of ρ instead, and every eight of them have a
-       mean ξ̄_k of their own that begins where ξ = 0: q is a mixture, since the posterior has a
-       mode for every density that a datum may be explained by.
+       mean ξ̄_k of their own that begins at the mode of far larger noise: q is a mixture, since the
+       posterior has a mode for every density that a datum may be explained by.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
     ν and the scale, from residuals and spread of the linearised model.

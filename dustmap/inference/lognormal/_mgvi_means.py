@@ -8,7 +8,11 @@ from typing import final
 
 import torch
 
-from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_all
+from dustmap.inference.lognormal._lognormal_descent import (
+    Accuracy,
+    descend,
+    descend_all,
+)
 from dustmap.inference.lognormal._lognormal_energy import Iterate, monte_carlo_error
 from dustmap.inference.lognormal._mgvi_phases import Walk
 from dustmap.inference.lognormal._mgvi_samples import Sampler, fine_residual
@@ -30,6 +34,10 @@ _log = logging.getLogger(__name__)
 _DECREASE, _TOGETHER, _STEPS = 0.15, 3, 20
 #: The same of several means on their way.
 _FEW_DECREASE, _FEW_STEPS = 0.3, 8
+#: How many times larger the noise is at whose mode several means begin, and decrease of the energy
+#: per datum at which it is found. Means that begin where ξ = 0 end no better and take twice as
+#: long; from the mode of three times the noise they choose alike more often.
+_HOT, _HOT_DECREASE = 10.0, 0.01
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
@@ -47,10 +55,10 @@ class Sampling:
     their own deviations lead them, by turns.
 
     One mean, at first the mode, for deviations on straight lines, and K means of few samples each,
-    at first where ξ = 0, for those that follow the curvature of ρ. A datum that sees a sum of
-    densities does not say which of them is large: the posterior has a mode for each, and a mean
-    with its samples follows one. From ξ = 0, where all are alike, means with random numbers of
-    their own follow different ones, and the mixture of them all is the posterior.
+    at first the mode of far larger noise, for those that follow the curvature of ρ. A datum that
+    sees a sum of densities does not say which of them is large: the posterior has a mode for each,
+    and a mean with its samples follows one. From a smooth field, which favours none, means with
+    random numbers of their own follow different ones, and the mixture of all is the posterior.
 
     start: the earlier fit that this one started from, if any.
     """
@@ -77,9 +85,6 @@ class Sampling:
                     yield state
                     continue
                 state = self.sampler.drawn(self.walk.preconditioned(state))
-                if state.means is not None and state.sample_draws is not None and state.turn == 0:
-                    # Where ξ = 0 straight ones do: they lead the means on their way.
-                    state = replace(state, is_drawing=False)
                 if state.curved and state.means is None and self._spreads(state):
                     state = self._spread(state)
                     yield state
@@ -102,7 +107,7 @@ class Sampling:
         return self.settings.redrawn and self.settings.refinements > 0
 
     def _spreads(self, state: FitState) -> bool:
-        """Whether curved samples have several means that begin where ξ = 0."""
+        """Whether curved samples have several means that begin at a smooth field."""
         return self._follows and not state.is_near(self.start)
 
     def _earlier(self, state: FitState) -> MGVIStart | None:
@@ -132,14 +137,20 @@ class Sampling:
         return self._at_middle(replace(state, means=means, pulls=state.z.repeat(len(means), 1)))
 
     def _spread(self, state: FitState) -> FitState:
-        """Several means where the mode is but for its field, which is 0 there."""
-        count, n = self.settings.means, state.problem.root.n_white
+        """Several means at the mode of noise that is `_HOT` times as large, beginning with a field
+        of 0: such data ask for a smooth density, and leave open which nodes it is in."""
+        count, problem = self.settings.means, state.problem
+        n, hot = problem.root.n_white, problem.weighted(problem.weights / _HOT**2)
         xi = torch.cat([torch.zeros_like(state.centre.xi[:n]), state.centre.xi[n:]])
+        settings, decrease = self.settings, _HOT_DECREASE * len(problem.y)
+        accuracy = Accuracy(settings.residual, decrease, _FEW_STEPS, settings.cg_steps)
+        how = torch.zeros_like(state.z), accuracy, state.preconditioner, self.walk.progress
+        xi = descend(posterior_at(hot, xi), *how).iterate.xi
         return replace(
             state.at(Phase.SAMPLE),
             means=xi.repeat(count, 1),
             pulls=torch.zeros_like(state.z).repeat(count, 1),
-            centre=posterior_at(state.problem, xi),
+            centre=posterior_at(problem, xi),
             deviations=None,
             sample_draws=None,
             curve_draws=None,
