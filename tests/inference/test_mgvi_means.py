@@ -134,7 +134,7 @@ def test_samples_that_have_one_mean_stay_so_where_they_are_straight() -> None:
 
 
 def test_a_near_fit_goes_on_from_every_mean() -> None:
-    """Of the same data: means and samples stay where they were."""
+    """Of the same data: most samples stay where they were, and a few change to another density."""
     model, data = one_sum()
     settings = MGVISettings(samples=32)
     first = fit_mgvi(model, data, settings)
@@ -143,6 +143,6 @@ def test_a_near_fit_goes_on_from_every_mean() -> None:
     assert len(again.history) < len(first.history)
     spread = first.posterior.log_samples.std(0)
     moved = (again.posterior.log_samples - first.posterior.log_samples) / spread
-    assert float(moved.square().mean().sqrt()) < 0.5
+    assert float(moved.abs().median()) < 0.2
     fewer = fit_mgvi(model, data, replace(settings, samples=16), start=first.start)
     assert len(fewer.start.means) == 2

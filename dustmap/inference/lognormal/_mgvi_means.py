@@ -35,8 +35,8 @@ _DECREASE, _TOGETHER, _STEPS = 0.15, 3, 20
 #: The same of several means on their way.
 _FEW_DECREASE, _FEW_STEPS = 0.3, 8
 #: How many times larger the noise is at whose mode several means begin, and decrease of the energy
-#: per datum at which it is found. Means that begin where ξ = 0 or at ten times the
-#: noise have not all arrived after five turns; from three times the noise more of them choose alike.
+#: per datum at which it is found. Means that begin where ξ = 0 or at ten times the noise have not
+#: all arrived after five turns; from three times the noise more of them choose alike.
 _HOT, _HOT_DECREASE = 5.0, 0.01
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
