@@ -101,14 +101,10 @@ class Sampling:
         """Of the fit."""
         return self.walk.settings
 
-    @property
-    def _follows(self) -> bool:
-        """Whether samples are drawn again at the mean that follows from them."""
-        return self.settings.redrawn and self.settings.refinements > 0
-
     def _spreads(self, state: FitState) -> bool:
         """Whether curved samples have several means that begin at a smooth field."""
-        return self._follows and not state.is_near(self.start)
+        follows = self.settings.redrawn and self.settings.refinements > 0
+        return follows and not state.is_near(self.start)
 
     def _earlier(self, state: FitState) -> MGVIStart | None:
         """The earlier fit, where its samples are of use: of the same variables and kind."""
@@ -252,8 +248,9 @@ class Sampling:
         return replace(state, moved=is_restless).at(Phase.DONE)
 
     def _accuracy(self, state: FitState) -> Accuracy:
-        """Of one mean and of the last turn, or of several before that."""
-        is_rough = state.means is not None and state.turn < TURNS
+        """Of one mean and of the last turn, or of several on their way from a smooth field."""
+        is_last = state.turn == TURNS or state.is_near(self.start)
+        is_rough = state.means is not None and not is_last
         decrease, steps = (_FEW_DECREASE, _FEW_STEPS) if is_rough else (_DECREASE, _STEPS)
         settings, part = self.settings, 1.0
         if state.means is not None and not is_rough:
