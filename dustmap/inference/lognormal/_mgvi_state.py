@@ -342,7 +342,8 @@ def mean_of_samples(samples: int, means: int) -> Tensor:
 
 
 def samples_at(means: Tensor, deviations: Tensor, sign: float = 1.0) -> Tensor:
-    """ξ̄_k(s) ± δ_s (S, n), in new memory, for means (K, n) and deviations (S, n)."""
+    """δ_s ± ξ̄_k(s) (S, n), in new memory, for deviations (S, n) and means (K, n): samples of their
+    deviations, and with a sign of −1 deviations of samples."""
     xi = deviations.clone()
     for sample, k in zip(xi, mean_of_samples(len(xi), len(means)).tolist(), strict=True):
         sample.add_(means[k], alpha=sign)
