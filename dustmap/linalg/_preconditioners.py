@@ -71,14 +71,14 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
         return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
     def stacked(self, scales: Tensor) -> "NystromStack":
-        """Preconditioners of shift · I + D_k G D_k, D_k = diag(scales_k), for scales (K, n), or one
-        for all vectors, K = 1."""
+        """Preconditioners of shift · I + D_k G D_kᵀ, D_k = (diag(scales_k1); …; diag(scales_kS))
+        one below the other, for scales (K, S, n), or one for all vectors, K = 1."""
         mine = self.world.share(self.shape[0])
         f = ((self.values - self.tail) / (self.tail + self.shift)).clamp_min(0.0).sqrt()
         U, cores = self.vectors[:, mine], []
-        for D in scales:
+        for D in scales[..., mine]:
             # Rounded: what it preconditions is no more exact.
-            inner = self.world.total(_scaled_gram(U, D[mine])).double()
+            inner = self.world.total(_scaled_gram(U, D.norm(dim=0))).double()
             inner = f[:, None] * inner * f + torch.eye(len(f), dtype=f.dtype, device=f.device)
             core = torch.cholesky_inverse(torch.linalg.cholesky(inner))
             cores.append((f[:, None] * core * f).to(self.dtype))
@@ -100,29 +100,40 @@ class NystromPreconditioner(_operator.AbstractSymmetric):
 @final
 @dataclass(frozen=True, eq=False)
 class NystromStack(_operator.AbstractStack):
-    """Nyström preconditioners of A_k = shift · I + D_k G D_k that share the vectors U of G's.
+    """Nyström preconditioners of A_k = shift · I + D_k G D_kᵀ (S n, S n) that share the vectors U
+    of G's, D_k (S n, n) of S diagonal matrices one below the other.
 
-    With Ã_k = I + D_k Uᵀ diag(f) U D_k, f = (s − s_r) / (s_r + shift), Woodbury's identity gives
+    With Ã_k = I + D_k Uᵀ diag(f) U D_kᵀ, f = (s − s_r) / (s_r + shift), Woodbury's identity gives
 
-        Ã_k⁻¹ = I − D_k Uᵀ C_k U D_k,   C_k = f^½ (I + f^½ U D_k² Uᵀ f^½)⁻¹ f^½
+        Ã_k⁻¹ = I − D_k Uᵀ C_k U D_kᵀ,   C_k = f^½ (I + f^½ U D_kᵀD_k Uᵀ f^½)⁻¹ f^½
 
     and for D_k = I the preconditioner itself. A product reads U twice however many k there are.
 
-    base: of G; scales: D_k (K, n), one for all vectors where K = 1; cores: C_k (K, r, r).
+    base: of G; scales: diagonals of D_k (K, S, n), one for all vectors where K = 1; cores: C_k
+    (K, r, r).
     """
 
     base: NystromPreconditioner
     scales: Tensor
     cores: Tensor
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        length = self.scales.shape[1] * self.scales.shape[2]
+        return length, length
+
+    def _made_of(self) -> NystromPreconditioner:
+        return self.base
+
     def matmul(self, x: Tensor) -> Tensor:
-        world, n = self.base.world, self.shape[0]
+        world, (count, n) = self.base.world, self.scales.shape[1:]
         mine = world.share(n)
-        U, D, own = self.base.vectors[:, mine], self.scales[:, mine], x[..., mine]
-        along = world.total((own * D).reshape(-1, own.shape[-1]) @ U.mT)
+        U, D, own = self.base.vectors[:, mine], self.scales[..., mine], x.reshape(-1, count, n)
+        own = own[..., mine]
+        along = world.total((own * D).sum(1) @ U.mT)
         turned = (self.cores @ along[:, :, None]).squeeze(2) @ U
-        product = own - turned.reshape(-1, len(D), own.shape[-1]).mul_(D).reshape(own.shape)
-        return world.gathered(product, world.shares(n))
+        product = torch.addcmul(own, turned[:, None], D, value=-1.0)
+        return world.gathered(product, world.shares(n)).reshape(x.shape)
 
     def taken(self, which: Tensor) -> "NystromStack":
         if len(self.scales) == 1:

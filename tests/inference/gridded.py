@@ -115,6 +115,10 @@ def some_model(
 
 def energy_gradient(at: Iterate) -> Tensor:
     """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − f_s) of a log-normal energy."""
-    weighted = at.residuals / at.problem.noise
-    pull = at._mean(at.densities * at._forces(weighted))
-    return at.xi - at.target.anchor - at.problem.pulled(pull, weighted, at.seen)
+    problem, pull = at.problem, torch.zeros_like(at.xi)
+    for density, seen, residual, delta in zip(
+        at.densities, at.seen, at.residuals, at.deviations, strict=True
+    ):
+        c = (at.xi + delta)[problem.root.n_field :]
+        pull += problem.tangent(density, c, seen).rmatmul(residual / problem.noise)
+    return at.xi - at.target.anchor - pull / len(at.deviations)

@@ -49,7 +49,7 @@ def at_the_mode(dim: int, groups: bool = False, dtype: torch.dtype = torch.float
     xi = torch.zeros(problem.n_latent).to(problem.y)
     start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
     accuracy = TIGHT if dtype == torch.float64 else LOOSE
-    return descend(start, torch.zeros_like(problem.y), accuracy).iterate
+    return descend(start, torch.zeros_like(problem.y), accuracy)[0].iterate
 
 
 def straight(mean: Iterate) -> tuple[Perturbations, Tensor, Tensor]:

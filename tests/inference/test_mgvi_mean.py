@@ -1,12 +1,11 @@
 """The mean of a log-normal fit: it follows its samples to where their energy is least."""
 
 import pytest
-import torch
 
 from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import MGVISettings, fit_mgvi
-from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
@@ -36,5 +35,5 @@ def test_the_mean_rests_at_the_least_energy_of_the_samples(
     problem = LogNormalProblem.of(solution.model, data, None)
     target = EnergyTarget.posterior(problem.y, solution.xi)
     here = Iterate.at(problem, target, solution.xi, solution.deviations)
-    least = descend(here, torch.zeros(problem.n_multipliers).to(problem.y), EXACT).iterate
+    least = descend_samples([here], EXACT)[0].iterate
     assert 0.0 <= here.energy - least.energy < LEFT

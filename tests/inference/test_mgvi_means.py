@@ -14,7 +14,7 @@ from dustmap.gp.kernels import Matern12
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVISolution, MGVIStatus, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_settings
-from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend, descend_all
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws
 from dustmap.inference.lognormal._mgvi_samples import Perturbations
@@ -99,14 +99,13 @@ def test_means_that_descend_together_end_where_they_do_alone() -> None:
         Iterate.at(problem, mode.target, (0.5 - 0.2 * k) * mode.xi, torch.cat([some, -some]))
         for k, some in enumerate(white)
     ]
-    z = torch.zeros(3, problem.n_multipliers).double()
     accuracy = Accuracy(residual=1e-7, decrease=1e-9, steps=400, cg_steps=1000)
-    together = descend_all(starts, z, accuracy)
+    together = descend_samples(starts, accuracy)
     for start, end in zip(starts, together, strict=True):
-        alone = descend(start, z[0], accuracy)
+        (alone,) = descend_samples([start], accuracy)
         torch.testing.assert_close(end.iterate.xi, alone.iterate.xi, rtol=0.0, atol=1e-5)
         assert end.iterate.energy == pytest.approx(alone.iterate.energy, rel=1e-9)
-    assert descend_all([], z[:0], accuracy) == []
+    assert descend_samples([], accuracy) == []
 
 
 def test_samples_at_several_means_are_those_at_each() -> None:

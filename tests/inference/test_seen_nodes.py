@@ -124,7 +124,7 @@ def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
     for problem in both_sides(*case(dim)):
         xi = torch.zeros(problem.n_latent).to(problem.y)
         start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
-        mean = descend(start, problem.y.new_zeros(problem.n_multipliers), TIGHT).iterate
+        mean = descend(start, problem.y.new_zeros(problem.n_multipliers), TIGHT)[0].iterate
         numbers = Perturbations.of(problem, 0, range(2))
         copy = Perturbations(numbers.white.clone(), numbers.noise)
         delta, solve = metric_draws(mean, copy, DrawSolver(1e-6, 1000, draws_at_once(2)))

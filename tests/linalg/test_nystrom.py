@@ -185,20 +185,37 @@ class TestScaling:
         G, identity = _low_rank(60, 9, 100.0), torch.eye(60, dtype=torch.float64)
         base = nystrom(DenseOperator((G + shift * identity).to(dtype)), 20, shift=shift)
         scales = normal(3, 60, seed=3).mul(0.5).exp()
-        stack = base.stacked(scales.to(dtype))
+        stack = base.stacked(scales[:, None].to(dtype))
         tolerance = 1e-9 if dtype == torch.float64 else 3e-3
         for k, D in enumerate(scales):
             A = D[:, None] * G * D + shift * identity
             one = stack.taken(torch.tensor([k])).matmul
             columns = torch.cat([one(e[None].to(dtype)) for e in identity])
-            for inverse in (base.stacked(D[None].to(dtype)).to_dense(), columns.mT):
+            for inverse in (base.stacked(D[None, None].to(dtype)).to_dense(), columns.mT):
                 product = inverse.double() @ A / shift
                 torch.testing.assert_close(product, identity, rtol=0.0, atol=tolerance)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_responses_one_below_the_other(self, dtype: torch.dtype) -> None:
+        """shift · I + D G Dᵀ for D of three diagonals (3 n, n), of two matrices at once."""
+        n, shift = 40, 2.0
+        G, identity = _low_rank(n, 7, 50.0), torch.eye(3 * n, dtype=torch.float64)
+        base = nystrom(DenseOperator((G + shift * identity[:n, :n]).to(dtype)), 20, shift=shift)
+        scales = normal(2, 3, n, seed=6).mul(0.5).exp()
+        stack = base.stacked(scales.to(dtype))
+        assert stack.shape == (3 * n, 3 * n)
+        tolerance = 1e-9 if dtype == torch.float64 else 3e-3
+        for k, D in enumerate(scales):
+            tall = torch.cat([torch.diag(d) for d in D])
+            x = normal(2, 3 * n, seed=7)
+            expected = shift * torch.linalg.solve(tall @ G @ tall.mT + shift * identity, x[k])
+            found = stack.matmul(x.to(dtype))[k].double()
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=tolerance)
 
     def test_scales_of_one_change_nothing(self) -> None:
         A = _decaying(50, 300.0) + torch.eye(50, dtype=torch.float64)
         base, x = nystrom(DenseOperator(A), 12), normal(4, 50, seed=5)
-        ones = torch.ones(4, 50, dtype=torch.float64)
+        ones = torch.ones(4, 1, 50, dtype=torch.float64)
         torch.testing.assert_close(base.stacked(ones).matmul(x), base.matmul(x))
         one = base.stacked(ones[:1])
         torch.testing.assert_close(one.taken(torch.tensor([0, 0])).matmul(x), base.matmul(x))
@@ -210,4 +227,4 @@ class TestScaling:
         D = normal(80, seed=4).exp()
         A = D[:, None] * G * D + identity
         base = nystrom(DenseOperator(G + identity), 30)
-        assert _condition(base.stacked(D[None]), A) < 0.1 * _condition(base, A)
+        assert _condition(base.stacked(D[None, None]), A) < 0.1 * _condition(base, A)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import Preconditioner, metric_solver
+from dustmap.inference.lognormal._sampled_metric import sampled_steps
 from dustmap.linalg import Progress, SolveResult, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do, to this share of it.
@@ -39,8 +40,8 @@ class Accuracy:
     """When a fit is good enough.
 
     residual: of CG, root mean square over the data in units of the noise, once the data are fit;
-        before, a tenth of the misfit. decrease: of the energy, in nats, below which to stop, in
-        `together` steps, for one may be short by chance.
+        before, a tenth of the misfit. decrease: of the energy in a step, in nats, below which to
+        stop.
     steps: of Gauss-Newton at most. cg_steps: of CG at most in each.
     """
 
@@ -48,20 +49,39 @@ class Accuracy:
     decrease: float = 1.0
     steps: int = 10
     cg_steps: int = 200
-    together: int = 1
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """End of a descent: the iterate, the multipliers z (Q,) for a warm start, CG steps spent,
-    Gauss-Newton steps, and the last decrease of the energy (negative: no step lowered it)."""
+    """End of a descent, or where it has come to: the iterate, CG steps spent, Gauss-Newton steps,
+    the last decrease of the energy (infinite before any step, negative where none lowered it), and
+    `tight` of the next solve."""
 
     iterate: Iterate
-    z: Tensor
-    cg_steps: int
-    steps: int
-    decrease: float
+    cg_steps: int = 0
+    steps: int = 0
+    decrease: float = math.inf
+    tight: float = 1.0
+
+    def is_over(self, accuracy: Accuracy) -> bool:
+        """Whether it has gained little in the last step, or does not get any lower."""
+        if self.decrease < 0.0:
+            return self.tight < TIGHTEST
+        return self.decrease < accuracy.decrease
+
+    def residual(self, accuracy: Accuracy) -> float:
+        """Of the next solve, per datum in units of the noise."""
+        misfit = self.iterate.misfit()
+        rough = ROUGH * misfit if misfit > FAR else 0.0
+        return self.tight * max(accuracy.residual, rough)
+
+    def after(self, lower: Iterate | None, cg_steps: int) -> "Descent":
+        """After a step, where it led lower."""
+        went = replace(self, cg_steps=self.cg_steps + cg_steps, steps=self.steps + 1)
+        if lower is None:
+            return replace(went, decrease=-1.0, tight=self.tight * TIGHTER)
+        return replace(went, iterate=lower, decrease=self.iterate.energy - lower.energy)
 
 
 @final
@@ -103,122 +123,77 @@ def descend(
     accuracy: Accuracy,
     preconditioner: Preconditioner | None = None,
     progress: Progress = unwatched,
-) -> Descent:
-    """`descend_all` of one ξ and its multipliers (Q,)."""
-    return descend_all([iterate], z[None], accuracy, preconditioner, progress)[0]
+) -> tuple[Descent, Tensor]:
+    """Lower E of one ξ without samples by Gauss-Newton steps at fixed hyperparameters; and its
+    multipliers (Q,) for a warm start.
+
+    Of this step and of that which the last few steps together suggest, the one that leads to the
+    lower energy is taken.
+    """
+    descent, steps = Descent(iterate), Steps()
+    for taken in range(accuracy.steps):
+        if descent.is_over(accuracy):
+            break
+        progress(_NEWTON, taken, accuracy.steps)
+        here, wanted = descent.iterate, descent.residual(accuracy)
+        solve, step = gauss_newton(here, z, wanted, preconditioner, accuracy.cg_steps, progress)
+        z, steps = solve.x, steps.joined(here.xi, step)
+        descent = descent.after(_lower(here, steps), int(solve.steps))
+    progress(_NEWTON, accuracy.steps, accuracy.steps)
+    return descent, z
 
 
 @torch.no_grad()
-def descend_all(
+def descend_samples(
     iterates: Sequence[Iterate],
-    z: Tensor,
     accuracy: Accuracy,
     preconditioner: Preconditioner | None = None,
     progress: Progress = unwatched,
 ) -> list[Descent]:
-    """Lower every E by Gauss-Newton steps at fixed hyperparameters.
-
-    ξ ← a + e + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (mean_s r_s + J (ξ − a − e))
-
-    with e the pull that the mean response does not see: by Woodbury the Newton step with the
-    metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or, where data see few nodes, of theirs
-    (`metric_solver`). At the optimum without deviations z is the whitened residual, so z (K, Q) of
-    one step starts the next. Of this step and of that which the last few steps together suggest,
-    the one that leads to the lower energy is taken.
+    """Lower every E of means that have equally many samples, by steps in the metric of all of them.
 
     Every one of K iterates of a problem has its own steps, lengths and end; their linear systems
     are solved together.
     """
-    going = [
-        _Going(iterate, own, (iterate.energy,)) for iterate, own in zip(iterates, z, strict=True)
-    ]
+    going = [Descent(iterate) for iterate in iterates]
     for taken in range(accuracy.steps):
         active = [k for k, one in enumerate(going) if not one.is_over(accuracy)]
         if not active:
             break
         progress(_NEWTON, taken, accuracy.steps)
-        here, own = [going[k].iterate for k in active], [going[k].z for k in active]
-        tight = [going[k].tight for k in active]
-        how = tight, accuracy, preconditioner, progress
-        solve, steps = gauss_newton(here, torch.stack(own), *how)
-        for k, x, cg_steps, step in zip(active, solve.x, solve.steps, steps, strict=True):
-            going[k] = going[k].after(step, x, int(cg_steps), accuracy)
+        here = [going[k].iterate for k in active]
+        wanted = torch.tensor([going[k].residual(accuracy) for k in active]).to(here[0].xi.device)
+        steps, spent = sampled_steps(here, wanted, preconditioner, accuracy.cg_steps, progress)
+        for k, step, cg_steps in zip(active, steps, spent.tolist(), strict=True):
+            lower = line_search(going[k].iterate, step)
+            going[k] = going[k].after(lower, cg_steps)
     progress(_NEWTON, accuracy.steps, accuracy.steps)
-    return [Descent(one.iterate, one.z, one.spent, one.taken, one.decrease) for one in going]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Going:
-    """An iterate on its way down: multipliers z (Q,), energies of the last few steps, CG steps
-    spent and Gauss-Newton steps taken, the last decrease, `tight` of the next solve, and steps to
-    extrapolate from."""
-
-    iterate: Iterate
-    z: Tensor
-    energies: tuple[float, ...]
-    spent: int = 0
-    taken: int = 0
-    decrease: float = 0.0
-    tight: float = 1.0
-    steps: Steps = Steps()
-
-    def is_over(self, accuracy: Accuracy) -> bool:
-        """Whether it has gained little in the last few steps, or does not get any lower."""
-        if self.decrease < 0.0:
-            return self.tight < TIGHTEST
-        fell = self.energies[0] - self.energies[-1]
-        return len(self.energies) > accuracy.together and fell < accuracy.decrease
-
-    def after(self, step: Tensor, z: Tensor, cg_steps: int, accuracy: Accuracy) -> "_Going":
-        """Where a step (n,) leads, whose multipliers are z (Q,)."""
-        steps = self.steps.joined(self.iterate.xi, step)
-        went = replace(self, z=z, spent=self.spent + cg_steps, taken=self.taken + 1, steps=steps)
-        lower = _lower(self.iterate, steps)
-        if lower is None:
-            return replace(went, decrease=-1.0, tight=self.tight * TIGHTER)
-        energies = (*self.energies, lower.energy)[-accuracy.together - 1 :]
-        decrease = self.iterate.energy - lower.energy
-        return replace(went, iterate=lower, energies=energies, decrease=decrease)
+    return going
 
 
 def gauss_newton(
-    iterates: Sequence[Iterate],
+    iterate: Iterate,
     z: Tensor,
-    tight: Sequence[float],
-    accuracy: Accuracy,
+    wanted: float,
     preconditioner: Preconditioner | None = None,
+    max_steps: int = 200,
     progress: Progress = unwatched,
-) -> tuple[SolveResult, list[Tensor]]:
-    """Multipliers (K, Q) of the next step of each of K iterates, and the steps (n,).
+) -> tuple[SolveResult, Tensor]:
+    """Multipliers (Q,) of the next step of a ξ without samples, and the step (n,):
 
-    z (K, Q): multipliers to start from; tight scales the residual that is asked for.
+        ξ ← a + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (r + J (ξ − a))
+
+    by Woodbury the Newton step with the metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or,
+    where data see few nodes, of theirs (`metric_solver`). At the optimum z is the whitened
+    residual, so that of one step starts the next. wanted: residual of CG per datum.
     """
-    tangents = [iterate.tangent for iterate in iterates]
-    anchors = [iterate.target.anchor + iterate.covariance_pull() for iterate in iterates]
-    targets, wanted = [], []
-    for iterate, tangent, anchor, part in zip(iterates, tangents, anchors, tight, strict=True):
-        carried, misfit = tangent.matmul(iterate.xi - anchor), iterate.misfit()
-        targets.append(tangent.root_weights * (iterate.residuals.mean(0) + carried))
-        rough = ROUGH * misfit if misfit > FAR else 0.0
-        wanted.append(relative(part * max(accuracy.residual, rough), targets[-1]))
-    tangent = tangents[0]
-    if len(iterates) > 1:
-        density = torch.stack([iterate.density for iterate in iterates])
-        c = torch.stack([iterate.c for iterate in iterates])
-        tangent = iterates[0].problem.tangent(density, c)
-    # One system of its own shares nothing.
-    place = 0 if len(iterates) == 1 else slice(None)
+    tangent, anchor = iterate.tangent, iterate.target.anchor
+    carried = tangent.matmul(iterate.xi - anchor)
+    target = tangent.root_weights * (iterate.residuals[0] + carried)
     solve = metric_solver(tangent, preconditioner)(
-        torch.stack(targets)[place],
-        x0=z[place],
-        rtol=torch.stack(wanted)[place],
-        max_steps=accuracy.cg_steps,
-        progress=progress,
-    ).batched(z.shape[:1])
-    ends = zip(iterates, tangents, anchors, solve.x, strict=True)
-    steps = [anchor + tangent.step_of(x) - at.xi for at, tangent, anchor, x in ends]
-    return solve, steps
+        target, x0=z, rtol=relative(wanted, target), max_steps=max_steps, progress=progress
+    )
+    return solve, anchor + tangent.step_of(solve.x) - iterate.xi
 
 
 def relative(wanted: float, target: Tensor) -> Tensor:

@@ -120,31 +120,10 @@ class Iterate:
         white = self.residuals.mean(0) * self.problem.noise.rsqrt()
         return float(white.square().mean().sqrt())
 
-    def covariance_pull(self) -> Tensor:
-        """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
-        the mean response does not see."""
-        if len(self.deviations) == 1:
-            return torch.zeros_like(self.xi)
-        problem, weighted = self.problem, self.residuals / self.problem.noise
-        forces = self._forces(weighted)
-        if problem.has_scales:
-            whole = problem.pulled(self._mean(self.densities * forces), weighted, self.seen)
-            return whole - self.tangent.rmatmul(weighted.mean(0))
-        pull = self._mean(self.densities * forces) - self.density * self._mean(forces)
-        return problem.root.rmatmul(pull)
-
     def _mean(self, own: Tensor) -> Tensor:
         """Mean over all samples of what this rank has of its own (S_r, ...)."""
         count = len(self.deviations)
         return (self.problem.world.total(own.sum(0)) if count > 1 else own.sum(0)) / count
-
-    def _forces(self, weighted: Tensor) -> Tensor:
-        """Lᵀ diag(g_s) v_s (S_r, M) of v_s (S, N), g_s the gains of scales, of its own samples."""
-        groups, own = self.problem.groups, self.problem.own_samples(len(weighted))
-        if groups is not None and groups.has_scales:
-            c = self.c + self.deviations[own, self.problem.root.n_field :]
-            return self.problem.own_rows.rmatmul(groups.gains(c) * weighted[own])
-        return self.problem.own_rows.rmatmul(weighted[own])
 
 
 @torch.no_grad()

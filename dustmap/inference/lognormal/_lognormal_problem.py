@@ -33,7 +33,7 @@ _TOGETHER = 16
 #: that no field answers. With 180,000 stars maps are 0.1 posterior standard deviations (rms) from
 #: where these solves end on the side of the data; with 0.3 and 1, 0.08 and 0.15 further, in no less
 #: time, for rough solves take more of them.
-_ANSWERED = 0.1
+ANSWERED = 0.1
 #: A preconditioner among the data or among the nodes.
 Preconditioner: TypeAlias = GramPreconditioner | NodePreconditioner
 
@@ -214,19 +214,6 @@ class LogNormalProblem:
         """(1 + κ c'_g) L ρ + τ c_g (..., N) of L ρ (..., N) and (c, c') (..., G)."""
         return seen if self.groups is None else self.groups.measured(seen, c)
 
-    @property
-    def has_scales(self) -> bool:
-        """Whether groups multiply what the data see of the density."""
-        return self.groups is not None and self.groups.has_scales
-
-    def pulled(self, on_density: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """Tᵀ of a pull (M,) on the log-density, with the mean pull on (c, c') of v_s (S, N) at
-        L ρ_s (S, N), as one (n,)."""
-        pull = self.root.rmatmul(on_density)
-        if self.groups is not None:
-            pull[self.root.n_field :] = self.groups.pulled(v, seen).mean(0)
-        return pull
-
 
 class MetricSolver(Protocol):
     """Solves (I + W^½ J_s J_sᵀ W^½) z_s = b_s, for one J or for one of every vector."""
@@ -273,9 +260,11 @@ def node_information(
     nodes: SeenNodes,
     tangent: Tangent,
     preconditioner: NodePreconditioner | None = None,
+    samples: int = 1,
 ) -> NodeInformation:
-    """B and K of a tangent, or of several, among the nodes that data see."""
-    densities = nodes.taken(tangent.density.reshape(-1, tangent.density.shape[-1]))
+    """B and K of a tangent, or of several, among the nodes that data see; samples: tangents, one
+    after the other, whose mean is one B."""
+    densities = nodes.taken(tangent.density.reshape(-1, samples, tangent.density.shape[-1]))
     columns = tangent.root.columns[nodes.index]
     return NodeInformation(nodes, densities, tangent.covariance, columns, preconditioner)
 
@@ -327,10 +316,10 @@ class _NodeSolver:
         progress: linalg.Progress = linalg.unwatched,
     ) -> linalg.SolveResult:
         rows = b.reshape(-1, b.shape[-1])
-        densities = self.information.densities
+        densities = self.information.densities[:, 0]
         size = rows.norm(dim=-1).double()
         asked = torch.as_tensor(rtol, dtype=torch.float64, device=b.device)
-        tolerance = _ANSWERED * asked * size
+        tolerance = ANSWERED * asked * size
         solved = linalg.covariance_cg(
             self.information,
             densities * self.nodes.taken(self.nodes.rows.rmatmul(self.root_weights * rows)),
@@ -341,7 +330,7 @@ class _NodeSolver:
         )
         u = solved.x / densities.clamp_min(torch.finfo(b.dtype).tiny)
         loosest = float(torch.as_tensor(rtol).max())
-        residuals = solved.errors / _ANSWERED / size.clamp_min(torch.finfo(torch.float64).tiny)
+        residuals = solved.errors / ANSWERED / size.clamp_min(torch.finfo(torch.float64).tiny)
         result = linalg.SolveResult(u, solved.status, solved.steps, residuals, loosest)
         return result.batched(b.shape[:-1])
 

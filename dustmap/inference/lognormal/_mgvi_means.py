@@ -1,8 +1,9 @@
 """The samples of a log-normal fit, and the means that follow them."""
 
+import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -10,8 +11,9 @@ import torch
 
 from dustmap.inference.lognormal._lognormal_descent import (
     Accuracy,
+    Descent,
     descend,
-    descend_all,
+    descend_samples,
 )
 from dustmap.inference.lognormal._lognormal_energy import Iterate, monte_carlo_error
 from dustmap.inference.lognormal._mgvi_phases import Walk
@@ -28,16 +30,15 @@ from dustmap.inference.lognormal._mgvi_state import (
 
 _log = logging.getLogger(__name__)
 
-#: Decrease of the energy in so many steps at which one mean rests, and steps at most. Four leave
-#: tens of nats: data are off by a tenth of their noise, but all on one side, and maps of thousands
-#: of stars have a fifth more dust than there is, five to seven of their standard deviations.
-_DECREASE, _TOGETHER, _STEPS = 0.15, 3, 20
+#: Decrease of the energy at which a mean rests, where data determine so many numbers or more, steps
+#: at most, and residual of CG, in units of that of the settings.
+_DECREASE, _MANY, _STEPS, _RESIDUAL = 0.2, 100.0, 8, 2.0
 #: The same of several means on their way.
-_FEW_DECREASE, _FEW_STEPS = 0.3, 8
+_FEW_DECREASE, _FEW_STEPS, _FEW_RESIDUAL = 1.0, 2, 8.0
 #: How many times larger the noise is at whose mode several means begin, and decrease of the energy
-#: per datum at which it is found. Means that begin where ξ = 0 or at ten times the noise have not
-#: all arrived after five turns; from three times the noise more of them choose alike.
-_HOT, _HOT_DECREASE = 5.0, 0.01
+#: per datum, or steps, at which it is found. From three times the noise more of the means choose
+#: alike.
+_HOT, _HOT_DECREASE, _HOT_STEPS = 5.0, 0.01, 8
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
@@ -130,7 +131,7 @@ class Sampling:
         state = replace(state, deviations=deviations, curved=start.curved)
         if len(means) == 1:
             return replace(state, centre=posterior_at(state.problem, means[0]))
-        return self._at_middle(replace(state, means=means, pulls=state.z.repeat(len(means), 1)))
+        return self._at_middle(replace(state, means=means))
 
     def _spread(self, state: FitState) -> FitState:
         """Several means at the mode of noise that is `_HOT` times as large, beginning with a field
@@ -139,13 +140,12 @@ class Sampling:
         n, hot = problem.root.n_white, problem.weighted(problem.weights / _HOT**2)
         xi = torch.cat([torch.zeros_like(state.centre.xi[:n]), state.centre.xi[n:]])
         settings, decrease = self.settings, _HOT_DECREASE * len(problem.y)
-        accuracy = Accuracy(settings.residual, decrease, _FEW_STEPS, settings.cg_steps)
+        accuracy = Accuracy(settings.residual, decrease, _HOT_STEPS, settings.cg_steps)
         how = torch.zeros_like(state.z), accuracy, state.preconditioner, self.walk.progress
-        xi = descend(posterior_at(hot, xi), *how).iterate.xi
+        xi = descend(posterior_at(hot, xi), *how)[0].iterate.xi
         return replace(
             state.at(Phase.SAMPLE),
             means=xi.repeat(count, 1),
-            pulls=torch.zeros_like(state.z).repeat(count, 1),
             centre=posterior_at(problem, xi),
             deviations=None,
             sample_draws=None,
@@ -182,18 +182,26 @@ class Sampling:
         assert mode is not None
         here = self._of_their_own(state)
         finite = [k for k, iterate in enumerate(here) if iterate.is_finite]
-        means, pulls = state.all_means.clone(), state.all_pulls.clone()
-        how = self._accuracy(state), state.preconditioner, self.walk.progress
-        ends = descend_all([here[k] for k in finite], pulls[finite], *how)
+        ends, means = self._descended(state, [here[k] for k in finite]), state.all_means.clone()
         for k, end in zip(finite, ends, strict=True):
-            means[k], pulls[k] = end.iterate.xi, end.z
+            means[k] = end.iterate.xi
         most = _STRAY * max(mode[0].misfit(), 1.0)  # few samples leave noise in every mean
         square = sum(end.iterate.misfit() ** 2 for end in ends) / max(1, len(ends))
         strayed = len(ends) < len(here) or math.sqrt(square) > most
+        state = self._at_middle(replace(state, means=means, strayed=strayed))
+        return self._recorded(state, before, ends)
+
+    def _descended(self, state: FitState, iterates: Sequence[Iterate]) -> list[Descent]:
+        """Every mean where its samples lead it; the first of them may have a pair more."""
+        how = self._accuracy(state), state.preconditioner, self.walk.progress
+        alike = itertools.groupby(iterates, key=lambda at: len(at.deviations))
+        return [end for _, some in alike for end in descend_samples(list(some), *how)]
+
+    def _recorded(self, state: FitState, before: Iterate, ends: Sequence[Descent]) -> FitState:
+        """With a line of the report on these descents."""
         slowest = max([state.slowest, *(end.cg_steps // max(1, end.steps) for end in ends)])
-        state = replace(state, means=means, pulls=pulls, strayed=strayed, slowest=slowest)
         spent = sum(end.cg_steps for end in ends)
-        return self.walk.recorded(self._at_middle(state), "mean", before, spent)
+        return self.walk.recorded(replace(state, slowest=slowest), "mean", before, spent)
 
     def _of_their_own(self, state: FitState) -> list[Iterate]:
         """At every mean, with its own deviations."""
@@ -207,33 +215,34 @@ class Sampling:
     def _at_middle(self, state: FitState) -> FitState:
         """At the mean of all samples' means, which the samples are scattered around."""
         numbers = mean_of_samples(self.settings.samples, state.count)
-        shares = (torch.bincount(numbers) / len(numbers)).to(state.z)
-        xi, target = shares @ state.all_means, state.centre.target
+        means, target = state.all_means, state.centre.target
+        xi = (torch.bincount(numbers) / len(numbers)).to(means) @ means
         around = None if state.deviations is None else state.samples().sub_(xi)
         centre = Iterate.at(state.problem, target, xi, around)
-        return replace(state, centre=centre, z=shares @ state.all_pulls)
+        return replace(state, centre=centre)
 
     def _recentred(self, state: FitState) -> FitState:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
         assert state.mode is not None
-        mode, z = state.mode
+        mode, _ = state.mode
         centre = Iterate.at(state.problem, state.centre.target, state.centre.xi, state.deviations)
         if centre.is_finite:
             return replace(state, centre=centre, strayed=False)
-        return replace(state, centre=mode, z=z, strayed=True)
+        return replace(state, centre=mode, strayed=True)
 
     def _refined(self, state: FitState) -> FitState:
         """ξ̄ at the deviations of the turn before; the mode where straight ones have strayed."""
         assert state.mode is not None
-        mode, z = state.mode
+        mode, _ = state.mode
         if not state.strayed:
-            state, _ = self.walk.descended(state, self._accuracy(state), "mean")
+            (end,) = self._descended(state, [state.centre])
+            state = self._recorded(replace(state, centre=end.iterate), state.centre, [end])
             strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
             state = replace(state, strayed=strayed)
         if not state.strayed or self.settings.curved is not None or state.curved:
             return state
         _log.info("samples on straight lines miss the data: they are drawn along curves")
-        return self.walk.recorded(replace(state, curved=True, centre=mode, z=z), "mode", mode, 0)
+        return self.walk.recorded(replace(state, curved=True, centre=mode), "mode", mode, 0)
 
     def _sampled(self, state: FitState) -> FitState:
         """The next turn, or the end where a mean cannot or is not to follow the samples."""
@@ -249,11 +258,12 @@ class Sampling:
 
     def _accuracy(self, state: FitState) -> Accuracy:
         """Of one mean and of the last turn, or of several on their way from a smooth field."""
-        is_last = state.turn == TURNS or state.is_near(self.start)
-        is_rough = state.means is not None and not is_last
-        decrease, steps = (_FEW_DECREASE, _FEW_STEPS) if is_rough else (_DECREASE, _STEPS)
-        settings, part = self.settings, 1.0
-        if state.means is not None and not is_rough:
-            # What solves leave differs from mean to mean, and is spread that the samples have.
-            part = fine_residual(state, 1.0)
-        return Accuracy(part * settings.residual, decrease, steps, settings.cg_steps, _TOGETHER)
+        settings, is_last = self.settings, state.turn == TURNS or state.is_near(self.start)
+        if state.means is not None and not is_last:
+            residual, decrease, steps = _FEW_RESIDUAL, _FEW_DECREASE, _FEW_STEPS
+        else:
+            # What is left differs from mean to mean, and is spread that the samples have.
+            residual, steps = fine_residual(state, _RESIDUAL), _STEPS
+            determined = state.share * len(state.problem.y)
+            decrease = _DECREASE * min(1.0, determined / _MANY)
+        return Accuracy(residual * settings.residual, decrease, steps, settings.cg_steps)

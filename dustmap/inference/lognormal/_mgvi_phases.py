@@ -70,11 +70,11 @@ class Walk:
     def descended(
         self, state: FitState, accuracy: Accuracy, stage: str | None = None
     ) -> tuple[FitState, Descent]:
-        """Gauss-Newton steps of ξ̄; stage: of the entry in the history, None for none."""
+        """Gauss-Newton steps of the mode; stage: of the entry in the history, None for none."""
         before = state.centre
-        descent = descend(before, state.z, accuracy, state.preconditioner, self.progress)
+        descent, z = descend(before, state.z, accuracy, state.preconditioner, self.progress)
         slowest = max(state.slowest, descent.cg_steps // max(1, descent.steps))
-        state = replace(state, centre=descent.iterate, z=descent.z, slowest=slowest)
+        state = replace(state, centre=descent.iterate, z=z, slowest=slowest)
         if stage is not None:
             state = self.recorded(state, stage, before, descent.cg_steps)
         return state, descent

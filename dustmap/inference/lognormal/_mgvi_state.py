@@ -117,11 +117,11 @@ class FitState:
 
     centre, with multipliers z (Q,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
-    means (K, n) of the samples (see `mean_of_samples`) with multipliers `pulls` (K, Q), whose
-    middle the centre is; None where the centre is the only one. deviations (S, n) of the
-    samples from their means; evidence_draws (D, Q), sample_draws (S/2, Q), curve_draws (S, Q):
-    multipliers of the last draws of each kind; drawn: ξ (n,) and z (Q,) of the curved draws so far,
-    is_drawing: whether there are more to come in this turn.
+    means (K, n) of the samples (see `mean_of_samples`), whose middle the centre is; None where the
+    centre is the only one. deviations (S, n) of the samples from their means; evidence_draws
+    (D, Q), sample_draws (S/2, Q), curve_draws (S, Q): multipliers of the last draws of each kind;
+    drawn: ξ (n,) and z (Q,) of the curved draws so far, is_drawing: whether there are more to come
+    in this turn.
     evidence_count: D, draws of the next gradient; near: steps so far that were taken with all of
     them near the optimum; widths: distance of θ from there, in posterior standard deviations,
     where the last step began, 0 where the next gradient has to be accurate; trust: in the next step
@@ -136,7 +136,6 @@ class FitState:
     turn: int = 0
     preconditioner: Annotated[Preconditioner | None, _state.REBUILT] = None
     means: Annotated[Tensor, _state.Layout("data", "K n")] | None = None
-    pulls: Annotated[Tensor, _state.Layout("data", "K Q")] | None = None
     deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
     evidence_draws: Annotated[Tensor, _state.Layout("data", "D Q")] | None = None
     sample_draws: Annotated[Tensor, _state.Layout("data", "pairs Q")] | None = None
@@ -203,11 +202,6 @@ class FitState:
         """ξ̄_k (K, n)."""
         return self.centre.xi[None] if self.means is None else self.means
 
-    @property
-    def all_pulls(self) -> Tensor:
-        """Multipliers (K, Q) of the means."""
-        return self.z[None] if self.pulls is None else self.pulls
-
     def samples(self) -> Tensor:
         """ξ (S, n) of all samples, in new memory."""
         assert self.deviations is not None
@@ -265,7 +259,6 @@ class FitState:
             evidence_draws=None,
             sample_draws=None,
             curve_draws=None,
-            pulls=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
         return _state.state_of(MGVI, result, result._place(), finished=True)

@@ -92,9 +92,10 @@ def most_information(stored: int, nodes: int) -> int:
 @final
 @dataclass(frozen=True, eq=False)
 class NodeInformation(linalg.AbstractInformation):
-    """B_s = ρ_s G ρ_s and T Tᵀ = K + (H B)(H B)ᵀ among the nodes that data see.
+    """B_k = mean_s ρ_ks G ρ_ks and T Tᵀ = K + (H B)(H B)ᵀ among the nodes that data see.
 
-    densities ρ_s (S, a), or one for all vectors (1, a); covariance K (M, M); columns H B (a, P).
+    densities ρ_ks (K, S, a) of S samples each, or of one for all vectors, K = 1; covariance K
+    (M, M); columns H B (a, P).
     """
 
     nodes: SeenNodes
@@ -104,7 +105,10 @@ class NodeInformation(linalg.AbstractInformation):
     preconditioner: "NodePreconditioner | None" = None
 
     def informed(self, x: Tensor) -> Tensor:
-        return self.densities * self.nodes.gram.matmul(self.densities * x)
+        weighed = self.densities * x[:, None]
+        seen = self.nodes.gram.matmul(weighed.flatten(0, 1)).view_as(weighed)
+        mean: Tensor = (self.densities * seen).mean(1)
+        return mean
 
     def covaried(self, x: Tensor) -> Tensor:
         field = self.nodes.taken(self.covariance.matmul(self.nodes.spread(x)))
@@ -117,12 +121,13 @@ class NodeInformation(linalg.AbstractInformation):
 
     @cached_property
     def traces(self) -> Tensor:
-        """tr(B_s) (S,), float64."""
-        return (self.densities.double().square() * self.nodes.gram.diagonal()).sum(-1)
+        """tr(B_k) (K,), float64."""
+        squares = self.densities.double().square().mean(1)
+        return (squares * self.nodes.gram.diagonal()).sum(-1)
 
     @cached_property
     def _gains(self) -> Tensor:
-        """tr(B_s) over that where the preconditioner was made (S,)."""
+        """tr(B_k) over that where the preconditioner was made (K,)."""
         assert self.preconditioner is not None
         gains = self.traces / self.preconditioner.trace
         return torch.where(gains.isfinite() & (gains > 0.0), gains, 1.0)
@@ -187,7 +192,7 @@ def _side_by_side(density: Tensor, field: Tensor) -> Tensor:
 
 def _column_of(information: NodeInformation) -> Tensor:
     """K u (a,) for u = (1, 0, 0, …), which determines a stationary K."""
-    unit = torch.zeros_like(information.densities[:1])
+    unit = torch.zeros_like(information.densities[:1, 0])
     unit[:, 0] = 1.0
     return information.covaried(unit)[0]
 
@@ -368,12 +373,14 @@ class GramPreconditioner:
 
     def near(self, tangent: Tangent) -> linalg.NystromPreconditioner | linalg.NystromStack:
         """For the Gram matrix of a tangent, or for those of several."""
-        scales = self._scales(tangent.size)
-        if not tangent.is_stack and bool((scales == 1.0).all()):
+        size = tangent.size
+        if not tangent.is_stack and torch.equal(size, self.size):
             return self.nystrom
-        return self.nystrom.stacked(scales.reshape(-1, scales.shape[-1]))
+        return self.of_sizes(size.reshape(-1, 1, size.shape[-1]))
 
-    def _scales(self, size: Tensor) -> Tensor:
-        """D (..., N); a datum that sees nothing, or overflows, stays as it is."""
+    def of_sizes(self, size: Tensor) -> linalg.NystromStack:
+        """For I + D_k G D_kᵀ of sizes W^½ L ρ (K, S, N), those of S responses one below the other;
+        a datum that sees nothing, or overflows, stays as it is."""
         scales = size / self.size
-        return torch.where(scales.isfinite() & (scales > 0.0), scales, 1.0)
+        usable = scales.isfinite() & (scales > 0.0)
+        return self.nystrom.stacked(torch.where(usable, scales, len(size[0]) ** -0.5))
