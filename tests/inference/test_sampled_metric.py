@@ -1,13 +1,10 @@
 """Gauss-Newton steps of means with samples, against dense algebra with all derivatives."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, preconditioner_at
@@ -162,8 +159,6 @@ def test_relative_noise_is_that_of_the_problem() -> None:
     noise = GaussianLikelihood(relative=0.1, learn=False)
     model = model_of(box(1, 12), mean=ConstantMean(0.0), likelihood=noise, learn=False)
     data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
-    assert isinstance(data.functional, LineIntegrals)
-    data = Batch(replace(data.functional), data.y, data.noise_variance)
     at = iterates_of(LogNormalProblem.of(model, data), 1)[0].with_own_response()
     (step,), _ = sampled_steps([at], torch.tensor([1e-9]), None, 2000)
     expected = torch.linalg.solve(metric(at), -energy_gradient(at))

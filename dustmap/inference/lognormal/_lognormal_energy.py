@@ -115,6 +115,11 @@ class Iterate:
         """(c, c') (G,), the last variables of ξ."""
         return self.xi[self.problem.root.n_field :]
 
+    @property
+    def all_c(self) -> Tensor:
+        """(c, c') of all samples (S, G)."""
+        return self.c + self.deviations[:, self.problem.root.n_field :]
+
     def misfit(self) -> float:
         """Root mean square of the mean response's residual in units of the noise."""
         white = self.residuals.mean(0) * self.problem.noise.rsqrt()

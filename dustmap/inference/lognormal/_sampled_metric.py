@@ -51,7 +51,7 @@ class SampledTangent:
         problem, count = iterates[0].problem, len(iterates[0].deviations)
         own = problem.own_samples(count)
         densities = torch.cat([at.densities for at in iterates])
-        c = torch.cat([_last_variables(at)[own] for at in iterates])
+        c = torch.cat([at.all_c[own] for at in iterates])
         seen = torch.cat([at.seen[own] for at in iterates])
         # Products are of many vectors, which ranks divide, and not of the rows of one.
         tangents = problem.apart().tangent(densities, c, seen)
@@ -217,15 +217,10 @@ class _System:
         return nodes.spread(solve.x), self.c[:, :0], solve.steps
 
 
-def _last_variables(iterate: Iterate) -> Tensor:
-    """(c, c') (S, V) of all samples."""
-    return iterate.c + iterate.deviations[:, iterate.problem.root.n_field :]
-
-
 def _sizes(iterates: Sequence[Iterate]) -> Tensor:
     """(W/S)^½ g L ρ_s (K, S, N)."""
     problem, seen = iterates[0].problem, torch.stack([at.seen for at in iterates])
     groups = problem.groups
     if groups is not None and groups.has_scales:
-        seen = seen * torch.stack([groups.gains(_last_variables(at)) for at in iterates])
+        seen = seen * torch.stack([groups.gains(at.all_c) for at in iterates])
     return seen * (problem.noise * seen.shape[1]).rsqrt()
