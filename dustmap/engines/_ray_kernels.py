@@ -102,7 +102,7 @@ class RayData:
     def covariance(self, name: str, length: float) -> Tensor:
         """S p K p Sᵀ (n, n) of the kernel of a name at a length and unit variance."""
         kernel = kernel_named(name, length, 1.0, dim=self.nodes.dim).to(self.y.device)
-        K = GridPrior.padded(kernel, self.nodes, padding=_PADDING).covariance()
+        K = GridPrior.padded(kernel, self.nodes, padding=_PADDING).covariance_products()
         unit = torch.eye(len(self.y), dtype=torch.float64, device=self.y.device)
 
         def seen(part: Tensor) -> Tensor:

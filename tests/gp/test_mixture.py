@@ -45,3 +45,13 @@ def test_log_densities_are_the_convolution_however_far_out(nu: float, variance: 
                 one(residual), one(0.0), one(variance), one(1.0)
             )
             assert float(found) == pytest.approx(expected, abs=3e-5)
+
+
+@pytest.mark.parametrize("nu", [1.0, 4.0, 100.0])
+def test_data_near_and_far_share_their_nodes(nu: float) -> None:
+    variance = torch.tensor([1e-4, 1.0, 1e4, 1.0, 1e-4], dtype=torch.float64)
+    residual = torch.tensor([0.0, 1.0, 1e5, 30.0, 1e3], dtype=torch.float64)
+    ones, dof = torch.ones_like(residual), torch.tensor(nu, dtype=torch.float64)
+    mixture = NormalMixture.student_t(residual, 0.0 * ones, variance, ones, dof)
+    expected = [dense(*each, nu) for each in zip(residual.tolist(), variance.tolist(), strict=True)]
+    assert mixture.log_density(residual).tolist() == pytest.approx(expected, abs=3e-5)

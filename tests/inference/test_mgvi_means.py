@@ -135,7 +135,7 @@ def test_samples_that_have_one_mean_stay_so_where_they_are_straight() -> None:
 def test_a_near_fit_goes_on_from_every_mean() -> None:
     """Of the same data: most samples stay where they were, and a few change to another density."""
     model, data = one_sum()
-    settings = MGVISettings(samples=32)
+    settings = MGVISettings(samples=64)
     first = fit_mgvi(model, data, settings)
     again = fit_mgvi(model, data, settings, start=first.start)
     assert len(first.start.means) == len(again.start.means) == 4
@@ -143,5 +143,5 @@ def test_a_near_fit_goes_on_from_every_mean() -> None:
     spread = first.posterior.log_samples.std(0)
     moved = (again.posterior.log_samples - first.posterior.log_samples) / spread
     assert float(moved.abs().median()) < 0.2
-    fewer = fit_mgvi(model, data, replace(settings, samples=16), start=first.start)
+    fewer = fit_mgvi(model, data, replace(settings, samples=32), start=first.start)
     assert len(fewer.start.means) == 2

@@ -140,7 +140,7 @@ def test_fits_that_are_ended_go_on_to_the_same_bits(curved: bool) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda start: replace(start, deviations=start.deviations[:4]),
+        lambda start: replace(start, mode=start.mode[:-1]),
         lambda start: replace(start, torus=(7, 7)),
     ],
 )
@@ -151,6 +151,24 @@ def test_a_start_of_other_variables_is_left_out(
     scratch = fit_mgvi(there, data, SETTINGS)
     started = fit_mgvi(there, data, SETTINGS, start=changed(scratch.start))
     assert torch.equal(started.xi, scratch.xi)
+
+
+@pytest.mark.parametrize("robust", [None, RobustSettings()])
+def test_a_start_of_fewer_samples_gives_the_mode_and_weights_alone(
+    robust: RobustSettings | None,
+) -> None:
+    """Its lone mean is not the end: the fit has as many means as one from scratch."""
+    data, there = sky(2, 9, 100), model(2, 9)
+    settings = MGVISettings(samples=32, curved=True, robust=robust)
+    first = fit_mgvi(there, data, settings.before_another())
+    assert len(first.start.deviations) == 8
+    assert len(first.start.means) == 1
+    scratch = fit_mgvi(there, data, settings)
+    started = fit_mgvi(there, data, settings, start=first.start)
+    assert len(started.start.means) == len(scratch.start.means) == settings.means == 2
+    mean, std = apart(started, scratch)
+    assert mean < 1 / 6
+    assert std < 0.08
 
 
 def test_a_start_from_itself_stays() -> None:

@@ -166,7 +166,7 @@ def _check_positive(name: str, value: float | None) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class NormalMixture:
-    """y_n ~ Σ_k w_nk N(μ_n, V_nk): mean (N,); log_weights and variances (N, K), float64.
+    """y_n ~ Σ_k w_k N(μ_n, V_nk): mean (N,); log_weights (K,); variances (N, K), float64.
 
     The convolution of N(f; μ, v) with Student-t noise of width s and ν degrees of freedom is one,
     ∫ Gamma(τ; ν/2, ν/2) N(y; μ, v + s²/τ) dτ; density, distribution function and scores are sums.
@@ -188,14 +188,17 @@ class NormalMixture:
         y, mean, variance, width2 = (part.double() for part in (y, mean, variance, width2))
         log_tau = _nodes(y - mean, width2, dof)
         log_weights = torch.log_softmax(0.5 * dof * (log_tau - log_tau.expm1()), dim=-1)
-        variances = variance[:, None] + width2[:, None] * (-log_tau).exp()
+        variances = torch.addcmul(variance[:, None], width2[:, None], (-log_tau).exp())
         return NormalMixture(mean, log_weights, variances)
 
     def log_density(self, y: Tensor) -> Tensor:
         """Return ln p(y_n) (N,)."""
         square = (y.double() - self.mean).square()[:, None]
-        terms = -0.5 * ((2.0 * math.pi * self.variances).log() + square / self.variances)
-        return torch.logsumexp(self.log_weights + terms, dim=-1)
+        precisions = self.variances.reciprocal()
+        exponents = torch.addcmul(self.log_weights, square, precisions, value=-0.5)
+        largest = exponents.amax(-1, keepdim=True)
+        density = exponents.sub_(largest).exp_().mul_(precisions.sqrt_()).sum(-1)
+        return density.log() + largest[:, 0] - 0.5 * math.log(2.0 * math.pi)
 
     def log_tail(self, y: Tensor) -> Tensor:
         """Return ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
@@ -205,12 +208,12 @@ class NormalMixture:
     def crps(self, y: Tensor) -> Tensor:
         """E|Y − y| − ½ E|Y − Y'| (N,), the continuous ranked probability score, in units of y."""
         # The same nodes for both means, which for ν = 1 are infinite where their difference is not.
-        weights = torch.softmax(self.log_weights[:, ::_STRIDE], dim=-1)
+        weights = torch.softmax(self.log_weights[::_STRIDE], dim=-1)
         variances = self.variances[:, ::_STRIDE]
         apart = mean_size((y.double() - self.mean).abs()[:, None], variances.sqrt())
-        for k in range(weights.shape[1]):
+        for k in range(len(weights)):
             pairs = (variances + variances[:, k, None]).sqrt()
-            apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
+            apart = apart - weights[k] * pairs / math.sqrt(2.0 * math.pi)
         return (weights * apart).sum(-1)
 
 
@@ -230,16 +233,16 @@ def mean_size(mean: Tensor, std: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _nodes(residual: Tensor, width2: Tensor, dof: Tensor) -> Tensor:
-    """ln τ (N, K): from where the tail beyond a residual (N,) has no weight to where the prior has
-    none. Its falls are those of τ^{ν/2} and of exp(−ντ/2)."""
+    """ln τ (K,): from where the tail beyond the largest of residuals (N,) has no weight to where
+    the prior has none. Its falls are those of τ^{ν/2} and of exp(−ντ/2)."""
     nu = float(dof)
     std = math.sqrt(2.0 / nu)
-    low = -(residual.square() / (nu * width2)).log1p() - 2.0 * _FALL / nu - 9.0 * std
+    farthest = float((residual.square() / (nu * width2)).max())
+    low = -math.log1p(farthest) - 2.0 * _FALL / nu - 9.0 * std
     high = math.log1p(9.0 * std + 2.0 * _FALL / nu)
-    wanted = float((high - low).max()) / min(_STEP, std / _STEPS_PER_STD)
+    wanted = (high - low) / min(_STEP, std / _STEPS_PER_STD)
     count = min(_MOST_NODES, math.ceil(wanted) + 1)
-    share = torch.linspace(0.0, 1.0, count, dtype=torch.float64, device=residual.device)
-    return low[:, None] + (high - low)[:, None] * share
+    return torch.linspace(low, high, count, dtype=torch.float64, device=residual.device)
 
 
 @final

@@ -208,7 +208,7 @@ def fit_mgvi(
     settings = settings or MGVISettings()
     _refuse_two_scales(model, settings)
     problem = LogNormalProblem.of(model, data, world, settings.among_nodes)
-    if start is not None and not start.fits(problem, settings):
+    if start is not None and not start.fits(problem):
         start = None
     reader = load_reader(checkpointer, MGVI)
     if reader is None:

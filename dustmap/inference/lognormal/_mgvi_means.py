@@ -105,14 +105,25 @@ class Sampling:
     def _spreads(self, state: FitState) -> bool:
         """Whether curved samples have several means that begin at a smooth field."""
         follows = self.settings.redrawn and self.settings.refinements > 0
-        return follows and not state.is_near(self.start)
+        return follows and not self._is_near(state)
+
+    def _is_near(self, state: FitState) -> bool:
+        """Whether the samples of an earlier fit are near."""
+        return state.is_near(self.start, self.settings)
+
+    @property
+    def _was_curved(self) -> bool:
+        """Whether an earlier fit has found that samples bend."""
+        return self.settings.curved is None and self.start is not None and self.start.curved
 
     def _earlier(self, state: FitState) -> MGVIStart | None:
         """The earlier fit, where its samples are of use: of the same variables and kind."""
         start, settings = self.start, self.settings
         if start is None or start.mode.shape != state.centre.xi.shape:
             return None
-        near = state.is_near(start) or len(start.means) == 1
+        if not start.has_samples(settings):
+            return None
+        near = self._is_near(state) or len(start.means) == 1
         same = settings.curved in (None, start.curved) and settings.refinements > 0
         return start if same and near else None
 
@@ -121,7 +132,7 @@ class Sampling:
         with the curved deviations of that fit; or at several means."""
         centre, start = state.centre.with_own_response(), self._earlier(state)
         state = replace(state, centre=centre, mode=(centre, state.z))
-        if self._spreads(state) and (state.curved or (start is not None and start.curved)):
+        if self._spreads(state) and (state.curved or self._was_curved):
             # Where nothing has been learned, straight draws at the mode measure the share first.
             return self._spread(state) if state.share < 1.0 else state
         if start is None:
@@ -162,7 +173,7 @@ class Sampling:
         if turn == 0:
             return False
         if state.means is not None:
-            return turn == TURNS or state.is_near(self.start)
+            return turn == TURNS or self._is_near(state)
         if state.strayed:
             return False
         if turn > settings.refinements or not settings.redrawn or self._earlier(state) is not None:
@@ -258,7 +269,7 @@ class Sampling:
 
     def _accuracy(self, state: FitState) -> Accuracy:
         """Of one mean and of the last turn, or of several on their way from a smooth field."""
-        settings, is_last = self.settings, state.turn == TURNS or state.is_near(self.start)
+        settings, is_last = self.settings, state.turn == TURNS or self._is_near(state)
         if state.means is not None and not is_last:
             residual, decrease, steps = _FEW_RESIDUAL, _FEW_DECREASE, _FEW_STEPS
         else:

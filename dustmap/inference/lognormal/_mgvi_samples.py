@@ -371,7 +371,7 @@ class Sampler:
             z = sign * state.sample_draws[pair]
         else:
             z = state.z.new_zeros(len(pair), len(state.z))
-            if state.is_near(self.start):
+            if state.is_near(self.start, self.settings):
                 steps, residual = 1, _SHORT_RESIDUAL
         accuracy = Accuracy(
             residual * settings.residual,
@@ -385,7 +385,7 @@ class Sampler:
 
     def _stay(self, state: FitState) -> bool:
         """Whether the next draws are perhaps the last: they are drawn accurately."""
-        if state.means is not None and not state.is_near(self.start):
+        if state.means is not None and not state.is_near(self.start, self.settings):
             return state.turn >= TURNS - 2
         return self.settings.refinements == 0 or state.turn > 0 or self.start is not None
 

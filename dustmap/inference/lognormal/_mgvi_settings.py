@@ -8,9 +8,11 @@ from dustmap.gp import ParameterErrors
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 
 #: Samples of each of several means, and turns of means and samples.
-_FEW, TURNS = 8, 5
+_FEW, TURNS = 16, 4
 #: Posterior standard deviations from its optimum at which θ of a fit rests that another follows.
 _NEARBY = 2.0
+#: Samples of such a fit at most: its mean density is all that the next one takes of them.
+_ENOUGH = 8
 
 
 @final
@@ -75,7 +77,10 @@ class MGVISettings:
 
     def before_another(self) -> "MGVISettings":
         """Of a fit that another follows, whose data differ by more than this one leaves open."""
-        return replace(self, tolerance=_NEARBY, most_draws=self.draws, redrawn=False)
+        samples = min(self.samples, _ENOUGH)
+        return replace(
+            self, samples=samples, tolerance=_NEARBY, most_draws=self.draws, redrawn=False
+        )
 
     @property
     def means(self) -> int:

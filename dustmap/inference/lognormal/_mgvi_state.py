@@ -65,13 +65,17 @@ class MGVIStart:
         """Return the same for these data in another order (N,)."""
         return replace(self, pull=self.pull[order])
 
-    def fits(self, problem: LogNormalProblem, settings: MGVISettings) -> bool:
-        """Whether the problem has such variables, and as many samples are asked for."""
+    def fits(self, problem: LogNormalProblem) -> bool:
+        """Whether the problem has such variables."""
         prior = problem.model.prior
         others = problem.n_latent - prior.n_white
-        expected = settings.samples, prior.white_on(self.torus) + others
+        expected = prior.white_on(self.torus) + others
         may_change = prior.grows and len(self.torus) == prior.box.dim
-        return self.deviations.shape == expected and (may_change or self.torus == prior.torus_shape)
+        return len(self.mode) == expected and (may_change or self.torus == prior.torus_shape)
+
+    def has_samples(self, settings: MGVISettings) -> bool:
+        """Whether it has as many samples as are asked for."""
+        return len(self.deviations) == settings.samples
 
 
 @final
@@ -207,10 +211,11 @@ class FitState:
         assert self.deviations is not None
         return samples_at(self.all_means, self.deviations)
 
-    def is_near(self, start: MGVIStart | None) -> bool:
+    def is_near(self, start: MGVIStart | None, settings: MGVISettings) -> bool:
         """Whether samples of an earlier fit are near: few data are new, and nothing is learned."""
-        few = start is not None and len(start.pull) >= (1.0 - _NEW) * len(self.problem.y)
-        return few and len(self.prior) == 0
+        if start is None or not start.has_samples(settings) or len(self.prior) > 0:
+            return False
+        return len(start.pull) >= (1.0 - _NEW) * len(self.problem.y)
 
     def ratios(self, spread: Tensor | None) -> tuple[Tensor, Tensor]:
         """Squared residual of the mode, and spread (N,), each over the likelihood's σ_n²."""

@@ -124,7 +124,8 @@ def fit_distances(
         fit = reader.read(_FitState).fit(config, data.noisy.training(train))
         return DistanceFit(fit, data, stored.rounds)
     result = _Rounds(config, observed, train, watch, limit).result()
-    if not (config.data.refit and len(train) < len(observed)):
+    others_start_there = config.data.refit or "std" in config.model.learn
+    if not (others_start_there and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
     records = _FitState.of(result.fit), _AddedState.of(result.data, *result.rounds)
     watch.checkpointer.finish(state_of(_ROUNDS, *records, finished=True))

@@ -267,6 +267,8 @@ def find_clouds(
     mean = _cube(density, Quantity.MEAN)
     criteria = criteria or Criteria(default_threshold(density))
     structures = structures_of(mean, criteria)
+    if structures.count == 0:
+        log.warning("no clouds: %s", _why_none(mean, criteria))
     forms = Forms.of(mean, structures.dense, structures.count, density.grid)
     if density.n_samples == 0:
         log.info("no errors and probabilities: the map has no samples, export it with --samples")
@@ -282,6 +284,18 @@ def find_clouds(
     at_face, covered = _at_face(structures), _coverage(density, structures)
     system, grid = density.system, density.grid
     return Clouds(forms, drawn, *named, at_face, covered, criteria, system, structures, grid)
+
+
+def _why_none(density: Values, criteria: Criteria) -> str:
+    """Say which of the criteria is not met, and what to change."""
+    most, height = float(density.max()), criteria.contrast * criteria.threshold
+    if most < height:
+        factors = f"contrast {criteria.contrast:g} times threshold {criteria.threshold:.3g}"
+        return f"the densest voxel has {most:.3g} mag/pc, {factors} is {height:.3g}; lower one"
+    return (
+        f"no region of {criteria.threshold:.3g} mag/pc or more whose peak reaches {height:.3g} has "
+        f"{criteria.voxels} voxels; ask for fewer, or lower the threshold"
+    )
 
 
 def _form_in(

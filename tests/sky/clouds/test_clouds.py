@@ -1,6 +1,7 @@
 """Clouds of known mass, place and extent, in densities and samples made by hand."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,24 @@ def test_a_constant_map_has_no_clouds() -> None:
     assert "distance_std" in table.colnames
     flat = DustMap.from_arrays(GRID, {Quantity.MEAN: 0.0 * ball() + 1.0}, "A_V")
     assert len(find_clouds(flat)) == 0  # three times the mean is nowhere
+
+
+@pytest.mark.parametrize(
+    ("criteria", "why"),
+    [
+        (
+            Criteria(0.1),
+            "densest voxel has 0.0196 mag/pc, contrast 1.5 times threshold 0.1 is 0.15",
+        ),
+        (Criteria(0.004, voxels=10_000), "no region of 0.004 mag/pc or more .* has 10000 voxels"),
+    ],
+)
+def test_a_map_without_clouds_says_why(
+    criteria: Criteria, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    density = DustMap.from_arrays(GRID, {Quantity.MEAN: FLOOR + ball()}, "A_V")
+    assert len(find_clouds(density, criteria)) == 0
+    assert re.search(why, caplog.text)
 
 
 def test_balls_nearer_than_a_voxel_are_one_cloud_and_far_ones_two() -> None:
