@@ -206,26 +206,37 @@ def test_a_learned_scale_of_the_noise_does_not_take_its_place(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_uncertain_distances_do_not_pass_for_dust_between_the_nodes(tmp_path: Path) -> None:
-    """Parallaxes are off by 10 %: with one normal distribution for each star the factor is 18."""
-    (tmp_path / "run.toml").write_text(CONFIG)
-    config = load(tmp_path / "run.toml", ("export.formats=[]",))
-    errors = Measurements(error=0.01, scatter=0.0, outliers=0.0, parallax_scale=60.0)
-    model = replace(prior_sky(config, 5.0), measurements=errors)
-    write_sky(tmp_path / "sky.fits", simulate(model, 1200, seed=0))
-    report = execute_run(prepare(config), tmp_path / "run", config, False, Stage.EVALUATE)
-    section = report.sections["unresolved"]
-    assert 300 < section["held_out"] < 480  # the others may be behind the box
-    assert section["factor_std"] < 1.0
-    assert 0.2 < section["factor"] < 3.0
-    # Measurements are scored at the places where their stars may be.
-    found = open_star_map(tmp_path / "run")
-    assert found.unseen is not None
-    alone = found.fit.predictions(found.run.observed, found.run.holdout).scores()
-    scores = found.unseen.scores()
-    assert scores.loglike > alone.loglike + 0.05
-    assert scores.crps < alone.crps
-    assert scores.rmse == pytest.approx(alone.rmse, rel=0.01)
-    assert 0.62 < scores.coverage68 < 0.76
+    """Parallaxes are off by 10 %: with one normal distribution for each star the factor is 18. Of a
+    sky with little dust, as the first one, 350 stars say less."""
+    factors, errors, gains, within = [], [], [], []
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "run.toml").write_text(CONFIG)
+        config = load(folder / "run.toml", ("export.formats=[]",))
+        parallaxes = Measurements(error=0.01, scatter=0.0, outliers=0.0, parallax_scale=60.0)
+        model = replace(prior_sky(config, 5.0), measurements=parallaxes)
+        write_sky(folder / "sky.fits", simulate(model, 1200, seed=seed))
+        report = execute_run(prepare(config), folder / "run", config, False, Stage.EVALUATE)
+        section = report.sections["unresolved"]
+        assert 300 < section["held_out"] < 480  # the others may be behind the box
+        factors.append(section["factor"])
+        errors.append(section["factor_std"])
+        # Measurements are scored at the places where their stars may be.
+        found = open_star_map(folder / "run")
+        assert found.unseen is not None
+        alone = found.fit.predictions(found.run.observed, found.run.holdout).scores()
+        scores = found.unseen.scores()
+        assert scores.loglike > alone.loglike
+        assert scores.crps < alone.crps
+        assert scores.rmse == pytest.approx(alone.rmse, rel=0.01)
+        gains.append(scores.loglike - alone.loglike)
+        within.append(scores.coverage68)
+    assert 0.5 < float(np.mean(factors)) < 2.0, factors
+    assert (np.abs(np.subtract(factors, 1.0)) < 2.5 * np.array(errors)).all(), (factors, errors)
+    assert float(np.median(errors)) < 1.0, errors
+    assert float(np.mean(gains)) > 0.02, gains
+    assert 0.62 < float(np.mean(within)) < 0.76, within
 
 
 @pytest.mark.slow
