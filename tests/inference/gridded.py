@@ -121,4 +121,4 @@ def energy_gradient(at: Iterate) -> Tensor:
     ):
         c = (at.xi + delta)[problem.root.n_field :]
         pull += problem.tangent(density, c, seen).rmatmul(residual / problem.noise)
-    return at.xi - at.target.anchor - pull / len(at.deviations)
+    return at.xi - pull / len(at.deviations)

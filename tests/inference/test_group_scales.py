@@ -33,7 +33,7 @@ from dustmap.inference import (
 )
 from dustmap.inference.evidence._evidence import Moments, gradient_values
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.linalg import Alone
 from tests.inference.gridded import energy_gradient
@@ -286,23 +286,20 @@ def test_the_log_normal_energy_has_its_gradient_and_metric(dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
     xi = 0.5 * torch.randn(problem.n_latent, generator=generator, dtype=torch.float64)
     delta = 0.3 * torch.randn(2, len(xi), generator=generator, dtype=torch.float64)
-    target = EnergyTarget(problem.y, torch.zeros_like(xi))
-    at = Iterate.at(problem, target, xi, torch.cat([delta, -delta]))
+    at = Iterate.at(problem, xi, torch.cat([delta, -delta]))
     gradient, step = energy_gradient(at), 1e-6
     for place in [0, len(xi) // 2, *range(len(xi) - 2 * COUNT - 1, len(xi))]:
         shift = torch.zeros_like(xi)
         shift[place] = step
-        up, down = (
-            Iterate.at(problem, target, xi + sign * shift, at.deviations) for sign in (1.0, -1.0)
-        )
+        up, down = (Iterate.at(problem, xi + sign * shift, at.deviations) for sign in (1.0, -1.0))
         slope = (up.energy - down.energy) / (2 * step)
         assert float(gradient[place]) == pytest.approx(slope, rel=1e-5, abs=1e-5)
 
-    bare = Iterate.at(problem, target, xi)
+    bare = Iterate.at(problem, xi)
     eye, one = (torch.eye(n, dtype=torch.float64) for n in (len(xi), len(problem.y)))
     J = bare.tangent.matmul(eye).mT
     ends = [
-        Iterate.at(problem, target, xi + sign * step * eye[place]).responses[0]
+        Iterate.at(problem, xi + sign * step * eye[place]).responses[0]
         for place in range(0, len(xi), 7)
         for sign in (1.0, -1.0)
     ]
@@ -337,7 +334,7 @@ def test_the_log_normal_mode_is_that_of_an_independent_optimiser() -> None:
     model = log_normal_model(2, 0.5)
     problem = LogNormalProblem.of(model, scaled_sky(wave(box(2)), box(2), 60, 0.02, 3))
     xi = torch.zeros(problem.n_latent, dtype=torch.float64)
-    start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+    start = Iterate.at(problem, xi)
     accuracy = Accuracy(residual=1e-8, decrease=1e-12, steps=50)
     mode = descend(start, torch.zeros_like(problem.y), accuracy)[0].iterate
     torch.testing.assert_close(mode.xi, independent_mode(problem), atol=1e-4, rtol=0)
@@ -356,7 +353,7 @@ def test_log_normal_scales_are_recovered_within_their_errors(curved: bool) -> No
     assert float((apart - TRUE_SCALES).abs().max()) < 0.03
     # Linearised at the mode, the scales have the errors of dense algebra.
     problem = LogNormalProblem.of(model, data)
-    at = Iterate.at(problem, EnergyTarget.posterior(problem.y, fit.xi), fit.xi)
+    at = Iterate.at(problem, fit.xi)
     J = at.tangent.matmul(torch.eye(problem.n_latent, dtype=torch.float64)).mT
     metric = torch.eye(problem.n_latent, dtype=torch.float64) + J.mT @ (J / problem.noise[:, None])
     std = SCALE * torch.linalg.inv(metric).diagonal()[-COUNT:].sqrt()

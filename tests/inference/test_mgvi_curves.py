@@ -13,7 +13,7 @@ from dustmap.gp import Batch, ConstantMean, ZeroPoints
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import (
     Centres,
@@ -47,7 +47,7 @@ def at_the_mode(dim: int, groups: bool = False, dtype: torch.dtype = torch.float
         model = replace(model, zero_points=ZeroPoints(3, 0.1, 0.2))
     problem = LogNormalProblem.of(model, data)
     xi = torch.zeros(problem.n_latent).to(problem.y)
-    start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+    start = Iterate.at(problem, xi)
     accuracy = TIGHT if dtype == torch.float64 else LOOSE
     return descend(start, torch.zeros_like(problem.y), accuracy)[0].iterate
 

@@ -6,7 +6,7 @@ from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import MGVISettings, fit_mgvi
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -33,7 +33,6 @@ def test_the_mean_rests_at_the_least_energy_of_the_samples(
     data = observe(model, draw_truth(model, seed), positions(400, dim, seed), 0.1, seed)
     solution = fit_mgvi(model, data, MGVISettings(samples=8, curved=True))
     problem = LogNormalProblem.of(solution.model, data, None)
-    target = EnergyTarget.posterior(problem.y, solution.xi)
-    here = Iterate.at(problem, target, solution.xi, solution.deviations)
+    here = Iterate.at(problem, solution.xi, solution.deviations)
     least = descend_samples([here], EXACT)[0].iterate
     assert 0.0 <= here.energy - least.energy < LEFT

@@ -96,7 +96,7 @@ def test_means_that_descend_together_end_where_they_do_alone() -> None:
     shape = 3, 2, len(mode.xi)
     white = 0.02 * torch.randn(shape, generator=generator, dtype=torch.float64)
     starts = [
-        Iterate.at(problem, mode.target, (0.5 - 0.2 * k) * mode.xi, torch.cat([some, -some]))
+        Iterate.at(problem, (0.5 - 0.2 * k) * mode.xi, torch.cat([some, -some]))
         for k, some in enumerate(white)
     ]
     accuracy = Accuracy(residual=1e-7, decrease=1e-9, steps=400, cg_steps=1000)

@@ -9,7 +9,7 @@ from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import MGVISettings, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_samples
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
@@ -24,7 +24,7 @@ def at_the_prior(variance: float) -> Iterate:
         model, Batch(node, torch.ones(1).double(), torch.ones(1).double())
     )
     xi = torch.zeros(problem.n_latent, dtype=torch.float64)
-    return Iterate.at(problem, EnergyTarget(problem.y, xi), xi)
+    return Iterate.at(problem, xi)
 
 
 @pytest.mark.parametrize("variance", [0.05, 0.25])

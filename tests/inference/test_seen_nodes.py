@@ -20,7 +20,7 @@ from dustmap.inference import (
 from dustmap.inference.lognormal import _mgvi_phases, _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     metric_solver,
@@ -123,7 +123,7 @@ def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
     found = []
     for problem in both_sides(*case(dim)):
         xi = torch.zeros(problem.n_latent).to(problem.y)
-        start = Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi)
+        start = Iterate.at(problem, xi)
         mean = descend(start, problem.y.new_zeros(problem.n_multipliers), TIGHT)[0].iterate
         numbers = Perturbations.of(problem, 0, range(2))
         copy = Perturbations(numbers.white.clone(), numbers.noise)

@@ -16,7 +16,7 @@ from dustmap.engines import _lognormal
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.functionals import PointValues
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
-from dustmap.runs.stars import _parts, _plan, _run
+from dustmap.runs.stars import _duration, _parts, _run
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.skies import plain_sky
@@ -183,7 +183,7 @@ def test_held_out_predictions_that_are_missing_are_no_reason_to_show_seen_stars(
 
 def test_the_plan_and_the_seconds_count_it(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Seconds are estimated by timing some products; here a ray takes one.
-    monkeypatch.setattr(_plan, "estimated_seconds", lambda config, rays: float(len(rays)))
+    monkeypatch.setattr(_duration, "estimated_seconds", lambda config, rays: float(len(rays)))
     one, two = (
         prepare(load(sky / "run.toml", [*ENGINES["exact"], f"data.refit={refit}"]))
         for refit in ("false", "true")

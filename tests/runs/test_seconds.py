@@ -15,7 +15,7 @@ from dustmap.gp.features import _dense_covariance
 from dustmap.linalg import _toeplitz
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs import _machine as timing
-from dustmap.runs.stars import _plan
+from dustmap.runs.stars import _duration
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from tests.cuda.pretended import pretended_gpu
 
@@ -43,11 +43,12 @@ def test_beams_are_timed_where_the_fit_has_them(
 ) -> None:
     shapes: list[tuple[int, int]] = []
 
-    def seen(rows: torch.Tensor) -> float:
+    def seen(rows: torch.Tensor, vectors: int) -> float:
+        assert vectors > 1
         shapes.append((rows.shape[0], rows.shape[1]))
         return 1.0
 
-    monkeypatch.setattr(_plan, "_product_seconds", seen)
+    monkeypatch.setattr(_duration, "_product_seconds", seen)
     seconds(catalog)
     (own,) = shapes
     nodes = own[1]
@@ -126,7 +127,7 @@ def test_fits_need_as_many_products_as_the_estimate_says(
     stars: int, learn: bool, tmp_path: Path, count: Counter[str]
 ) -> None:
     """Within a factor of two."""
-    expected = _plan.expected_products(fitted(tmp_path, stars, learn, "lognormal"))
+    expected = _duration.expected_products(fitted(tmp_path, stars, learn, "lognormal"))
     assert 0.5 * expected <= count["products"] <= 2.0 * expected
 
 
@@ -140,6 +141,6 @@ def test_fits_by_matrices_need_as_many_as_the_estimate_says(
 ) -> None:
     """Within a factor of 2.5 where they learn, by the turns of kernel and noise."""
     config = fitted(tmp_path, stars, learn, "gaussian")
-    assert _plan.takes_matrices(config, 9 * stars // 10, 21 * 21 * 13)
-    expected = _plan.expected_covariances(config)
+    assert _duration.takes_matrices(config, 9 * stars // 10, 21 * 21 * 13)
+    expected = _duration.expected_covariances(config)
     assert expected / factor <= count["covariances"] <= factor * expected

@@ -3,6 +3,7 @@
 Every step solves its linear system from the side of the data, or among the nodes that these see.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, Move
 from dustmap.inference.lognormal._lognormal_problem import Preconditioner, metric_solver
 from dustmap.inference.lognormal._sampled_metric import sampled_steps
 from dustmap.linalg import Progress, SolveResult, unwatched
@@ -83,6 +84,10 @@ class Descent:
             return replace(went, decrease=-1.0, tight=self.tight * TIGHTER)
         return replace(went, iterate=lower, decrease=self.iterate.energy - lower.energy)
 
+    def afresh(self) -> "Descent":
+        """The same at its end without the rounding of its steps."""
+        return replace(self, iterate=self.iterate.afresh()) if self.steps > 0 else self
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -137,10 +142,10 @@ def descend(
         progress(_NEWTON, taken, accuracy.steps)
         here, wanted = descent.iterate, descent.residual(accuracy)
         solve, step = gauss_newton(here, z, wanted, preconditioner, accuracy.cg_steps, progress)
-        z, steps = solve.x, steps.joined(here.xi, step)
-        descent = descent.after(_lower(here, steps), int(solve.steps))
+        z, steps = solve.x, steps.joined(here.xi, step.xi)
+        descent = descent.after(_lower(here, step, steps), int(solve.steps))
     progress(_NEWTON, accuracy.steps, accuracy.steps)
-    return descent, z
+    return descent.afresh(), z
 
 
 @torch.no_grad()
@@ -168,7 +173,7 @@ def descend_samples(
             lower = line_search(going[k].iterate, step)
             going[k] = going[k].after(lower, cg_steps)
     progress(_NEWTON, accuracy.steps, accuracy.steps)
-    return going
+    return [end.afresh() for end in going]
 
 
 def gauss_newton(
@@ -178,22 +183,23 @@ def gauss_newton(
     preconditioner: Preconditioner | None = None,
     max_steps: int = 200,
     progress: Progress = unwatched,
-) -> tuple[SolveResult, Tensor]:
-    """Multipliers (Q,) of the next step of a ξ without samples, and the step (n,):
+) -> tuple[SolveResult, Move]:
+    """Multipliers (Q,) of the next step of a ξ without samples, and the step:
 
-        ξ ← a + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (r + J (ξ − a))
+        ξ ← Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = W^½ (r + J ξ)
 
     by Woodbury the Newton step with the metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length or,
     where data see few nodes, of theirs (`metric_solver`). At the optimum z is the whitened
     residual, so that of one step starts the next. wanted: residual of CG per datum.
     """
-    tangent, anchor = iterate.tangent, iterate.target.anchor
-    carried = tangent.matmul(iterate.xi - anchor)
+    tangent, field = iterate.tangent, iterate.field
+    carried = tangent.of_field(field, iterate.c)
     target = tangent.root_weights * (iterate.residuals[0] + carried)
     solve = metric_solver(tangent, preconditioner)(
         target, x0=z, rtol=relative(wanted, target), max_steps=max_steps, progress=progress
     )
-    return solve, anchor + tangent.step_of(solve.x) - iterate.xi
+    pull, c = tangent.pull_of(solve.x)
+    return solve, Move(tangent.latent(pull, c) - iterate.xi, tangent.covaried(pull) - field)
 
 
 def relative(wanted: float, target: Tensor) -> Tensor:
@@ -203,25 +209,20 @@ def relative(wanted: float, target: Tensor) -> Tensor:
     return ratio.clamp_max(0.5)
 
 
-def _lower(iterate: Iterate, steps: Steps) -> Iterate | None:
+def _lower(iterate: Iterate, step: Move, steps: Steps) -> Iterate | None:
     """The lower end of the last step and of the extrapolated one, if either lowers the energy."""
-    accepted, further = line_search(iterate, steps.steps[-1]), steps.extrapolated()
+    accepted, further = line_search(iterate, step), steps.extrapolated()
     if accepted is None or further is None:
         return accepted
-    trial = iterate.moved(iterate.xi + further)
+    trial = iterate.moved(Move(further, iterate.problem.root.matmul(further)))
     return trial if trial.energy < accepted.energy else accepted
 
 
-def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
+def line_search(iterate: Iterate, step: Move) -> Iterate | None:
     """The lowest of ξ + t Δξ with lower energy, t = 1 or so long that T Δξ is within reach, half of
     that and the `vertex` of both; else the first of halves of these."""
-    reach = float(iterate.problem.root.matmul(step).abs().max())
-    most = _REACH / max(reach, 1e-30)
-    whole = min(1.0, most)
-
-    def moved(length: float) -> Iterate:
-        return iterate.moved(iterate.xi + length * step)
-
+    most = _REACH / max(float(step.field.abs().max()), 1e-30)
+    whole, moved = min(1.0, most), functools.partial(iterate.moved, step)
     best, other = moved(whole), moved(0.5 * whole)
     energies = torch.tensor([iterate.energy, best.energy, other.energy], dtype=torch.float64)
     third = vertex(energies[0] - energies[1], energies[0] - energies[2])

@@ -19,27 +19,19 @@ from dustmap.linalg import Progress, divided
 
 @final
 @dataclass(frozen=True, eq=False)
-class EnergyTarget:
-    """Target t (N,) of the data and anchor a (n,) of the latent space, in the energy
+class Move:
+    """A step Δξ (n,) and the change T Δξ (M,) of the log-density."""
 
-        E(ξ) = mean_s ½ ‖t − f(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²,   f(ξ) = (1 + κ c'_g) L ρ(ξ) + τ c_g
-
-    The posterior's mode and mean have t = y and a = 0; samples perturb both.
-    """
-
-    data: Tensor
-    anchor: Tensor
-
-    @staticmethod
-    def posterior(y: Tensor, xi: Tensor) -> "EnergyTarget":
-        """The posterior's: t = y (N,), a = 0 like xi (n,)."""
-        return EnergyTarget(y, torch.zeros_like(xi))
+    xi: Tensor
+    field: Tensor
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Iterate:
-    """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
+    """ξ with deviations δ_s at the present hyperparameters, and what follows from them:
+
+        E(ξ) = mean_s ½ ‖y − f(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ‖²,   f(ξ) = (1 + κ c'_g) L ρ(ξ) + τ c_g.
 
     xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; spread T δ_s (S, M), or 0
     (1, 1); log_density H β₀ + T ξ (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); seen L ρ_s
@@ -48,7 +40,6 @@ class Iterate:
     """
 
     problem: LogNormalProblem
-    target: EnergyTarget
     xi: Tensor
     deviations: Tensor
     spread: Tensor
@@ -60,34 +51,37 @@ class Iterate:
 
     @staticmethod
     @torch.no_grad()
-    def at(
-        problem: LogNormalProblem,
-        target: EnergyTarget,
-        xi: Tensor,
-        deviations: Tensor | None = None,
-    ) -> "Iterate":
+    def at(problem: LogNormalProblem, xi: Tensor, deviations: Tensor | None = None) -> "Iterate":
         """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
+        log_density = problem.log_mean + problem.root.matmul(xi)
         if deviations is None:
             alone = torch.zeros_like(xi)[None]
-            return _iterate(problem, target, xi, alone, problem.log_mean.new_zeros(1, 1))
+            return _iterate(problem, xi, alone, problem.log_mean.new_zeros(1, 1), log_density)
         own = deviations[problem.world.share(len(deviations))]
-        return _iterate(problem, target, xi, deviations, problem.root.matmul(own))
+        return _iterate(problem, xi, deviations, problem.root.matmul(own), log_density)
 
     def apart(self) -> "Iterate":
         """The same for this rank alone, of ξ alone."""
         assert len(self.deviations) == 1
         return replace(self, problem=self.problem.apart())
 
-    def moved(self, xi: Tensor) -> "Iterate":
-        """At another ξ (n,), with the same deviations."""
-        return _iterate(self.problem, self.target, xi, self.deviations, self.spread)
+    def moved(self, move: Move, length: float = 1.0) -> "Iterate":
+        """At ξ + t Δξ, with the same deviations; takes no transform."""
+        xi = torch.add(self.xi, move.xi, alpha=length)
+        log_density = torch.add(self.log_density, move.field, alpha=length)
+        return _iterate(self.problem, xi, self.deviations, self.spread, log_density)
+
+    def afresh(self) -> "Iterate":
+        """The same with its log-density by a transform of ξ, as a later reader of ξ has it."""
+        log_density = self.problem.log_mean + self.problem.root.matmul(self.xi)
+        return _iterate(self.problem, self.xi, self.deviations, self.spread, log_density)
 
     def with_own_response(self) -> "Iterate":
         """The same ξ and δ_s under the noise of their own mean response, where it grows with it."""
         if self.problem.model.likelihood.log_relative is None:
             return self
         problem = self.problem.with_response(self.responses.mean(0))
-        energy = _energy(problem, self.target, self.xi, self.responses)
+        energy = _energy(problem, self.xi, self.responses)
         return replace(self, problem=problem, energy=energy)
 
     @property
@@ -97,8 +91,13 @@ class Iterate:
 
     @property
     def residuals(self) -> Tensor:
-        """t − f_s (S, N)."""
-        return self.target.data - self.responses
+        """y − f_s (S, N)."""
+        return self.problem.y - self.responses
+
+    @property
+    def field(self) -> Tensor:
+        """T ξ (M,)."""
+        return self.log_density - self.problem.log_mean
 
     @cached_property
     def density(self) -> Tensor:
@@ -133,31 +132,28 @@ class Iterate:
 
 @torch.no_grad()
 def _iterate(
-    problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, deviations: Tensor, spread: Tensor
+    problem: LogNormalProblem, xi: Tensor, deviations: Tensor, spread: Tensor, log_density: Tensor
 ) -> Iterate:
     """The iterate at ξ of deviations (S, n) whose fields are spread (S, M), or 0 (1, 1)."""
-    log_density = problem.log_mean + problem.root.matmul(xi)
     densities = (log_density + spread).exp_()
     seen = problem.seen(densities, len(deviations))
     n = problem.root.n_field
     responses = problem.measured(seen, xi[n:] + deviations[:, n:])
-    energy = _energy(problem, target, xi, responses)
+    energy = _energy(problem, xi, responses)
     # Of densities ≥ 0 the largest is finite where all are.
     overflows = (~densities.amax(-1).isfinite()).sum()
     if len(deviations) > 1:
         overflows = problem.world.total(overflows)
     if not math.isfinite(energy) or int(overflows) > 0:
         energy = math.inf
-    here = problem, target, xi, deviations, spread, log_density
+    here = problem, xi, deviations, spread, log_density
     return Iterate(*here, densities, seen, responses, energy)
 
 
-def _energy(
-    problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, responses: Tensor
-) -> float:
+def _energy(problem: LogNormalProblem, xi: Tensor, responses: Tensor) -> float:
     """E(ξ) of responses f_s (S, N), in nats."""
-    misfit = ((target.data - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
-    strain = (xi - target.anchor).square().sum(dtype=torch.float64)
+    misfit = ((problem.y - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
+    strain = xi.square().sum(dtype=torch.float64)
     return 0.5 * float(misfit.mean() + strain)
 
 

@@ -25,7 +25,7 @@ from dustmap.gp import (
 from dustmap.inference.evidence._steps import TrustRegion, bounded_step, shifted
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, relative
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
@@ -244,7 +244,7 @@ def carry(
         progress=progress,
     )
     xi = tangent.rmatmul(tangent.root_weights * solve.x)
-    return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi), solve.x
+    return Iterate.at(problem, xi), solve.x
 
 
 @final

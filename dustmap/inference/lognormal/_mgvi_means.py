@@ -217,26 +217,26 @@ class Sampling:
     def _of_their_own(self, state: FitState) -> list[Iterate]:
         """At every mean, with its own deviations."""
         assert state.deviations is not None
-        numbers, target = mean_of_samples(self.settings.samples, state.count), state.centre.target
+        numbers = mean_of_samples(self.settings.samples, state.count)
         return [
-            Iterate.at(state.problem, target, mean, state.deviations[numbers == k])
+            Iterate.at(state.problem, mean, state.deviations[numbers == k])
             for k, mean in enumerate(state.all_means)
         ]
 
     def _at_middle(self, state: FitState) -> FitState:
         """At the mean of all samples' means, which the samples are scattered around."""
         numbers = mean_of_samples(self.settings.samples, state.count)
-        means, target = state.all_means, state.centre.target
+        means = state.all_means
         xi = (torch.bincount(numbers) / len(numbers)).to(means) @ means
         around = None if state.deviations is None else state.samples().sub_(xi)
-        centre = Iterate.at(state.problem, target, xi, around)
+        centre = Iterate.at(state.problem, xi, around)
         return replace(state, centre=centre)
 
     def _recentred(self, state: FitState) -> FitState:
         """The centre with the deviations of the turn before, or the mode where these overflow."""
         assert state.mode is not None
         mode, _ = state.mode
-        centre = Iterate.at(state.problem, state.centre.target, state.centre.xi, state.deviations)
+        centre = Iterate.at(state.problem, state.centre.xi, state.deviations)
         if centre.is_finite:
             return replace(state, centre=centre, strayed=False)
         return replace(state, centre=mode, strayed=True)

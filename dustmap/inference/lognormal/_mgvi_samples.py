@@ -398,7 +398,7 @@ class Sampler:
 
 def bare_centre(state: FitState) -> Iterate:
     """The centre without deviations."""
-    return Iterate.at(state.problem, state.centre.target, state.centre.xi)
+    return Iterate.at(state.problem, state.centre.xi)
 
 
 def _apart(state: FitState) -> Preconditioner | None:

@@ -15,7 +15,7 @@ from dustmap.inference.evidence._student_t_noise import (
     StudentTWeights,
 )
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from dustmap.inference.lognormal._lognormal_problem import (
     GramPreconditionerState,
     LogNormalProblem,
@@ -232,7 +232,7 @@ class FitState:
             self,
             weights=weights,
             z=before.problem.multipliers_under(problem, self.z),
-            centre=Iterate.at(problem, before.target, before.xi),
+            centre=Iterate.at(problem, before.xi),
         )
 
     def end(self) -> MGVIStart:
@@ -352,7 +352,7 @@ def posterior_at(
     problem: LogNormalProblem, xi: Tensor, deviations: Tensor | None = None
 ) -> Iterate:
     """ξ with its deviations, held by data and prior as they are."""
-    return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
+    return Iterate.at(problem, xi, deviations)
 
 
 def _started(

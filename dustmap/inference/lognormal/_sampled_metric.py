@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, Move
 from dustmap.inference.lognormal._lognormal_problem import (
     ANSWERED,
     Preconditioner,
@@ -131,19 +131,19 @@ def sampled_steps(
     preconditioner: Preconditioner | None,
     max_steps: int,
     progress: linalg.Progress = linalg.unwatched,
-) -> tuple[list[Tensor], Tensor]:
-    """Gauss-Newton steps Δξ (n,) of K iterates of one problem, and steps of CG (K,) of each:
+) -> tuple[list[Move], Tensor]:
+    """Gauss-Newton steps Δξ of K iterates of one problem, and steps of CG (K,) of each:
 
-        (I + mean_s J_sᵀ Σ⁻¹ J_s) Δξ = mean_s J_sᵀ Σ⁻¹ r_s − (ξ − a)
+        (I + mean_s J_sᵀ Σ⁻¹ J_s) Δξ = mean_s J_sᵀ Σ⁻¹ r_s − ξ
 
     from the side of the data, or among the nodes that these see. wanted (K,): residual of CG, root
     mean square over samples and data in units of the noise.
     """
     tangent = SampledTangent.of(iterates)
     problem, n = iterates[0].problem, iterates[0].problem.root.n_field
-    ahead = torch.stack([at.xi - at.target.anchor for at in iterates])
+    xi, field = torch.stack([at.xi for at in iterates]), torch.stack([at.field for at in iterates])
     residuals = torch.stack([at.residuals for at in iterates]) * tangent.root_weights
-    system = _System(tangent, residuals.flatten(1), problem.root.matmul(ahead), ahead[:, n:])
+    system = _System(tangent, residuals.flatten(1), field, xi[:, n:])
     wanted = wanted.double() * math.sqrt(len(problem.y))
     if problem.nodes is None:
         assert preconditioner is None or isinstance(preconditioner, GramPreconditioner)
@@ -153,17 +153,15 @@ def sampled_steps(
         assert preconditioner is None or isinstance(preconditioner, NodePreconditioner)
         how = wanted, preconditioner, max_steps, progress
         pull, c, steps = system.from_nodes(problem.nodes, *how)
-    led = problem.root.rmatmul(pull)
-    if c.shape[1] > 0:
-        led[:, n:] = c
-    return list(led - ahead), steps
+    led, moved = tangent.tangents.latent(pull, c), tangent.tangents.covaried(pull) - field
+    return [Move(*each) for each in zip(led - xi, moved, strict=True)], steps
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _System:
-    """The linear systems of K steps: residuals r̂ = (W/S)^½ r_s (K, S N), and ξ − a as its field
-    T (ξ − a) (K, M) and its last variables c (K, V)."""
+    """The linear systems of K steps: residuals r̂ = (W/S)^½ r_s (K, S N), and ξ as its field T ξ
+    (K, M) and its last variables c (K, V)."""
 
     tangent: SampledTangent
     residuals: Tensor
@@ -177,7 +175,7 @@ class _System:
         max_steps: int,
         progress: linalg.Progress,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Ĵᵀ z, (K, M) and (K, V), of (I + Ĵ Ĵᵀ) z = r̂ + Ĵ (ξ − a), which ends at r̂."""
+        """Ĵᵀ z, (K, M) and (K, V), of (I + Ĵ Ĵᵀ) z = r̂ + Ĵ ξ, which ends at r̂."""
         target = self.residuals + self.tangent.response(self.field, self.c)
         size = target.norm(dim=1).double().clamp_min(1e-30)
         solve = linalg.pcg(
@@ -199,7 +197,7 @@ class _System:
         max_steps: int,
         progress: linalg.Progress,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """v (K, M) of (I + B K) v = mean_s ρ_s Lᵀ W r_s + B T (ξ − a), B = mean_s ρ_s G ρ_s, which
+        """v (K, M) of (I + B K) v = mean_s ρ_s Lᵀ W r_s + B T ξ, B = mean_s ρ_s G ρ_s, which
         ends at the first of both."""
         information = node_information(nodes, self.tangent.tangents, None, self.tangent.shape[1])
         if preconditioner is not None:

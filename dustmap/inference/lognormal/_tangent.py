@@ -238,11 +238,11 @@ class Tangent:
 
     def rmatmul(self, v: Tensor) -> Tensor:
         """Jᵀ v (..., n) for v (..., N)."""
-        return self._latent(*self.pulled(v))
+        return self.latent(*self.pulled(v))
 
     def step_of(self, multipliers: Tensor) -> Tensor:
         """Jᵀ W^½ z (..., n) of multipliers (..., Q): z, or those of nodes."""
-        return self._latent(*self.pull_of(multipliers))
+        return self.latent(*self.pull_of(multipliers))
 
     def of_field(self, field: Tensor, c: Tensor) -> Tensor:
         """J x (..., N) for T x (..., M) and the last variables (..., V) of x."""
@@ -290,15 +290,15 @@ class Tangent:
         gains, seen = (None if v is None else v[which] for v in (self.gains, self.seen))
         return replace(self, density=self.density[which], gains=gains, seen=seen)
 
-    def _gained(self, v: Tensor) -> Tensor:
-        return v if self.gains is None else self.gains * v
-
-    def _latent(self, pull: Tensor, c: Tensor) -> Tensor:
+    def latent(self, pull: Tensor, c: Tensor) -> Tensor:
         """(Tᵀ v, c) (..., n) of a pull v (..., M)."""
         x = self.root.rmatmul(pull)
         if self.groups is not None:
             x[..., self.root.n_field :] = c
         return x
+
+    def _gained(self, v: Tensor) -> Tensor:
+        return v if self.gains is None else self.gains * v
 
 
 @final

@@ -252,8 +252,6 @@ class _Rounds:
             line, fresh = self._refreshed(len(rounds) + 1, fit, data)
             rounds.append(line)
             if not line["refitted"]:
-                if fit.is_rough:
-                    fit = self._fit(1, data.noisy, fit.hyperparameters, line, fit.start)
                 at = fit.hyperparameters.with_beyond(line)
                 return DistanceFit(replace(fit, hyperparameters=at), data, tuple(rounds))
             # Of other data, the first of which are those of the column, there is no start.
@@ -313,7 +311,9 @@ class _Rounds:
         largest = max([change, *moved.values()])
         # The first fit takes all scales of groups for 1.
         rescaled = number == 1 and float((gains - 1.0).abs().max()) >= SETTLED
-        line["refitted"] = largest >= SETTLED or shift >= SHIFTED or rescaled
+        # A rough fit is not the last one, and the next one had better know what it has found.
+        settled = largest < SETTLED and shift < SHIFTED
+        line["refitted"] = fit.is_rough or rescaled or not settled
         if line["refitted"]:
             _refuse_all_beyond(self.config, noisy, self.train)
         log.info(

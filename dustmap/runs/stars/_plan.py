@@ -1,6 +1,5 @@
-"""The plan of a run on stars: its memory, with which settings it would fit, and its time."""
+"""The plan of a run on stars: its memory, and with which settings it would fit."""
 
-import functools
 import itertools
 import math
 from bisect import bisect_left
@@ -17,32 +16,22 @@ from dustmap.config import Config, GridConfig
 from dustmap.engines import Component, During
 from dustmap.errors import UserError
 from dustmap.gp import (
-    NestedGrids,
     RegularGrid,
-    covariances,
-    features,
     own_batch,
-    tori_for,
-    torus_for,
 )
 from dustmap.gp.functionals import LineIntegrals, own_rays, world_of
-from dustmap.linalg import AbstractOperator, SparseOperator
-from dustmap.runs import _machine
 from dustmap.runs._interface import Plan
-from dustmap.runs._machine import Products, dtype_of, rounded
-from dustmap.runs.stars import _kernel, _model
+from dustmap.runs._machine import dtype_of
+from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import (
-    PADDING,
     grid_of,
-    held,
     is_lognormal,
     nodes_of,
     start_kernel,
 )
 from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
-from dustmap.sky.observations import HealpixBeams
 from dustmap.sky.stars import WEIGHT_SCORES, combined
 from dustmap.sky.view import MOST_VOXELS
 
@@ -55,32 +44,8 @@ _IN_FLIGHT = 2
 #: Coarser grids that are tried when a plan does not fit.
 _TRIALS = 30
 
-#: Products of the features with one field: of the mode, of learning, and for each sample; measured
-#: on simulated skies of 500 to 8,000 stars at 10 and 20 pc; log-normal learning at 20 pc.
-PRODUCTS = {"lognormal": (900, 5_000, 81), "gaussian": (0, 8000, 38)}
-#: What a fit with refreshed noise takes of the first one.
-_ROUND_SHARE = 0.7
-#: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
-#: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
-COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
-#: Fits of a Gaussian density with scales of groups, which are linearised about the one before.
-SCALED_FITS = 2
-#: Rows of kriging weights, beside those that interpolate: nodes across a ray.
-ROW_NODES = {"lognormal": 1.0, "gaussian": 4.0}
-#: Seconds of a step of a solver around its transforms and rows.
-STEP_SECONDS = 4.5e-4
-#: Seconds of a run that is neither learning nor solving: imports, the catalog, maps and pictures;
-#: those of a fit to all stars, of those of the fit that it starts from.
-_OVERHEAD, _REFIT_SHARE = 5.0, 0.26
 #: Stars of which it is worth while to take the means.
 _MANY = 100_000
-#: Rays that are timed.
-TRIAL_ROWS = 2000
-#: Covariances of all rows in learning, gradients included, and the rays of a trial.
-DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
-#: What threads are timed by: vectors, rows, rays among them, points of the torus, and rows of the
-#: matrix that other engines factor.
-VECTORS, ROWS, DISTINCT, TORUS_POINTS, DENSE_ROWS = 8, 4000, 100, 2**19, 600
 
 
 def plan_stars(
@@ -163,24 +128,6 @@ def kernel_in_words(config: Config, n: int) -> str:
         return config.model.kernel_name
     names, stars = ", ".join(_kernel.candidates(config)), _kernel.compared_stars(n)
     return f"auto: {names} by patches of {stars:,} stars"
-
-
-def choice_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Estimate the choice of a kernel, where it is left to the data."""
-    if not _kernel.is_open(config):
-        return 0.0
-    n = _kernel.compared_stars(len(rays))
-    made = engines.covariances_of_choice(len(_kernel.candidates(config)))
-    once = _field_seconds(_kernel.compared_on(config), rays[:n])
-    return made * (n * once + 10 * n**3 * _machine.seconds_per_operation(rays.device))
-
-
-def _field_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Time the covariance of a ray with all others, by the nodes of a grid."""
-    grid = grid_of(config.grid)
-    fft = _fft_seconds(torus_for(start_kernel(config), grid, 2.0), torch.float64, rays.device)
-    rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
-    return fft + 2 * _product_seconds(rows)
 
 
 def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:
@@ -303,148 +250,3 @@ def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str,
         cubes = max(2 * 4 * grid.size, 24 * min(grid.size, MOST_VOXELS))
         parts += (Component("figures", _PICTURES + cubes, During.FIGURES, what),)
     return parts, chunks
-
-
-def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
-    """Estimate the whole run, roughly; refits: to all stars."""
-    seen = own_rays(data.batch.functional[train])
-    fit = estimated_seconds(config, seen)
-    if config.fit.distance_rounds > 0 and not data.exact:
-        fit *= 1.0 + _ROUND_SHARE
-    total = _OVERHEAD + choice_seconds(config, seen) + fit
-    if refits and config.engine == "lognormal":
-        total += _REFIT_SHARE * fit
-    elif refits:
-        total += estimated_seconds(_model.held(config), own_rays(data.batch.functional))
-    return rounded(total)
-
-
-def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Estimate learning, solving and drawing on this machine, by the time of one product here;
-    good to a factor of two where it was measured, on skies of some thousand stars."""
-    if config.fit.engine == "global":
-        return _global_seconds(config, rays)
-    n, device = len(rays), rays.device
-    rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
-    learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
-    operation = _machine.seconds_per_operation(device)
-    if config.fit.engine == "exact":
-        return learning + pair * n**2 + operation * n**3
-    return learning + operation * n * grid_of(config.grid).size
-
-
-def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Time the covariance of two rays."""
-    kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
-    work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
-    with torch.no_grad():
-        return _machine.measured_seconds(work, rays.device) / len(trial) ** 2
-
-
-def _global_seconds(config: Config, rays: LineIntegrals) -> float:
-    nodes = nodes_of(config.grid).size
-    if takes_matrices(config, len(rays), nodes):
-        once = nodes * (_LOOKED_UP[0] * nodes + _LOOKED_UP[1] * len(rays))
-        return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
-    dtype = dtype_of(config.compute)
-    fft = sum(_fft_seconds(torus, dtype, rays.device) for torus in _tori(config))
-    product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays)
-    return expected_products(config) * (fft + product + STEP_SECONDS)
-
-
-def _fft_seconds(torus: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
-    """Time a transform of a field there and back."""
-    field = torch.zeros(torus, dtype=dtype, device=device)
-    return _machine.measured_seconds(functools.partial(_there_and_back, field), device)
-
-
-def _tori(config: Config) -> tuple[tuple[int, ...], ...]:
-    """Points of the torus of every grid."""
-    return tori_for(start_kernel(config), nodes_of(config.grid), PADDING)
-
-
-def expected_products(config: Config) -> int:
-    """Count the products of the features with one field, in a whole fit of the global engine."""
-    mode, learning, sample = PRODUCTS[config.density]
-    once = mode + _learns(config) * learning + sample * config.fit.samples
-    repeated = config.model.group_scale > 0 and config.density == "gaussian"
-    return SCALED_FITS * once if repeated else once
-
-
-def takes_matrices(config: Config, n: int, nodes: int) -> bool:
-    """Whether the global engine solves for so many stars by their covariance."""
-    fits = features.suits_dense(n, nodes, config.compute.memory_bytes // 2)
-    return config.density == "gaussian" and fits
-
-
-def expected_covariances(config: Config) -> int:
-    """Count the covariances that a fit by matrices makes."""
-    once = COVARIANCES[0] + _learns(config) * COVARIANCES[1]
-    return SCALED_FITS * once if config.model.group_scale > 0 else once
-
-
-def _learns(config: Config) -> bool:
-    """Whether steps of learning are taken: more is learned than every fit solves for."""
-    return config.model.learn != held(config).model.learn
-
-
-def _row_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Time a product of all rows with one field, by those of TRIAL_ROWS rays."""
-    chosen = np.random.default_rng(0).permutation(len(rays))[:TRIAL_ROWS]
-    trial = rays[torch.from_numpy(np.sort(chosen)).to(rays.device)]
-    share, dtype, memory = len(rays) / len(trial), dtype_of(config.compute), 2**30
-    if config.fit.beams and config.engine == "lognormal":
-        memory = config.compute.memory_bytes // 2
-        beams, nodes = HealpixBeams(config.fit.beams), nodes_of(config.grid)
-        table = features.BeamTable.of(nodes, beams, rays, dtype, memory)
-        if table.knots > 0:
-            # The sums along the beams are the same however many rays there are.
-            return share * _product_seconds(table.rows(trial)) + _product_seconds(table.expansion())
-    return share * _product_seconds(
-        features.interpolation(trial, nodes_of(config.grid), memory=memory, dtype=dtype)
-    )
-
-
-def _product_seconds(rows: AbstractOperator) -> float:
-    x = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    return _machine.measured_seconds(lambda: rows.matmul(x), rows.device)
-
-
-@torch.no_grad()
-def products(config: Config, rays: LineIntegrals) -> Products:
-    """Make products of a step of the fit, and count them: of rows with 8 vectors and back, of some
-    rays over and over, and transforms of these vectors on a part of the torus."""
-    if config.fit.engine != "global":
-        return ((_machine.dense_trial(DENSE_ROWS), 1.0),)
-    dtype, nodes = dtype_of(config.compute), nodes_of(config.grid)
-    rows = _repeated(rays, nodes, dtype)
-    x, y = (torch.ones(VECTORS, size, dtype=dtype) for size in (nodes.size, rows.shape[0]))
-    torus = max(_tori(config), key=math.prod)
-    planes = max(1, min(torus[0], TORUS_POINTS * torus[0] // math.prod(torus)))
-    slab = torch.zeros((planes, *torus[1:]), dtype=dtype)
-    share = len(rays) / rows.shape[0]
-    return (
-        (functools.partial(rows.matmul, x), share),
-        (functools.partial(rows.rmatmul, y), share),
-        (functools.partial(_there_and_back, slab), VECTORS * torus[0] / planes),
-    )
-
-
-def _there_and_back(x: torch.Tensor) -> torch.Tensor:
-    """Transform x, and back."""
-    back: torch.Tensor = torch.fft.irfftn(torch.fft.rfftn(x), s=x.shape)
-    return back
-
-
-def _repeated(
-    rays: LineIntegrals, nodes: RegularGrid | NestedGrids, dtype: torch.dtype
-) -> SparseOperator:
-    """Return rows of a few rays so many times that there are as many as of all, or `ROWS`."""
-    few = rays[torch.linspace(0, len(rays) - 1, min(DISTINCT, len(rays))).long()]
-    rows = features.interpolation(few, nodes, dtype=dtype)
-    assert isinstance(rows, SparseOperator)
-    matrix, times = rows.matrix, max(1, min(len(rays), ROWS) // len(few))
-    entries = matrix.crow_indices().diff().repeat(times)
-    starts = torch.nn.functional.pad(entries.cumsum(0, dtype=torch.int32), (1, 0))
-    cols, values = matrix.col_indices().repeat(times), matrix.values().repeat(times)
-    return SparseOperator.from_csr(starts, cols, values, (times * len(few), nodes.size))

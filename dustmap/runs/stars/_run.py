@@ -27,6 +27,7 @@ from dustmap.runs.stars import (
     _beyond,
     _checks,
     _distances,
+    _duration,
     _engines,
     _export,
     _input,
@@ -144,11 +145,11 @@ class StarRun(AbstractRun):
 
     def seconds(self) -> float:
         """Estimate the whole run, roughly."""
-        return _plan.seconds_of_run(self.config, self.observed, self.train, self.refits)
+        return _duration.seconds_of_run(self.config, self.observed, self.train, self.refits)
 
     def products(self) -> Products:
         rays = own_rays(self.observed.batch.functional)
-        return _plan.products(self.config, rays[self.train])
+        return _duration.products(self.config, rays[self.train])
 
     def counts(self) -> dict[str, Any]:
         """Count the rows of the catalog by their fate, and the nodes of the map."""

@@ -1,0 +1,253 @@
+"""How long a run on stars takes on this machine, by the time of a product here."""
+
+import functools
+import math
+
+import numpy as np
+import torch
+
+from dustmap import engines
+from dustmap.config import Config
+from dustmap.gp import (
+    NestedGrids,
+    RegularGrid,
+    covariances,
+    features,
+    tori_for,
+    torus_for,
+)
+from dustmap.gp.functionals import LineIntegrals, own_rays
+from dustmap.linalg import AbstractOperator, SparseOperator, circulant_block
+from dustmap.runs import _machine
+from dustmap.runs._machine import Products, dtype_of, rounded
+from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars._model import (
+    PADDING,
+    grid_of,
+    held,
+    is_lognormal,
+    nodes_of,
+    start_kernel,
+)
+from dustmap.sky import Observations
+from dustmap.sky.observations import HealpixBeams
+
+#: Products of the prior with one field: of the mode, of learning, and for each sample; measured on
+#: simulated skies of 500 to 8,000 stars at 10 and 20 pc, log-normal ones of 2,500 to 11,000, whose
+#: samples take 200 to 520.
+PRODUCTS = {"lognormal": (800, 2_600, 300), "gaussian": (0, 8000, 38)}
+#: Products of rows to one of the prior in log-normal fits, and all that they do over both.
+_ROWS_TO_ONE, _ALL_OVER_PRODUCTS = 4.0, 2.2
+#: What another fit, with other noise, adds to one.
+_ROUND_SHARE = {"lognormal": 0.25, "gaussian": 0.7}
+#: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
+#: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
+COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
+#: Fits of a Gaussian density with scales of groups, which are linearised about the one before.
+SCALED_FITS = 2
+#: Rows of kriging weights, beside those that interpolate: nodes across a ray.
+ROW_NODES = 4.0
+#: Seconds of a step of a solver around its transforms and rows.
+STEP_SECONDS = 4.5e-4
+#: Seconds of a run that is neither learning nor solving: imports, the catalog, maps and pictures;
+#: those of a fit to all stars, of those of the fit that it starts from.
+_OVERHEAD, _REFIT_SHARE = 5.0, 0.26
+#: Rays that are timed.
+TRIAL_ROWS = 2000
+#: Covariances of all rows in learning, gradients included, and the rays of a trial.
+DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
+#: What threads are timed by: vectors, rows, rays among them, points of the torus, and rows of the
+#: matrix that other engines factor.
+VECTORS, ROWS, DISTINCT, TORUS_POINTS, DENSE_ROWS = 8, 4000, 100, 2**19, 600
+
+
+def choice_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Estimate the choice of a kernel, where it is left to the data."""
+    if not _kernel.is_open(config):
+        return 0.0
+    n = _kernel.compared_stars(len(rays))
+    made = engines.covariances_of_choice(len(_kernel.candidates(config)))
+    once = _field_seconds(_kernel.compared_on(config), rays[:n])
+    return made * (n * once + 10 * n**3 * _machine.seconds_per_operation(rays.device))
+
+
+def _field_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Time the covariance of a ray with all others, by the nodes of a grid."""
+    grid = grid_of(config.grid)
+    torus = torus_for(start_kernel(config), grid, 2.0)
+    rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
+    once = _covariance_seconds(torus, grid.shape, torch.float64, rays.device)
+    return once + 2 * _product_seconds(rows, VECTORS)
+
+
+def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
+    """Estimate the whole run, roughly; refits: to all stars."""
+    seen = own_rays(data.batch.functional[train])
+    fit = estimated_seconds(config, seen)
+    if config.fit.distance_rounds > 0 and not data.exact:
+        fit *= 1.0 + _ROUND_SHARE[config.density]
+    total = _OVERHEAD + choice_seconds(config, seen) + fit
+    if refits and config.engine == "lognormal":
+        total += _REFIT_SHARE * fit
+    elif refits:
+        total += estimated_seconds(_model.held(config), own_rays(data.batch.functional))
+    return rounded(total)
+
+
+def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Estimate learning, solving and drawing on this machine, by the time of one product here;
+    good to a factor of two where it was measured, on skies of some thousand stars."""
+    if config.fit.engine == "global":
+        return _global_seconds(config, rays)
+    n, device = len(rays), rays.device
+    rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
+    learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
+    operation = _machine.seconds_per_operation(device)
+    if config.fit.engine == "exact":
+        return learning + pair * n**2 + operation * n**3
+    return learning + operation * n * grid_of(config.grid).size
+
+
+def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Time the covariance of two rays."""
+    kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
+    work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
+    with torch.no_grad():
+        return _machine.measured_seconds(work, rays.device) / len(trial) ** 2
+
+
+def _global_seconds(config: Config, rays: LineIntegrals) -> float:
+    nodes = nodes_of(config.grid).size
+    if takes_matrices(config, len(rays), nodes):
+        once = nodes * (_LOOKED_UP[0] * nodes + _LOOKED_UP[1] * len(rays))
+        return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
+    if is_lognormal(config):
+        return expected_products(config) * _several_seconds(config, rays)
+    dtype = dtype_of(config.compute)
+    transforms = sum(_fft_seconds(torus, dtype, rays.device) for torus in _tori(config))
+    product = 2 * ROW_NODES * _row_seconds(config, rays, 1)
+    return expected_products(config) * (transforms + product + STEP_SECONDS)
+
+
+def _several_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Time a product of the prior and those of rows that come with it, of several at once, as most
+    of a log-normal fit are, and the rest of what it does for them."""
+    of_rows = _ROWS_TO_ONE * _row_seconds(config, rays, VECTORS)
+    return _ALL_OVER_PRODUCTS * (_prior_seconds(config, rays.device) + of_rows)
+
+
+def _prior_seconds(config: Config, device: torch.device) -> float:
+    """Time the product of the prior's covariance with a field, of several at once."""
+    nodes, dtype, tori = nodes_of(config.grid), dtype_of(config.compute), _tori(config)
+    if isinstance(nodes, NestedGrids):
+        return sum(_fft_seconds(torus, dtype, device) for torus in tori)
+    return _covariance_seconds(tori[0], nodes.shape, dtype, device)
+
+
+def _covariance_seconds(
+    torus: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> float:
+    """Time the same on a torus."""
+    spectrum = torch.zeros(*torus[:-1], torus[-1] // 2 + 1, dtype=dtype, device=device)
+    covariance = circulant_block(spectrum, torus, box, dtype)
+    x = torch.zeros((VECTORS, covariance.shape[1]), dtype=dtype, device=device)
+    return _machine.measured_seconds(lambda: covariance.matmul(x), device) / VECTORS
+
+
+def _fft_seconds(torus: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
+    """Time a transform of a field there and back."""
+    field = torch.zeros(torus, dtype=dtype, device=device)
+    return _machine.measured_seconds(functools.partial(_there_and_back, field), device)
+
+
+def _tori(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Points of the torus of every grid."""
+    return tori_for(start_kernel(config), nodes_of(config.grid), PADDING)
+
+
+def expected_products(config: Config) -> int:
+    """Count the products of the features with one field, in a whole fit of the global engine."""
+    mode, learning, sample = PRODUCTS[config.density]
+    once = mode + _learns(config) * learning + sample * config.fit.samples
+    repeated = config.model.group_scale > 0 and config.density == "gaussian"
+    return SCALED_FITS * once if repeated else once
+
+
+def takes_matrices(config: Config, n: int, nodes: int) -> bool:
+    """Whether the global engine solves for so many stars by their covariance."""
+    fits = features.suits_dense(n, nodes, config.compute.memory_bytes // 2)
+    return config.density == "gaussian" and fits
+
+
+def expected_covariances(config: Config) -> int:
+    """Count the covariances that a fit by matrices makes."""
+    once = COVARIANCES[0] + _learns(config) * COVARIANCES[1]
+    return SCALED_FITS * once if config.model.group_scale > 0 else once
+
+
+def _learns(config: Config) -> bool:
+    """Whether steps of learning are taken: more is learned than every fit solves for."""
+    return config.model.learn != held(config).model.learn
+
+
+def _row_seconds(config: Config, rays: LineIntegrals, vectors: int) -> float:
+    """Time a product of all rows with one of several fields, by those of TRIAL_ROWS rays."""
+    chosen = np.random.default_rng(0).permutation(len(rays))[:TRIAL_ROWS]
+    trial = rays[torch.from_numpy(np.sort(chosen)).to(rays.device)]
+    share, dtype, memory = len(rays) / len(trial), dtype_of(config.compute), 2**30
+    if config.fit.beams and config.engine == "lognormal":
+        memory = config.compute.memory_bytes // 2
+        beams, nodes = HealpixBeams(config.fit.beams), nodes_of(config.grid)
+        table = features.BeamTable.of(nodes, beams, rays, dtype, memory)
+        if table.knots > 0:
+            # The sums along the beams are the same however many rays there are.
+            own, shared = table.rows(trial), table.expansion()
+            return share * _product_seconds(own, vectors) + _product_seconds(shared, vectors)
+    rows = features.interpolation(trial, nodes_of(config.grid), memory=memory, dtype=dtype)
+    return share * _product_seconds(rows, vectors)
+
+
+def _product_seconds(rows: AbstractOperator, vectors: int) -> float:
+    """Time the product of rows with one of so many vectors at once."""
+    x = torch.zeros((vectors, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    return _machine.measured_seconds(lambda: rows.matmul(x), rows.device) / vectors
+
+
+@torch.no_grad()
+def products(config: Config, rays: LineIntegrals) -> Products:
+    """Make products of a step of the fit, and count them: of rows with 8 vectors and back, of some
+    rays over and over, and transforms of these vectors on a part of the torus."""
+    if config.fit.engine != "global":
+        return ((_machine.dense_trial(DENSE_ROWS), 1.0),)
+    dtype, nodes = dtype_of(config.compute), nodes_of(config.grid)
+    rows = _repeated(rays, nodes, dtype)
+    x, y = (torch.ones(VECTORS, size, dtype=dtype) for size in (nodes.size, rows.shape[0]))
+    torus = max(_tori(config), key=math.prod)
+    planes = max(1, min(torus[0], TORUS_POINTS * torus[0] // math.prod(torus)))
+    slab = torch.zeros((planes, *torus[1:]), dtype=dtype)
+    share = len(rays) / rows.shape[0]
+    return (
+        (functools.partial(rows.matmul, x), share),
+        (functools.partial(rows.rmatmul, y), share),
+        (functools.partial(_there_and_back, slab), VECTORS * torus[0] / planes),
+    )
+
+
+def _there_and_back(x: torch.Tensor) -> torch.Tensor:
+    """Transform x, and back."""
+    back: torch.Tensor = torch.fft.irfftn(torch.fft.rfftn(x), s=x.shape)
+    return back
+
+
+def _repeated(
+    rays: LineIntegrals, nodes: RegularGrid | NestedGrids, dtype: torch.dtype
+) -> SparseOperator:
+    """Return rows of a few rays so many times that there are as many as of all, or `ROWS`."""
+    few = rays[torch.linspace(0, len(rays) - 1, min(DISTINCT, len(rays))).long()]
+    rows = features.interpolation(few, nodes, dtype=dtype)
+    assert isinstance(rows, SparseOperator)
+    matrix, times = rows.matrix, max(1, min(len(rays), ROWS) // len(few))
+    entries = matrix.crow_indices().diff().repeat(times)
+    starts = torch.nn.functional.pad(entries.cumsum(0, dtype=torch.int32), (1, 0))
+    cols, values = matrix.col_indices().repeat(times), matrix.values().repeat(times)
+    return SparseOperator.from_csr(starts, cols, values, (times * len(few), nodes.size))
