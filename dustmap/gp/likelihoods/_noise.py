@@ -196,8 +196,8 @@ class NormalMixture:
         square = (y.double() - self.mean).square()[:, None]
         precisions = self.variances.reciprocal()
         exponents = torch.addcmul(self.log_weights, square, precisions, value=-0.5)
-        largest = exponents.amax(-1, keepdim=True)
-        density = exponents.sub_(largest).exp_().mul_(precisions.sqrt_()).sum(-1)
+        largest = exponents.detach().amax(-1, keepdim=True)
+        density = ((exponents - largest).exp() * precisions.sqrt()).sum(-1)
         return density.log() + largest[:, 0] - 0.5 * math.log(2.0 * math.pi)
 
     def log_tail(self, y: Tensor) -> Tensor:

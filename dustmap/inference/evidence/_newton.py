@@ -34,9 +34,9 @@ _PATIENCE = 4
 _AT_BOUND = 1e-3
 #: The name of the states of the iteration.
 _NEWTON = "learn_evidence"
-#: Numbers of all deviations of a solve, up to which there are more of them from the start: with 16
-#: for 150 rays lengths came out up to a posterior standard deviation too short.
-_FEW_NUMBERS = 2**14
+#: Deviations of a solve, and numbers of all of them up to which there are more: with 16 for 150
+#: rays lengths came out up to a posterior standard deviation too short.
+_SAMPLES, _FEW_NUMBERS = 16, 2**14
 
 
 @final
@@ -46,8 +46,8 @@ class LearnSettings:
 
     Attributes
     ----------
-    max_steps, samples, max_samples : most solves, deviations of each, and how far these double, of
-        few data at once
+    max_steps, samples, max_samples : most solves, deviations of each, and how far these double;
+        without a number 16, and more of few data
     accuracy : float
         Largest Monte Carlo error of a parameter, in its standard deviations: data sets that are
         fitted with the same seed share it.
@@ -60,7 +60,7 @@ class LearnSettings:
     """
 
     max_steps: int = 20
-    samples: int = 16
+    samples: int | None = None
     max_samples: int = 64
     accuracy: float = 0.5
     tolerance: float = 1e-3
@@ -68,7 +68,7 @@ class LearnSettings:
     prior_std: float | None = None
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or self.max_steps < 1:
+        if (self.samples is not None and self.samples < 2) or self.max_steps < 1:
             raise UserError(
                 f"samples must be at least 2 and max_steps at least 1, got samples={self.samples}, "
                 f"max_steps={self.max_steps}"
@@ -86,7 +86,9 @@ class LearnSettings:
         >>> [LearnSettings().first_samples(n) for n in (100, 400, 4000)]
         [64, 32, 16]
         """
-        samples = self.samples
+        if self.samples is not None:
+            return self.samples
+        samples = _SAMPLES
         while 2 * samples <= self.max_samples and 2 * samples * n <= _FEW_NUMBERS:
             samples *= 2
         return samples

@@ -11,7 +11,7 @@ from dustmap.inference.evidence._student_t_noise import RobustSettings
 _FEW, TURNS = 16, 4
 #: Posterior standard deviations from its optimum at which θ of a fit rests that another follows.
 _NEARBY = 2.0
-#: Samples of such a fit at most: its mean density is all that the next one takes of them.
+#: Samples of such a fit at most, of which the next one takes its noise.
 _ENOUGH = 8
 
 
