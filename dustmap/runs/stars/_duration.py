@@ -33,9 +33,9 @@ from dustmap.sky import Observations
 from dustmap.sky.observations import HealpixBeams
 
 #: Products of the prior with one field: of the mode, of learning, and for each sample; measured on
-#: simulated skies of 500 to 8,000 stars at 10 and 20 pc, log-normal ones of 2,500 to 11,000, whose
-#: samples take 200 to 520.
-PRODUCTS = {"lognormal": (800, 2_600, 300), "gaussian": (0, 8000, 38)}
+#: skies of 500 to 8,000 stars at 10 and 20 pc, log-normal ones of 1,000 to 11,000: samples take 110
+#: where densities vary little, and 520 where they vary by factors of ten.
+PRODUCTS = {"lognormal": (400, 2_600, 200), "gaussian": (0, 8000, 38)}
 #: Products of rows to one of the prior in log-normal fits, and all that they do over both.
 _ROWS_TO_ONE, _ALL_OVER_PRODUCTS = 4.0, 2.2
 #: What another fit, with other noise, adds to one.
