@@ -53,7 +53,7 @@ class Iterate:
     @torch.no_grad()
     def at(problem: LogNormalProblem, xi: Tensor, deviations: Tensor | None = None) -> "Iterate":
         """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
-        log_density = problem.log_mean + problem.root.matmul(xi)
+        log_density = problem.log_density(xi)
         if deviations is None:
             alone = torch.zeros_like(xi)[None]
             return _iterate(problem, xi, alone, problem.log_mean.new_zeros(1, 1), log_density)
@@ -73,7 +73,7 @@ class Iterate:
 
     def afresh(self) -> "Iterate":
         """The same with its log-density by a transform of ξ, as a later reader of ξ has it."""
-        log_density = self.problem.log_mean + self.problem.root.matmul(self.xi)
+        log_density = self.problem.log_density(self.xi)
         return _iterate(self.problem, self.xi, self.deviations, self.spread, log_density)
 
     def with_own_response(self) -> "Iterate":

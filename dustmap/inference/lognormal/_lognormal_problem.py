@@ -196,6 +196,10 @@ class LogNormalProblem:
         here = self.root, self.covariance, self.noise.rsqrt()
         return Tangent(rows, density, *here, groups, gains, seen, self.nodes)
 
+    def log_density(self, xi: Tensor) -> Tensor:
+        """H β₀ + T ξ (..., M) for ξ (..., n)."""
+        return self.log_mean + self.root.matmul(xi)
+
     def response(self, density: Tensor, xi: Tensor) -> Tensor:
         """(1 + κ c'_g) L ρ + τ c_g (..., N) for ρ (..., M) and (c, c') of ξ (..., n)."""
         return self.measured(self.rows.matmul(density), xi[..., self.root.n_field :])

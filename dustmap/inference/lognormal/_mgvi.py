@@ -171,7 +171,7 @@ def fit_mgvi(
         near, too. Where few data are new and nothing is learned, or samples have one mean, they
         are drawn at means as far from the new mode as they were; these follow them, and they
         stay. Where the fit ends is the same within its own convergence; a start of other variables
-        or another number of samples is not used.
+        is not used, and of one with another number of samples the mode and the weights are.
     world
         Ranks that all call this with the same arguments and divide the draws among them, and the
         rows in products with one vector. Every rank has all data, and returns the same solution;
@@ -282,7 +282,7 @@ def _fields_of(problem: LogNormalProblem, centre: Tensor, deviations: Tensor) ->
     """Log-densities (S, M) at ξ̄ + δ_s for a centre (n,) and deviations (S, n)."""
     own = deviations[problem.world.share(len(deviations))]
     parts = (centre + part for part in torch.split(own, _FIELDS))
-    fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
+    fields = torch.cat([problem.log_density(xi) for xi in parts])
     return problem.world.stacked(fields, len(deviations))
 
 

@@ -83,7 +83,7 @@ def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None
 
     def response(part: slice, sign: int) -> Tensor:
         moved = torch.add(mean.xi, own[part], alpha=sign)
-        density = (problem.log_mean + problem.root.matmul(moved)).exp()
+        density = problem.log_density(moved).exp()
         return problem.response(density, moved)
 
     sides = [at_once.in_groups(len(own), partial(response, sign=s)) for s in (1, -1)]
@@ -145,7 +145,7 @@ class Centres:
     @torch.no_grad()
     def of(problem: LogNormalProblem, means: Tensor, which: Tensor) -> "Centres":
         """Of samples that belong to these rows (K,) of means (L, n)."""
-        density = problem.log_mean + problem.root.matmul(means)
+        density = problem.log_density(means)
         if len(means) == 1:
             return Centres(problem, means[0], density[0])
         return Centres(problem, means[which], density[which])
@@ -245,7 +245,7 @@ class _Samples:
         return _Samples(
             problem,
             target,
-            problem.log_mean + problem.root.matmul(anchor),
+            problem.log_density(anchor),
             anchor[:, n:],
             shift,
             first[:, n:].clone(),
