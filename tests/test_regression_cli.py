@@ -107,6 +107,7 @@ def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
         "rows_fitted": 81,
         "rows_held_out": 9,
         "rows_in_the_map": 90,
+        "rows_dropped_incomplete": 0,
         "rows_dropped_outside_the_box": 0,
     }
     assert told["hyperparameters"]["noise_std"] == pytest.approx(0.05, rel=0.3)
@@ -318,7 +319,8 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
         ("data.target=log(cost)", "missing column cost"),
         ("data.inputs=[a, z]", "missing column z"),
         ("data.target=log(bad)", "column bad: 1 of 90 rows are not > 0, as log needs"),
-        ("data.target=hole", "column hole: 1 of 90 rows are not finite (first at row 4"),
+        ("data.target=pole", "column pole: 1 of 90 rows are not finite (first at row 4"),
+        ("data.target=void", "none of the 90 rows has all its values; missing: void in 90"),
         ("data.target=name", "column name: expected numbers"),
         ("data.target=name", "in row 0 (counted from 0)"),
         ("data.error=bad", "column bad: 1 of 90 rows are not > 0"),
@@ -339,7 +341,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     folder = write(tmp_path, 1)
     table = Table(columns(1))
     table["bad"] = np.where(np.arange(90) == 3, -1.0, 1.0)
-    table["hole"] = np.where(np.arange(90) == 4, np.nan, 1.0)
+    table["pole"] = np.where(np.arange(90) == 4, np.inf, 1.0)
+    table["void"] = np.full(90, np.nan)
     table["name"] = ["x"] * 90
     table.write(folder / "wider.csv", format="ascii.csv")
     catalog = ["--set", f"data.catalog={folder / 'wider.csv'}"]
@@ -361,6 +364,25 @@ def test_rows_outside_the_box_are_refused_or_dropped_and_counted(
     told = report(folder)
     assert told["counts"]["rows_dropped_outside_the_box"] > 30
     assert told["fit"]["grid_shape"] == [11]
+
+
+def test_rows_that_lack_a_value_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, table = write(tmp_path, 1), Table(columns(1), masked=True)
+    table["a"].mask[[3, 7]] = True
+    table["price"].mask[[7, 8]] = True
+    table.write(folder / "table.csv", format="ascii.csv", overwrite=True)
+    assert run(folder) == DONE
+    said = capsys.readouterr().err
+    assert "3 of 90 rows are left out, for values are missing: a in 2, log(price) in 2" in said
+    counts = report(folder)["counts"]
+    assert counts["rows"] == 90 == counts["rows_in_the_map"] + counts["rows_dropped_incomplete"]
+    capsys.readouterr()
+    evaluate = ["evaluate", str(folder / "run"), "--catalog", str(folder / "table.csv"), "--json"]
+    assert main(evaluate) == DONE
+    scored = json.loads(capsys.readouterr().out)
+    assert (scored["n"], scored["rows_dropped_incomplete"]) == (87, 3)
 
 
 def test_parquet_with_nulls_elsewhere_reads_as_the_csv_does(

@@ -1,5 +1,6 @@
 """Rows of any table as inputs, targets and errors, the grid around them, and their estimator."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,9 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Scores, scores
 from dustmap.runs.reports import Check, CoverageAdvice, coverage_checks
-from dustmap.tables import check_rows, number_column, read_tables
+from dustmap.tables import check_rows, numbers_or_nan, read_tables
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
@@ -60,21 +63,38 @@ class Rows:
         return cls(arrays["X"], arrays["y"], arrays.get("error"))
 
 
-def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, int]:
-    """Read the rows inside the box; grid.outside says whether others are dropped or refused.
+@final
+@dataclass(frozen=True)
+class LeftOut:
+    """How many rows of a table had no value of a column that is needed, or lay outside the box."""
 
-    Returns them, and the number of those dropped.
+    incomplete: int = 0
+    outside: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers by their names in a report."""
+        return {
+            "rows_dropped_incomplete": self.incomplete,
+            "rows_dropped_outside_the_box": self.outside,
+        }
+
+
+def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, LeftOut]:
+    """Read the rows that have all their values and are inside the box, and count the others.
+
+    grid.outside says whether rows outside the box are left out or refused.
     """
     table, data = read_tables(*paths), config.data
     if len(table) == 0:
         raise UserError("the table has no rows: expected at least two")
-    error = number_column(table, data.error) if data.error else None
+    error = _finite_or_nan(table, data.error) if data.error else None
     if error is not None:
-        check_rows(error > 0, data.error, "> 0")
-    rows = Rows(inputs_of(table, data), target_of(table, data.target), error)
+        check_rows(~(error <= 0), data.error, "> 0")
+    X = inputs_of(table, data, _finite_or_nan)
+    rows, incomplete = _complete(Rows(X, target_of(table, data.target), error), data)
     grid = grid_of(config)
     if grid is None:
-        return rows, 0
+        return rows, LeftOut(incomplete)
     inside = grid.contains(torch.from_numpy(rows.X)).numpy()
     outside = int((~inside).sum())
     if outside and config.grid.outside != "drop":
@@ -83,12 +103,10 @@ def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, int]:
             f"{', '.join(data.inputs)}: widen [grid], leave it out for a grid around the data, or "
             f'set grid.outside = "drop"'
         )
-    return rows[inside], outside
+    return rows[inside], LeftOut(incomplete, outside)
 
 
-def inputs_of(
-    table: Table, data: DataConfig, read: Callable[[Table, str], Array] = number_column
-) -> Array:
+def inputs_of(table: Table, data: DataConfig, read: Callable[[Table, str], Array]) -> Array:
     """Return the inputs X (N, D), each as `read` gives it."""
     return np.stack([read(table, name) for name in data.inputs], axis=1)
 
@@ -97,10 +115,33 @@ def target_of(table: Table, target: str) -> Array:
     """Return a column (N,), or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
     match = re.fullmatch(r"(log|log10)\((.+)\)", target)
     if match is None or target in table.colnames:
-        return number_column(table, target)
-    values = number_column(table, match[2])
-    check_rows(values > 0, match[2], f"> 0, as {match[1]} needs")
+        return _finite_or_nan(table, target)
+    values = _finite_or_nan(table, match[2])
+    check_rows(~(values <= 0), match[2], f"> 0, as {match[1]} needs")
     return _LOGARITHMS[match[1]](values)
+
+
+def _finite_or_nan(table: Table, name: str) -> Array:
+    """Return the numbers of a column (N,), NaN where they are missing; none is infinite."""
+    values = numbers_or_nan(table, name)
+    check_rows(~np.isinf(values), name, "finite")
+    return values
+
+
+def _complete(rows: Rows, data: DataConfig) -> tuple[Rows, int]:
+    """Return the rows that have all their values, and the number of others, which are named."""
+    columns = dict(zip(data.inputs, rows.X.T, strict=True)) | {data.target: rows.y}
+    if rows.error is not None:
+        columns[data.error] = rows.error
+    empty = {name: np.isnan(values) for name, values in columns.items()}
+    incomplete = np.any(list(empty.values()), axis=0)
+    found = ", ".join(f"{name} in {n:,}" for name, no in empty.items() if (n := int(no.sum())))
+    if incomplete.all():
+        raise UserError(f"none of the {len(rows):,} rows has all its values; missing: {found}")
+    if incomplete.any():
+        left_out = f"{int(incomplete.sum()):,} of {len(rows):,}"
+        log.warning("%s rows are left out, for values are missing: %s", left_out, found)
+    return rows[~incomplete], int(incomplete.sum())
 
 
 def grid_of(config: Config) -> RegularGrid | None:

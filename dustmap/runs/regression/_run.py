@@ -22,7 +22,14 @@ from dustmap.runs._interface import AbstractFinishedRun, AbstractRun, Plan, spli
 from dustmap.runs.checkpoints import STATES, RunDirectory
 from dustmap.runs.regression import _model
 from dustmap.runs.regression._field import GriddedField, plot_field, predict_field, write_field
-from dustmap.runs.regression._model import Rows, grid_of, inputs_of, map_grid, read_rows
+from dustmap.runs.regression._model import (
+    LeftOut,
+    Rows,
+    grid_of,
+    inputs_of,
+    map_grid,
+    read_rows,
+)
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
 from dustmap.tables import (
@@ -54,7 +61,7 @@ class RegressionRun(AbstractRun):
     rows: Rows
     train: Rows
     holdout: Rows
-    dropped: int
+    left_out: LeftOut
     grid: RegularGrid | None
 
     @property
@@ -75,12 +82,13 @@ class RegressionRun(AbstractRun):
 
     def counts(self) -> dict[str, Any]:
         """Count the rows of the table by what became of them."""
+        left_out = self.left_out.counts()
         return {
-            "rows": len(self.train) + len(self.holdout) + self.dropped,
+            "rows": len(self.rows) + sum(left_out.values()),
             "rows_fitted": len(self.train),
             "rows_held_out": len(self.holdout),
             "rows_in_the_map": len(self.mapped),
-            "rows_dropped_outside_the_box": self.dropped,
+            **left_out,
         }
 
     def seconds(self) -> float:
@@ -205,7 +213,8 @@ class RegressionResult(AbstractFinishedRun):
     ) -> Mapping[str, Any]:
         """Score measured targets; rows outside the box by the run's policy, counted.
 
-        Columns are those of the configuration: the card of stars says nothing of them.
+        Columns are those of the configuration: the card of stars says nothing of them. Rows that
+        lack a value are left out and counted, too.
         """
         del card, progress
         if truth_column:
@@ -217,9 +226,9 @@ class RegressionResult(AbstractFinishedRun):
             raise UserError(
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
-        rows, dropped = read_rows((catalog,), self.config)
+        rows, left_out = read_rows((catalog,), self.config)
         scores = reports.labelled(_model.score(self.model, rows), reports.MEASURED)
-        return scores | {"rows_dropped_outside_the_box": dropped}
+        return scores | left_out.counts()
 
     def predict(
         self,
@@ -287,9 +296,9 @@ def prepare_regression(
         )
     if config.compute.device == "cuda":
         raise UserError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
-    rows, dropped = read_rows(config.data.catalog, config)
+    rows, left_out = read_rows(config.data.catalog, config)
     train, holdout = split_rows(config, len(rows), "rows", least=2)
-    run = RegressionRun(config, rows, rows[train], rows[holdout], dropped, grid_of(config))
+    run = RegressionRun(config, rows, rows[train], rows[holdout], left_out, grid_of(config))
     _check_fit(config, len(run.mapped), run.grid)
     _model.estimator_of(config, run.train, run.grid)
     length = config.model.length
