@@ -359,6 +359,25 @@ def test_rows_too_few_for_what_is_learned_are_told(caplog: pytest.LogCaptureFixt
     assert HIPGPRegressor("matern32", learn=["noise"]).fit(X[:6], y[:6]).report_["advice"] == []
 
 
+def test_a_fit_says_how_far_it_is() -> None:
+    X = np.random.default_rng(0).uniform(size=(60, 1))
+    y, model = np.sin(6.0 * X[:, 0]), HIPGPRegressor()
+    said: list[tuple[str, int, int]] = []
+
+    def progress(*count: Any) -> None:
+        said.append(count)
+
+    fitted = model.fit(X, y, progress=progress)
+    assert {"kernel choice", "hyperparameters", "posterior"} <= {what for what, _, _ in said}
+    for what, done, total in said:
+        assert 0 <= done <= total
+        # Whatever began ends.
+        assert any(end == (what, total, total) for end in said)
+    said.clear()
+    fitted.refit(X[:50], y[:50], progress=progress)
+    assert {what for what, _, _ in said} == {"posterior"}
+
+
 @pytest.mark.parametrize("noise", [0.1, "given"])
 def test_noise_that_is_given_stays(noise: Any) -> None:
     rng = np.random.default_rng(0)

@@ -32,6 +32,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import PathwisePosterior
+from dustmap.linalg import Progress, in_one_part, unwatched
 
 #: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
 _FEW_STUDENT_T = 2_000
@@ -223,17 +224,23 @@ class FittedRegression:
 
 
 def fit_regression(
-    model: GPModel, data: Batch, scaling: Standardisation, arguments: EngineArguments
+    model: GPModel,
+    data: Batch,
+    scaling: Standardisation,
+    arguments: EngineArguments,
+    progress: Progress = unwatched,
 ) -> FittedRegression:
     """Choose the kernel if that is asked for, fit by the engine, and time the stages."""
     choice, seconds = None, dict[str, float]()
     if arguments.chooses_kernel:
         start = time.perf_counter()
-        choice = _choice(model, data, arguments)
+        with in_one_part(progress, "kernel choice"):
+            choice = _choice(model, data, arguments)
         model = choice.model or model
         seconds = {"kernel_choice": time.perf_counter() - start}
     problem = Problem(model, data)
-    fitted = _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments)
+    how = scaling, arguments, progress
+    fitted = _timed(partial(engine_of(arguments).fit, problem), data, *how)
     if choice is None:
         return fitted
     report = {**fitted.report, "kernel_choice": choice.as_plain()}
@@ -249,14 +256,18 @@ def plan_regression(model: GPModel, data: Batch, arguments: EngineArguments) -> 
 
 
 def condition_regression(
-    model: GPModel, data: Batch, scaling: Standardisation, arguments: EngineArguments
+    model: GPModel,
+    data: Batch,
+    scaling: Standardisation,
+    arguments: EngineArguments,
+    progress: Progress = unwatched,
 ) -> FittedRegression:
     """Condition on data at the hyperparameters of a model, by the engine of the arguments."""
     engine = engine_of(arguments)
     if isinstance(engine, engines.StudentTEngine):
         raise UserError('noise="student-t" learns its sites from its rows: fit it to these')
     problem = Problem(model, data)
-    return _timed(partial(engine.condition, problem), data, scaling, arguments)
+    return _timed(partial(engine.condition, problem), data, scaling, arguments, progress)
 
 
 def _timed(
@@ -264,6 +275,7 @@ def _timed(
     data: Batch,
     scaling: Standardisation,
     arguments: EngineArguments,
+    progress: Progress,
 ) -> FittedRegression:
     """The fit with its report and the seconds of its stages."""
     seconds = {"learning": 0.0, "posterior": 0.0}
@@ -274,7 +286,7 @@ def _timed(
         yield
         seconds[name] += time.perf_counter() - start
 
-    fit = fitted(Watch(stage=stage))
+    fit = fitted(Watch(progress=progress, stage=stage))
     chosen = fit.report["engine_choice"]["name"] if arguments.engine == "auto" else None
     engine = str(chosen or arguments.engine)
     report = {

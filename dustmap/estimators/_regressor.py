@@ -33,6 +33,7 @@ from dustmap.estimators._engines import (
 )
 from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import Progress, unwatched
 
 log = logging.getLogger(__name__)
 
@@ -187,9 +188,19 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     max_memory: int = 4 * 2**30
     random_state: Any = 0
 
-    def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
-        """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
-        self._keep(fit_regression(*self._task(X, y, noise_std)))
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        noise_std: ArrayLike | None = None,
+        *,
+        progress: Progress = unwatched,
+    ) -> Self:
+        """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,).
+
+        progress: is called with what is done, how many parts of it are, and of how many.
+        """
+        self._keep(fit_regression(*self._task(X, y, noise_std), progress))
         return self
 
     def plan(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> MemoryPlan:
@@ -226,13 +237,20 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         model = self._model(targets[plain], std is not None, scaling)
         return model, scaling.batch(inputs, targets, std), scaling, arguments
 
-    def refit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
+    def refit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        noise_std: ArrayLike | None = None,
+        *,
+        progress: Progress = unwatched,
+    ) -> Self:
         """Return the regression of other rows at the kernel and noise that `fit` learned.
 
         Rows held out to judge a fit can so join those that predictions are made from. X (N, D),
         y (N,), and noise_std (N,) where `fit` had one. The coefficients of the mean, linear in y,
         are those of these rows, as are the inducing points of "svgp" and "sgpr", and what these
-        say. For Gaussian noise.
+        say. For Gaussian noise. progress: as of `fit`.
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
@@ -250,7 +268,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         arguments = self._engine_arguments(inputs, fitted.scaling, engine)
         other = type(self)(**self.get_params(deep=False))
         _saving.name_columns(other, _saving.columns_of(self))
-        other._keep(condition_regression(held, data, fitted.scaling, arguments))
+        other._keep(condition_regression(held, data, fitted.scaling, arguments, progress))
         return other
 
     def predict(

@@ -104,12 +104,12 @@ class RegressionRun(AbstractRun):
         return ((_machine.dense_trial(min(len(self.train), _TRIAL_ROWS)), 1.0),)
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        del until, progress  # it has one stage, of seconds
+        del until  # it has one stage
         config, watch = self.config, reports.Stopwatch(on_stage=directory.record)
-        model = self._learned(directory, watch)
+        model = self._learned(directory, watch, progress)
         with watch.stage("evaluate"):
             held_out = _model.score(model, self.holdout) if len(self.holdout) else None
-        mapping = self._refitted(directory, watch, model) if self.refits else model
+        mapping = self._refitted(directory, watch, progress, model) if self.refits else model
         log.info("predicting on a grid")
         with watch.stage("map"):
             field = predict_field(mapping, config, map_grid(config, self.mapped))
@@ -140,7 +140,9 @@ class RegressionRun(AbstractRun):
             checks += tuple(check.of_refit() for check in _model.checks_of_solver(mapping))
         return Report(configuration.sha256(config), sections, checks, (picture,))
 
-    def _learned(self, directory: RunDirectory, watch: reports.Stopwatch) -> HIPGPRegressor:
+    def _learned(
+        self, directory: RunDirectory, watch: reports.Stopwatch, progress: Progress
+    ) -> HIPGPRegressor:
         """Fit the rows that are not held out once, and load the model as later commands do."""
         name = LEARNED if self.refits else CHECKPOINT
         path = directory.path / name
@@ -148,7 +150,7 @@ class RegressionRun(AbstractRun):
             model = _model.estimator_of(self.config, self.train, self.grid)
             log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
             with watch.stage("fit"):
-                model.fit(self.train.X, self.train.y, noise_std=self.train.error)
+                model.fit(self.train.X, self.train.y, noise_std=self.train.error, progress=progress)
             with watch.stage("checkpoint"):
                 self._save(directory, model, name)
             del model  # two would be in memory
@@ -156,14 +158,20 @@ class RegressionRun(AbstractRun):
         return HIPGPRegressor.load(path)
 
     def _refitted(
-        self, directory: RunDirectory, watch: reports.Stopwatch, learned: HIPGPRegressor
+        self,
+        directory: RunDirectory,
+        watch: reports.Stopwatch,
+        progress: Progress,
+        learned: HIPGPRegressor,
     ) -> HIPGPRegressor:
         """Condition on all rows at the learned kernel and noise, once."""
         path = directory.path / CHECKPOINT
         if not path.exists():
             log.info("fitting all %d rows, for the map", len(self.rows))
             with watch.stage("refit"):
-                model = learned.refit(self.rows.X, self.rows.y, noise_std=self.rows.error)
+                model = learned.refit(
+                    self.rows.X, self.rows.y, noise_std=self.rows.error, progress=progress
+                )
             with watch.stage("checkpoint"):
                 self._save(directory, model, CHECKPOINT)
             del model  # two would be in memory
