@@ -329,7 +329,10 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
         ("data.catalog=run.toml", "expected a table that ends in .fits"),
         ("model.learn=[length, std, noise]", "a regression always learns its mean"),
         ("model.learn=[length, std, mean]", "expected a column of standard errors"),
-        ("grid.spacing=0.1", "grid.center = [0.0, 0.0, 0.0]: expected 1 numbers"),
+        (
+            "grid.spacing=0.1",
+            "0.0, 0.0], the default, is for stars: expected 1 numbers, one for",
+        ),
         ("compute.device=cuda", "regression runs on the CPU"),
         ("compute.memory=1KiB", "the run needs"),
         ("fit.block=[4, 4]", "fit.block = [4, 4]: expected 1 whole numbers"),

@@ -154,8 +154,9 @@ def grid_of(config: Config) -> RegularGrid | None:
         raise UserError('grid.spacing = "auto" is for data.kind = "stars": name a length')
     for name, numbers in {"center": center, "size": size}.items():
         if len(numbers) != dim:
+            stars = ", the default, is for stars" if numbers == getattr(default, name) else ""
             raise UserError(
-                f"grid.{name} = {list(numbers)}: expected {dim} numbers, one for each of "
+                f"grid.{name} = {list(numbers)}{stars}: expected {dim} numbers, one for each of "
                 f"data.inputs"
             )
     shape = tuple(round(length / spacing) + 1 for length in size)
