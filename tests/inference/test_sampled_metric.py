@@ -61,9 +61,9 @@ def test_steps_are_those_of_dense_algebra(dim: int, groups: bool) -> None:
     made = preconditioner_at(iterates[0], len(problem.y) // 2, None, unwatched)
     wanted = torch.full((2,), 1e-9)
     for preconditioner in (None, made):
-        steps, spent = sampled_steps(iterates, wanted, preconditioner, 2000)
-        assert int(spent.min()) > 0
-        for at, step in zip(iterates, steps, strict=True):
+        steps = sampled_steps(iterates, wanted, preconditioner, 2000)
+        assert int(steps.cg_steps.min()) > 0
+        for at, step in zip(iterates, steps.moves, strict=True):
             expected = torch.linalg.solve(metric(at), -energy_gradient(at))
             torch.testing.assert_close(step.xi, expected, rtol=0.0, atol=1e-6)
 
@@ -72,7 +72,7 @@ def test_scales_of_groups_are_in_the_metric() -> None:
     problem = LogNormalProblem.of(log_normal_model(2, 1.0), observed(2))
     iterates = iterates_of(problem, 2, 0.2)
     made = preconditioner_at(iterates[0], 20, None, unwatched)
-    steps, _ = sampled_steps(iterates, torch.full((2,), 1e-9), made, 2000)
+    steps = sampled_steps(iterates, torch.full((2,), 1e-9), made, 2000).moves
     for at, step in zip(iterates, steps, strict=True):
         expected = torch.linalg.solve(metric(at), -energy_gradient(at))
         torch.testing.assert_close(step.xi, expected, rtol=0.0, atol=1e-6)
@@ -81,7 +81,7 @@ def test_scales_of_groups_are_in_the_metric() -> None:
 def test_single_precision_is_as_good_as_its_rounding() -> None:
     problem = at_the_mode(2, dtype=torch.float32).problem
     iterates = iterates_of(problem, 3)
-    steps, _ = sampled_steps(iterates, torch.full((3,), 1e-5), None, 500)
+    steps = sampled_steps(iterates, torch.full((3,), 1e-5), None, 500).moves
     for at, step in zip(iterates, steps, strict=True):
         expected = torch.linalg.solve(metric(at), -energy_gradient(at).double())
         atol = 3e-3 * float(expected.abs().max())
@@ -96,7 +96,7 @@ def test_nodes_that_data_see_lead_where_the_data_do(dim: int) -> None:
         made = preconditioner_at(iterates[0], 8, None, unwatched)
         for preconditioner in (None, made):
             wanted = torch.full((2,), 1e-8)
-            steps, _ = sampled_steps(iterates, wanted, preconditioner, 3000)
+            steps = sampled_steps(iterates, wanted, preconditioner, 3000).moves
             for step in steps:
                 torch.testing.assert_close(problem.root.matmul(step.xi), step.field)
             found.append(torch.stack([step.xi for step in steps]))
@@ -162,6 +162,6 @@ def test_relative_noise_is_that_of_the_problem() -> None:
     model = model_of(box(1, 12), mean=ConstantMean(0.0), likelihood=noise, learn=False)
     data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
     at = iterates_of(LogNormalProblem.of(model, data), 1)[0].with_own_response()
-    (step,), _ = sampled_steps([at], torch.tensor([1e-9]), None, 2000)
+    (step,) = sampled_steps([at], torch.tensor([1e-9]), None, 2000).moves
     expected = torch.linalg.solve(metric(at), -energy_gradient(at))
     torch.testing.assert_close(step.xi, expected, rtol=0.0, atol=1e-6)

@@ -158,9 +158,10 @@ def descend_samples(
     """Lower every E of means that have equally many samples, by steps in the metric of all of them.
 
     Every one of K iterates of a problem has its own steps, lengths and end; their linear systems
-    are solved together.
+    are solved together, from the multipliers of the step before.
     """
     going = [Descent(iterate) for iterate in iterates]
+    multipliers: Tensor | None = None
     for taken in range(accuracy.steps):
         active = [k for k, one in enumerate(going) if not one.is_over(accuracy)]
         if not active:
@@ -168,8 +169,14 @@ def descend_samples(
         progress(_NEWTON, taken, accuracy.steps)
         here = [going[k].iterate for k in active]
         wanted = torch.tensor([going[k].residual(accuracy) for k in active]).to(here[0].xi.device)
-        steps, spent = sampled_steps(here, wanted, preconditioner, accuracy.cg_steps, progress)
-        for k, step, cg_steps in zip(active, steps, spent.tolist(), strict=True):
+        start = None if multipliers is None else multipliers[active]
+        how = preconditioner, accuracy.cg_steps, progress, start
+        steps = sampled_steps(here, wanted, *how)
+        if multipliers is None:
+            multipliers = steps.multipliers
+        else:
+            multipliers[active] = steps.multipliers
+        for k, step, cg_steps in zip(active, steps.moves, steps.cg_steps.tolist(), strict=True):
             lower = line_search(going[k].iterate, step)
             going[k] = going[k].after(lower, cg_steps)
     progress(_NEWTON, accuracy.steps, accuracy.steps)

@@ -124,6 +124,17 @@ class SampledGram(linalg.AbstractStack):
         return SampledGram(self.tangent.taken(which))
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class SampledSteps:
+    """Gauss-Newton steps of K means: their moves, the multipliers z (K, S N) of their systems, or
+    those among nodes (K, R), and steps of CG (K,)."""
+
+    moves: list[Move]
+    multipliers: Tensor
+    cg_steps: Tensor
+
+
 @torch.no_grad()
 def sampled_steps(
     iterates: Sequence[Iterate],
@@ -131,42 +142,59 @@ def sampled_steps(
     preconditioner: Preconditioner | None,
     max_steps: int,
     progress: linalg.Progress = linalg.unwatched,
-) -> tuple[list[Move], Tensor]:
-    """Gauss-Newton steps Δξ of K iterates of one problem, and steps of CG (K,) of each:
+    start: Tensor | None = None,
+) -> SampledSteps:
+    """Gauss-Newton steps Δξ of K iterates of one problem:
 
         (I + mean_s J_sᵀ Σ⁻¹ J_s) Δξ = mean_s J_sᵀ Σ⁻¹ r_s − ξ
 
     from the side of the data, or among the nodes that these see. wanted (K,): residual of CG, root
-    mean square over samples and data in units of the noise.
+    mean square over samples and data in units of the noise. start: multipliers of the steps that
+    have led here, which leave a few hundredths of the residual that those of the end of all steps,
+    the whitened residuals, would leave.
     """
     tangent = SampledTangent.of(iterates)
     problem, n = iterates[0].problem, iterates[0].problem.root.n_field
     xi, field = torch.stack([at.xi for at in iterates]), torch.stack([at.field for at in iterates])
     residuals = torch.stack([at.residuals for at in iterates]) * tangent.root_weights
-    system = _System(tangent, residuals.flatten(1), field, xi[:, n:])
+    system = _System(tangent, residuals.flatten(1), field, xi[:, n:], start)
     wanted = wanted.double() * math.sqrt(len(problem.y))
     if problem.nodes is None:
         assert preconditioner is None or isinstance(preconditioner, GramPreconditioner)
         near = None if preconditioner is None else preconditioner.of_sizes(_sizes(iterates))
-        pull, c, steps = system.from_data(wanted, near, max_steps, progress)
+        solved = system.from_data(wanted, near, max_steps, progress)
     else:
         assert preconditioner is None or isinstance(preconditioner, NodePreconditioner)
-        how = wanted, preconditioner, max_steps, progress
-        pull, c, steps = system.from_nodes(problem.nodes, *how)
-    led, moved = tangent.tangents.latent(pull, c), tangent.tangents.covaried(pull) - field
-    return [Move(*each) for each in zip(led - xi, moved, strict=True)], steps
+        solved = system.from_nodes(problem.nodes, wanted, preconditioner, max_steps, progress)
+    led = tangent.tangents.latent(solved.pull, solved.c)
+    moved = tangent.tangents.covaried(solved.pull) - field
+    moves = [Move(*each) for each in zip(led - xi, moved, strict=True)]
+    return SampledSteps(moves, solved.multipliers, solved.cg_steps)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """Where K steps lead, by its pull (K, M) on the log-density and that on the last variables
+    (K, V); and of the solves multipliers and steps of CG (K,)."""
+
+    pull: Tensor
+    c: Tensor
+    multipliers: Tensor
+    cg_steps: Tensor
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _System:
     """The linear systems of K steps: residuals r̂ = (W/S)^½ r_s (K, S N), and ξ as its field T ξ
-    (K, M) and its last variables c (K, V)."""
+    (K, M) and its last variables c (K, V); the multipliers that solves start from, if any."""
 
     tangent: SampledTangent
     residuals: Tensor
     field: Tensor
     c: Tensor
+    start: Tensor | None
 
     def from_data(
         self,
@@ -174,20 +202,20 @@ class _System:
         preconditioner: linalg.NystromStack | None,
         max_steps: int,
         progress: linalg.Progress,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Ĵᵀ z, (K, M) and (K, V), of (I + Ĵ Ĵᵀ) z = r̂ + Ĵ ξ, which ends at r̂."""
+    ) -> _Solved:
+        """By Ĵᵀ z of (I + Ĵ Ĵᵀ) z = r̂ + Ĵ ξ, which ends at r̂."""
         target = self.residuals + self.tangent.response(self.field, self.c)
         size = target.norm(dim=1).double().clamp_min(1e-30)
         solve = linalg.pcg(
             SampledGram(self.tangent),
             target,
             preconditioner=preconditioner,
-            x0=self.residuals,
+            x0=self.residuals if self.start is None else self.start,
             rtol=(wanted / size).clamp_max(0.5),
             max_steps=max_steps,
             progress=progress,
         )
-        return *self.tangent.pulled(solve.x), solve.steps
+        return _Solved(*self.tangent.pulled(solve.x), solve.x, solve.steps)
 
     def from_nodes(
         self,
@@ -196,9 +224,9 @@ class _System:
         preconditioner: NodePreconditioner | None,
         max_steps: int,
         progress: linalg.Progress,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """v (K, M) of (I + B K) v = mean_s ρ_s Lᵀ W r_s + B T ξ, B = mean_s ρ_s G ρ_s, which
-        ends at the first of both."""
+    ) -> _Solved:
+        """By v of (I + B K) v = mean_s ρ_s Lᵀ W r_s + B T ξ, B = mean_s ρ_s G ρ_s, which ends at
+        the first of both."""
         information = node_information(nodes, self.tangent.tangents, None, self.tangent.shape[1])
         if preconditioner is not None:
             near = preconditioner.under(information)
@@ -207,12 +235,12 @@ class _System:
         solve = linalg.covariance_cg(
             information,
             pulled + information.informed(nodes.taken(self.field)),
-            x0=pulled,
+            x0=pulled if self.start is None else self.start,
             tolerance=ANSWERED * wanted,
             max_steps=max_steps,
             progress=progress,
         )
-        return nodes.spread(solve.x), self.c[:, :0], solve.steps
+        return _Solved(nodes.spread(solve.x), self.c[:, :0], solve.x, solve.steps)
 
 
 def _sizes(iterates: Sequence[Iterate]) -> Tensor:
