@@ -58,8 +58,13 @@ _DETERMINED = 4.0
 #: Multipliers of that fit would not help: where J has changed, A z is far longer than the
 #: right-hand side.
 _SHORT_RESIDUAL = 8.0
-#: Residual of CG of draws at most, in units of that of the settings and of √(γ/N).
-_FINE = 7.0
+#: Residual of CG of draws at most, in units of that of the settings and of √(γ/N), and how many
+#: times larger that of those is that are drawn again.
+_FINE, _COARSE = 7.0, 2.0
+#: How many times larger it is in the first step of curved draws that begin at no curved ones: it
+#: leads to where ρ differs. 15 draws of 24,000 stars: 83 steps of CG in place of 102, and energies
+#: as low.
+_FIRST = 4.0
 #: Streams of the random numbers: the prior's draw and the noise.
 _WHITE, _NOISE = 101, 102
 #: What is counted while samples are made, and while they follow the curvature.
@@ -363,12 +368,12 @@ class Sampler:
         sign = torch.tensor([1.0 if s < pairs else -1.0 for s in which]).to(state.z)[:, None]
         numbers = mean_of_samples(settings.samples, state.count)[which.start : which.stop]
         centres = Centres.of(state.problem.apart(), state.all_means, numbers)
-        wanted = _CURVED if self._stay(state) else _ROUGHLY
-        steps, residual = wanted.steps, fine_residual(state, wanted.residual)
+        wanted, coarse = (_CURVED, 1.0) if self._stay(state) else (_ROUGHLY, _COARSE)
+        steps, residual, first = wanted.steps, fine_residual(state, wanted.residual, coarse), 1.0
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
-            z = sign * state.sample_draws[pair]
+            z, first = sign * state.sample_draws[pair], _FIRST
         else:
             z = state.z.new_zeros(len(pair), len(state.z))
             if state.is_near(self.start, self.settings):
@@ -378,6 +383,7 @@ class Sampler:
             wanted.decrease * len(state.problem.y) * min(1.0, _DETERMINED * state.share),
             steps,
             settings.cg_steps,
+            first,
         )
         how = accuracy, _apart(state), self.progress
         white, noise = sign * own.white, sign * own.noise
@@ -406,8 +412,10 @@ def _apart(state: FitState) -> Preconditioner | None:
     return state.preconditioner and state.preconditioner.apart_from(state.problem.world)
 
 
-def fine_residual(state: FitState, wanted: float) -> float:
+def fine_residual(state: FitState, wanted: float, coarse: float = 1.0) -> float:
     """Residual of CG per datum for one of `wanted`, both in units of that of the settings.
+
+    coarse: how many times larger than `_FINE` √(γ/N) it may be.
 
     A draw that leaves r per datum is off by r² N in ‖W^½ J δ‖², whose mean is γ: the variances
     of its responses come out 0.7 r² N/γ too large (300,000 stars: 171,000 data that determine
@@ -416,4 +424,5 @@ def fine_residual(state: FitState, wanted: float) -> float:
     """
     if state.problem.nodes is not None:
         return wanted
-    return min(wanted, _FINE * math.sqrt(max(state.share, 1.0 / len(state.problem.y))))
+    share = max(state.share, 1.0 / len(state.problem.y))
+    return min(wanted, coarse * _FINE * math.sqrt(share))
