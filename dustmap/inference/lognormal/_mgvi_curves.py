@@ -192,10 +192,13 @@ def curved_draws(
     problem = mean.problem
     centre = problem.response(mean.log_density.exp(), mean.xi)
     target = centre + problem.noise.sqrt() * noise
-    first = _part(mean, target, white, start)[:, None] * start - white
-    samples = _Samples.first(problem, target, mean.xi + white, first, z)
+    part = _part(mean, target, white, start)[:, None]
+    samples = _Samples.first(problem, target, mean.xi + white, part * start - white, z)
     cg_steps, steps = _descended(samples, accuracy, preconditioner, progress)
-    moved = problem.root.rmatmul(samples.pull).addcmul_(first, samples.share[:, None])
+    # e₀ = t δ − ξ₀ is made again: vectors of the field's variables are the largest of the fit.
+    share = samples.share[:, None]
+    moved = problem.root.rmatmul(samples.pull).addcmul_(share * part, start)
+    moved.addcmul_(share, white, value=-1.0)
     moved[:, problem.root.n_field :] = samples.c
     return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, cg_steps, steps)
 

@@ -386,7 +386,7 @@ class Sampler:
             first,
         )
         how = accuracy, _apart(state), self.progress
-        white, noise = sign * own.white, sign * own.noise
+        white, noise = own.white.mul_(sign), own.noise.mul_(sign)
         return curved_draws(centres, white, noise, start[which.start : which.stop], z, *how)
 
     def _stay(self, state: FitState) -> bool:
