@@ -267,8 +267,15 @@ def test_files_that_do_not_read_are_named(tmp_path: Path) -> None:
         config.load(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[data\n")
-    with pytest.raises(UserError, match=r"broken\.toml: not a TOML file"):
+    with pytest.raises(UserError, match=r"broken\.toml: not a TOML file [^;]*$"):
         config.load(broken)
+
+
+@pytest.mark.parametrize("content", [b"\xe8\x00", b"l,b\n1,2\n", b"#" * 300_000])
+def test_data_in_place_of_a_configuration(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "stars.fits").write_bytes(content)
+    with pytest.raises(UserError, match="named in a configuration: see dustmap config --example"):
+        config.load(tmp_path / "stars.fits")
 
 
 def test_only_files_that_end_are_read(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ _BEYOND_CAVITY = 3.5
 #: Bytes of a configuration, at most; a key of so many levels that tomllib, whose time and memory
 #: grow with their square, takes minutes.
 _MOST_BYTES = 2**18
+_DATA = "; a catalog or a table is named in a configuration: see dustmap config --example"
 _DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 
 
@@ -135,12 +136,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             read = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    hint = "" if path.suffix == ".toml" else _DATA
     if len(read) > _MOST_BYTES:
-        raise UserError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
+        raise UserError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes{hint}")
     try:
         content = _toml_of(read.decode("utf-8").replace("\r\n", "\n"))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a TOML file (its bytes are no UTF-8 text){hint}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a TOML file ({error})") from None
+        raise UserError(f"{path}: not a TOML file ({error}){hint}") from None
     return from_mapping(content, overrides, directory=path.parent)
 
 
