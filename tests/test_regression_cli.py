@@ -375,10 +375,11 @@ def test_rows_that_lack_a_value_are_left_out_and_counted(
     folder, table = write(tmp_path, 1), Table(columns(1), masked=True)
     table["a"].mask[[3, 7]] = True
     table["price"].mask[[7, 8]] = True
+    table["price"][3] = -1.0  # of no use to look at in a row that lacks another value
     table.write(folder / "table.csv", format="ascii.csv", overwrite=True)
     assert run(folder) == DONE
     said = capsys.readouterr().err
-    assert "3 of 90 rows are left out, for values are missing: a in 2, log(price) in 2" in said
+    assert "3 of 90 rows are left out, for values are missing: a in 2, price in 2" in said
     counts = report(folder)["counts"]
     assert counts["rows"] == 90 == counts["rows_in_the_map"] + counts["rows_dropped_incomplete"]
     capsys.readouterr()
@@ -386,6 +387,25 @@ def test_rows_that_lack_a_value_are_left_out_and_counted(
     assert main(evaluate) == DONE
     scored = json.loads(capsys.readouterr().out)
     assert (scored["n"], scored["rows_dropped_incomplete"]) == (87, 3)
+
+
+def test_words_for_missing_values_are_read_as_such_and_others_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path, 1)
+    header, *rows = (folder / "table.csv").read_text().splitlines()
+    for row, word in enumerate(("NA", "null", "-", "")):
+        rows[row] = ",".join([word, *rows[row].split(",")[1:]])
+    (folder / "table.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert run(folder) == DONE
+    assert report(folder)["counts"]["rows_dropped_incomplete"] == 4
+    rows[5] = ",".join(["many", *rows[5].split(",")[1:]])
+    (folder / "table.csv").write_text("\n".join([header, *rows]) + "\n")
+    capsys.readouterr()
+    assert run(folder, "--overwrite") == BAD_INPUT
+    said = error(capsys)
+    assert "expected numbers, got 'many' in row 5" in said
+    assert "write NA" in said
 
 
 def test_parquet_with_nulls_elsewhere_reads_as_the_csv_does(

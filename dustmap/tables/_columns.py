@@ -28,7 +28,7 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
 #: Words of text files for a value that is missing, in small letters.
-_NO_LABELS = ("", "nan", "null", "na", "n/a", "none", "--")
+_MISSING = ("", "nan", "null", "na", "n/a", "none", "-", "--")
 
 
 @final
@@ -207,7 +207,7 @@ def _labels(raw: NDArray[Any], ref: ColumnRef, none: NDArray[np.bool_]) -> NDArr
     """Return text, or whole numbers as text; "" where there is none, such as NaN."""
     if raw.dtype.kind in "SUO":
         labels = _text(raw, ref)
-        none = none | np.isin(np.char.lower(labels), _NO_LABELS)
+        none = none | np.isin(np.char.lower(labels), _MISSING)
     elif raw.dtype.kind == "f":
         none = none | ~np.isfinite(raw)
         numbers = np.where(none, 0.0, raw)
@@ -260,24 +260,38 @@ def number_column(table: Table, name: str) -> NDArray[np.float64]:
 
 
 def numbers_or_nan(table: Table, name: str) -> NDArray[np.float64]:
-    """Return the numbers of a column (N,), NaN where they are missing.
+    """Return the numbers of a column (N,), NaN where they are missing, or a word such as NA.
 
     Examples
     --------
     >>> numbers_or_nan(Table({"x": np.ma.array([1.0, 2.0], mask=[False, True])}), "x")
     array([ 1., nan])
+    >>> numbers_or_nan(Table({"x": ["1.5", "NA"]}), "x")
+    array([1.5, nan])
     """
     if name not in table.colnames:
         raise UserError(f"missing column {name}; the columns there are {', '.join(table.colnames)}")
+    values = table[name]
     try:
-        values = np.ma.filled(np.ma.asarray(table[name]).astype(np.float64), np.nan)
+        values = _without_words(np.ma.asarray(values))
+        return np.asarray(np.ma.filled(values.astype(np.float64), np.nan), np.float64)
     except (TypeError, ValueError):
-        row = next((row for row, value in enumerate(table[name]) if not _is_number(value)), None)
+        row = next((row for row, value in enumerate(values) if not _is_number(value)), None)
         got = str(table[name].dtype)
         if row is not None:
-            got = f"{str(table[name][row])[:40]!r} in row {row} (counted from 0)"
+            got = (
+                f"{str(table[name][row])[:40]!r} in row {row} (counted from 0); for a missing "
+                "value leave the place empty or write NA"
+            )
         raise UserError(f"column {name}: expected numbers, got {got}") from None
-    return np.asarray(values, np.float64)
+
+
+def _without_words(values: NDArray[Any]) -> NDArray[Any]:
+    """Values (N,), of text with "nan" where it is masked or says that a value is missing."""
+    if values.dtype.kind not in "SUO":
+        return values
+    words = np.char.strip(np.ma.filled(values, "").astype(np.str_))
+    return np.where(np.isin(np.char.lower(words), _MISSING), "nan", words)
 
 
 def _is_number(value: object) -> bool:

@@ -87,11 +87,52 @@ def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, LeftOu
     table, data = read_tables(*paths), config.data
     if len(table) == 0:
         raise UserError("the table has no rows: expected at least two")
-    error = _finite_or_nan(table, data.error) if data.error else None
-    if error is not None:
-        check_rows(~(error <= 0), data.error, "> 0")
-    X = inputs_of(table, data, _finite_or_nan)
-    rows, incomplete = _complete(Rows(X, target_of(table, data.target), error), data)
+    target, logarithm = _target(table, data.target)
+    names = (*data.inputs, target, data.error) if data.error else (*data.inputs, target)
+    columns = {name: numbers_or_nan(table, name) for name in names}
+    incomplete = _incomplete(columns)
+    for name, values in columns.items():
+        check_rows(incomplete | np.isfinite(values), name, "finite")
+    if data.error:
+        check_rows(incomplete | (columns[data.error] > 0), data.error, "> 0")
+    if logarithm:
+        needed = f"> 0, as {logarithm} needs"
+        check_rows(incomplete | (columns[target] > 0), target, needed)
+    columns = {name: values[~incomplete] for name, values in columns.items()}
+    X = np.stack([columns[name] for name in data.inputs], axis=1)
+    y = _LOGARITHMS[logarithm](columns[target]) if logarithm else columns[target]
+    rows = Rows(X, y, columns.get(data.error))
+    return _inside(rows, config, int(incomplete.sum()))
+
+
+def inputs_of(table: Table, data: DataConfig) -> Array:
+    """Return the inputs X (N, D), NaN where they are missing."""
+    return np.stack([numbers_or_nan(table, name) for name in data.inputs], axis=1)
+
+
+def _target(table: Table, target: str) -> tuple[str, str]:
+    """A column and the name of the logarithm to take, if any: `price`, `log(price)`."""
+    match = re.fullmatch(r"(log|log10)\((.+)\)", target)
+    return (target, "") if match is None or target in table.colnames else (match[2], match[1])
+
+
+def _incomplete(columns: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """The rows (N,) that lack a value of a column, which are counted by columns in a warning."""
+    empty = {name: np.isnan(values) for name, values in columns.items()}
+    incomplete: NDArray[np.bool_] = np.any(list(empty.values()), axis=0)
+    found = ", ".join(f"{name} in {n:,}" for name, no in empty.items() if (n := int(no.sum())))
+    if incomplete.all():
+        raise UserError(
+            f"none of the {len(incomplete):,} rows has all its values; missing: {found}"
+        )
+    if incomplete.any():
+        left_out = f"{int(incomplete.sum()):,} of {len(incomplete):,}"
+        log.warning("%s rows are left out, for values are missing: %s", left_out, found)
+    return incomplete
+
+
+def _inside(rows: Rows, config: Config, incomplete: int) -> tuple[Rows, LeftOut]:
+    """The rows inside the box, where there is one."""
     grid = grid_of(config)
     if grid is None:
         return rows, LeftOut(incomplete)
@@ -100,48 +141,10 @@ def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, LeftOu
     if outside and config.grid.outside != "drop":
         raise UserError(
             f"{outside} of {len(rows)} rows lie outside the box {grid.lower} to {grid.upper} of "
-            f"{', '.join(data.inputs)}: widen [grid], leave it out for a grid around the data, or "
-            f'set grid.outside = "drop"'
+            f"{', '.join(config.data.inputs)}: widen [grid], leave it out for a grid around the "
+            f'data, or set grid.outside = "drop"'
         )
     return rows[inside], LeftOut(incomplete, outside)
-
-
-def inputs_of(table: Table, data: DataConfig, read: Callable[[Table, str], Array]) -> Array:
-    """Return the inputs X (N, D), each as `read` gives it."""
-    return np.stack([read(table, name) for name in data.inputs], axis=1)
-
-
-def target_of(table: Table, target: str) -> Array:
-    """Return a column (N,), or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
-    match = re.fullmatch(r"(log|log10)\((.+)\)", target)
-    if match is None or target in table.colnames:
-        return _finite_or_nan(table, target)
-    values = _finite_or_nan(table, match[2])
-    check_rows(~(values <= 0), match[2], f"> 0, as {match[1]} needs")
-    return _LOGARITHMS[match[1]](values)
-
-
-def _finite_or_nan(table: Table, name: str) -> Array:
-    """Return the numbers of a column (N,), NaN where they are missing; none is infinite."""
-    values = numbers_or_nan(table, name)
-    check_rows(~np.isinf(values), name, "finite")
-    return values
-
-
-def _complete(rows: Rows, data: DataConfig) -> tuple[Rows, int]:
-    """Return the rows that have all their values, and the number of others, which are named."""
-    columns = dict(zip(data.inputs, rows.X.T, strict=True)) | {data.target: rows.y}
-    if rows.error is not None:
-        columns[data.error] = rows.error
-    empty = {name: np.isnan(values) for name, values in columns.items()}
-    incomplete = np.any(list(empty.values()), axis=0)
-    found = ", ".join(f"{name} in {n:,}" for name, no in empty.items() if (n := int(no.sum())))
-    if incomplete.all():
-        raise UserError(f"none of the {len(rows):,} rows has all its values; missing: {found}")
-    if incomplete.any():
-        left_out = f"{int(incomplete.sum()):,} of {len(rows):,}"
-        log.warning("%s rows are left out, for values are missing: %s", left_out, found)
-    return rows[~incomplete], int(incomplete.sum())
 
 
 def grid_of(config: Config) -> RegularGrid | None:

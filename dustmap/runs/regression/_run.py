@@ -33,7 +33,6 @@ from dustmap.runs.regression._model import (
 from dustmap.runs.reports import Progress, Report, Stage
 from dustmap.sky import Provenance, SchemaCard, save_figure
 from dustmap.tables import (
-    numbers_or_nan,
     read_tables,
     refuse_taken,
     replacing,
@@ -254,7 +253,7 @@ class RegressionResult(AbstractFinishedRun):
         table_format(output)  # before anything is computed
         table = read_tables(catalog)
         refuse_taken(table, ("target_mean", "target_std"))
-        X = inputs_of(table, self.config.data, numbers_or_nan)
+        X = inputs_of(table, self.config.data)
         whole = np.isfinite(X).all(axis=1)
         predicted = np.full((2, len(X)), np.nan)
         if whole.any():
