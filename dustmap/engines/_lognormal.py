@@ -392,7 +392,7 @@ def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
 
 def _start_arrays(start: inference.MGVIStart) -> Arrays:
     """Arrays for `_start_of`."""
-    numbers = {"torus": torch.tensor(start.torus), "curved": torch.tensor(start.curved)}
+    numbers = {n: torch.tensor(getattr(start, n)) for n in ("torus", "curved", "share")}
     names = ("mode", "means", "deviations", "pull")
     return _engine.arrays_of(numbers | {name: getattr(start, name) for name in names})
 
@@ -402,10 +402,11 @@ def _start_of(problem: Problem) -> inference.MGVIStart | None:
     if not problem.start:
         return None
     vectors = _engine.tensors_of(problem.start, problem.data.y.device)
-    torus, curved = vectors.pop("torus"), vectors.pop("curved")
-    if "mean" in vectors:  # Runs of earlier versions have one.
+    torus, curved = tuple(vectors.pop("torus").tolist()), bool(vectors.pop("curved"))
+    if "mean" in vectors:  # Runs of earlier versions have one, and no share.
         vectors["means"] = vectors.pop("mean")[None]
-    return inference.MGVIStart(tuple(torus.tolist()), curved=bool(curved), **vectors)
+    share = float(vectors.pop("share", 1.0))
+    return inference.MGVIStart(torus, curved=curved, share=share, **vectors)
 
 
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import (
     Centres,
     CurvedDraws,
+    curved_at_once,
     curved_draws,
     draws_at_once,
 )
@@ -138,6 +139,30 @@ def test_rough_steps_lower_every_energy() -> None:
     more = energies(curved(mean, Accuracy(0.1, 0.0, 3)).xi)
     assert bool((one < start).all())
     assert bool((more <= one * (1.0 + 1e-9)).all())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("decrease", [0.01, 0.3, 3.0])
+def test_samples_end_within_the_decrease_of_their_minima(dim: int, decrease: float) -> None:
+    """Of solves that leave as little."""
+    mean = at_the_mode(dim)
+    energies = energy_of(mean)
+    least = energies(curved(mean).xi)
+    residual = (decrease / len(mean.problem.y)) ** 0.5
+    ends = energies(curved(mean, Accuracy(residual, decrease, 20)).xi)
+    assert float((ends - least).max()) < decrease
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 34, 40, 48, 64, 96, 128])
+@pytest.mark.parametrize("longest", [40, 2**17, 2**20])
+def test_groups_are_of_equal_size(count: int, longest: int) -> None:
+    """But for the last, which may have one sample less for each of the others."""
+    problem = at_the_mode(1).problem
+    problem = replace(problem, log_mean=torch.zeros(1).expand(longest))
+    size = curved_at_once(count, problem).size
+    groups = -(-count // size)
+    assert size <= 32
+    assert size * groups - count < groups
 
 
 def test_single_precision_ends_near_double() -> None:

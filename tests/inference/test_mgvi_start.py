@@ -1,7 +1,8 @@
 """Fits that start from an earlier one, of the first of their data: they end where others do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from dustmap.inference import (
 )
 from dustmap.inference._state import AbstractCheckpointer
 from dustmap.inference.lognormal import _mgvi_means, _mgvi_samples
+from dustmap.inference.lognormal._lognormal_descent import Accuracy, Descent, descend_samples
+from dustmap.inference.lognormal._lognormal_energy import Iterate
 from tests.inference.checkpointers import often_interrupted, same_bits
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -169,6 +172,27 @@ def test_a_start_of_fewer_samples_gives_the_mode_and_weights_alone(
     mean, std = apart(started, scratch)
     assert mean < 1 / 6
     assert std < 0.08
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_means_of_a_start_rest_where_those_from_scratch_do(
+    dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number that the data determine, which the earlier fit has measured."""
+    data, there = sky(dim, 9, 100), model(dim, 9)
+    settings = MGVISettings(samples=32, curved=True)
+    asked = list[Accuracy]()
+
+    def watched(iterates: Sequence[Iterate], accuracy: Accuracy, *how: Any) -> list[Descent]:
+        asked.append(accuracy)
+        return descend_samples(iterates, accuracy, *how)
+
+    monkeypatch.setattr(_mgvi_means, "descend_samples", watched)
+    scratch = fit_mgvi(there, data, settings)
+    wanted = asked[-1].decrease
+    assert wanted < 0.002 * len(data)
+    fit_mgvi(there, data, settings, start=scratch.start)
+    assert asked[-1].decrease == pytest.approx(wanted)
 
 
 def test_a_start_from_itself_stays() -> None:

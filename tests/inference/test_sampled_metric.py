@@ -1,15 +1,23 @@
 """Gauss-Newton steps of means with samples, against dense algebra with all derivatives."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference.lognormal import _lognormal_descent
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import Iterate, preconditioner_at
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._sampled_metric import SampledGram, SampledTangent, sampled_steps
+from dustmap.inference.lognormal._sampled_metric import (
+    SampledGram,
+    SampledSteps,
+    SampledTangent,
+    sampled_steps,
+)
 from dustmap.linalg import unwatched
 from tests.inference.gridded import energy_gradient
 from tests.inference.test_group_scales import log_normal_model, observed
@@ -104,6 +112,19 @@ def test_nodes_that_data_see_lead_where_the_data_do(dim: int) -> None:
         torch.testing.assert_close(other, found[0], rtol=0.0, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_multipliers_of_a_step_solve_for_it_again(side: int) -> None:
+    """From the side of the data and from that of the nodes."""
+    iterates = iterates_of(both_sides(*case(2))[side], 2)
+    how = torch.full((2,), 1e-4), None, 3000
+    first = sampled_steps(iterates, *how)
+    assert int(first.cg_steps.min()) > 50
+    again = sampled_steps(iterates, *how, start=first.multipliers)
+    assert int(again.cg_steps.max()) <= 1  # rounding of the steps before is left
+    for step, other in zip(again.moves, first.moves, strict=True):
+        torch.testing.assert_close(step.xi, other.xi, rtol=0.0, atol=1e-3)
+
+
 def test_products_are_symmetric_and_taken_of_some_means_alone() -> None:
     problem = at_the_mode(2, groups=True).problem
     gram = SampledGram(SampledTangent.of(iterates_of(problem, 3)))
@@ -136,6 +157,25 @@ def test_four_steps_arrive_where_densities_are_uncertain_by_factors(seed: int) -
     whole = at.energy - end.iterate.energy
     assert whole > 500.0
     assert four.iterate.energy - end.iterate.energy < 0.005 * whole
+
+
+def test_descents_that_go_on_from_their_multipliers_take_fewer_steps_of_solvers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fifth fewer, to ends as low."""
+    accuracy = Accuracy(residual=0.1, decrease=0.1, steps=12, cg_steps=2000)
+    starts = [[uncertain(seed)] for seed in range(3)]
+
+    def cold(*how: Any) -> SampledSteps:
+        return sampled_steps(*how[:-1])
+
+    warm = [descend_samples(start, accuracy)[0] for start in starts]
+    monkeypatch.setattr(_lognormal_descent, "sampled_steps", cold)
+    other = [descend_samples(start, accuracy)[0] for start in starts]
+    spent, without = (sum(end.cg_steps for end in ends) for ends in (warm, other))
+    assert spent < 0.8 * without
+    for one, end in zip(warm, other, strict=True):
+        assert one.iterate.energy < end.iterate.energy + 1.0
 
 
 def test_the_metric_of_the_mean_response_leads_elsewhere() -> None:

@@ -43,15 +43,13 @@ class Accuracy:
     residual: of CG, root mean square over the data in units of the noise, once the data are fit;
         before, a tenth of the misfit. decrease: of the energy in a step, in nats, below which to
         stop.
-    steps: of Gauss-Newton at most. cg_steps: of CG at most in each. first: how many times larger
-        the residual of the first step is, whose multipliers the next one goes on from.
+    steps: of Gauss-Newton at most. cg_steps: of CG at most in each.
     """
 
     residual: float = 0.1
     decrease: float = 1.0
     steps: int = 10
     cg_steps: int = 200
-    first: float = 1.0
 
 
 @final
@@ -77,8 +75,7 @@ class Descent:
         """Of the next solve, per datum in units of the noise."""
         misfit = self.iterate.misfit()
         rough = ROUGH * misfit if misfit > FAR else 0.0
-        tight = accuracy.first if self.steps == 0 else self.tight
-        return tight * max(accuracy.residual, rough)
+        return self.tight * max(accuracy.residual, rough)
 
     def after(self, lower: Iterate | None, cg_steps: int) -> "Descent":
         """After a step, where it led lower."""

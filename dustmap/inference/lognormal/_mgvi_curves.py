@@ -56,11 +56,14 @@ def draws_at_once(count: int) -> AdaptiveBatch:
 
 
 def curved_at_once(count: int, problem: LogNormalProblem) -> AdaptiveBatch:
-    """On a CPU fewer of longer vectors; all at once on an accelerator."""
-    longest = max(len(problem.y), len(problem.log_mean), 1)
-    groups = max(1, round(count * longest / _NUMBERS))
-    few = min(_CURVED_TOGETHER, max(_FEWEST, -(-count // groups)))
-    size = min(count, few) if problem.y.device.type == "cpu" else count
+    """A rank's part of `count` samples: on a CPU groups of equal size, smaller where vectors are
+    longer; all at once on an accelerator."""
+    size = -(-count // problem.world.size)
+    if problem.y.device.type == "cpu":
+        longest = max(len(problem.y), len(problem.log_mean), 1)
+        in_cache = -(-size // max(1, round(size * longest / _NUMBERS)))
+        groups = -(-size // min(_CURVED_TOGETHER, max(_FEWEST, in_cache)))
+        size = -(-size // groups)
     return AdaptiveBatch("samples that are curved together", size, _ADVICE)
 
 
@@ -358,9 +361,9 @@ def _descended(
     cg_steps = torch.zeros(len(samples.z), dtype=torch.int64, device=samples.z.device)
     steps, tight = torch.zeros_like(cg_steps), torch.ones_like(samples.strain)
     active = torch.arange(len(samples.z), device=samples.z.device)
-    for taken in range(accuracy.steps):
-        here, first = samples.taken(active), accuracy.first if taken == 0 else 1.0
-        solve = _solved(here, accuracy, first * tight[active], preconditioner, progress)
+    for _ in range(accuracy.steps):
+        here = samples.taken(active)
+        solve = _solved(here, accuracy, tight[active], preconditioner, progress)
         cg_steps[active] += solve.steps
         steps[active] += 1
         here.z.copy_(solve.x)

@@ -34,10 +34,11 @@ class MGVISettings:
     tolerance : float
         Distance of the optimum, in posterior standard deviations of the hyperparameters, at which
         they rest.
-    redrawn : whether samples are drawn again at the mean that follows from them
+    redrawn : whether samples are drawn again at the mean that follows from them; the only ones of a
+        fit that another follows are rough
     prior_std : width of the log-normal priors of hyperparameters around their start
     residual : of CG per datum, in units of the noise; straight samples take twice as much, curved
-        ones four times
+        ones four times, eight times where they are drawn again, less where data determine little
     cg_steps : most steps of a solve
     padding : of a torus that replaces the prior's own, in length scales
     seed : of the draws

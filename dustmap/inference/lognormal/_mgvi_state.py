@@ -52,6 +52,7 @@ class MGVIStart:
     deviations : (S, n), of the samples from their means, all δ_s before all −δ_s
     curved : whether these follow the curvature of ρ
     pull : (N,), W^½ z of the mode's multipliers z, whose limit is Σ⁻¹ times its residuals
+    share : of the numbers that its data determined (see `FitState`)
     """
 
     torus: tuple[int, ...]
@@ -60,6 +61,7 @@ class MGVIStart:
     deviations: Tensor
     curved: bool
     pull: Tensor
+    share: float = 1.0
 
     def in_order(self, order: Tensor) -> "MGVIStart":
         """Return the same for these data in another order (N,)."""
@@ -187,6 +189,7 @@ class FitState:
             phase,
             evidence_count=settings.draws,
             widths=_FAR if start is None else _NEARER,
+            share=1.0 if start is None else start.share,
             curved=bool(settings.curved),
             weights=weights,
         )
@@ -248,6 +251,7 @@ class FitState:
             self.deviations,
             self.curved,
             mode.residuals[0] / mode.problem.noise if at_nodes else mode.problem.noise.rsqrt() * z,
+            self.share,
         )
 
     def at(self, phase: Phase, turn: int = 0) -> "FitState":
