@@ -1,7 +1,7 @@
 """Regressions that are saved, and arguments that are refused."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -65,8 +65,8 @@ def test_arguments_that_are_no_numbers_are_refused(name: str, value: object) -> 
 
 def test_saved_models_keep_kernel_and_grid_arguments(tmp_path: Path) -> None:
     X, truth, noise = wave(200, 1)
-    grid = RegularGrid((50.0,), (0.05,), (21,))
-    model = HIPGPRegressor(Matern32(0.3, 4.0, dim=1), grid=grid, noise="scale", block=(8,))
+    grid, block = RegularGrid((50.0,), (0.05,), (21,)), cast(Any, (np.int64(8),))
+    model = HIPGPRegressor(Matern32(0.3, 4.0, dim=1), grid=grid, noise="scale", block=block)
     model.fit(X, truth + noise, noise_std=np.ones(200)).save(tmp_path / "model")
     again = HIPGPRegressor.load(tmp_path / "model")
     assert again.grid == grid

@@ -86,7 +86,10 @@ def add_run(commands: _options.Commands) -> None:
 def execute_run(options: argparse.Namespace) -> int:
     with _console.preempting() as notice:
         named = _options.columns_of(options).items()
-        columns = [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
+        columns = [
+            f"data.columns.{name}={json.dumps(column, ensure_ascii=False)}"
+            for name, column in named
+        ]
         overrides = [*options.set, *columns, *_options.compute_overrides(options)]
         config = configuration.load(options.config, overrides)
         _options.use_threads(config.compute.threads)

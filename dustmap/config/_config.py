@@ -329,7 +329,7 @@ def _absolute(raw: object, directory: Path, paths: str) -> object:
 
 
 def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes it
 
 
 def parsecs(written: str) -> float:

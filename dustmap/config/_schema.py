@@ -252,7 +252,7 @@ class FitConfig:
     learn_rows: Annotated[
         int, integer(2), "hip, exact: most rows that take part in learning, drawn at random"
     ] = 500
-    seed: Annotated[int, integer(0), "of everything random: the same seed, the same run"] = 0
+    seed: Annotated[int, integer(0, 2**62), "of everything random: the same seed, the same run"] = 0
     family: Annotated[
         str,
         choice("auto", "mean-field", "low-rank", "block", "full"),

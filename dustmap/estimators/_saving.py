@@ -149,11 +149,11 @@ def _estimator(kind: type[E], content: _Json, scaling: Standardisation) -> E:
 def _write(path: Path, name: str, content: _Json, arrays: Arrays) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists already: choose another name, or remove it first")
+    text = json.dumps({"format": FORMAT, **content}, indent=1) + "\n"
     path.mkdir(parents=True, exist_ok=True)
     np.savez(path / ARRAYS, allow_pickle=False, **arrays)
     # Last: a directory without it is not a model.
-    whole = {"format": FORMAT, **content}
-    (path / name).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (path / name).write_text(text, encoding="utf-8")
 
 
 def _read(path: Path, name: str) -> tuple[_Json, dict[str, NDArray[Any]]]:
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.random.RandomState):
         return None  # a stream has no value that would reproduce the fit
     if isinstance(value, tuple | frozenset | set):
-        return {"tuple": list(value)}
+        return {"tuple": [_plain(entry) for entry in value]}
     return value.item() if isinstance(value, np.generic) else value
 
 

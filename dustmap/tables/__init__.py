@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dustmap.tables._columns import check_rows as check_rows
     from dustmap.tables._columns import number_column as number_column
     from dustmap.tables._columns import numbers_or_nan as numbers_or_nan
+    from dustmap.tables._columns import plain_label as plain_label
     from dustmap.tables._columns import raised_here as raised_here
     from dustmap.tables._columns import refuse_taken as refuse_taken
     from dustmap.tables._columns import text_column as text_column

@@ -288,16 +288,18 @@ class TextReader(_columns.AbstractReader):
                 except pa.ArrowException as error:
                     raise self._explained(error, wanted, before) from None
                 for batch in table.to_batches(max_chunksize=rows):
-                    yield {r: from_arrow(batch.column(r.name), r, wanted[r]) for r in wanted}
+                    yield {r: from_arrow(_masked(batch, r.name), r, wanted[r]) for r in wanted}
                 before += table.num_rows
 
     def _parsed(self, lines: bytes, wanted: _columns.Wanted) -> pa.Table:
         """Parse the wanted columns of whole lines."""
         if not lines.strip():
             return pa.table({ref.name: pa.array([], _ARROW[kind]) for ref, kind in wanted.items()})
+        masks = {ref.name + MASK for ref in wanted} & set(self._names)
         options = pcsv.ConvertOptions(
-            column_types={ref.name: _ARROW[kind] for ref, kind in wanted.items()},
-            include_columns=[ref.name for ref in wanted],
+            column_types={ref.name: _ARROW[kind] for ref, kind in wanted.items()}
+            | {mask: pa.bool_() for mask in masks},
+            include_columns=[*(ref.name for ref in wanted), *masks],
             null_values=_NULLS,
         )
         # Arrow's own copy: a thread of Arrow that still held an object of Python when the process

@@ -28,7 +28,7 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
 #: Words of text files for a value that is missing, in small letters.
-_MISSING = ("", "nan", "null", "na", "n/a", "none", "-", "--")
+_MISSING = ("", "nan", "null", "na", "n/a", "none", "-", "--", "<na>", "#n/a", "\\n", "masked")
 
 
 @final
@@ -203,10 +203,20 @@ def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
     return np.char.strip(raw)
 
 
+def plain_label(label: str) -> str:
+    """A label, of 1.0 the whole number: tables of text have it so beside a missing one.
+
+    >>> [plain_label(label) for label in ("1.0", "1", "DR2.0")]
+    ['1', '1', 'DR2.0']
+    """
+    return label.removesuffix(".0") if label.removesuffix(".0").isdecimal() else label
+
+
 def _labels(raw: NDArray[Any], ref: ColumnRef, none: NDArray[np.bool_]) -> NDArray[Any]:
     """Return text, or whole numbers as text; "" where there is none, such as NaN."""
     if raw.dtype.kind in "SUO":
-        labels = _text(raw, ref)
+        words, places = np.unique(_text(raw, ref), return_inverse=True)
+        labels = np.array([plain_label(str(word)) for word in words], dtype=np.str_)[places]
         none = none | np.isin(np.char.lower(labels), _MISSING)
     elif raw.dtype.kind == "f":
         none = none | ~np.isfinite(raw)

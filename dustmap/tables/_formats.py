@@ -117,7 +117,10 @@ def open_table(path: str | Path) -> AbstractReader:
                 raise UserError(f"{path}: the file is empty")
             return each.reader(path)
     if name.endswith(".zarr"):
-        raise UserError(f"{path}: a star store is no table; data.catalog takes it as it is")
+        raise UserError(
+            f"{path}: a star store is no table; a run takes one alone, as data.catalog: elsewhere "
+            "name the catalog that it was ingested from"
+        )
     remedy = ""
     if name.endswith(".tbl"):
         made = f'Table.read("{path.name}", format="ascii.ipac").write("{path.stem}.ecsv")'

@@ -83,6 +83,24 @@ def test_what_is_written_is_read_back(tmp_path: Path, ending: str) -> None:
     assert bare or whole["length"].unit == u.pc
 
 
+def test_masks_beside_values_are_read_in_text(tmp_path: Path) -> None:
+    sample().write(tmp_path / "t.ecsv", serialize_method="data_mask")
+    reader = open_table(tmp_path / "t.ecsv")
+    (chunk,) = reader.chunks(10, {ColumnRef("gap"): ColumnType.NUMBER})
+    assert np.isnan(chunk[ColumnRef("gap")]).tolist() == [False, True, False, False, False]
+
+
+def test_labels_are_alike_in_every_format(tmp_path: Path) -> None:
+    """Whole numbers beside a missing one are written with a point by pandas."""
+    (tmp_path / "t.csv").write_text("survey\n1.0\n2.0\n<NA>\nDR2.0\n")
+    ref = ColumnRef("survey")
+    (chunk,) = open_table(tmp_path / "t.csv").chunks(10, {ref: ColumnType.LABEL})
+    assert chunk[ref].tolist() == ["1", "2", "", "DR2.0"]
+    Table({"survey": np.ma.array([1, 2, 3], mask=[False, False, True])}).write(tmp_path / "t.fits")
+    (chunk,) = open_table(tmp_path / "t.fits").chunks(10, {ref: ColumnType.LABEL})
+    assert chunk[ref].tolist() == ["1", "2", ""]
+
+
 @pytest.mark.parametrize("ending", [e for e in ENDINGS if e != ".npz"])
 def test_gaps_stay_gaps(tmp_path: Path, ending: str) -> None:
     write_table(tmp_path / f"t{ending}", sample())

@@ -313,6 +313,7 @@ class Identity:
         sections = json.loads(json.dumps(asdict(config)))
         data, compute = sections["data"], sections.pop("compute")
         named = {"data.catalog": data.pop("catalog"), "data.truth": [data.pop("truth")]}
+        named["data.far_column"] = [data["far_column"]]
         if data["schema"].endswith(".toml"):
             named["data.schema"] = [data.pop("schema")]
         settings = {

@@ -13,13 +13,13 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.config import DataConfig, load
+from dustmap.config import Config, DataConfig, load
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
 from dustmap.sky import stars as star_tables
 from dustmap.sky.catalogs._binding import bind
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
-from dustmap.tables import ColumnRef, ColumnType, open_table
+from dustmap.tables import ColumnRef, ColumnType, open_table, plain_label
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
 
 def store_of(data: DataConfig) -> star_tables.StarStore | None:
     """The star store that [data] names, None for catalogs; refuses what comes too late for it."""
-    if len(data.catalog) != 1 or Path(data.catalog[0]).suffix != ".zarr":
+    if not _names_store(data):
         return None
     usual = DataConfig()
     for key in _INGESTED:
@@ -82,6 +82,21 @@ def store_of(data: DataConfig) -> star_tables.StarStore | None:
             "the catalog again with --magnitude COLUMN"
         )
     return store
+
+
+def _names_store(data: DataConfig) -> bool:
+    return len(data.catalog) == 1 and Path(data.catalog[0]).suffix == ".zarr"
+
+
+def as_ingested(config: Config, provenance: Mapping[str, Any]) -> Config:
+    """The configuration of a run, where it names a star store with what its stars were ingested
+    with (their provenance): other catalogs are read alike."""
+    data = config.data
+    if not _names_store(data):
+        return config
+    zero_point = provenance.get("parallax_zero_point_mas", data.parallax_zero_point)
+    invalid = provenance.get("invalid_rows", data.invalid)
+    return replace(config, data=replace(data, parallax_zero_point=zero_point, invalid=invalid))
 
 
 def _check_groups(store: star_tables.StarStore, column: str) -> None:
@@ -151,15 +166,19 @@ def card_for(
     data: DataConfig, path: Path, card: SchemaCard | str, with_extinctions: bool
 ) -> SchemaCard:
     """Return a card; of "" the run's own, with its names of columns, where the catalog has them, or
-    else the generic one."""
+    else the generic one. A card of the run that cannot be read is no reason to guess."""
     if isinstance(card, SchemaCard):
         return card
     if card or (data.schema == DataConfig.schema and not data.columns):
         return catalogs.card_named(card or DataConfig.schema)
     try:
         own = catalogs.card_named(data.schema, dict(data.columns))
+    except UserError as error:
+        raise UserError(f"{error}; this is the card of the run: name another by --schema") from None
+    try:
         bind(path, own, open_table(path).columns, (), with_extinctions, with_identifiers=False)
-    except UserError:
+    except UserError as error:
+        log.info("%s: columns by the card generic; that of the run: %s", path, error)
         return catalogs.card_named(DataConfig.schema)
     log.info("%s: columns as in the catalog of the run, by the card %s", path, own.name)
     return own
@@ -221,6 +240,8 @@ def places_of(
         with_extinctions=with_extinctions,
         system=system_of(data),
     )
+    if places.extinctions is not None:
+        log.info("%s: extinctions are taken as %s", path, places.extinctions.system)
     if places.missing:
         log.info("%d rows have no direction or no distance: no answers", places.missing)
     middle = float(np.median(places.distances.median))
@@ -238,8 +259,9 @@ def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
     for run in (path, path.parent):
         own, stars = run / "config.toml", run / ARCHIVE
         if own.is_file() and (run == path or stars.exists()):
-            few = open_star_store(stars).part(slice(0, 1))
-            return places_of(load(own).data, catalog, card, prior_of(few))
+            store = open_star_store(stars)
+            config = as_ingested(load(own), store.attributes.get("catalog", {}))
+            return places_of(config.data, catalog, card, prior_of(store.part(slice(0, 1))))
         if own.is_file():
             log.warning(
                 "%s is missing: parallaxes have the default prior, not that of the run", stars
@@ -278,9 +300,16 @@ def group_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def renumbered(labels: NDArray[np.str_] | Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the numbers (N,) of labels among the names of a run, -1 for others."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(str(label), UNKNOWN) for label in labels], np.int64)
+    """Return the numbers (N,) of labels among the names of a run, -1 for others, with a warning."""
+    numbers = {plain_label(name): number for number, name in enumerate(names)}
+    plain = [plain_label(str(label)) for label in labels]
+    others = sorted({*plain} - {"", *numbers})
+    if others:
+        log.warning(
+            "groups that the run does not know, such as %s, have no zero points: it has %s",
+            *(", ".join(map(repr, some[:3])) for some in (others, sorted(numbers))),
+        )
+    return np.array([numbers.get(label, UNKNOWN) for label in plain], np.int64)
 
 
 def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:

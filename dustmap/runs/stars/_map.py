@@ -410,7 +410,8 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     )
     at = _model.Hyperparameters.from_dict(directory.read_json(learned))
     config = _near_stars.with_cavity(_resolution.grid_of_run(directory, config), bool(at.cavity))
-    run = _run.assemble(config, _input.archived_stars(directory.path))
+    archived = _input.archived_stars(directory.path)
+    run = _run.assemble(_input.as_ingested(config, archived.provenance), archived)
     run = replace(run, config=_kernel.config_of_run(directory, run.config))
     arrays, added, scored = (
         directory.read_arrays(name) for name in (kept, _run.DISTANCES, _run.HELD_OUT)
@@ -427,10 +428,9 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
         return made(before.config, before.limit, observed, added).noisy
 
     run = replace(run, sight=run.sight.changed(noisy))
-    if config.engine == "lognormal" and not config.data.groups:
-        data = _engines.no_data(run.device)
-    else:
-        data = run.observed.training(_fitted(run, refitted))
+    needs_none = config.engine == "lognormal" and not config.data.groups
+    fitted = _fitted(run, refitted)
+    data = _engines.no_data(run.device) if needs_none else run.observed.training(fitted)
     fit = _engines.load_stars(run.config, data, at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, _count(directory, run, refitted))
     unseen = Predictions.of_arrays(scored) if scored else None

@@ -218,7 +218,7 @@ class _Matcher:
         if any(c.unit for c in self.columns if c.name == source.ref.name):
             return True
         of_name = by_alias[source.ref.name.lower()] != column.unit or str(column.unit) in words
-        return of_name or name in self.card.named
+        return of_name or (name in self.card.named and len(column.aliases) > 1)  # with a [unit]
 
 
 def _is_angle(unit: str) -> bool:

@@ -300,9 +300,14 @@ def _cut(place: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, 
     for name in cut.quantity.columns:
         if name not in columns:
             raise place.error(f"{name!r} is no column of this card; it has {', '.join(columns)}")
-    kind = columns[cut.quantity.columns[0]].kind
-    if ("bits_clear" in place or "bits_set" in place) and kind is not ColumnType.INTEGER:
+    kinds = {columns[name].kind for name in cut.quantity.columns}
+    kind, is_single = columns[cut.quantity.columns[0]].kind, "column" in place
+    is_whole = is_single and kind is ColumnType.INTEGER
+    if ("bits_clear" in place or "bits_set" in place) and not is_whole:
         raise place.error(f'bits are of whole numbers: {cut.quantity.text} needs type = "integer"')
+    is_compared = not is_single or not all(test.allowed for test in cut.tests)
+    if is_compared and not kinds <= {ColumnType.NUMBER, ColumnType.INTEGER}:
+        raise place.error(f"{cut.quantity.text} holds text, which only equals and one_of compare")
     texts = {isinstance(value, str) for test in cut.tests for value in test.allowed}
     if texts and texts != {kind is ColumnType.LABEL}:
         raise place.error(f"{cut.quantity.text} holds {kind.value}; compare it with nothing else")

@@ -19,6 +19,7 @@ from dustmap.sky.catalogs import _binding, _rules, _selection
 from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._selection import Counts, Selection
+from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
 from dustmap.sky.stars._distances import AbstractDistances
 from dustmap.sky.systems import ExtinctionSystem
@@ -396,8 +397,7 @@ def read_places(
     measured = has_extinctions(path, schema, reader.columns)
     extinctions = None
     if binding.extinction is not None:
-        label = reader.keyword("EXTSYS") or _selection.system_in_name(binding)
-        known = _selection.system_of_file(path, schema, label, system)
+        known = system_of_file(path, reader, schema, binding, system)
         extinctions = _extinctions(binding.extinction, values, known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
     return Places(table, l, b, distances, measured, groups, extinctions, places)

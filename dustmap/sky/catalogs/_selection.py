@@ -20,10 +20,11 @@ from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
 from dustmap.sky.catalogs._binding import Binding, bind
-from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named, unit_in_name
+from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named
 from dustmap.sky.catalogs._rules import InvalidRows, Values
+from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
-from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+from dustmap.sky.systems import ExtinctionSystem, conversion
 from dustmap.tables import AbstractReader, Chunk, ColumnType, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
@@ -228,8 +229,7 @@ class Selection:
         reader = open_table(path)
         binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
         check_frame(path, reader, binding)
-        label = reader.keyword("EXTSYS") or system_in_name(binding)
-        system = system_of_file(path, self.card, label, self._declared)
+        system = system_of_file(path, reader, self.card, binding, self._declared)
         return CatalogFile(path, reader, binding, system)
 
     def _check_files(self) -> None:
@@ -332,38 +332,6 @@ def _chunks(file: CatalogFile) -> Iterator[Chunk]:
             f'[data.columns] source_id = "{NO_COLUMN}" (of a card that asks for a column, '
             'identifiers = "row")'
         ) from None
-
-
-def system_in_name(binding: Binding) -> str:
-    """The system whose name the column of extinctions has, such as E(B-V); empty of others."""
-    source = binding.sources.get("extinction")
-    name = "" if source is None else source.ref.name
-    name, _ = unit_in_name(name) or (name, "")
-    return name if name in known_systems() else ""
-
-
-def system_of_file(
-    path: Path, card: SchemaCard, label: str, declared: ExtinctionSystem | None
-) -> ExtinctionSystem:
-    """Choose the system of a file: by its header or the name of its column (`label`), its card, or
-    else the caller."""
-    try:
-        named = system_named(label) if label else None
-    except UserError as error:
-        raise UserError(f"{path}: EXTSYS in its header: {error}") from None
-    if named and card.system and named != card.system:
-        raise UserError(
-            f"{path}: the extinctions are {named} by the file itself and {card.system} by "
-            f"the card {card.name}; use the card of this file, such as generic"
-        )
-    system = named or card.system or declared
-    if system is None:
-        raise UserError(
-            f"{path}: nothing says which extinction this is; name its system "
-            f"(data.system, --system, or EXTSYS in the file's header): "
-            f"{', '.join(known_systems())}, or custom:NAME"
-        )
-    return system
 
 
 def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:

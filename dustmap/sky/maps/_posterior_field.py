@@ -139,7 +139,7 @@ class PosteriorField(AbstractDensityField):
     def _evaluate(self, functional: AbstractFunctional, request: MapRequest, stream: int) -> Arrays:
         """Answer with the random numbers of a stream, so that slabs do not change what is drawn."""
         generator = torch.Generator()
-        generator.manual_seed((self.seed << 20) + stream)
+        generator.manual_seed(((self.seed << 20) + stream) % 2**63)
         return _field.in_chunks(
             functional, _CHUNK, request, lambda part: self._answer(part, request, generator)
         )

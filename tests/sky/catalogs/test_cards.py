@@ -169,6 +169,11 @@ def test_names_that_no_card_has(names: dict[str, str], words: str) -> None:
         ("bad = 2", "bad = -2", "bad = -2: expected a bit"),
         ('"flag", bits_clear = ["bad"]', '"flags", above = 1', "'flags' is no column of this card"),
         ('bits_clear = ["bad"]', 'equals = "0"', "holds whole numbers"),
+        (
+            '{column = "flag", bits_clear = ["bad"]}',
+            "{sum = {flag = 1}, bits_clear = [1]}",
+            "bits are of whole numbers",
+        ),
         ('title = "Mine"', 'inherits = "genric"', "inherits = 'genric': expected one of"),
         ("[constants]", "[constants", "not a TOML file"),
     ],
@@ -182,6 +187,15 @@ def test_a_wrong_card(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert message.startswith(f"card {path}")
     assert words in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("cut", ['column = "sort"', 'ratio = ["sort", "flag"]', "sum = {sort = 1}"])
+def test_cuts_compare_numbers(tmp_path: Path, cut: str) -> None:
+    column = '[columns.sort]\nnames = ["sort"]\ntype = "text"\n[constants]'
+    text = SMALL.replace("[constants]", column)
+    text = text.replace('{column = "flag", bits_clear = ["bad"]}', f"{{{cut}, above = 0}}")
+    with pytest.raises(UserError, match="holds text, which only equals and one_of compare"):
+        card_named(own(tmp_path, text))
 
 
 def test_a_card_that_is_not_there(tmp_path: Path) -> None:

@@ -217,6 +217,54 @@ def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_catalog(path, system=reddening).stars.extinction, VALUE)
 
 
+@pytest.mark.parametrize("column", ["EBV", "ebv", "E_BV"])
+def test_reddening_by_any_spelling_is_no_extinction(
+    tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    path = write(tmp_path, "csv", Table({**columns, column: VALUE, "ebv_err": np.full(N, 0.15)}))
+    stars = read_catalog(path, system=A_V).stars
+    np.testing.assert_allclose(stars.extinction, 3.1 * np.asarray(VALUE))
+    np.testing.assert_allclose(stars.extinction_error, 3.1 * 0.15)
+    assert f"column {column} is E(B-V) by its name: converted to A_V" in caplog.text
+    custom = read_catalog(path, system=system_named("custom:mine")).stars
+    np.testing.assert_allclose(custom.extinction, VALUE)
+
+
+def test_extinctions_by_name_are_those_that_the_reader_declares_among_their_kind(
+    tmp_path: Path,
+) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    values = {"av16": VALUE, "av50": np.asarray(VALUE) + 0.1, "av84": np.asarray(VALUE) + 0.2}
+    path = write(tmp_path, "csv", Table({**columns, **values}))
+    for name in ("A_V", "A0", "A_V_542"):
+        stars = read_catalog(path, system=system_named(name)).stars
+        np.testing.assert_allclose(stars.extinction, values["av50"])
+        assert stars.system.name == name
+    reddening = read_catalog(path, system=system_named("E(B-V)")).stars
+    np.testing.assert_allclose(reddening.extinction, values["av50"] / 3.1)
+
+
+@pytest.mark.parametrize(("header", "written"), [("D", "D [kpc]"), ("D [kpc]", "D")])
+def test_errors_that_are_named_without_a_unit_have_that_of_their_values(
+    tmp_path: Path, header: str, written: str
+) -> None:
+    kiloparsecs = {header: np.full(N, 0.2), "eD": np.full(N, 0.02)}
+    extinctions = {"extinction": VALUE, "extinction_error": np.full(N, 0.1)}
+    path = write(tmp_path, "csv", Table({**POSITIONS["galactic"], **kiloparsecs, **extinctions}))
+
+    def error_of(error: str) -> float:
+        card = card_named("generic", columns={"distance": written, "distance_error": error})
+        distances = read_catalog(path, card, system=A_V).stars.distances
+        assert isinstance(distances, GaussianDistances)
+        np.testing.assert_allclose(distances.distance, 200.0)
+        return float(distances.error[0])
+
+    assert error_of("eD") == pytest.approx(20.0)
+    assert error_of("eD [kpc]") == pytest.approx(20.0)
+    assert error_of("eD [pc]") == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize(
     "name",
     [

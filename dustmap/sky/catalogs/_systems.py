@@ -1,0 +1,88 @@
+"""Which extinction a file has: by its header, the name of its column, its card, or its reader."""
+
+import logging
+import math
+import re
+from pathlib import Path
+
+from dustmap.errors import UserError
+from dustmap.sky.catalogs._binding import Binding
+from dustmap.sky.catalogs._card import SchemaCard, unit_in_name
+from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+from dustmap.tables import AbstractReader
+
+log = logging.getLogger(__name__)
+
+#: Systems that differ by less than this factor are of a kind: A_V, A0 and A_G, or E(B-V) of all.
+_OF_A_KIND = 1.4
+#: The end of a name of medians: av50, av_p50, av_median.
+_MEDIAN = re.compile(r"_?(p?50|med|median)$")
+
+
+def system_of_file(
+    path: Path,
+    reader: AbstractReader,
+    card: SchemaCard,
+    binding: Binding,
+    declared: ExtinctionSystem | None,
+) -> ExtinctionSystem:
+    """Choose the system of a file: by its header or the name of its column, its card, or else the
+    caller."""
+    column = _column_of(binding)
+    label = reader.keyword("EXTSYS") or (column if column in known_systems() else "")
+    try:
+        named = system_named(label) if label else None
+    except UserError as error:
+        raise UserError(f"{path}: EXTSYS in its header: {error}") from None
+    if named and card.system and named != card.system:
+        raise UserError(
+            f"{path}: the extinctions are {named} by the file itself and {card.system} by "
+            f"the card {card.name}; use the card of this file, such as generic"
+        )
+    system = named or card.system or _by_name(path, column, declared)
+    if system is None:
+        raise UserError(
+            f"{path}: nothing says which extinction this is; name its system "
+            f"(data.system, --system, or EXTSYS in the file's header): "
+            f"{', '.join(known_systems())}, or custom:NAME"
+        )
+    return system
+
+
+def _column_of(binding: Binding) -> str:
+    """The name of the column of extinctions, without a unit; empty where there is none."""
+    names = ("extinction", "extinction_p50")
+    source = next((binding.sources[name] for name in names if name in binding.sources), None)
+    if source is None:
+        return ""
+    name, _ = unit_in_name(source.ref.name) or (source.ref.name, "")
+    return name
+
+
+def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> ExtinctionSystem | None:
+    """The declared system, but for a column whose name says another kind of extinction, such as ebv
+    where A_V is declared: what it says then. Among those of a kind, as of av, who declares knows.
+    """
+    spelled = spelled_as(column)
+    if declared is None or declared.per_a_v is None or not spelled:
+        return declared
+    own = system_named(spelled)
+    if abs(math.log(conversion(own, declared))) < math.log(_OF_A_KIND):
+        return declared
+    log.warning("%s: column %s is %s by its name: converted to %s", path, column, own, declared)
+    return own
+
+
+def spelled_as(name: str) -> str:
+    """The system that is spelled so, however its letters, or with medians; empty of others.
+
+    >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "red")]
+    ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', '']
+    """
+    spelled = {_letters(known): known for known in known_systems()}
+    plain = _letters(_MEDIAN.sub("", name.lower()))
+    return spelled.get(_letters(name)) or spelled.get(plain, "")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
