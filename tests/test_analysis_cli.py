@@ -1,5 +1,6 @@
 """dustmap clouds and compare: tables, pictures, and what is refused in one line."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from astropy.table import QTable, Table
 
-from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.cli import BAD_INPUT, DONE, _analysis, main
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance, galactic
+from dustmap.sky.agreement import MapSource
 from dustmap.sky.figures import CloudMarks
 from dustmap.sky.maps import DustMap, Quantity, write_map
 
@@ -120,6 +122,19 @@ def test_a_map_beside_itself_and_another(
     assert set(table["bin"]) == {"all", "distance", "latitude"}
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_files_of_one_published_map_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they are called on the command line; one alone has the name of its map."""
+    cube = DustMap.from_nodes(GRID, np.ones(GRID.size), None, "A_V")
+
+    def published(name: str, *_: object) -> MapSource:
+        return MapSource(name, cube)
+
+    monkeypatch.setattr("dustmap.sky.agreement.published_source", published)
+    others = ["bayestar=a.h5", "bayestar=b.h5", "leike2020=c.h5"]
+    names = [each.name for each in _analysis._sources(argparse.Namespace(others=others, system=""))]
+    assert names == ["bayestar=a.h5", "bayestar=b.h5", "leike2020"]
 
 
 def test_stars_beside_a_run_and_its_map(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy.table import Table
 
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.gp import RegularGrid
@@ -45,6 +46,41 @@ def test_a_table_of_names_keeps_its_columns(
     (tmp_path / "names.csv").write_text("name,distance_pc\nTaurus,60\n")
     assert main(["query", density, "--file", str(tmp_path / "names.csv"), "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["distance_pc"] == [60.0]
+
+
+@pytest.mark.parametrize("column", ["distance", "distance_kpc", "in_kpc"])
+def test_distances_of_a_table_of_names_are_in_its_units(
+    density: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str
+) -> None:
+    """Where a place is empty the published distance counts."""
+    names, values = ["Taurus", "Corona Australis"], np.ma.array([60.0, 0.0], mask=[False, True])
+    table = Table({"name": names, "distance" if column == "in_kpc" else column: values})
+    if column == "distance_kpc":
+        table[column] = table[column] / 1000.0
+    elif column == "in_kpc":
+        table["distance"] = table["distance"] / 1000.0
+        table["distance"].unit = "kpc"
+    table.write(tmp_path / "names.ecsv")
+    assert main(["query", density, "--file", str(tmp_path / "names.ecsv"), "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["distance_pc"] == pytest.approx([60.0, 147.0])
+    np.testing.assert_allclose(found["extinction_mean"], [0.12, 0.294], rtol=1e-5)
+
+
+def test_vectors_of_a_table_are_kept(
+    density: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table({"l": [0.0, 1.0], "b": [0.0, 1.0], "distance": [50.0, 60.0]})
+    table["est"], table["note"] = [[1.0, np.inf], [3.0, np.nan]], [1.0, np.inf]
+    table.write(tmp_path / "places.fits")
+    asked = ["query", density, "--file", str(tmp_path / "places.fits")]
+    assert main([*asked, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["est"] == [[1.0, None], [3.0, None]]
+    assert found["note"] == [1.0, None]
+    assert main(asked) == DONE
+    header, first, _ = capsys.readouterr().out.splitlines()
+    assert dict(zip(header.split(","), first.split(","), strict=True))["est_0"] == "1.0"
 
 
 def test_coordinates_count_before_names(

@@ -2,7 +2,8 @@
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,8 +155,8 @@ def execute_compare(options: argparse.Namespace) -> int:
     ours = _map_source(options, path)
     segments = _segments(options, ours.density)
     compared: list[Pairs] = []
-    for other in options.others:
-        compared += compare_maps(ours, _source(options, other), segments)
+    for source in _sources(options):
+        compared += compare_maps(ours, source, segments)
     if options.catalog is not None:
         compared.append(_stars(options, ours.density))
     table = score_table(compared)
@@ -189,6 +190,14 @@ def _files(other: str) -> list[str]:
 def _is_path(other: str) -> bool:
     looks_like_one = Path(other).suffix in (".zarr", ".fits") and "=" not in other
     return looks_like_one or Path(other).exists()
+
+
+def _sources(options: argparse.Namespace) -> "Iterator[AbstractSource]":
+    """All OTHERs; files of one published map are called as they are given."""
+    names = [other.partition("=")[0] for other in options.others]
+    for name, other in zip(names, options.others, strict=True):
+        source = _source(options, other)
+        yield replace(source, name=other) if names.count(name) > 1 else source
 
 
 def _source(options: argparse.Namespace, other: str) -> "AbstractSource":

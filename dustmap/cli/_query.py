@@ -158,14 +158,14 @@ def _answered(levels: Sequence[float]) -> list[str]:
 def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
     """Read a table with names of clouds and no coordinates; None for any other table.
 
-    Its column distance_pc, where it has one, counts before the distances of the clouds.
+    Its distances, where it has them, count before those of the clouds.
     """
     import numpy as np
 
     from dustmap.sky import Places
     from dustmap.sky.clouds import NamedPlaces
     from dustmap.sky.stars import ExactDistances
-    from dustmap.tables import number_column, open_table, read_tables, text_column
+    from dustmap.tables import in_unit, numbers_or_nan, open_table, read_tables, text_column
 
     held = {column.name.lower(): column.name for column in open_table(path).columns}
     roles = [card.columns[role] for role in _COORDINATES if role in card.columns]
@@ -175,10 +175,13 @@ def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
     table, clouds = read_tables(path), NamedPlaces.read()
     places = [clouds.place(name) for name in text_column(table, held["name"])]
     l, b, distance = np.array(places).reshape(-1, 3).T
-    if "distance_pc" in held:
-        distance = number_column(table, held["distance_pc"])
+    own = [alias for alias in card.columns["distance"].aliases if alias.ref.name.lower() in held]
+    if own:
+        name, unit = held[own[0].ref.name.lower()], own[0].unit.to_string()
+        given = in_unit(table, name, numbers_or_nan(table, name), unit) * own[0].unit.to("pc")
+        distance = np.where(np.isnan(given), distance, given)
         if not (distance > 0.0).all():
-            raise UserError(f"{path}: distance_pc: expected more than 0 pc")
+            raise UserError(f"{path}: {name}: expected more than 0 pc")
     columns = {"l": l, "b": b, "distance_pc": distance}
     table.update({name: values for name, values in columns.items() if name not in held})
     return Places(table, l, b, ExactDistances(distance), False)
@@ -266,7 +269,7 @@ def _print_table(
     from dustmap.tables import csv_text
 
     if counts is not None:
-        own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
+        own = {name: table[name] for name in table.colnames}
         return print_result({**_json(own), **counts, **_json(answers), **labels(system)}, True)
     add_answers(table, answers, system, labelled=True)
     write(csv_text(table))
@@ -274,9 +277,18 @@ def _print_table(
 
 
 def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """JSON has no NaN."""
-    lists = {name: values.tolist() for name, values in columns.items()}
-    return {name: [None if v != v else v for v in values] for name, values in lists.items()}
+    """JSON has no numbers that are not finite."""
+    return {name: _plain(values) for name, values in columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value, or those of a column, as JSON has them."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, complex):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _opened(options: argparse.Namespace) -> "StarMap | DustMap":

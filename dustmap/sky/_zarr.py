@@ -126,6 +126,13 @@ class CheckedGroup:
         """Return the attribute "units" of an array; "" where it has none."""
         return str(self._array(name).attrs.get("units", ""))
 
+    def dimensions(self, name: str) -> tuple[str, ...]:
+        """Return the names of the axes of an array; none where it has no such names."""
+        array = self._array(name)
+        named = getattr(array.metadata, "dimension_names", None)
+        named = named or array.attrs.get("_ARRAY_DIMENSIONS", ())
+        return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
+
     def read(self, name: str, index: Any) -> NDArray[Any]:
         """Read a part of an array."""
         array = self._array(name)

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.tables._arrow import csv_text as csv_text
     from dustmap.tables._columns import AbstractReader as AbstractReader
     from dustmap.tables._columns import Chunk as Chunk
     from dustmap.tables._columns import ColumnRef as ColumnRef
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from dustmap.tables._columns import FileColumn as FileColumn
     from dustmap.tables._columns import Wanted as Wanted
     from dustmap.tables._columns import check_rows as check_rows
+    from dustmap.tables._columns import in_unit as in_unit
     from dustmap.tables._columns import number_column as number_column
     from dustmap.tables._columns import numbers_or_nan as numbers_or_nan
     from dustmap.tables._columns import plain_label as plain_label
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dustmap.tables._columns import text_column as text_column
     from dustmap.tables._columns import translating as translating
     from dustmap.tables._columns import words_of_damage as words_of_damage
+    from dustmap.tables._formats import csv_text as csv_text
     from dustmap.tables._formats import open_table as open_table
     from dustmap.tables._formats import read_tables as read_tables
     from dustmap.tables._formats import table_format as table_format

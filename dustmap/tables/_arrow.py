@@ -4,7 +4,6 @@ Text is plain or gzipped, and parsed in blocks of whole lines.
 """
 
 import csv
-import io
 import math
 import re
 from collections.abc import Iterator
@@ -414,24 +413,6 @@ def _are_numbers(words: list[str]) -> bool:
     """Tell whether words are numbers, some of which may be missing."""
     there = [word for word in words if word not in _NULLS]
     return bool(there) and all(_NUMBER.fullmatch(word) for word in there)
-
-
-def csv_text(table: Table, separator: str = ",") -> str:
-    """Return the names of the columns and their values alone, one row a line.
-
-    Examples
-    --------
-    >>> csv_text(Table({"l": [10.0, 20.0], "b": [0.0, -5.0]})).splitlines()
-    ['l,b', '10.0,0.0', '20.0,-5.0']
-    """
-    text = io.StringIO()
-    table.write(text, format="ascii.csv", delimiter=separator)
-    return text.getvalue()
-
-
-def write_csv(path: Path, table: Table, separator: str = ",") -> None:
-    """Write the lines of `csv_text`."""
-    path.write_text(csv_text(table, separator), encoding="utf-8")
 
 
 def write_ecsv(path: Path, table: Table) -> None:

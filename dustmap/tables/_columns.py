@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self, cast, final
 
 import numpy as np
+from astropy import units as u
 from astropy.table import Table
 from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
@@ -256,17 +257,35 @@ def refuse_taken(table: Table, names: Iterable[str]) -> None:
         )
 
 
-def number_column(table: Table, name: str) -> NDArray[np.float64]:
-    """Return the numbers of a column (N,), all finite.
+def number_column(table: Table, name: str, unit: str = "") -> NDArray[np.float64]:
+    """Return the numbers of a column (N,), all finite; in a unit, where the column has another.
 
     Raises
     ------
     UserError
-        Where there is no such column, or a value in it that is no finite number.
+        Where there is no such column, a value in it that is no finite number, or a unit that does
+        not convert.
+
+    Examples
+    --------
+    >>> clouds = Table({"distance": [0.14]}, units={"distance": "kpc"})
+    >>> number_column(clouds, "distance", "pc")
+    array([140.])
     """
-    values = numbers_or_nan(table, name)
+    values = in_unit(table, name, numbers_or_nan(table, name), unit)
     check_rows(np.isfinite(values), name, "finite")
     return values
+
+
+def in_unit(table: Table, name: str, values: NDArray[np.float64], unit: str) -> NDArray[np.float64]:
+    """Return the values (N,) of a column in a unit, where the column has another."""
+    own = getattr(table[name], "unit", None)
+    if not unit or own is None or own == u.dimensionless_unscaled:
+        return values
+    try:
+        return np.asarray(u.Unit(own).to(unit, values), np.float64)
+    except (u.UnitConversionError, TypeError, ValueError):
+        raise UserError(f"column {name} is in {own}: expected a unit like {unit}") from None
 
 
 def numbers_or_nan(table: Table, name: str) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The formats of tables, by the endings of names: how each is read and written."""
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,47 @@ class NpzReader(AbstractReader):
         return Table(self._arrays)
 
 
+def csv_text(table: Table, separator: str = ",") -> str:
+    """Return the names of the columns and their values alone, one row a line; of vectors a column
+    for each entry.
+
+    Examples
+    --------
+    >>> csv_text(Table({"l": [10.0, 20.0], "b": [0.0, -5.0]})).splitlines()
+    ['l,b', '10.0,0.0', '20.0,-5.0']
+    >>> csv_text(Table({"est": [[1.0, 2.0]]})).splitlines()
+    ['est_0,est_1', '1.0,2.0']
+    """
+    lists = [name for name in table.colnames if _columns.holds_lists(table[name])]
+    if lists:
+        raise UserError(
+            f"columns {', '.join(lists)} hold lists that text has no place for; write a file that "
+            "ends in .parquet or .ecsv, or leave the columns out"
+        )
+    text = io.StringIO()
+    _of_single_values(table).write(text, format="ascii.csv", delimiter=separator)
+    return text.getvalue()
+
+
+def _of_single_values(table: Table) -> Table:
+    """The same table with a column for each entry of vectors; itself where it has none."""
+    if all(len(table[name].shape) == 1 for name in table.colnames):
+        return table
+    single = Table(meta=table.meta)
+    for name in table.colnames:
+        column = table[name]
+        if len(column.shape) == 1:
+            single[name] = column
+        for place in np.ndindex(column.shape[1:]) if len(column.shape) > 1 else ():
+            single["_".join(map(str, (name, *place)))] = column[(slice(None), *place)]
+    return single
+
+
+def write_csv(path: Path, table: Table, separator: str = ",") -> None:
+    """Write the lines of `csv_text`."""
+    path.write_text(csv_text(table, separator), encoding="utf-8")
+
+
 def write_npz(path: Path, table: Table) -> None:
     """Write one array a column."""
     arrays = {name: np.asarray(table[name]) for name in table.colnames}
@@ -82,7 +124,7 @@ class TableFormat:
         return name.removesuffix(".gz" if self.packed else "").endswith(self.endings)
 
 
-_write_tabs = partial(_arrow.write_csv, separator="\t")
+_write_tabs = partial(write_csv, separator="\t")
 FORMATS = (
     TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
     TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, write_hdf5),
@@ -90,7 +132,7 @@ FORMATS = (
     TableFormat(
         (".vot", ".votable", ".xml"), _fits.VotableReader, _fits.write_votable, packed=True
     ),
-    TableFormat((".csv",), _arrow.TextReader, _arrow.write_csv, packed=True, bare=True),
+    TableFormat((".csv",), _arrow.TextReader, write_csv, packed=True, bare=True),
     TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),
     TableFormat((".tsv", ".txt", ".dat"), _arrow.TextReader, _write_tabs, packed=True, bare=True),
     TableFormat((".npz",), NpzReader, write_npz, bare=True),

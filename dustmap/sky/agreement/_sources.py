@@ -107,7 +107,9 @@ class MapSource(AbstractSource):
 
         with muted_reports():  # rays leave every box
             within = np.isfinite(at(segments.edges))
-            total = segments.integrate(at, 0.5 * min(self.density.grid.spacing))
+            levels = self.density, *self.density.finer
+            finest = min(min(level.grid.spacing) for level in levels)
+            total = segments.integrate(at, 0.5 * finest)
         return np.where(within[:, :-1] & within[:, 1:], total, np.nan)
 
 

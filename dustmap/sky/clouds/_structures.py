@@ -26,7 +26,7 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.catalogs._card import card_directory
 from dustmap.sky.maps._trilinear import within
-from dustmap.tables import number_column, read_tables, text_column
+from dustmap.tables import in_unit, number_column, numbers_or_nan, read_tables, text_column
 
 Values: TypeAlias = NDArray[np.float32]
 Labels: TypeAlias = NDArray[np.int64]
@@ -256,13 +256,12 @@ class NamedPlaces:
                 f"{path}: expected the columns name, l, b and, where it is known, distance_pc, got "
                 f"{', '.join(table.colnames)}"
             )
-        l, b = (number_column(table, name) for name in ("l", "b"))
+        l, b = (number_column(table, name, "deg") for name in ("l", "b"))
         if not np.all(np.abs(b) <= 90.0):
             raise UserError(f"{path}: b: expected -90 to 90 degrees")
         distance = np.full(len(l), np.nan)
         if "distance_pc" in table.colnames:
-            column = np.ma.asarray(table["distance_pc"])
-            distance = np.asarray(np.ma.filled(column.astype(np.float64), np.nan))
+            distance = in_unit(table, "distance_pc", numbers_or_nan(table, "distance_pc"), "pc")
         return cls(text_column(table, "name"), l, b, distance)
 
 

@@ -22,7 +22,7 @@ from dustmap.sky.maps._answers import central_band, spread_of
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.maps._trilinear import distances_through
 from dustmap.sky.stars import StarTable
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, conversion
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,9 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     distance, places = _places(density.grid.lower, density.grid.upper, step, l, b)
     bands = _band(density, places, False), _band(density, places, True)
     coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None
-    return Profile(l, b, density.system, distance, *bands, coverage, *_truth(truth, places))
+    return Profile(
+        l, b, density.system, distance, *bands, coverage, *_truth(truth, places, density.system)
+    )
 
 
 def profile_of_field(
@@ -132,16 +134,19 @@ def profile_of_field(
         lowest, low, high, highest = field.percentiles(functional, (_OUTER[0], *_INNER, _OUTER[1]))
         bands.append(Band(values["mean"].astype(np.float64), low, high, (lowest, highest)))
     coverage = rho["coverage"].astype(np.float64)
-    true = _truth(truth, line)
+    true = _truth(truth, line, field.system)
     density, extinction = bands
     return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
 
 
-def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
-    """Ask the truth, where there is one, for density and extinction (K,)."""
+def _truth(
+    truth: DustMap | None, places: SkyCoord, system: ExtinctionSystem
+) -> tuple[Array | None, Array | None]:
+    """Ask the truth, where there is one, for density and extinction (K,) in a system."""
     if truth is None:
         return None, None
-    return truth.query(places), truth.query(places, integrated=True)
+    factor = conversion(truth.system, system)
+    return factor * truth.query(places), factor * truth.query(places, integrated=True)
 
 
 def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:
@@ -170,6 +175,8 @@ def _places(
     """Return distances (K,) at most `step` apart to where the line leaves a box, and its places."""
     if not abs(b) <= 90.0:
         raise UserError(f"b = {b:g}: expected -90 to 90 degrees")
+    if not np.isfinite(l):
+        raise UserError(f"l = {l:g}: expected a number of degrees")
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise UserError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "

@@ -131,7 +131,8 @@ class CloudMarks:
 
         table = read_tables(path)
         l, b, distance, radii = (
-            number_column(table, name) for name in ("l", "b", "distance", "radius")
+            number_column(table, name, unit)
+            for name, unit in (("l", "deg"), ("b", "deg"), ("distance", "pc"), ("radius", "pc"))
         )
         named = "name" in table.colnames
         names = text_column(table, "name") if named else ("",) * len(l)

@@ -2,7 +2,7 @@
 
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dustmap.errors import UserError
 from dustmap.sky.figures import _panels
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
+from dustmap.sky.systems import conversion
 
 #: Planes of a cube that are in memory at once.
 _DEPTH = 16
@@ -137,11 +139,21 @@ def mean_slice_of(density: DustMap, axis: Axis, level: float) -> Plane:
         axis=axis,
         at=(shown, shown),
         extent=_extent(density, axis),
-        mean=_plane(density, axis, index, Cube(Quantity.MEAN)),
+        mean=_of_mean(density, lambda cube: _plane(density, axis, index, cube)),
         std=None,
         coverage=_plane(density, axis, index, Cube(Quantity.COVERAGE)) if covered else None,
         truth=None,
     )
+
+
+def _of_mean(density: DustMap, taken: Callable[[Cube], Array]) -> Array:
+    """Take a plane of the mean density, or the mean of those of samples where there is none."""
+    if Quantity.MEAN in density.available:
+        return taken(Cube(Quantity.MEAN))
+    if density.n_samples == 0:
+        raise UserError(f"{density!r} has no mean and no samples to show; export one of them")
+    samples = (Cube(Quantity.SAMPLES, k) for k in range(density.n_samples))
+    return np.asarray(np.mean([taken(sample) for sample in samples], axis=0), np.float64)
 
 
 def _spread(density: DustMap, axis: Axis, index: int) -> Array | None:
@@ -161,9 +173,9 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
     The standard deviation is that of the stored samples, if there are any. Coverage is weighted by
     the density: the part of the column that the data decide on.
     """
-    mean = _integral(density, axis, (Quantity.MEAN,))
+    mean = _of_mean(density, lambda cube: _integral(density, axis, (cube.quantity,), cube.sample))
     coverage = None
-    if Quantity.COVERAGE in density.available:
+    if {Quantity.MEAN, Quantity.COVERAGE} <= set(density.available):
         weighted = _integral(density, axis, (Quantity.MEAN, Quantity.COVERAGE))
         coverage = np.divide(weighted, mean, out=np.zeros_like(mean), where=mean > 0)
     centres = density.axes()[axis.value]
@@ -213,7 +225,8 @@ def _truth(density: DustMap, axis: Axis, level: float, truth: DustMap) -> Array:
     points = np.full((len(up), len(right), 3), level)
     points[..., axis.others[0].value] = right
     points[..., axis.others[1].value] = up[:, None]
-    return truth.mean_at(points.reshape(-1, 3)).reshape(points.shape[:2])
+    factor = conversion(truth.system, density.system)
+    return factor * truth.mean_at(points.reshape(-1, 3)).reshape(points.shape[:2])
 
 
 def _weights(density: DustMap, axis: Axis) -> Array:

@@ -22,7 +22,7 @@ from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity, muted_reports
 from dustmap.sky.maps._answers import spread_of
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, conversion
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,11 @@ class Pixels:
     @classmethod
     def around(cls, l: float, b: float, radius: float, rows: int = 200) -> "Pixels":
         """Make a window that reaches `radius` degrees to every side of (l, b)."""
-        if not abs(b) <= 90.0 or not 0.0 < radius <= 45.0 or abs(b) + radius > 85.0:
+        if (
+            not (np.isfinite(l) and abs(b) <= 90.0)
+            or not 0.0 < radius <= 45.0
+            or abs(b) + radius > 85.0
+        ):
             raise UserError(
                 f"window at l = {l:g}, b = {b:g} of radius {radius:g} degrees: expected a radius "
                 "of 45 at most, with |b| + radius <= 85; near the poles take the whole sky"
@@ -222,7 +226,10 @@ def sky_image(
         std = spread_of(density, coords, integrated)
         if field is not None and not integrated:
             std = _spread_of(field, coords, np.isfinite(image.mean), device)
-        true = None if truth is None else truth.query(coords, integrated=integrated)
+        true = None
+        if truth is not None:
+            factor = conversion(truth.system, density.system)
+            true = factor * truth.query(coords, integrated=integrated)
     return replace(image, std=std, truth=true)
 
 

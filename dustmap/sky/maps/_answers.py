@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
-from dustmap.sky.maps import _cubes, _quantities, _trilinear
+from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube
-from dustmap.sky.maps._quantities import Mode, Outside, Quantity
+from dustmap.sky.maps._quantities import Mode, Outside, Quantity, dimensions_of, variable_of
 from dustmap.sky.maps._trilinear import (
     Cells,
     CubeReader,
@@ -168,21 +168,22 @@ class Answers:
         times what the interpolant of their samples (S, N, 8) has left of theirs, and that between
         voxels; and interpolated ones."""
         weights = cells.weights.astype(np.float64)
+        summed: dict[str, Any] = {"axis": -1, "where": weights > 0}  # others may be unknown
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
         centres, widths = _quantities.log_moments(corners)
-        centre, width = _quantities.log_moments((corners * weights).sum(-1))
+        centre, width = _quantities.log_moments((corners * weights).sum(**summed))
         held = self._log_variances(corners, cells)
-        known, drawn = ((v * weights).sum(-1) for v in (held, widths**2))
+        known, drawn = ((v * weights).sum(**summed) for v in (held, widths**2))
         left = np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0)
         width = np.sqrt(width**2 * left + _trilinear.variance_between(self.layout, cells))
         if mode is Mode.STD:
             mean = self._means(corners, cells)
-            here = (mean * weights).sum(-1) * np.sqrt(np.expm1(width**2))
-            return here[None], (mean * np.sqrt(np.expm1(held)) * weights).sum(-1)[None]
+            here = (mean * weights).sum(**summed) * np.sqrt(np.expm1(width**2))
+            return here[None], (mean * np.sqrt(np.expm1(held)) * weights).sum(**summed)[None]
         z = [_quantities.normal_quantile(level) for level in levels or (0.5,)]
         here = np.stack([np.exp(centre + each * width) for each in z])
-        around = [(np.exp(centres + each * np.sqrt(held)) * weights).sum(-1) for each in z]
+        around = [(np.exp(centres + each * np.sqrt(held)) * weights).sum(**summed) for each in z]
         return here, np.stack(around)
 
     def _means(self, corners: Floats, cells: Cells) -> Floats:
@@ -356,12 +357,12 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
     axes = {name: (name, at, {"units": "pc"}) for name, at in places}
     data: dict[str, Any] = {}
     for quantity in density.available:
-        described = DESCRIPTIONS[quantity]
+        described, name = DESCRIPTIONS[quantity], variable_of(quantity)
         attributes = {"units": described.unit, "long_name": described.meaning}
         values = density.cube(quantity)
         if quantity is Quantity.SAMPLES:
             values = np.stack([density.cube(quantity, k) for k in range(density.n_samples)])
-        data[_cubes.variable_of(quantity)] = _cubes.dimensions_of(quantity), values, attributes
+        data[name] = dimensions_of(quantity), values, attributes
     if density.finer:
         log.warning("cubes of the coarsest level alone: on_one_grid().to_xarray() has the finest")
     return xr.Dataset(data, axes, {"extinction_system": density.system.name})
@@ -372,8 +373,8 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
     import xarray as xr
 
     direction = directions_of(coords)
-    if len(direction) != 1:
-        raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
+    if len(direction) != 1 or not np.isfinite(direction).all():
+        raise UserError(f"coords: expected one direction, got {coords}; ask for one by one")
     grid = density.grid
     if distances is None:
         step = 0.5 * min(grid.spacing)

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps._quantities import MapRequest, Quantity
+from dustmap.sky.maps._quantities import (
+    MapRequest,
+    Quantity,
+    dimensions_of,
+    refuse_other_axes,
+    variable_of,
+)
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import words_of_damage
 
@@ -237,16 +243,6 @@ DESCRIPTIONS = {
 }
 
 
-def variable_of(quantity: Quantity) -> str:
-    """Name a quantity's array in zarr and xarray: density_mean, coverage."""
-    return "coverage" if quantity is Quantity.COVERAGE else f"density_{quantity.value}"
-
-
-def dimensions_of(quantity: Quantity) -> tuple[str, ...]:
-    """Name the axes of that array."""
-    return (*(("sample",) if quantity is Quantity.SAMPLES else ()), "z", "y", "x")
-
-
 def extension_of(cube: Cube, level: int = 0) -> str:
     """Name a cube's image in FITS, SAMPLE_01 for the first sample, MEAN_L1 of the first finer
     level."""
@@ -315,6 +311,8 @@ class FitsCubes(_FileCubes):
                 raise UserError(f"{self.path}: {first.name} has no voxels")
             for i, axis in enumerate("XYZ"):
                 _refuse_other_unit(self.path, axis, first.header.get(f"CUNIT{i + 1}", ""), u.pc)
+                named = {*str(first.header.get(f"CTYPE{i + 1}", ""))} & {*"XYZ"}
+                refuse_other_axes(self.path, first.name, tuple(named), (axis,))
             for q in quantities:
                 unit = self._image(hdus, Cube(q)).header.get("BUNIT", "")
                 _refuse_other_unit(self.path, self._name(Cube(q)), unit, DESCRIPTIONS[q].unit)
@@ -415,6 +413,8 @@ class ZarrCubes(_FileCubes):
         units = dict.fromkeys("xyz", "pc") | {variable_of(q): DESCRIPTIONS[q].unit for q in shapes}
         for name, unit in units.items():
             _refuse_other_unit(self.path, name, self._group.unit(name), unit)
+        for q, name in ((q, variable_of(q)) for q in quantities):
+            refuse_other_axes(self.path, name, self._group.dimensions(name), dimensions_of(q))
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
         widths = (self._group.attributes.get(name, "") for name in ("percentiles", "between"))
         return layout_of(self.path, shapes, samples, axes, system, *widths)

@@ -28,6 +28,7 @@ import enum
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
@@ -362,3 +363,24 @@ def add_answers(
     if labelled:
         for label, value in labels(system).items():
             table[label] = value
+
+
+def variable_of(quantity: Quantity) -> str:
+    """Name a quantity's array in zarr and xarray: density_mean, coverage."""
+    return "coverage" if quantity is Quantity.COVERAGE else f"density_{quantity.value}"
+
+
+def dimensions_of(quantity: Quantity) -> tuple[str, ...]:
+    """Name the axes of that array."""
+    return (*(("sample",) if quantity is Quantity.SAMPLES else ()), "z", "y", "x")
+
+
+def refuse_other_axes(
+    path: Path, name: str, given: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """Refuse names of axes, where they are given, in another order than those of maps."""
+    if given and given != expected:
+        raise UserError(
+            f"{path}: expected the axes {', '.join(expected)} of {name}, got {', '.join(given)}; "
+            "transpose it"
+        )

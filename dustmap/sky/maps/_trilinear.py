@@ -165,9 +165,13 @@ def trilinear(values: Values, cells: Cells) -> Values:
 
 
 def _between(low: Values, high: Values, share: Values) -> Values:
-    """Return (1 − share) · low + share · high, in place of `high`: exact at both ends."""
+    """Return (1 − share) · low + share · high, in place of `high`: exact at both ends, whatever is
+    unknown at the other."""
+    before = (1.0 - share) * low
+    np.copyto(before, 0.0, where=share == 1.0)
     high *= share
-    high += (1.0 - share) * low
+    np.copyto(high, 0.0, where=share == 0.0)
+    high += before
     return high
 
 
@@ -226,10 +230,11 @@ def chord(
 ) -> tuple[Floats, Floats]:
     """Return distances (N,) where rays from the Sun enter and leave a box; leave < enter if never.
 
-    A ray along a face is in the box, up to `slack` pc beside it.
+    A ray along a face is in the box, up to `slack` pc beside it: a component that is 0 but for
+    round-off is along a face.
     """
     lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
-    moving = direction != 0
+    moving = np.abs(direction) > 1e-12
     speed = np.where(moving, direction, 1.0)
     still = np.where((lower <= slack) & (upper >= -slack), np.inf, -np.inf)
     first, last = lower / speed, upper / speed
@@ -243,8 +248,7 @@ def distances_through(
 ) -> Floats | None:
     """Return distances (K,) at most `step` apart, but no more than 600, from the Sun or the near
     face of a box to the far one, along one unit vector (3,); None where it is never met."""
-    # A component that is 0 but for round-off is along a face, should the Sun be on one.
-    enter, leave = chord(lower, upper, np.where(np.abs(ahead) > 1e-12, ahead, 0.0)[None])
+    enter, leave = chord(lower, upper, ahead[None])
     near, far = max(float(enter[0]), 0.0), float(leave[0])
     if not far > near:
         return None
@@ -324,10 +328,16 @@ def range_of(
     least: float,
 ) -> Floats:
     """Find [from, to] in pc (N, 2) along unit vectors (N, 3) through the box of a grid, between
-    which values of places (K, 3) first are at least `least`; NaN where they never are.
+    which values of places (K, 3) first are at least `least`; NaN where they never are, as along
+    directions that are no numbers.
 
     They are looked at in steps and are linear between them.
     """
+    known = np.isfinite(directions).all(-1)
+    if not known.all():
+        ranges = np.full((len(directions), 2), np.nan)
+        ranges[known] = range_of(values, grid, step, directions[known], least)
+        return ranges
     rays, _ = within(grid, directions, np.full(len(directions), np.inf))
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)

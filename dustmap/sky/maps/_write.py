@@ -28,7 +28,7 @@ from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
 from dustmap.sky.maps._field import MEMORY, Slabs
 from dustmap.sky.maps._field import slabs as slabs_of
-from dustmap.sky.maps._quantities import Quantity
+from dustmap.sky.maps._quantities import Quantity, dimensions_of, variable_of
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def _opened(path: Path, layout: Layout) -> tuple[zarr.Group, dict[Quantity, Arra
     # them does.
     with zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.open_group(path, mode="r+")
-        return group, {q: opened_array(group, _cubes.variable_of(q)) for q in layout.quantities}
+        return group, {q: opened_array(group, variable_of(q)) for q in layout.quantities}
 
 
 def _share(planes: int, depth: int, world: AbstractWorld) -> slice:
@@ -245,9 +245,9 @@ def _create(
     chunks, shards = _tiles(layout.shape[1:])
     create_array(
         group,
-        _cubes.variable_of(quantity),
+        variable_of(quantity),
         (*layout.request.leading(quantity), *layout.shape),
-        _cubes.dimensions_of(quantity),
+        dimensions_of(quantity),
         chunks=(*sample, thickness, *chunks),
         shards=(*sample, depth, *shards),
         attributes={

@@ -1,13 +1,17 @@
 """Slices and projections as arrays: the map's own numbers, the right way round."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy.table import Table
 
 from dustmap.sky.figures import CloudMarks
+from dustmap.sky.figures._lines_of_sight import profile_of_map
 from dustmap.sky.figures._planes import Axis, projection_figure, projection_of, slice_of
-from dustmap.sky.maps import Quantity
+from dustmap.sky.figures._sky_images import Pixels, sky_image
+from dustmap.sky.maps import DustMap, Quantity
 from tests.sky.figures.clouds import GRID, cloud, posterior
 
 LEVELS = {Axis.X: 20.0, Axis.Y: 40.0, Axis.Z: 5.0}
@@ -94,6 +98,46 @@ def test_the_truth_of_the_same_voxels_is_the_map_again(axis: Axis) -> None:
     column = projection_of(density, axis, density)
     assert column.truth is not None
     np.testing.assert_allclose(column.truth, column.mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_truth_in_another_system_is_converted(axis: Axis) -> None:
+    density = posterior()
+    arrays = {Quantity.MEAN: density.mean / 3.1}
+    reddening = DustMap.from_arrays(density.grid, arrays, "E(B-V)")
+    for plane in (slice_of(density, axis, 0.0, reddening), projection_of(density, axis, reddening)):
+        assert plane.truth is not None
+        np.testing.assert_allclose(plane.truth, plane.mean, rtol=1e-5)
+    image = sky_image(density, 25.0, Pixels.around(10.0, 0.0, 5.0, 4), reddening, True)
+    line = profile_of_map(density, 10.0, 0.0, reddening)
+    for truth, mean in (
+        (image.truth, image.mean),
+        (line.true_density, line.density.mean),
+        (line.true_extinction, line.extinction.mean),
+    ):
+        assert truth is not None
+        np.testing.assert_allclose(truth, mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_map_of_samples_alone_shows_their_mean(axis: Axis) -> None:
+    whole, draws = posterior(), posterior(left_out=tuple(set(Quantity) - {Quantity.SAMPLES}))
+    assert draws.available == (Quantity.SAMPLES,)
+    slices = [slice_of(density, axis, LEVELS[axis]).mean for density in (draws, whole)]
+    columns = [projection_of(density, axis).mean for density in (draws, whole)]
+    for found, wanted in (slices, columns):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_clouds_of_a_table_are_in_its_units(tmp_path: Path) -> None:
+    table = Table({"l": [0.5], "b": [0.1], "distance": [0.14], "radius": [0.01]})
+    for name, unit in {"l": "rad", "b": "rad", "distance": "kpc", "radius": "kpc"}.items():
+        table[name].unit = unit
+    table.write(tmp_path / "clouds.ecsv")
+    marks = CloudMarks.read(tmp_path / "clouds.ecsv")
+    assert np.linalg.norm(marks.places[0]) == pytest.approx(140.0)
+    assert marks.radii[0] == pytest.approx(10.0)
+    assert np.degrees(np.arctan2(*marks.places[0, [1, 0]])) == pytest.approx(np.degrees(0.5))
 
 
 def test_what_a_map_does_not_hold_is_not_made_up() -> None:

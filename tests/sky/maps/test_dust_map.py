@@ -52,6 +52,51 @@ def test_a_map_says_what_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_voxel_beside_unknown_ones_is_known(axis: int, side: int) -> None:
+    """And so is a ray through such voxels alone."""
+    grid = RegularGrid((-40.0,) * 3, (10.0,) * 3, (9,) * 3)
+    unknown = side * grid.points().numpy()[:, axis] >= 10.0
+    samples = np.stack([np.where(unknown, np.nan, k * 1e-3) for k in (1.0, 2.0)])
+    cubes = np.stack([DustMap.from_nodes(grid, s, None, A_V).mean for s in samples])
+    density = DustMap.from_arrays(
+        grid, {Quantity.MEAN: cubes.mean(0), Quantity.SAMPLES: cubes}, A_V, positive=True
+    )
+    ahead = np.roll([0.0, 30.0, 0.0], axis)
+    assert ahead[axis] == 0.0
+    place = coordinates(ahead[None])
+    np.testing.assert_allclose(density.query(place), [1.5e-3], rtol=1e-5)
+    assert np.isfinite(density.query(place, "std")).all()
+    assert np.isfinite(density.query(place, "percentile", [16.0, 84.0])).all()
+    np.testing.assert_allclose(density.query(place, integrated=True), [0.045], rtol=1e-5)
+    beside = ahead + side * 1e-3 * np.eye(3)[axis]
+    assert np.isnan(density.query(coordinates(beside[None]))).all()
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_rays_along_a_face_are_in_the_box(side: int) -> None:
+    """Whatever rounding leaves of the other components of their directions."""
+    lower = (0.0,) * 3 if side > 0 else (-100.0,) * 3
+    grid = RegularGrid(lower, (10.0,) * 3, (11,) * 3)
+    density = DustMap.from_nodes(grid, np.full(grid.size, 1e-3), None, A_V)
+    for l, b in ((0.0, 0.0), (90.0, 0.0), (0.0, 90.0)):
+        l, b = (l, b) if side > 0 else (l + 180.0, -b)
+        place = SkyCoord(l * u.deg, b * u.deg, 50.0 * u.pc, frame="galactic")
+        for frame in ("galactic", "icrs"):
+            there = place.transform_to(frame)
+            np.testing.assert_allclose(density.query(there, integrated=True), 0.05, rtol=1e-5)
+        assert np.isfinite(density.profile(place)["extinction_mean"]).all()
+
+
+def test_directions_that_are_no_numbers_are_reliable_nowhere() -> None:
+    l, b = [30.0, np.nan] * u.deg, [5.0, 5.0] * u.deg
+    both = MAP.reliable_distances(SkyCoord(l, b, frame="galactic"))
+    alone = MAP.reliable_distances(SkyCoord(l[:1], b[:1], frame="galactic"))
+    np.testing.assert_array_equal(np.asarray(both)[0], np.asarray(alone)[0])
+    assert np.isnan(np.asarray(both)[1]).all()
+
+
 def test_linear_densities_are_exact() -> None:
     xyz = positions(200)
     wanted = xyz @ [0.1, -0.02, 0.3] + 3.0

@@ -299,6 +299,28 @@ def test_other_units_and_packed_numbers_of_zarr_are_refused(tmp_path: Path) -> N
         DustMap.open(tmp_path / "packed.zarr")
 
 
+def test_axes_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Shapes do not tell the axes of a cube apart."""
+    grid = RegularGrid((-20.0,) * 3, (10.0,) * 3, (5,) * 3)
+    nodes = grid.points().numpy()[:, 0] + 100.0
+    density = DustMap.from_nodes(grid, nodes, None, A_V)
+    write_map(tmp_path / "map.zarr", density, PROVENANCE)
+    whole = xr.open_zarr(tmp_path / "map.zarr").load().drop_encoding()
+    for version in (2, 3):
+        path = tmp_path / f"turned{version}.zarr"
+        whole.transpose("x", "y", "z").to_zarr(path, zarr_format=version, consolidated=False)
+        with pytest.raises(UserError, match=r"expected the axes z, y, x of density_mean, got x"):
+            DustMap.open(path)
+        same = tmp_path / f"same{version}.zarr"
+        whole.to_zarr(same, zarr_format=version, consolidated=False)
+        np.testing.assert_array_equal(DustMap.open(same).mean, density.mean)
+    write_map(tmp_path / "map.fits", density, PROVENANCE)
+    with fits.open(tmp_path / "map.fits", mode="update") as hdus:
+        hdus["MEAN"].header["CTYPE1"], hdus["MEAN"].header["CTYPE3"] = "Z", "X"
+    with pytest.raises(UserError, match=r"expected the axes X of MEAN, got Z"):
+        DustMap.open(tmp_path / "map.fits")
+
+
 def test_damaged_files_are_told_in_one_line(tmp_path: Path) -> None:
     write_map(tmp_path / "map.fits", cloud(0.0, 20.0, 0.0), PROVENANCE)
     whole = (tmp_path / "map.fits").read_bytes()
