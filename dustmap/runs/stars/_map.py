@@ -428,9 +428,8 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
         return made(before.config, before.limit, observed, added).noisy
 
     run = replace(run, sight=run.sight.changed(noisy))
-    needs_none = config.engine == "lognormal" and not config.data.groups
-    fitted = _fitted(run, refitted)
-    data = _engines.no_data(run.device) if needs_none else run.observed.training(fitted)
+    bare = config.engine == "lognormal" and not config.data.groups
+    data = _engines.no_data(run.device) if bare else run.observed.training(_fitted(run, refitted))
     fit = _engines.load_stars(run.config, data, at, arrays)
     made = replace(run, asked=directory.config()).provenance(fit, _count(directory, run, refitted))
     unseen = Predictions.of_arrays(scored) if scored else None
