@@ -132,6 +132,7 @@ def test_pictures_of_clouds_and_of_several(
     ("picture", "words"),
     [
         (["--slices", "z=0"], "--slices z=0: expected x, y or z=FROM:TO:STEP"),
+        (["--slices", "z=10:0:20"], "expected FROM <= TO and a STEP that makes 1 to"),
         (["--slices", "z=0:100:-5"], "a STEP that makes 1 to 36 slices, got 0"),
         (["--slices", "z=0:100:1"], "got 101"),
         (["--los", "1", "2", "3"], "--los 1 2 3: expected L and B in degrees"),

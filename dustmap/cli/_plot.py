@@ -150,7 +150,7 @@ def _slices(options: argparse.Namespace) -> "Figure":
             f"--slices {options.slices}: expected x, y or z=FROM:TO:STEP, such as z=-200:200:50"
         )
     start, end, step = map(parsecs, bounds)
-    count = 1 + int((end - start) / step + 1e-9) if step > 0 else 0
+    count = 1 + int((end - start) / step + 1e-9) if step > 0 and end >= start else 0
     if not 1 <= count <= _MOST_SLICES:
         raise UserError(
             f"--slices {options.slices}: expected FROM <= TO and a STEP that makes 1 to "

@@ -96,7 +96,7 @@ def scene_of(
     ----------
     density : the map, whose whole mean is read
     levels : of the surfaces in mag/pc; 3, 6 and 12 times the mean density if there are none
-    points : coordinates with distances by their names, each a node of the scene
+    points : coordinates with distances by their names, each place a node of the scene
     history : lines on where the map comes from
 
     Raises
@@ -113,9 +113,12 @@ def scene_of(
     >>> scene.binary[:4], [round(surface.area, -2) for surface in scene.surfaces]
     (b'glTF', [16100.0, 7700.0])
     """
-    names = list(points or {})
-    places = [positions_of(points[name].reshape(-1))[0] for name in names] if points else []
-    return scene_at(density, levels, names, np.reshape(places, (-1, 3)), history)
+    each = {name: positions_of(at.reshape(-1)) for name, at in (points or {}).items()}
+    names = [name for name, places in each.items() for _ in places]
+    places = np.concatenate([np.empty((0, 3)), *each.values()])
+    if not np.isfinite(places).all():
+        raise UserError("points: expected finite places, got some that are no numbers")
+    return scene_at(density, levels, names, places, history)
 
 
 def scene_at(

@@ -94,6 +94,17 @@ def test_vertices_are_on_the_levels_that_nodes_state() -> None:
     assert opacities == sorted(opacities)
 
 
+def test_several_places_of_a_name_are_as_many_nodes() -> None:
+    two = SkyCoord(
+        [PLACE.l.deg, 10.0] * u.deg, [PLACE.b.deg, 0.0] * u.deg, [50, 60] * u.pc, frame="galactic"
+    )
+    document, _ = parsed(scene_of(density(), LEVELS, {"pair": two}).binary)
+    assert sum("pair" in node["name"] for node in document["nodes"]) == 2
+    unknown = SkyCoord(np.nan * u.deg, 0.0 * u.deg, 50.0 * u.pc, frame="galactic")
+    with pytest.raises(UserError, match="expected finite places"):
+        scene_of(density(), LEVELS, {"nowhere": unknown})
+
+
 def test_up_is_galactic_north_and_names_are_nodes() -> None:
     document, _ = parsed(scene_of(density(), LEVELS, {"Orakel": PLACE}).binary)
     root, nodes = document["nodes"][0], {node["name"]: node for node in document["nodes"]}
