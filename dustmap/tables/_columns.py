@@ -268,8 +268,7 @@ def number_column(table: Table, name: str, unit: str = "") -> NDArray[np.float64
 
     Examples
     --------
-    >>> clouds = Table({"distance": [0.14]}, units={"distance": "kpc"})
-    >>> number_column(clouds, "distance", "pc")
+    >>> number_column(Table({"distance": [0.14]}, units={"distance": "kpc"}), "distance", "pc")
     array([140.])
     """
     values = in_unit(table, name, numbers_or_nan(table, name), unit)
@@ -278,7 +277,12 @@ def number_column(table: Table, name: str, unit: str = "") -> NDArray[np.float64
 
 
 def in_unit(table: Table, name: str, values: NDArray[np.float64], unit: str) -> NDArray[np.float64]:
-    """Return the values (N,) of a column in a unit, where the column has another."""
+    """Return the values (N,) of a column in a unit, where the column has another.
+
+    >>> clouds = Table({"distance": [0.14]}, units={"distance": "kpc"})
+    >>> in_unit(clouds, "distance", np.array([0.14]), "pc")
+    array([140.])
+    """
     own = getattr(table[name], "unit", None)
     if not unit or own is None or own == u.dimensionless_unscaled:
         return values

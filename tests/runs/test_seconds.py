@@ -50,8 +50,9 @@ def test_beams_are_timed_where_the_fit_has_them(
 
     monkeypatch.setattr(_duration, "_product_seconds", seen)
     seconds(catalog)
-    (own,) = shapes
+    own, one = shapes
     nodes = own[1]
+    assert one == (1, nodes)
     shapes.clear()
     seconds(catalog, "fit.beams=4")
     rows, expansion = shapes
