@@ -67,6 +67,15 @@ def test_distances_of_a_table_of_names_are_in_its_units(
     np.testing.assert_allclose(found["extinction_mean"], [0.12, 0.294], rtol=1e-5)
 
 
+def test_names_by_a_card_without_distances_have_the_published_ones(
+    density: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "names.csv").write_text("name\nTaurus\n")
+    asked = ["query", density, "--file", str(tmp_path / "names.csv"), "--schema", "zgr23", "--json"]
+    assert main(asked) == DONE
+    assert json.loads(capsys.readouterr().out)["distance_pc"] == [130.0]
+
+
 def test_vectors_of_a_table_are_kept(
     density: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

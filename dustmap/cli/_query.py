@@ -175,7 +175,8 @@ def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
     table, clouds = read_tables(path), NamedPlaces.read()
     places = [clouds.place(name) for name in text_column(table, held["name"])]
     l, b, distance = np.array(places).reshape(-1, 3).T
-    own = [alias for alias in card.columns["distance"].aliases if alias.ref.name.lower() in held]
+    column = card.columns.get("distance")  # of a card of parallaxes there is none
+    own = [alias for alias in column.aliases if alias.ref.name.lower() in held] if column else []
     if own:
         name, unit = held[own[0].ref.name.lower()], own[0].unit.to_string()
         given = in_unit(table, name, numbers_or_nan(table, name), unit) * own[0].unit.to("pc")
