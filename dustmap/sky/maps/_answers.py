@@ -374,9 +374,7 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
 
     direction = directions_of(coords)
     if len(direction) != 1 or not np.isfinite(direction).all():
-        raise UserError(
-            f"coords: expected one finite direction, got {len(direction)}; ask one by one"
-        )
+        raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
     grid = density.grid
     if distances is None:
         step = 0.5 * min(grid.spacing)
