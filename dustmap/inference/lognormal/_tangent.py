@@ -25,6 +25,8 @@ from dustmap.inference.lognormal._lognormal import LatentRoot
 #: Entries that G may have: of those of the rows, so that products are cheaper, and for every node,
 #: for the memory that making it takes. Among the nodes around one observer it has some 200 each.
 _ENTRIES, _PER_NODE = 0.5, 400.0
+#: Vectors laid side by side at once: of 24 a third of the time that all at once take.
+_TURNED = 4
 
 
 @final
@@ -182,12 +184,18 @@ class NodePreconditioner:
 def _side_by_side(density: Tensor, field: Tensor) -> Tensor:
     """Return ρ v (..., M), on a processor with vectors side by side as products of rows want them.
 
-    Multiplied and then turned, they would pass through memory twice.
+    Multiplied and then turned, they would pass through memory twice; more than a few at once crowd
+    each other out of cache.
     """
     if field.ndim != 2 or len(field) == 1 or field.device.type != "cpu":
         return density * field
-    columns = field.new_empty(field.shape[1], len(field))
-    return torch.mul(density.expand_as(field).mT, field.mT, out=columns).mT
+    columns, densities = field.new_empty(field.shape[1], len(field)), density.expand_as(field)
+    parts = zip(
+        densities.split(_TURNED), field.split(_TURNED), columns.split(_TURNED, 1), strict=True
+    )
+    for of_density, of_field, out in parts:
+        torch.mul(of_density.mT, of_field.mT, out=out)
+    return columns.mT
 
 
 def _column_of(information: NodeInformation) -> Tensor:
