@@ -28,8 +28,11 @@ _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
-#: Words of text files for a value that is missing, in small letters.
-_MISSING = ("", "nan", "null", "na", "n/a", "none", "-", "--", "<na>", "#n/a", "\\n", "masked")
+#: Words for a value that is missing, in small letters.
+MISSING = (
+    *("", "nan", "null", "na", "n/a", "none", "-", "--", "...", "*"),
+    *("<na>", "#n/a", "\\n", "masked"),
+)
 
 
 @final
@@ -218,7 +221,7 @@ def _labels(raw: NDArray[Any], ref: ColumnRef, none: NDArray[np.bool_]) -> NDArr
     if raw.dtype.kind in "SUO":
         words, places = np.unique(_text(raw, ref), return_inverse=True)
         labels = np.array([plain_label(str(word)) for word in words], dtype=np.str_)[places]
-        none = none | np.isin(np.char.lower(labels), _MISSING)
+        none = none | np.isin(np.char.lower(labels), MISSING)
     elif raw.dtype.kind == "f":
         none = none | ~np.isfinite(raw)
         numbers = np.where(none, 0.0, raw)
@@ -324,7 +327,7 @@ def _without_words(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind not in "SUO":
         return values
     words = np.char.strip(np.ma.filled(values, "").astype(np.str_))
-    return np.where(np.isin(np.char.lower(words), _MISSING), "nan", words)
+    return np.where(np.isin(np.char.lower(words), MISSING), "nan", words)
 
 
 def _is_number(value: object) -> bool:
