@@ -311,6 +311,9 @@ def test_regression_names_its_columns() -> None:
     resolved = read(data={**data, "inputs": ["x", "y"], "target": "z", "error": "e"})
     assert (resolved.data.inputs, resolved.data.target) == (("x", "y"), "z")
     assert "data.inputs = []: expected the names of 1 to 3 columns" in refusal(data=data)
+    for target in ("x", "log(x)", "log10(x)"):
+        known = data | {"inputs": ["x"], "target": target}
+        assert "column x stands twice in data.inputs, data.target" in refusal(data=known)
     assert "data.target is missing" in refusal(data={**data, "inputs": "x"})
 
 

@@ -14,7 +14,7 @@ from astropy.coordinates import SkyCoord
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.runs import open_star_map
-from dustmap.sky.layouts import LAYOUTS, read_gtomo
+from dustmap.sky.layouts import LAYOUTS, _formats, read_gtomo
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from tests.sky.layouts.readers import BayestarQuery, Edenhofer2023Query
 
@@ -61,6 +61,35 @@ def test_bayestar(finished: Path, field: AbstractDensityField, tmp_path: Path) -
     found = field.evaluate(LineIntegrals.from_observer(x), MEAN)["mean"] / (3.1 * 0.884)
     query = BayestarQuery(map_fname=str(path))
     np.testing.assert_allclose(query(where, mode="best"), found, rtol=1e-4)
+
+
+def test_bayestar_has_as_many_samples_as_readers_expect(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all that the run keeps: four here, of which two stand for the five of such files."""
+    monkeypatch.setattr(_formats, "_BAYESTAR_SAMPLES", 2)
+    for asked, samples in (((), 2), (("--samples", "3"), 3)):
+        path = tmp_path / f"{samples}.h5"
+        assert export(finished, "bayestar", path, "--nside", "1", *asked) == DONE
+        with h5py.File(path) as file:
+            assert file["samples"].shape[1] == samples
+
+
+@pytest.mark.parametrize(
+    ("layout", "distances"),
+    [("healpix", ["--shells", "5000"]), ("edenhofer2023", ["--distances", "5000", "6000", "3"])],
+)
+def test_no_distance_within_the_box(
+    layout: str,
+    distances: list[str],
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "map.fits"
+    assert export(finished, layout, path, "--nside", "1", *distances) == BAD_INPUT
+    assert "pc from the Sun: expected distances within it" in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.slow

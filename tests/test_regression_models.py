@@ -1,5 +1,7 @@
 """Regressions that are saved, and arguments that are refused."""
 
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -208,3 +210,15 @@ def test_names_of_columns_are_kept(tmp_path: Path) -> None:
     bare = HIPGPRegressor("matern32", engine="exact").fit(table.to_numpy(), y)
     bare.save(tmp_path / "bare")
     assert not hasattr(HIPGPRegressor.load(tmp_path / "bare"), "feature_names_in_")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_by_quadrature_are_as_exact_as_asked_and_pickled(dtype: str) -> None:
+    X, truth, noise = wave(120, 2)
+    y = truth + noise
+    fitted = HIPGPRegressor("matern32", engine="hip", whitening="ciq", family="block", dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mean = fitted.fit(X, y).predict(X[:5])
+    assert fitted.report_["advice"] == []
+    assert (pickle.loads(pickle.dumps(fitted)).predict(X[:5]) == mean).all()

@@ -165,6 +165,7 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     field, grid = finished.field(), _grid(finished, options)
     finer = finished.finer if options.box is None and options.step is None else ()
     request, provenance = _request(finished, field, options), finished.made
+    _warn_of_one_spacing(finished, grid, options)
     with progress() as shown:
         watched = WatchedField(field, f"writing {output.name}", shown)
         if options.format == SCENE:
@@ -181,15 +182,35 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
                 "quantities": [quantity.value for quantity in request.quantities],
                 "samples": request.samples,
             }
-        if options.format in BOXED and finer:
-            words = (
-                "a cube of one spacing: %g pc, the coarsest level's; --box or --step for finer ones"
-            )
-            log.warning(words, grid.spacing[0])
         asked = _layout(request, grid, options)
         writer = LAYOUT_WRITERS[options.format]
         counts = writer(output, watched, asked, provenance, options.overwrite)
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
+
+
+def _warn_of_one_spacing(
+    finished: "StarMap", grid: "RegularGrid", options: argparse.Namespace
+) -> None:
+    """Say what a cube of one spacing leaves of the levels of a run."""
+    if not finished.finer or options.format not in BOXED:
+        return
+    if options.box is None and options.step is None:
+        if options.format not in CUBES:
+            words = "the coarsest level's; --box or --step for finer ones"
+            log.warning("a cube of one spacing: %g pc, %s", grid.spacing[0], words)
+        return
+    within = (
+        level.spacing == grid.spacing
+        and all(a <= b for a, b in zip(level.lower, grid.lower, strict=True))
+        and all(a >= b for a, b in zip(level.upper, grid.upper, strict=True))
+        for level in finished.finer
+    )
+    if not any(within):
+        log.warning(
+            "one spacing, %g pc, of several levels: in the cells where one level meets another, "
+            "answers of this file are not the run's; without --box and --step it has the levels",
+            grid.spacing[0],
+        )
 
 
 def _export_map(options: argparse.Namespace) -> int:
@@ -252,6 +273,8 @@ def _request(
     export = finished.run.config.export
     most = min(export.samples, field.n_samples)
     samples = most if options.samples is None else options.samples
+    if options.format == "bayestar" and options.quantity is None and options.samples is None:
+        samples = 0  # as many as such files have
     if options.quantity is None:
         # Of files that hold samples alone or other quantities, --samples asks for the former.
         alone = options.samples and "samples" in PLACES.get(options.format, ())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def _check_data(data: DataConfig) -> None:
             f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
             'which data.kind = "regression" predicts from'
         )
-    names = [*data.inputs, data.target, data.error]
+    names = [*data.inputs, re.sub(r"^log(?:10)?\((.+)\)$", r"\1", data.target), data.error]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         raise UserError(

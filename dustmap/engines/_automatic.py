@@ -23,6 +23,7 @@ from dustmap.engines._learning import learn_from_start, most_exact
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.engines._pathwise_points import planned_points
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 
 #: Columns of a grid at most.
 MAX_GRID_DIM = 4
@@ -103,7 +104,8 @@ class AutomaticEngine(AbstractEngine):
         dense = most_exact(settings.max_memory)
         if settings.grid is not None:
             return None
-        if n <= min(dense, _QUICK) or (dim > MAX_GRID_DIM and n <= dense):
+        no_grid = dim > MAX_GRID_DIM or _is_one_place(problem.data.functional)
+        if n <= min(dense, _QUICK) or (no_grid and n <= dense):
             return EngineChoice("exact", f"{n:,} rows: dense matrices fit the memory")
         if dim > MAX_GRID_DIM:
             beyond = f"{n:,} rows are more than the {dense:,} of a dense fit"
@@ -186,3 +188,10 @@ class AutomaticEngine(AbstractEngine):
 def _reported(fit: EngineFit, choice: EngineChoice) -> EngineFit:
     """The fit with the choice in its report."""
     return replace(fit, report={**fit.report, "engine_choice": asdict(choice)})
+
+
+def _is_one_place(functional: AbstractFunctional) -> bool:
+    """Whether all rows have the same inputs, around which there is no grid."""
+    if not isinstance(functional, PointValues):
+        return False
+    return bool((functional.x == functional.x[:1]).all())

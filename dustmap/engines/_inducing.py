@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _SAMPLE, _ROUNDED = 2000, 64
 #: Steps of the solve for the mean, at most: tens to hundreds are the rule.
 _MAX_STEPS = 3000
+#: Nodes of the quadrature of K_uu^{-1/2}: its error is below the rtol of the rows up to conditions
+#: of 10¹⁰ and 10¹¹.
+_CIQ_NODES = {torch.float32: 18, torch.float64: 24}
 #: Least nugget of a Cholesky factor of K_uu.
 _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
@@ -146,7 +149,13 @@ class InducingEngine(AbstractEngine):
             )
         if plan.whitening == "ciq":
             return features.CIQFeatures(
-                kernel, grid, estimator, nugget=nugget, rows_dtype=dtype, rtol=plan.rtol
+                kernel,
+                grid,
+                estimator,
+                nugget=nugget,
+                rows_dtype=dtype,
+                rtol=plan.rtol,
+                nodes=_CIQ_NODES[dtype],
             )
         prior = GridPrior.padded(
             kernel, grid, nugget=nugget, dtype=dtype, torus_shape=plan.torus_shape

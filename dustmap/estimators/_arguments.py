@@ -66,7 +66,7 @@ def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
     refuse_units(noise_std=noise_std)
     if noise_std is None:
         return None
-    std = np.asarray(noise_std, np.float64)
+    std = np.array(noise_std, np.float64, order="C")
     if std.ndim == 0:
         std = np.full(n, float(std))
     if std.shape != (n,):

@@ -226,9 +226,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Check the arguments and scale the rows: what `fit_regression` takes."""
         _arguments.refuse_units(X=X, y=y)
         inputs, targets = validate_data(
-            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+            self, X, y, dtype=np.float64, order="C", y_numeric=True, ensure_min_samples=2
         )
-        targets = np.asarray(targets, np.float64)
+        targets = np.array(targets, np.float64, order="C")
         std = _arguments.noise_std_of(noise_std, len(targets))
         named = not isinstance(self.kernel, AbstractKernel)
         plain = plain_rows(targets) if self._is_student_t else slice(None)
@@ -254,7 +254,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
-        targets = np.asarray(y, np.float64)
+        targets = np.array(y, np.float64, order="C")
         if targets.shape != inputs.shape[:1]:
             raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
         if not np.isfinite(targets).all():
@@ -391,7 +391,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)
         _arguments.refuse_units(X=X)
-        inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
+        inputs: Array = validate_data(self, X, dtype=np.float64, order="C", reset=False)
         fitted: FittedRegression = self._regression
         return fitted, inputs
 

@@ -35,7 +35,9 @@ _ARROW = {
     ColumnType.TEXT: pa.string(),
     ColumnType.LABEL: pa.string(),
 }
-_NULLS = sorted({f(word) for word in _columns.MISSING for f in (str, str.upper, str.title)} | {"NaN"})
+_NULLS = sorted(
+    {f(word) for word in _columns.MISSING for f in (str, str.upper, str.title)} | {"NaN"}
+)
 #: What a line of units below the names begins with, as VizieR writes it.
 _UNITS = frozenset(("deg", "degree", "rad", "h", "h:m:s", '"h:m:s"', "mas", "pc", "kpc", "mag"))
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

@@ -211,3 +211,11 @@ def test_student_t_noise_of_many_rows_reports_the_engine() -> None:
     assert "too coarse" in model.report_["engine_choice"]["reason"]
     mean, std = model.predict(X[-100:], return_std=True)
     assert 0.7 < np.sqrt(np.mean(((mean - truth[-100:]) / std) ** 2)) < 1.3
+
+
+def test_rows_at_one_place_have_no_grid() -> None:
+    X = np.ones((2_100, 1))
+    y = 3.0 + np.random.default_rng(0).standard_normal(2_100)
+    fitted = HIPGPRegressor("matern32").fit(X, y)
+    assert fitted.engine_ == "exact"
+    assert abs(fitted.predict(X[:1])[0] - y.mean()) < 0.01

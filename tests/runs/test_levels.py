@@ -160,6 +160,12 @@ def test_a_cube_of_one_spacing_says_that_it_is_the_coarsest(
     assert main([*arguments, str(tmp_path / "whole.h5")]) == 0
     assert "a cube of one spacing: 10 pc, the coarsest level's" in capsys.readouterr().err
     assert main([*arguments, str(tmp_path / "fine.h5"), "--step", "5"]) == 0
+    assert "in the cells where one level meets another" in capsys.readouterr().err
+    opened = open_run(finished)
+    assert isinstance(opened, StarMap)
+    fine = opened.finer[-1]
+    inner = [f"{v}" for low_high in zip(fine.lower, fine.upper, strict=True) for v in low_high]
+    assert main([*arguments, str(tmp_path / "inner.h5"), "--box", *inner]) == 0
     assert "one spacing" not in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ FFT pair takes the place of a solve.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -178,6 +179,17 @@ class InducingGram:
         return self.build(*(p.detach() for p in self.parameters))
 
 
+def _kernel_operator(
+    profiles: Sequence[AbstractProfile],
+    nugget: float,
+    dtype: torch.dtype,
+    memory: int,
+    points: Tensor,
+    *values: Tensor,
+) -> linalg.AbstractOperator:
+    return _KernelOperator(profiles, points, values, nugget, dtype, memory)
+
+
 @final
 class _KernelOperator(linalg.AbstractSymmetric):
     """k(z_m − z_l) + ν k(0) δ_ml (M, M), a block of rows at a time and never stored.
@@ -299,7 +311,7 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
             unit = torch.zeros_like(row.detach())
             unit[0, 0] = 1.0
             lags = (row + self.nugget * kernel.variance() * unit).reshape(z.shape)
-            return InducingGram(lambda values: linalg.ToeplitzOperator(values, dtype), (lags,))
+            return InducingGram(partial(linalg.ToeplitzOperator, dtype=dtype), (lags,))
         needed = len(z) ** 2 * (dtype if self.wrapping is None else torch.float64).itemsize
         if needed <= self.memory:
             return InducingGram(linalg.DenseOperator, (self._dense_gram().to(dtype),))
@@ -311,10 +323,7 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         terms = kernel.terms()
         profiles = tuple(term.profile for term in terms)
         scalars = [value for term in terms for value in (term.variance, term.lengthscale)]
-
-        def build(points: Tensor, *values: Tensor) -> linalg.AbstractOperator:
-            return _KernelOperator(profiles, points, values, self.nugget, dtype, self.memory)
-
+        build = partial(_kernel_operator, profiles, self.nugget, dtype, self.memory)
         return InducingGram(build, (z, *scalars))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:

@@ -5,9 +5,11 @@ optimum has a closed form: S by one pass (S4) and m by conjugate gradients on Λ
 of the mean are fitted to its data, with their uncertainty.
 """
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -31,6 +33,9 @@ from dustmap.inference import _precision
 
 #: What is counted while the covariance takes them up.
 _ROWS = "rows"
+#: Error of the mean in standard deviations of the posterior that is asked for, and the most
+#: corrections.
+_ERROR, _CORRECTIONS = 0.03, 6
 
 
 @final
@@ -265,7 +270,10 @@ def solve_direct(
     """The closed-form optimum (002, S4-S5), never holding a dense M_w × M_w matrix.
 
     The mean solves Λ m = b, Λ = I + Φᵀ Σ⁻¹ Φ, b = Φᵀ Σ⁻¹ (y − m_n), by CG with the family's own
-    S as preconditioner.
+    S as preconditioner. Of data that say much, a residual r small beside b is large beside what the
+    posterior leaves open: corrections follow, of residuals that the data's own leave, until
+    (rᵀ S r)^½, the largest error of any functional in its standard deviations, is below 0.03 or
+    falls no more.
 
     Parameters
     ----------
@@ -282,18 +290,41 @@ def solve_direct(
         weights = 1.0 / model.likelihood.noise_variance(batch)
         state = one_pass_covariance(model, source, weights, progress)
         phi = source.operator()
-        target = weights * (batch.y - model.mean.values(batch.functional))
-        solve = linalg.pcg(
+        left = (batch.y - model.mean.values(batch.functional)).double()
+        solver = partial(
+            linalg.pcg,
             _precision.PrecisionOperator(phi, weights),
-            phi.rmatmul(target.to(phi.dtype)),
             preconditioner=_precision.FamilyPreconditioner(state),
             rtol=rtol,
             max_steps=max_steps,
             progress=progress,
         )
+        solve = solver(phi.rmatmul((weights * left).to(phi.dtype)))
         warn_unconverged(solve, "posterior mean")
-        state = state.with_mean(solve.x)
+        state = _corrected(state.with_mean(solve.x), phi, weights.double(), left, solver)
         return DirectSolution(state, solve, full_elbo(model, state, batch, source))
+
+
+def _corrected(
+    state: AbstractGaussian,
+    phi: linalg.AbstractOperator,
+    weights: Tensor,
+    left: Tensor,
+    solver: Callable[[Tensor], linalg.SolveResult],
+) -> AbstractGaussian:
+    """Solve for what is left of b − Λ m = Φᵀ Σ⁻¹ (left − Φ m) − m, for left (N,) = y − m_n."""
+    best, least = state, math.inf
+    for _ in range(_CORRECTIONS):
+        pull = weights * (left - phi.matmul(state.mean).double())
+        r = phi.rmatmul(pull.to(phi.dtype)) - state.mean
+        error = float((r * state.apply_covariance(r)).sum(dtype=torch.float64)) ** 0.5
+        if not error < least:
+            break
+        best, least = state, error
+        if error <= _ERROR:
+            break
+        state = state.with_mean(state.mean + solver(r).x)
+    return best
 
 
 def one_pass_covariance(
@@ -369,15 +400,18 @@ def fit_mean(
 ) -> VariationalPosterior:
     """The posterior with coefficients at their generalised-least-squares values β̂, and q at them.
 
-        β̂ = β + T z,   E ε = m + Eᵀ z,   z = Tᵀ Hᵀ Σ⁻¹ (y − H β − Φ m)
+        β̂ = β + T z,   E ε = m + Eᵀ z,   z = Tᵀ Hᵀ p + E (Φᵀ p − m),   p = Σ⁻¹ (y − H β − Φ m)
 
-    m: the mean of q = `state` at β, where Λ m = ΦᵀΣ⁻¹(y − H β).
+    m: the mean of q = `state` at β, where Λ m = ΦᵀΣ⁻¹(y − H β), so that the last term vanishes:
+    with it the error of z is the product of those of m and E.
     """
     assert isinstance(model.likelihood, GaussianLikelihood)
     H, beta = model.mean.basis(batch.functional), model.mean.coefficients().detach()
     weights = 1.0 / model.likelihood.noise_variance(batch).double()
-    left = batch.y.double() - H @ beta - source.operator().matmul(state.mean).double()
-    z = spread.directions.mT @ (H.mT @ (weights * left))
+    phi = source.operator()
+    pull = weights * (batch.y.double() - H @ beta - phi.matmul(state.mean).double())
+    r = phi.rmatmul(pull.to(phi.dtype)) - state.mean
+    z = spread.directions.mT @ (H.mT @ pull) + (spread.fields @ r).double()
     mean = model.mean.with_coefficients(beta + spread.directions @ z)
     moved = state.with_mean(state.mean + z.to(state.mean) @ spread.fields)
     return VariationalPosterior(replace(model, mean=mean), moved, spread)

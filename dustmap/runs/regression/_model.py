@@ -86,7 +86,7 @@ def read_rows(paths: Sequence[str | Path], config: Config) -> tuple[Rows, LeftOu
     """
     table, data = read_tables(*paths), config.data
     if len(table) == 0:
-        raise UserError("the table has no rows: expected at least two")
+        raise UserError(f"{', '.join(map(str, paths))}: the table has no rows")
     target, logarithm = _target(table, data.target)
     names = (*data.inputs, target, data.error) if data.error else (*data.inputs, target)
     columns = {name: numbers_or_nan(table, name) for name in names}

@@ -119,6 +119,7 @@ def write_healpix(
             "more (fit.samples), or ask for the mean"
         )
     bins = options.bins or RadialBins.of_box(field)
+    _places.refuse_beyond(field, bins)
     plans = [*_healpix_plans(field, options, bins, provenance), *_distance_tables(bins)]
     total = LayoutCounts()
     draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
@@ -240,6 +241,7 @@ def write_edenhofer2023(
     _places.refuse_sun_outside(field)
     field.check(options.request)
     bins = options.bins or RadialBins.of_box(field)
+    _places.refuse_beyond(field, bins)
     system = options.system or field.system
     factor = conversion(field.system, system)
     note = _provenance.conversion_note(field.system, system)

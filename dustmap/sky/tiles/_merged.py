@@ -34,8 +34,9 @@ from dustmap.sky.tiles._tile import AT_ONCE, Tile
 #: tile, one cube of that tile, and which voxels are known.
 WEIGHT_ARRAYS = 4
 #: Sum of influences from which on the tiles that are given know a voxel: up to half of the margin
-#: from their cones, for a ray within a cone has nodes beside it, too.
-_KNOWN = 0.5
+#: from their cones, for a ray within a cone has nodes beside it, too. Less rounding: half-way many
+#: voxels are.
+_KNOWN = 0.5 - 1e-5
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
 Offset: TypeAlias = tuple[int, ...]
@@ -167,7 +168,7 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
         more = "" if len(lacking) <= 8 else f" and {len(lacking) - 8} more"
         raise UserError(
             f"{total} of {grid.size} voxels lie in no tile given; missing: {names}{more}. Give "
-            "them too, or pass --partial for NaN there"
+            "them too, or pass --partial for NaN where no margin of a tile reaches"
         )
     return _unknown(tiles, grid) if total else 0
 
