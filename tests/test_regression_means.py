@@ -148,7 +148,9 @@ def test_single_precision_has_the_mean_of_double_precision(family: str) -> None:
         fitted = HIPGPRegressor("matern32", engine="hip", family=family, dtype=dtype)
         fits.append(fitted.fit(X[order], y[order], noise_std=std[order]))
     (double, std_there), (single, _) = (fitted.predict(at, return_std=True) for fitted in fits)
-    error = fits[0].hyperparameter_errors_["mean"][0]
+    errors = fits[0].hyperparameter_errors_
+    assert errors is not None
+    error = errors["mean"][0]
     assert abs(fits[0].mean_[0] - fits[1].mean_[0]) < 0.03 * error
     assert (np.abs(double - single) < 0.05 * std_there).all()
 

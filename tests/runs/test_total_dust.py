@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from astropy.table import Table
 from numpy.typing import NDArray
+from scipy.ndimage import convolve1d, map_coordinates
 
 from dustmap.config import load
 from dustmap.inference import LogNormalPosterior
@@ -71,23 +72,40 @@ def stars(rho: Array, count: int, seed: int) -> Table:
     return Table(columns)
 
 
+def held(rho: Array) -> tuple[Array, Array]:
+    """What nodes 20 pc apart hold of a sky: its means over the cells around them, and on cells the
+    means of the trilinear interpolant, which are all that a map on these nodes could have."""
+    corners = np.pad(rho, 1, mode="edge")
+    for axis in range(3):
+        corners = 0.5 * (
+            np.take(corners, range(corners.shape[axis] - 1), axis)
+            + np.take(corners, range(1, corners.shape[axis]), axis)
+        )
+    nodes: Array = corners[::2, ::2, ::2]
+    cells = np.meshgrid(*((np.arange(n) + 0.5) / 2.0 for n in rho.shape), indexing="ij")
+    # Cells are half as wide as nodes are apart: within them the interpolant is linear.
+    return nodes, map_coordinates(nodes, cells, order=1)
+
+
 @dataclass(frozen=True)
 class Mapped:
-    """Nodes of a map within 280 pc: true means (n,) of the voxels around them, samples (S, n), and
-    the share (n,) of the prior's variance that the data have taken."""
+    """Nodes of a map within 280 pc: true means (n,) of the voxels around them, samples (S, n) there
+    and their means over these voxels, and the share (n,) of the prior's variance that the data have
+    taken."""
 
     truth: Array
     samples: Array
+    voxels: Array
     coverage: Array
 
-    def of(self, which: NDArray[np.bool_]) -> tuple[float, float]:
+    def of(self, which: NDArray[np.bool_], voxels: bool = False) -> tuple[float, float]:
         """Their dust over the true one, and how many standard deviations it is off."""
-        total, truth = self.samples[:, which].sum(1), self.truth[which].sum()
+        samples = self.voxels if voxels else self.samples
+        total, truth = samples[:, which].sum(1), self.truth[which].sum()
         return float(total.mean() / truth), float((total.mean() - truth) / total.std())
 
 
-def mapped(folder: Path, seed: int) -> Mapped:
-    rho = turbulent(seed)
+def mapped(folder: Path, seed: int, rho: Array) -> Mapped:
     stars(rho, 2_500, seed).write(folder / "stars.fits", overwrite=True)
     (folder / "run.toml").write_text(CONFIG)
     config = load(folder / "run.toml")
@@ -102,13 +120,25 @@ def mapped(folder: Path, seed: int) -> Mapped:
     near = (np.linalg.norm(nodes, axis=-1) < 280.0) & (np.abs(nodes) < HALF - 25.0).all(-1)
     offsets = np.random.default_rng(0).uniform(-10.0, 10.0, (64, 3))
     truth: Array = np.mean([at(rho, nodes[near] + offset) for offset in offsets], axis=0)
-    samples = posterior.log_samples.exp().numpy()[:, near.ravel()]
-    return Mapped(truth, samples, posterior.explained.numpy()[near.ravel()])
+    samples = posterior.log_samples.double().exp().numpy().reshape(-1, *grid.shape)
+    voxels = samples
+    for axis in (1, 2, 3):  # The interpolant, integrated from half-way to half-way between nodes.
+        voxels = convolve1d(voxels, np.array([1.0, 6.0, 1.0]) / 8.0, axis)
+    coverage = posterior.explained.numpy()[near.ravel()]
+    return Mapped(truth, samples[:, near], voxels[:, near], coverage)
 
 
 @pytest.fixture(scope="module")
 def maps(tmp_path_factory: pytest.TempPathFactory) -> list[Mapped]:
-    return [mapped(tmp_path_factory.mktemp(f"sky{seed}"), seed) for seed in range(4)]
+    return [
+        mapped(tmp_path_factory.mktemp(f"sky{seed}"), seed, turbulent(seed)) for seed in range(4)
+    ]
+
+
+@pytest.fixture(scope="module")
+def maps_of_held_skies(tmp_path_factory: pytest.TempPathFactory) -> list[Mapped]:
+    skies = [(seed, held(turbulent(seed))[1]) for seed in range(4)]
+    return [mapped(tmp_path_factory.mktemp(f"held{seed}"), seed, rho) for seed, rho in skies]
 
 
 @pytest.mark.slow
@@ -122,21 +152,38 @@ def test_maps_of_turbulent_skies_have_the_dust_that_is_there(maps: list[Mapped])
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="which node of a sight line has its dust no star between them says: the posterior has a "
-    "mode for each, of which two means follow two",
-)
-def test_nodes_that_the_data_know_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
-    """Ratios are 1.5, 1.3, 1.6, 1.9, and scores 4 to 7; of samples around one mean they were 2.3,
-    1.9, 2.4, 2.2, and 10 to 16."""
-    scores = [sky.of(sky.coverage > 0.5)[1] for sky in maps]
-    assert np.abs(scores).max() < 3.0
+def test_nodes_that_the_data_know_have_the_dust_that_is_there(
+    maps_of_held_skies: list[Mapped],
+) -> None:
+    """Of skies that the nodes can hold: of 500 to 1,700 nodes 1.00, 1.01, 0.95, 1.02 times."""
+    known = [sky.coverage > 0.5 for sky in maps_of_held_skies]
+    assert min(which.sum() for which in known) > 300
+    found = [sky.of(which) for sky, which in zip(maps_of_held_skies, known, strict=True)]
+    ratios, scores = np.transpose(found)
+    assert np.abs(ratios - 1.0).max() < 0.06
+    assert np.abs(scores).max() < 2.5
 
 
 @pytest.mark.slow
-def test_nodes_that_the_data_know_are_not_twice_too_dense(maps: list[Mapped]) -> None:
-    """As they were of samples around one mean."""
-    ratios, scores = np.transpose([sky.of(sky.coverage > 0.5) for sky in maps])
-    assert ratios.max() < 2.0
-    assert np.abs(scores).max() < 8.0
+def test_voxels_say_more_of_a_rough_sky_than_nodes(maps: list[Mapped]) -> None:
+    """Correlations with the truth are 0.57 to 0.72 of nodes, and 0.64 to 0.78 of the means over the
+    voxels around them; the densest of them have 1.3 to 1.9 and 1.0 to 1.3 times the true dust."""
+    for sky in maps:
+        known = sky.coverage > 0.5
+        nodes, voxels = (
+            np.corrcoef(samples.mean(0), sky.truth)[0, 1] for samples in (sky.samples, sky.voxels)
+        )
+        assert voxels > nodes + 0.03
+        assert sky.of(known)[0] < 2.0
+        assert sky.of(known, voxels=True)[0] < 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="nodes make up for structure between them that they cannot hold, in noise that is taken "
+    "for white: of one sky of four 1.3 times the dust, six standard deviations",
+)
+def test_known_voxels_of_a_rough_sky_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
+    scores = [sky.of(sky.coverage > 0.5, voxels=True)[1] for sky in maps]
+    assert np.abs(scores).max() < 3.0

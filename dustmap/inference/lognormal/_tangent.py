@@ -190,11 +190,11 @@ def _side_by_side(density: Tensor, field: Tensor) -> Tensor:
     if field.ndim != 2 or len(field) == 1 or field.device.type != "cpu":
         return density * field
     columns, densities = field.new_empty(field.shape[1], len(field)), density.expand_as(field)
-    parts = zip(
-        densities.split(_TURNED), field.split(_TURNED), columns.split(_TURNED, 1), strict=True
-    )
-    for of_density, of_field, out in parts:
-        torch.mul(of_density.mT, of_field.mT, out=out)
+    for start, out in zip(
+        range(0, len(field), _TURNED), torch.split(columns, _TURNED, dim=1), strict=True
+    ):
+        few = slice(start, start + _TURNED)
+        torch.mul(densities[few].mT, field[few].mT, out=out)
     return columns.mT
 
 

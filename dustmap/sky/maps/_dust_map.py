@@ -16,7 +16,7 @@ from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
 from dustmap.sky.maps._answers import Answers, cubes_of, profile_of, sky_of
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
-from dustmap.sky.maps._trilinear import within_box
+from dustmap.sky.maps._trilinear import over_voxels, within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 if TYPE_CHECKING:
@@ -120,6 +120,12 @@ class DustMap:
             cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
         between = self.cubes.finer[-1].layout.between
         return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive, between)
+
+    def over_voxels(self) -> "DustMap":
+        """Return the means over its voxels on one grid, in memory, with samples' std and others."""
+        whole, positive = self.on_one_grid(), self.layout.positive
+        means = over_voxels(whole._answers.reader)
+        return DustMap.from_arrays(whole.grid, means, self.system, positive)
 
     def __repr__(self) -> str:
         """Box, spacing, system, quantities and samples."""

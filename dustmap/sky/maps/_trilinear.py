@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.gp import RegularGrid
 from dustmap.gp._grid import EDGE_SLACK
 from dustmap.sky.maps._cubes import OFFSETS, AbstractCubes, Box, Cube, Layout
+from dustmap.sky.maps._quantities import PERCENTILES, Quantity, percentiles, standard_deviation
 
 Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = NDArray[np.float32]
@@ -140,6 +141,53 @@ class CubeReader:
 
     def _read(self, cube: Cube, box: Box) -> Values:
         return np.ascontiguousarray(self.cubes.read(cube, box), np.float32)
+
+
+def voxel_means(values: Values) -> Values:
+    """Return means over the voxels around the nodes of values (..., z, y, x), trilinear between:
+
+        ∫ f over half a step to either side = (f_{i−1} + 6 f_i + f_{i+1}) / 8 along each axis,
+
+    and over the half within the box, (3 f_0 + f_1) / 4, at its faces.
+
+    Examples
+    --------
+    >>> values = np.zeros((3, 1, 1), np.float32)
+    >>> values[1] = 8.0
+    >>> voxel_means(values).ravel()
+    array([2., 6., 2.], dtype=float32)
+    """
+    for axis in (-1, -2, -3):
+        along = np.moveaxis(values, axis, 0)
+        if len(along) > 1:
+            around = np.concatenate([along[1:2], along, along[-2:-1]])
+            along = 0.75 * along + 0.125 * (around[:-2] + around[2:])
+        values = np.moveaxis(along, 0, axis)
+    return values
+
+
+def over_voxels(reader: CubeReader) -> dict[Quantity, Values]:
+    """Return what a map says of means over voxels: their mean, their coverage as it is, and of two
+    samples at least, themselves and the other quantities."""
+    layout, positive = reader.cubes.layout, reader.cubes.layout.positive
+    means: dict[Quantity, Values] = {}
+    if Quantity.MEAN in layout.quantities:
+        means[Quantity.MEAN] = voxel_means(reader.whole(Cube(Quantity.MEAN)))
+    if Quantity.COVERAGE in layout.quantities:
+        means[Quantity.COVERAGE] = reader.whole(Cube(Quantity.COVERAGE))
+    if layout.samples < 2:
+        return means
+    draws = np.stack(
+        [voxel_means(reader.whole(Cube(Quantity.SAMPLES, k))) for k in range(layout.samples)]
+    )
+    asked = [q for q in PERCENTILES if q in layout.quantities]
+    if Quantity.STD in layout.quantities:
+        means[Quantity.STD] = standard_deviation(draws, positive)  # type: ignore[type-var]
+    if asked:
+        levels = [PERCENTILES[q] for q in asked]
+        values = percentiles(draws, levels, positive)  # type: ignore[type-var]
+        means |= dict(zip(asked, values, strict=True))
+    return means | {Quantity.SAMPLES: draws}
 
 
 def _in_chunks(values: Values, cells: Cells, take: Take) -> Values:
