@@ -187,7 +187,7 @@ def _side_by_side(density: Tensor, field: Tensor) -> Tensor:
     Multiplied and then turned, they would pass through memory twice; more than a few at once crowd
     each other out of cache.
     """
-    if field.ndim != 2 or len(field) == 1 or field.device.type != "cpu":
+    if field.ndim != 2 or len(field) <= 1 or field.device.type != "cpu":
         return density * field
     columns, densities = field.new_empty(field.shape[1], len(field)), density.expand_as(field)
     for start, out in zip(
