@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Data whose residual variance stands for that of all, and whose rounding does.
 _SAMPLE, _ROUNDED = 2000, 64
+#: Error of the posterior mean, in its standard deviations, that is worth a word.
+_LARGE_ERROR = 0.1
 #: Steps of the solve for the mean, at most: tens to hundreds are the rule.
 _MAX_STEPS = 3000
 #: Nodes of the quadrature of K_uu^{-1/2}: its error is below the rtol of the rows up to conditions
@@ -209,12 +211,18 @@ class InducingEngine(AbstractEngine):
                 f'whitening="torus"'
             )
         advice += [] if solve.converged else [solve.message()]
+        if solution.error > _LARGE_ERROR:
+            advice.append(
+                f"the posterior mean is off by some {solution.error:.2g} standard deviations, by "
+                f'rounding in {plan.dtype}: use dtype="float64"'
+            )
         report = {
             "rows": asdict(solves),
             "solve": {
                 "status": solve.worst.name.lower(),
                 "steps": int(solve.steps.max()),
                 "residual": float(solve.residuals.max()),
+                "error": solution.error,
             },
             "residual_ratio": ratio,
             "advice": advice,
