@@ -164,3 +164,6 @@ def test_rows_in_the_opposite_order_of_memory(engine: str) -> None:
     model = HIPGPRegressor("matern32", engine=engine, learn=("mean",))
     turned = model.fit(X[::-1], y[::-1], noise_std=std).predict(at[::-1])
     np.testing.assert_allclose(turned[::-1], mean, rtol=1e-5)
+    column = X[:, :1]
+    alone = model.fit(column[:, ::-1], y, noise_std=std)
+    assert np.isfinite(alone.predict(column[:, ::-1])).all()

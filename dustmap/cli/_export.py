@@ -192,25 +192,30 @@ def _warn_of_one_spacing(
     finished: "StarMap", grid: "RegularGrid", options: argparse.Namespace
 ) -> None:
     """Say what a cube of one spacing leaves of the levels of a run."""
-    if not finished.finer or options.format not in BOXED:
+    if not finished.finer or options.format not in BOXED or options.format == SCENE:
         return
     if options.box is None and options.step is None:
         if options.format not in CUBES:
             words = "the coarsest level's; --box or --step for finer ones"
             log.warning("a cube of one spacing: %g pc, %s", grid.spacing[0], words)
-        return
-    within = (
-        level.spacing == grid.spacing
-        and all(a <= b for a, b in zip(level.lower, grid.lower, strict=True))
-        and all(a >= b for a, b in zip(level.upper, grid.upper, strict=True))
-        for level in finished.finer
-    )
-    if not any(within):
+    elif not _is_within_one_level(grid, (finished.run.grid, *finished.finer)):
         log.warning(
             "one spacing, %g pc, of several levels: in the cells where one level meets another, "
-            "answers of this file are not the run's; without --box and --step it has the levels",
+            "answers of this file are not the run's",
             grid.spacing[0],
         )
+
+
+def _is_within_one_level(grid: "RegularGrid", levels: "Sequence[RegularGrid]") -> bool:
+    """Whether the finest level that a box meets, of levels from the coarsest on, has its spacing
+    and all of it."""
+
+    def sides(level: "RegularGrid") -> list[tuple[float, float, float, float]]:
+        return list(zip(level.lower, grid.lower, grid.upper, level.upper, strict=True))
+
+    finest = [level for level in levels if all(a < d and c < b for a, c, d, b in sides(level))][-1]
+    whole = all(a <= c and d <= b for a, c, d, b in sides(finest))
+    return whole and finest.spacing == grid.spacing
 
 
 def _export_map(options: argparse.Namespace) -> int:

@@ -90,9 +90,8 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Learn latent functions from X (N, D) and labels y (N,) of any type."""
         _arguments.refuse_units(X=X, y=y)
         _arguments.refuse_missing("y", np.asarray(y, object))
-        inputs, labels = validate_data(
-            self, X, y, dtype=np.float64, order="C", ensure_min_samples=2
-        )
+        inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        inputs = np.array(inputs, np.float64, order="C")
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
@@ -168,5 +167,6 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _log_odds(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
         _arguments.refuse_units(X=X)
-        inputs: Array = validate_data(self, X, dtype=np.float64, order="C", reset=False)
+        checked = validate_data(self, X, dtype=np.float64, reset=False)
+        inputs: Array = np.array(checked, np.float64, order="C")
         return self._classification.log_odds(inputs)

@@ -226,9 +226,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Check the arguments and scale the rows: what `fit_regression` takes."""
         _arguments.refuse_units(X=X, y=y)
         inputs, targets = validate_data(
-            self, X, y, dtype=np.float64, order="C", y_numeric=True, ensure_min_samples=2
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
-        targets = np.array(targets, np.float64, order="C")
+        # Torch takes no arrays that run backwards in memory.
+        inputs, targets = (np.array(values, np.float64, order="C") for values in (inputs, targets))
         std = _arguments.noise_std_of(noise_std, len(targets))
         named = not isinstance(self.kernel, AbstractKernel)
         plain = plain_rows(targets) if self._is_student_t else slice(None)
@@ -391,7 +392,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)
         _arguments.refuse_units(X=X)
-        inputs: Array = validate_data(self, X, dtype=np.float64, order="C", reset=False)
+        checked = validate_data(self, X, dtype=np.float64, reset=False)
+        inputs: Array = np.array(checked, np.float64, order="C")
         fitted: FittedRegression = self._regression
         return fitted, inputs
 

@@ -167,6 +167,9 @@ def test_a_cube_of_one_spacing_says_that_it_is_the_coarsest(
     inner = [f"{v}" for low_high in zip(fine.lower, fine.upper, strict=True) for v in low_high]
     assert main([*arguments, str(tmp_path / "inner.h5"), "--box", *inner]) == 0
     assert "one spacing" not in capsys.readouterr().err
+    scene = ["--format", "glb", "--iso", "0.001", "--output", str(tmp_path / "dust.glb")]
+    assert main(["export", str(finished), *scene]) == 0
+    assert "one spacing" not in capsys.readouterr().err
 
 
 def test_a_scene_has_the_finest_density(

@@ -189,8 +189,8 @@ def refuse_beyond(field: AbstractDensityField, bins: "RadialBins | Shells") -> N
     nearest = float(bins.centres[0])
     if nearest > corner:
         raise UserError(
-            f"the nearest distance is {nearest:g} pc and the box ends {corner:.5g} pc from the Sun:"
-            " expected distances within it"
+            f"the first shell or bin is at {nearest:.5g} pc and the box ends {corner:.5g} pc from "
+            "the Sun: expected distances within it"
         )
 
 

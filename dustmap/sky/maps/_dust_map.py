@@ -122,7 +122,7 @@ class DustMap:
         return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive, between)
 
     def over_voxels(self) -> "DustMap":
-        """Return the means over its voxels on one grid, in memory, with samples' std and others."""
+        """Return means over voxels, of the finest level, with std and others of samples alone."""
         whole, positive = self.on_one_grid(), self.layout.positive
         means = over_voxels(whole._answers.reader)
         return DustMap.from_arrays(whole.grid, means, self.system, positive)

@@ -168,7 +168,7 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
         more = "" if len(lacking) <= 8 else f" and {len(lacking) - 8} more"
         raise UserError(
             f"{total} of {grid.size} voxels lie in no tile given; missing: {names}{more}. Give "
-            "them too, or pass --partial for NaN where no margin of a tile reaches"
+            "them too, or pass --partial for NaN beyond half of a tile's margin"
         )
     return _unknown(tiles, grid) if total else 0
 
