@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,12 +210,16 @@ def _is_within_one_level(grid: "RegularGrid", levels: "Sequence[RegularGrid]") -
     """Whether the finest level that a box meets, of levels from the coarsest on, has its spacing
     and all of it."""
 
-    def sides(level: "RegularGrid") -> list[tuple[float, float, float, float]]:
-        return list(zip(level.lower, grid.lower, grid.upper, level.upper, strict=True))
+    def faces(level: "RegularGrid") -> Iterator[tuple[float, float, float, float]]:
+        return zip(level.lower, grid.lower, grid.upper, level.upper, strict=True)
 
-    finest = [level for level in levels if all(a < d and c < b for a, c, d, b in sides(level))][-1]
-    whole = all(a <= c and d <= b for a, c, d, b in sides(finest))
-    return whole and finest.spacing == grid.spacing
+    met = [
+        level
+        for level in levels
+        if all(start < last and first < end for start, first, last, end in faces(level))
+    ]
+    inside = all(start <= first and last <= end for start, first, last, end in faces(met[-1]))
+    return inside and met[-1].spacing == grid.spacing
 
 
 def _export_map(options: argparse.Namespace) -> int:

@@ -211,11 +211,7 @@ class InducingEngine(AbstractEngine):
                 f'whitening="torus"'
             )
         advice += [] if solve.converged else [solve.message()]
-        if solution.error > _LARGE_ERROR:
-            advice.append(
-                f"the posterior mean is off by some {solution.error:.2g} standard deviations, by "
-                f'rounding in {plan.dtype}: use dtype="float64"'
-            )
+        advice += _error_advice(solution.error, plan.dtype)
         report = {
             "rows": asdict(solves),
             "solve": {
@@ -341,6 +337,17 @@ def variational_posterior(
     q = model.family.posterior(tensors["mean"], tensors["statistics"])
     spread = inference.CoefficientSpread.of_tensors(tensors)
     return VariationalPosterior(model, q, spread)
+
+
+def _error_advice(error: float, dtype: torch.dtype) -> list[str]:
+    """Return advice where rounding keeps the posterior mean from its solution."""
+    if error <= _LARGE_ERROR:
+        return []
+    what_to_do = ': use dtype="float64"' if dtype == torch.float32 else ""
+    return [
+        f"the posterior mean is off by some {error:.2g} standard deviations, by rounding"
+        f"{what_to_do}"
+    ]
 
 
 def make_family(plan: InducingPlan) -> families.AbstractFamily:

@@ -53,12 +53,16 @@ def refuse_units(**arguments: ArrayLike | None) -> None:
 
 def refuse_missing(name: str, values: NDArray[Any]) -> None:
     """Refuse None among labels, which neither sort nor make a class."""
-    missing = np.flatnonzero([value is None for value in values])
-    if len(missing) > 0:
+    if missing := [row for row, value in enumerate(values) if value is None]:
         raise UserError(
             f"{name} is None in {len(missing)} of {len(values)} rows (first in row {missing[0]}, "
             "counted from 0): leave those rows out"
         )
+
+
+def forwards(values: ArrayLike) -> Array:
+    """A copy that runs forwards in memory: torch takes no array that runs backwards, as X[::-1]."""
+    return np.array(values, np.float64, order="C")
 
 
 def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
@@ -66,7 +70,7 @@ def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
     refuse_units(noise_std=noise_std)
     if noise_std is None:
         return None
-    std = np.array(noise_std, np.float64, order="C")
+    std = forwards(noise_std)
     if std.ndim == 0:
         std = np.full(n, float(std))
     if std.shape != (n,):
@@ -125,7 +129,7 @@ def inducing_settings(
         rank=at_least(0, "rank", asked),
         whitening=one_of("whitening", asked["whitening"], engines.WHITENINGS),
         padding=float(padding),
-        dtype=_dtype(asked),
+        dtype=DTYPES[one_of("dtype", asked["dtype"], tuple(DTYPES))],
         max_memory=int(max_memory),
         grid=grid,
     )
@@ -152,7 +156,7 @@ def free_point_settings(
         learning_rate=rate,
         patience=None if asked["patience"] is None else at_least(1, "patience", asked),
         learn_points="inducing" in learned_names(asked["learn"]),
-        dtype=_dtype(asked),
+        dtype=DTYPES[one_of("dtype", asked["dtype"], tuple(DTYPES))],
         max_memory=at_least(1, "max_memory", asked),
         seed=seed,
         max_steps=max_steps,
@@ -173,11 +177,6 @@ def _real(value: Any) -> float:
         return math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def _dtype(asked: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of that name."""
-    return DTYPES[one_of("dtype", asked["dtype"], tuple(DTYPES))]
 
 
 def _auto_or_count(name: str, asked: Mapping[str, Any]) -> int | None:

@@ -91,7 +91,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _arguments.refuse_units(X=X, y=y)
         _arguments.refuse_missing("y", np.asarray(y, object))
         inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        inputs = np.array(inputs, np.float64, order="C")
+        inputs = _arguments.forwards(inputs)
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
@@ -167,6 +167,5 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _log_odds(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
         _arguments.refuse_units(X=X)
-        checked = validate_data(self, X, dtype=np.float64, reset=False)
-        inputs: Array = np.array(checked, np.float64, order="C")
+        inputs = _arguments.forwards(validate_data(self, X, dtype=np.float64, reset=False))
         return self._classification.log_odds(inputs)

@@ -228,8 +228,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inputs, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
-        # Torch takes no arrays that run backwards in memory.
-        inputs, targets = (np.array(values, np.float64, order="C") for values in (inputs, targets))
+        inputs, targets = _arguments.forwards(inputs), _arguments.forwards(targets)
         std = _arguments.noise_std_of(noise_std, len(targets))
         named = not isinstance(self.kernel, AbstractKernel)
         plain = plain_rows(targets) if self._is_student_t else slice(None)
@@ -255,7 +254,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
-        targets = np.array(y, np.float64, order="C")
+        targets = _arguments.forwards(y)
         if targets.shape != inputs.shape[:1]:
             raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
         if not np.isfinite(targets).all():
@@ -392,8 +391,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)
         _arguments.refuse_units(X=X)
-        checked = validate_data(self, X, dtype=np.float64, reset=False)
-        inputs: Array = np.array(checked, np.float64, order="C")
+        inputs = _arguments.forwards(validate_data(self, X, dtype=np.float64, reset=False))
         fitted: FittedRegression = self._regression
         return fitted, inputs
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from astropy.table import Table
 from numpy.typing import NDArray
-from scipy.ndimage import convolve1d, map_coordinates
+from scipy.ndimage import map_coordinates
 
 from dustmap.config import load
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
+from dustmap.sky.maps._trilinear import voxel_means
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -122,11 +123,10 @@ def mapped(folder: Path, seed: int, rho: Array) -> Mapped:
     offsets = np.random.default_rng(0).uniform(-10.0, 10.0, (64, 3))
     truth: Array = np.mean([at(rho, nodes[near] + offset) for offset in offsets], axis=0)
     samples = posterior.log_samples.double().exp().numpy().reshape(-1, *grid.shape)
-    voxels = samples
-    for axis in (1, 2, 3):  # The interpolant, integrated from half-way to half-way between nodes.
-        voxels = convolve1d(voxels, np.array([1.0, 6.0, 1.0]) / 8.0, axis)
     coverage = posterior.explained.numpy()[near.ravel()]
-    return Mapped(truth, samples[:, near], voxels[:, near], coverage)
+    return Mapped(
+        truth, samples[:, near], voxel_means(samples)[:, near].astype(np.float64), coverage
+    )
 
 
 @pytest.fixture(scope="module")
@@ -176,16 +176,28 @@ def test_voxels_say_more_of_a_rough_sky_than_nodes(maps: list[Mapped]) -> None:
             np.corrcoef(samples.mean(0), sky.truth)[0, 1] for samples in (sky.samples, sky.voxels)
         )
         assert voxels > nodes + 0.03
-        assert sky.of(known)[0] < 2.0
         assert sky.of(known, voxels=True)[0] < 1.4
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("voxels", [False, True])
 @pytest.mark.xfail(
     strict=True,
     reason="nodes make up for structure between them that they cannot hold, in noise that is taken "
-    "for white: of one sky of four 1.3 times the dust, six standard deviations",
+    "for white",
 )
-def test_known_voxels_of_a_rough_sky_have_the_dust_that_is_there(maps: list[Mapped]) -> None:
-    scores = [sky.of(sky.coverage > 0.5, voxels=True)[1] for sky in maps]
+def test_what_the_data_know_of_a_rough_sky_has_the_dust_that_is_there(
+    maps: list[Mapped], voxels: bool
+) -> None:
+    """Ratios of nodes are 1.6, 1.3, 1.6, 1.9, and scores 4 to 7; of the means over the voxels
+    around them 1.07, 1.04, 1.10, 1.31, and 1.0, 1.0, 1.4, 5.9."""
+    scores = [sky.of(sky.coverage > 0.5, voxels)[1] for sky in maps]
     assert np.abs(scores).max() < 3.0
+
+
+@pytest.mark.slow
+def test_nodes_that_the_data_know_are_not_twice_too_dense(maps: list[Mapped]) -> None:
+    """As they were of samples around one mean, ratios of 1.9 to 2.4 and scores of 10 to 16."""
+    ratios, scores = np.transpose([sky.of(sky.coverage > 0.5) for sky in maps])
+    assert ratios.max() < 2.0
+    assert np.abs(scores).max() < 8.0

@@ -317,8 +317,7 @@ def _corrected(
     the error that remains, too."""
     best, least = state, math.inf
     for turn in range(_CORRECTIONS + 1):
-        pull = weights * (left - phi.matmul(state.mean).double())
-        r = phi.rmatmul(pull.to(phi.dtype)) - state.mean
+        _, r = _unsolved(phi, weights, left, state.mean)
         square = float((r * state.apply_covariance(r)).sum(dtype=torch.float64))
         error = math.sqrt(max(0.0, square))
         if not error < least:
@@ -329,6 +328,14 @@ def _corrected(
         # No more exact than what is asked for: a residual of rounding takes hundreds of steps.
         state = state.with_mean(state.mean + solver(r, rtol=max(1e-3, 0.3 * _ERROR / error)).x)
     return best, least
+
+
+def _unsolved(
+    phi: linalg.AbstractOperator, weights: Tensor, left: Tensor, m: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return p = Σ⁻¹ (left − Φ m) (N,), float64, and Φᵀ p − m (M_w,), which is b − Λ m."""
+    p = weights * (left - phi.matmul(m).double())
+    return p, phi.rmatmul(p.to(phi.dtype)) - m
 
 
 def one_pass_covariance(
@@ -412,10 +419,9 @@ def fit_mean(
     assert isinstance(model.likelihood, GaussianLikelihood)
     H, beta = model.mean.basis(batch.functional), model.mean.coefficients().detach()
     weights = 1.0 / model.likelihood.noise_variance(batch).double()
-    phi = source.operator()
-    pull = weights * (batch.y.double() - H @ beta - phi.matmul(state.mean).double())
-    r = phi.rmatmul(pull.to(phi.dtype)) - state.mean
-    z = spread.directions.mT @ (H.mT @ pull) + (spread.fields @ r).double()
+    left = batch.y.double() - H @ beta
+    p, r = _unsolved(source.operator(), weights, left, state.mean)
+    z = spread.directions.mT @ (H.mT @ p) + (spread.fields @ r).double()
     mean = model.mean.with_coefficients(beta + spread.directions @ z)
     moved = state.with_mean(state.mean + z.to(state.mean) @ spread.fields)
     return VariationalPosterior(replace(model, mean=mean), moved, spread)

@@ -183,17 +183,6 @@ class RadialBins:
         return np.sqrt(edges[1:] * edges[:-1])
 
 
-def refuse_beyond(field: AbstractDensityField, bins: "RadialBins | Shells") -> None:
-    """Refuse distances all of which are beyond the corners of the box."""
-    corner = float(np.linalg.norm(np.abs([field.lower, field.upper]).max(0)))
-    nearest = float(bins.centres[0])
-    if nearest > corner:
-        raise UserError(
-            f"the first shell or bin is at {nearest:.5g} pc and the box ends {corner:.5g} pc from "
-            "the Sun: expected distances within it"
-        )
-
-
 @final
 @dataclass(frozen=True)
 class Shells:
@@ -216,3 +205,14 @@ class Shells:
     def centres(self) -> Array:
         """The distances (count,)."""
         return np.array(self.distances)
+
+
+def refuse_beyond(field: AbstractDensityField, bins: RadialBins | Shells) -> None:
+    """Refuse distances all of which are beyond the corners of the box."""
+    corner = float(np.linalg.norm(np.abs([field.lower, field.upper]).max(0)))
+    nearest = float(bins.centres[0])
+    if nearest > corner:
+        raise UserError(
+            f"the first shell or bin is at {nearest:.5g} pc and the box ends {corner:.5g} pc from "
+            "the Sun: expected distances within it"
+        )

@@ -34,8 +34,8 @@ from dustmap.sky.tiles._tile import AT_ONCE, Tile
 #: tile, one cube of that tile, and which voxels are known.
 WEIGHT_ARRAYS = 4
 #: Sum of influences from which on the tiles that are given know a voxel: up to half of the margin
-#: from their cones, for a ray within a cone has nodes beside it, too. Less rounding: half-way many
-#: voxels are.
+#: from their cones, for a ray within a cone has nodes beside it, too. Less rounding, for many
+#: voxels lie half-way.
 _KNOWN = 0.5 - 1e-5
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
