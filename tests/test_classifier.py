@@ -1,5 +1,6 @@
 """The classifier: scikit-learn's contract, calibration on simulated data, and bad input."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,19 @@ def test_saved_and_loaded(labels: list[Any], tmp_path: Path) -> None:
         HIPGPClassifier.load(tmp_path)
 
 
+def test_labels_that_are_not_there_are_counted_as_pandas_writes_them() -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    labels = pandas.Series(["a", pandas.NA, "b"] * 10, dtype="string")
+    with pytest.raises(UserError, match=r"y is missing .* in 10 of 30 rows \(first in row 1"):
+        HIPGPClassifier().fit(np.arange(30.0)[:, None], labels)
+
+
 @pytest.mark.parametrize(
     ("parameters", "data", "message"),
     [
         ({}, {"y": np.zeros(30)}, r"y has one class only, 0\.0"),
-        ({}, {"y": ["a", None] * 15}, r"y is None in 15 of 30 rows \(first in row 1"),
+        ({}, {"y": ["a", None] * 15}, r"y is missing \(None, NaN or NA\) in 15 of 30 rows \(first"),
+        ({}, {"y": ["a", math.nan] * 15}, "y is missing .* in 15 of 30 rows"),
         ({}, {"y": np.linspace(0.0, 1.0, 30)}, "Unknown label type: continuous"),
         ({}, {"X": np.full((30, 1), np.nan)}, "Input X contains NaN"),
         ({}, {"y": np.zeros(29)}, "inconsistent numbers of samples"),

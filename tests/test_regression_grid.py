@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import DataConversionWarning
 
 from dustmap import HIPGPRegressor
 from dustmap.engines._grids import (
@@ -122,6 +123,8 @@ def test_a_grid_that_is_given_takes_a_column_of_one_value(engine: str) -> None:
     model = HIPGPRegressor("matern32", engine=engine, grid=grid, n_learn=100).fit(X, y)
     assert model.report_["advice"] == []
     assert model.refit(X[:1], y[:1]).report_["n"] == 1
+    with pytest.warns(DataConversionWarning):
+        assert model.refit(X[:2], y[:2, None]).report_["n"] == 2
     assert np.sqrt(np.mean((model.predict(X) - np.sin(5.0 * X[:, 0])) ** 2)) < 0.05
 
 

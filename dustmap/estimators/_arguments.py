@@ -51,15 +51,6 @@ def refuse_units(**arguments: ArrayLike | None) -> None:
             raise UserError(f"{name} has masked values: leave those rows out")
 
 
-def refuse_missing(name: str, values: NDArray[Any]) -> None:
-    """Refuse None among labels, which neither sort nor make a class."""
-    if missing := [row for row, value in enumerate(values) if value is None]:
-        raise UserError(
-            f"{name} is None in {len(missing)} of {len(values)} rows (first in row {missing[0]}, "
-            "counted from 0): leave those rows out"
-        )
-
-
 def forwards(values: ArrayLike) -> Array:
     """A copy that runs forwards in memory: torch takes no array that runs backwards, as X[::-1]."""
     return np.array(values, np.float64, order="C")

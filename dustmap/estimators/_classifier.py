@@ -89,7 +89,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn latent functions from X (N, D) and labels y (N,) of any type."""
         _arguments.refuse_units(X=X, y=y)
-        _arguments.refuse_missing("y", np.asarray(y, object))
+        _refuse_missing(y)
         inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         inputs = _arguments.forwards(inputs)
         check_classification_targets(labels)
@@ -169,3 +169,21 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _arguments.refuse_units(X=X)
         inputs = _arguments.forwards(validate_data(self, X, dtype=np.float64, reset=False))
         return self._classification.log_odds(inputs)
+
+
+def _refuse_missing(y: ArrayLike) -> None:
+    """Refuse None, NaN and NA among labels, which neither sort nor make a class."""
+    labels = np.asarray(y, object).ravel()
+    if missing := [row for row, label in enumerate(labels) if _is_missing(label)]:
+        raise UserError(
+            f"y is missing (None, NaN or NA) in {len(missing)} of {len(labels)} rows (first in row "
+            f"{missing[0]}, counted from 0): leave those rows out"
+        )
+
+
+def _is_missing(label: object) -> bool:
+    """Whether this is None, or NA, which is neither equal to itself nor not."""
+    try:
+        return label is None or not bool(label == label)
+    except TypeError:
+        return True

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from dustmap.engines import EvidenceSettings, MemoryPlan, most_exact, plain_rows
@@ -254,7 +254,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
-        targets = _arguments.forwards(y)
+        targets = _arguments.forwards(column_or_1d(y, warn=True))
         if targets.shape != inputs.shape[:1]:
             raise UserError(f"y: expected shape ({len(inputs)},), got {targets.shape}")
         if not np.isfinite(targets).all():

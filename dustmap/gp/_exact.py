@@ -84,12 +84,12 @@ def covariance_factor(covariance: Tensor, noise_variance: Tensor) -> Tensor:
     L: Tensor
     L, info = torch.linalg.cholesky_ex(covariance)
     if int(info) != 0 or not bool(torch.isfinite(L.diagonal()).all()):
+        part = float(noise_variance.min() / covariance.diagonal().max())
         raise UserError(
             f"K_ff + diag(noise_variance) of {len(L)} data is not positive definite in float64 "
-            f"(at datum {int(info) - 1}; the smallest noise variance is "
-            f"{float(noise_variance.min()):.3g}, the largest total variance "
-            f"{float(covariance.diagonal().max()):.3g}): raise noise_variance or learn a jitter, "
-            f"drop repeated data, or use an estimator of K_ff of higher order"
+            f"(at datum {int(info) - 1}; the smallest noise variance is {part:.3g} times the "
+            f"largest total variance): raise noise_variance or learn a jitter, drop repeated "
+            f"data, or use an estimator of K_ff of higher order"
         )
     return L
 
