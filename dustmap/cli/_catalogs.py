@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LINE_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
+#: Distribution of distances before they are measured, its end and its scale.
+_DEFAULT_PRIOR = ("learned", "10kpc", "1350pc")
+
 
 def add_catalogs(commands: _options.Commands) -> None:
     command = _options.new(
@@ -132,15 +135,15 @@ def _add_parallaxes(command: _options.Command) -> None:
     group.add_argument(
         "--distance-prior",
         choices=("learned", "exponential-density", "flat-parallax"),
-        default="learned",
+        default=_DEFAULT_PRIOR[0],
         help="distribution of distances before they are measured [learned from all parallaxes]",
     )
-    command.option("--distance-max PC", "its end [10kpc]", group, default="10kpc")
+    command.option("--distance-max PC", "its end [10kpc]", group, default=_DEFAULT_PRIOR[1])
     command.option(
         "--distance-scale PC",
         "length over which exponential-density falls by e, or its guess [1350pc]",
         group,
-        default="1350pc",
+        default=_DEFAULT_PRIOR[2],
     )
     command.option(
         "--parallax-zero-point MAS",
@@ -181,12 +184,24 @@ def execute_ingest(options: argparse.Namespace) -> int:
     failed = [str(check) for check in checks if not check.passed]
     result = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
     read_as = _read_as(output)
+    _warn_of_idle(options, read_as["distances"])
     if not options.json:
         read_as["columns"] = [f"{name} = {held}" for name, held in read_as["columns"].items()]
     print_result({**result, **read_as, "output": str(output)}, options.json)
     for line in failed:
         log.warning("%s", line)
     return CHECK_FAILED if failed else DONE
+
+
+def _warn_of_idle(options: argparse.Namespace, distances: str) -> None:
+    """Say where options of the prior of distances are for nothing: none are from parallaxes."""
+    given = options.distance_prior, options.distance_max, options.distance_scale
+    if distances != "parallax" and given != _DEFAULT_PRIOR:
+        log.warning(
+            "--distance-prior, --distance-max, --distance-scale are for parallaxes and not used: "
+            "distances are from %s",
+            distances,
+        )
 
 
 def _read_as(store: Path) -> dict[str, Any]:

@@ -416,11 +416,15 @@ class TableDescription:
         return "" if value is None else str(value)
 
     def frame(self, column: str) -> str:
-        """Return the frame of a coordinate that astropy has written in parts, such as `sky.ra`."""
-        whole: Any = self.meta.get("__serialized_columns__", {})
-        for key in (column.rpartition(".")[0], "frame"):
-            whole = whole.get(key, {}) if isinstance(whole, dict) else {}
-        return str(whole or "")
+        """Return frame and equinox of a coordinate that astropy has written in parts, as `sky.ra`;
+        "" for others."""
+        written = self.meta.get("__serialized_columns__")
+        whole = written.get(column.rpartition(".")[0]) if isinstance(written, dict) else None
+        if not isinstance(whole, dict):
+            return ""
+        equinox = getattr(whole.get("equinox"), "jyear", None)
+        year = "" if equinox is None else f"J{float(equinox):.1f}"
+        return f"{whole.get('frame') or ''} {year}".strip()
 
     def keyword(self, name: str) -> str:
         """Return a keyword, stripped; "" where there is none."""

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from astropy.table import Table, vstack
+from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables import _arrow, _columns, _fits, _hdf5
+from dustmap.tables import _arrow, _columns, _fits, _hdf5, _votable
 from dustmap.tables._columns import AbstractReader, typed
 from dustmap.tables._outputs import replacing
 
@@ -94,10 +95,29 @@ def write_csv(path: Path, table: Table, separator: str = ",") -> None:
 
 
 def write_npz(path: Path, table: Table) -> None:
-    """Write one array a column."""
-    arrays = {name: np.asarray(table[name]) for name in table.colnames}
+    """Write one array a column, which has no mask: NaN for missing numbers, "" for missing text."""
+    arrays = {name: _without_mask(table[name]) for name in table.colnames}
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
+
+
+def _without_mask(column: Any) -> NDArray[Any]:
+    """The values of a column. UserError where whole numbers are missing beside others that NaN has
+    no place among, for they are beyond 2⁵³."""
+    values, missing = (
+        np.ma.getdata(np.ma.asarray(column)),
+        np.ma.getmaskarray(np.ma.asarray(column)),
+    )
+    if not missing.any():
+        return np.asarray(values)
+    if values.dtype.kind in "US":
+        return np.where(missing, values.dtype.type(""), values)
+    if values.dtype.kind in "iu" and (np.abs(values[~missing]) > 2**53).any():
+        raise UserError(
+            f"column {column.name} lacks whole numbers in {missing.sum()} rows and has others that "
+            "an array with NaN would round; choose a name that ends in .parquet, .fits or .ecsv"
+        )
+    return np.where(missing, np.nan, values.astype(np.float64))
 
 
 def write_hdf5(path: Path, table: Table) -> None:
@@ -130,7 +150,7 @@ FORMATS = (
     TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, write_hdf5),
     TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
     TableFormat(
-        (".vot", ".votable", ".xml"), _fits.VotableReader, _fits.write_votable, packed=True
+        (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
     ),
     TableFormat((".csv",), _arrow.TextReader, write_csv, packed=True, bare=True),
     TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),

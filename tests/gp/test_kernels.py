@@ -9,14 +9,18 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from dustmap.gp.covariances import ClosedForm
+from dustmap.gp.functionals import Derivatives
 from dustmap.gp.kernels import (
     AbstractProfile,
+    Matern,
     Matern12,
     Matern12Profile,
     Matern32,
     Matern32Profile,
     Matern52,
     Matern52Profile,
+    MaternProfile,
     ScaledKernel,
     SquaredExponential,
     SquaredExponentialProfile,
@@ -201,6 +205,30 @@ def test_derivative_of_matern12_is_refused_by_name() -> None:
         kernel_derivative(kernel, dx, dx)
     with pytest.raises(ValueError, match=r"(?s)Derivatives.*matern12"):
         kernel_derivative(kernel, dx, dx, dx)
+
+
+@pytest.mark.parametrize("nu", [0.03, 1 / 3, 0.8, 1.01, 1.05, 1.2, 1.6, 2.3])
+def test_profiles_of_any_smoothness_near_zero(nu: float) -> None:
+    """F_j(z) = 2^(1-ν)/Γ(ν) z^(ν-j) K_(ν-j)(z), scipy's, down to where products are round-off."""
+    r = torch.logspace(-12, 0.5, 200, dtype=torch.float64)
+    z = math.sqrt(2 * nu) * r.numpy()
+    factor = 2 ** (1 - nu) / scipy.special.gamma(nu)
+    for order, values in enumerate((MaternProfile(nu).value(r), MaternProfile(nu).slope(r))):
+        bessel = factor * z ** (nu - order) * scipy.special.kv(abs(nu - order), z)
+        expected = torch.from_numpy((-2 * nu) ** order * bessel)
+        torch.testing.assert_close(values, expected, rtol=1e-11, atol=0.0)
+
+
+@pytest.mark.parametrize("nu", [1.05, 1.1, 1.3, 1.5, 2.0])
+def test_slopes_of_a_field_have_their_variance(nu: float) -> None:
+    """Var ∂ρ/∂x = ν/(ν − 1) σ²/ℓ², and as much between places next to each other."""
+    kernel = Matern(nu, 2.0, 3.0, dim=1)
+    x, along = torch.tensor([[0.0], [1e-30]]).double(), torch.ones(2, 1).double()
+    slopes, covariances = Derivatives(x, along), ClosedForm()
+    expected = torch.full((2,), nu / (nu - 1) * 3.0 / 4.0, dtype=torch.float64)
+    torch.testing.assert_close(covariances.variance(kernel, slopes), expected, rtol=1e-9, atol=0.0)
+    between = covariances.between(kernel, slopes, slopes)[0, 1]
+    assert 0.99 < float(between / expected[0]) < 1.0 + 1e-12
 
 
 def test_profiles_compare_by_type() -> None:

@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from astropy import units as u
 from astropy.coordinates import SkyCoord
+from astropy.io import fits
+from astropy.io.votable import from_table, writeto
 from astropy.table import MaskedColumn, QTable, Table
 
 from dustmap.errors import UserError
@@ -17,6 +19,7 @@ from dustmap.tables import (
     ColumnRef,
     ColumnType,
     _fits,
+    _votable,
     open_table,
     read_tables,
     table_format,
@@ -248,7 +251,7 @@ def test_a_votable_beyond_the_limit_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(tmp_path / "t.vot", sample())
-    monkeypatch.setattr(_fits, "MOST_XML", 100)
+    monkeypatch.setattr(_votable, "MOST_XML", 100)
     with pytest.raises(UserError, match="convert it to FITS or Parquet"):
         open_table(tmp_path / "t.vot")
 
@@ -289,3 +292,68 @@ def test_files_of_one_table_have_the_same_columns(tmp_path: Path) -> None:
     write_table(tmp_path / "c.csv", Table({"y": [1.0]}))
     with pytest.raises(UserError, match=r"c\.csv: the columns are y, but those of .* are x"):
         read_tables(tmp_path / "a.csv", tmp_path / "c.csv")
+
+
+@pytest.mark.parametrize(
+    ("form", "scale", "zero"),
+    [("I", 20, 0), ("I", 1, 100000), ("B", 1, -128), ("J", 0.5, 3), ("E", 2, 1)],
+)
+def test_scaled_columns_of_fits_are_those_of_astropy(
+    tmp_path: Path, form: str, scale: float, zero: float
+) -> None:
+    """Whole numbers in a header, by which small integers of the rows leave their range."""
+    raw = np.array([3, 100, 127], {"I": "i2", "B": "u1", "J": "i4", "E": "f4"}[form])
+    if form == "I":
+        raw = raw * 200
+    table = fits.BinTableHDU.from_columns([fits.Column("x", form, array=raw)])
+    table.header["TSCAL1"], table.header["TZERO1"] = scale, zero
+    table.writeto(tmp_path / "scaled.fits")
+    ref = ColumnRef("x")
+    (chunk,) = open_table(tmp_path / "scaled.fits").chunks(10, {ref: ColumnType.NUMBER})
+    np.testing.assert_array_equal(chunk[ref], Table.read(tmp_path / "scaled.fits")["x"])
+    np.testing.assert_array_equal(chunk[ref], raw.astype(float) * scale + zero)
+
+
+@pytest.mark.parametrize("ending", ["fits", "fits.gz", "vot"])
+def test_tables_behind_the_first_are_counted(
+    tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, table = tmp_path / f"two.{ending}", Table({"x": np.arange(40.0)})
+    if ending == "vot":
+        document = from_table(table[:30])
+        document.resources.append(from_table(table[30:]).resources[0])
+        writeto(document, str(path))
+    else:
+        parts = [fits.table_to_hdu(table[:30]), fits.table_to_hdu(table[30:])]
+        fits.HDUList([fits.PrimaryHDU(), *parts]).writeto(path)
+    with caplog.at_level("WARNING"):
+        assert len(open_table(path).whole()) == 30
+    assert "the first of 2 tables is read, of 30 rows" in caplog.text
+    caplog.clear()
+    write_table(tmp_path / "one.fits", table)
+    with (tmp_path / "one.fits").open("ab") as stream:
+        stream.write(b"not a header" * 1000)
+    open_table(tmp_path / "one.fits")
+    assert not caplog.records
+
+
+def test_what_is_missing_is_no_zero_in_npz(tmp_path: Path) -> None:
+    mask = [False, True, False]
+    table = Table(
+        {
+            "d": MaskedColumn([1.5, 0.0, 2.5], mask=mask),
+            "n": MaskedColumn([1, 0, 2], mask=mask),
+            "name": MaskedColumn(["a", "0", "b"], mask=mask),
+            "id": [2**60 + 1, 2**60 + 2, 2**60 + 3],
+        }
+    )
+    write_table(tmp_path / "t.npz", table)
+    with np.load(tmp_path / "t.npz") as arrays:
+        np.testing.assert_array_equal(arrays["d"], [1.5, np.nan, 2.5])
+        np.testing.assert_array_equal(arrays["n"], [1.0, np.nan, 2.0])
+        assert arrays["name"].tolist() == ["a", "", "b"]
+        assert arrays["id"].tolist() == table["id"].tolist()
+    table["id"] = MaskedColumn(table["id"], mask=mask)
+    with pytest.raises(UserError, match=r"column id lacks whole numbers in 1 rows .*\.parquet"):
+        write_table(tmp_path / "t2.npz", table)
+    assert not (tmp_path / "t2.npz").exists()

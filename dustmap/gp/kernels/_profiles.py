@@ -22,8 +22,10 @@ _STEP, _END = 0.025, math.log(100.0)
 KOLMOGOROV = 1 / 3
 #: Values made at once.
 _PIECE = 2**14
-#: 1 - k(z) where a table begins, next to round-off.
+#: z² where a table begins, next to round-off.
 _NEGLIGIBLE = 1e-17
+#: Euler's γ.
+_EULER = 0.5772156649015329
 #: Step of the integral over t that defines K_ν.
 _DT = 0.04
 
@@ -358,14 +360,15 @@ class _Bessel(torch.autograd.Function):
 @final
 @dataclass(frozen=True, eq=False)
 class _LogTable:
-    """ln F_j as quintic polynomials in x = ln z, straight below the first node.
+    """ln F_j, j = order, as quintic polynomials in x = ln z, and its limit below the first node.
 
-    coefficients (cells, 6) of powers of the place in a cell; below: value and slope at the start.
+    coefficients (cells, 6) of powers of the place in a cell.
     """
 
+    nu: float
+    order: int
     start: float
     coefficients: Tensor
-    below: tuple[float, float]
 
     def __call__(self, x: Tensor) -> Tensor:
         place = (x - self.start) / _STEP
@@ -375,13 +378,13 @@ class _LogTable:
         total = c[..., 5]
         for power in range(4, -1, -1):
             total = total * u + c[..., power]
-        value, slope = self.below
-        return torch.where(x < self.start, value + slope * (x - self.start), total)
+        limit = _log_bessel_at_zero(self.nu, self.order, x.clamp_max(self.start))
+        return torch.where(x < self.start, limit, total)
 
 
 @functools.lru_cache(maxsize=64)
 def _table(nu: float, order: int, device: torch.device) -> _LogTable:
-    start = math.log(_NEGLIGIBLE) / (2 * min(nu, 1.0))
+    start = 0.5 * math.log(_NEGLIGIBLE)
     x = torch.arange(start, _END + _STEP, _STEP, dtype=torch.float64)
     # d ln F_j / dx = −z² F_(j+1) / F_j, and once more
     z_squared = (2 * x).exp()
@@ -389,7 +392,23 @@ def _table(nu: float, order: int, device: torch.device) -> _LogTable:
     first = -z_squared * (L1 - L).exp()
     second = 2 * first + z_squared**2 * (L2 - L).exp() - first.square()
     coefficients = _quintic(L, _STEP * first, _STEP**2 * second)
-    return _LogTable(start, coefficients.to(device), (float(L[0]), float(first[0])))
+    return _LogTable(nu, order, start, coefficients.to(device))
+
+
+def _log_bessel_at_zero(nu: float, order: int, x: Tensor) -> Tensor:
+    """ln F_order at z = e^x (n,), but for O(z²), from, with μ = |ν − j|,
+
+    z^μ K_μ(z) = 2^(μ-1) Γ(μ) [1 − Γ(1 − μ)/Γ(1 + μ) (z/2)^(2μ)],   K_0(z) = −ln(z/2) − γ.
+    """
+    mu, half = abs(nu - order), x - math.log(2)
+    constant = (1 - nu) * math.log(2) - math.lgamma(nu) + (nu - order - mu) * x
+    if mu == 0.0:
+        return constant + (-half - _EULER).log()
+    constant = constant + (mu - 1) * math.log(2) + math.lgamma(mu)
+    if mu >= 1.0:
+        return constant
+    ratio = math.lgamma(1 - mu) - math.lgamma(1 + mu) + 2 * mu * half
+    return constant + (-torch.expm1(ratio)).log()
 
 
 def _log_bessel(nu: float, order: int, x: Tensor) -> Tensor:

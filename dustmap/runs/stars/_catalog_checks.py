@@ -212,7 +212,7 @@ def _signs(stars: StarTable) -> Check:
     below = max(0.0, -float(np.mean(stars.extinction)) / error)
     advice = (
         "column extinction: dust dims stars; has it the other sign, or missing values that are "
-        "written as numbers (--invalid drop)?"
+        "written as numbers (--invalid drop leaves out those far below 0)?"
     )
     return Check("mean extinction below 0, in median errors", below, 0.0, _MOST_BELOW_ZERO, advice)
 

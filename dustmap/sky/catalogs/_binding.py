@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +17,9 @@ from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky import stars
-from dustmap.sky._coordinates import direction, galactic_from_icrs
 from dustmap.sky.catalogs import _card, _rules
 from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut, Values
-from dustmap.sky.stars._priors import Array
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=_rules.Alternative)
@@ -338,7 +337,7 @@ def _check_named(
     roles = {name for way in ways for other in type(way) for name in other.columns}
     idle = sorted((card.named & roles) - set(sources))
     if idle:
-        used = [name for way in ways for name in way.columns]
+        used = dict.fromkeys(name for way in ways for name in way.columns)
         raise UserError(
             f"column {', '.join(idle)}: named, but stars are made of {', '.join(used)}; name all "
             "columns that belong together, or leave it out"
@@ -389,19 +388,24 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
         return
     read = {role: source.ref.name for role, source in sources.items()}
     unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
-    distance = f"distance dist {read.get('distance', '')}"
+    names = [read[role] for role in ("distance", "x", "y", "z") if role in read]
+    distance = f"distance dist d {' '.join(names)}"
     if ignored := [name for name in unread if _card.is_error_of(name, distance)]:
         named = shlex.quote(f"{error}={ignored[0]}")
+        remedy = f"name them, such as --column {named} (or distance_p16, _p50 and _p84)"
+        if "x" in read:
+            remedy = "make a column of distances and one of their errors, and name both"
         raise UserError(
             f"{matcher.path}: distances would count as exact, while {', '.join(ignored[:_SHOWN])} "
-            f"look like their errors; name them, such as --column {named} (or distance_p16, _p50 "
-            f"and _p84), or say that there are none: --column {error}={NO_COLUMN}"
+            f"look like their errors; {remedy}, or say that there are none: --column "
+            f"{error}={NO_COLUMN}"
         )
 
 
 def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
-    """Refuse errors called after another column than that of values that no user has named."""
-    there = {column.name.lower() for column in matcher.columns}
+    """Refuse errors that no user has named, called after another column than that of values, or as
+    another but for capitals: e_av and E_av are the two sides of one."""
+    there = Counter(column.name.lower() for column in matcher.columns)
     for error, value in _VALUES.items():
         if error in sources and not {error, value} & matcher.card.named:
             own, of = (sources[name].ref.name for name in (error, value))
@@ -409,6 +413,9 @@ def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
             if own.lower() != called != of.lower() and called in there:
                 said = f"{value} = {of}, and {error} = {own}, which is another column's"
                 raise UserError(f"{matcher.path}: {said}; name both")
+            if error.endswith(_ERROR) and there[own.lower()] > 1:
+                said = f"{error} = {own}, and there is another column of these letters"
+                raise UserError(f"{matcher.path}: {said}; name {value} and {error}")
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
@@ -420,16 +427,6 @@ def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
                 f"{path}: the column {source.ref} would be both {other} and {name}; the file "
                 f"lacks one of them"
             )
-
-
-def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
-    """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
-    first, *others = (values[name] for name in kind.columns)
-    if kind is _rules.PositionKind.ICRS:
-        return galactic_from_icrs(first, *others)
-    if kind is _rules.PositionKind.CARTESIAN:
-        return direction(first, *others)
-    return first % 360.0, others[0]
 
 
 def distances(

@@ -37,7 +37,8 @@ NO_COLUMN = "none"
 #: anywhere; and units.
 ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
 _BOUNDS = (
-    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|rel|frac|th"
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|"
+    "rel(ative)?|frac(tional)?|var(iance)?"
 )
 _ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68")
 #: The same where one of these is there: err1, lerr.

@@ -18,6 +18,7 @@ from dustmap.errors import UserError
 from dustmap.sky.catalogs import _binding, _rules, _selection
 from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
+from dustmap.sky.catalogs._frames import check_frame, directions
 from dustmap.sky.catalogs._selection import Counts, Selection
 from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
@@ -384,9 +385,9 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
-    _selection.check_frame(path, reader, binding)
+    check_frame(path, reader, binding)
     values, rows = _values_of_places(path, reader, binding)
-    l, b = _binding.directions(binding.position, values)
+    l, b = directions(binding.position, values)
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
     distances = _binding.distances(binding.distance, values, before, zero_point)

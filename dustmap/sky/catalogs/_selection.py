@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import re
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,14 @@ from dustmap.sky import stars
 from dustmap.sky.catalogs import _binding, _rules
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named
+from dustmap.sky.catalogs._frames import check_frame, directions
 from dustmap.sky.catalogs._rules import InvalidRows, Values
 from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion
 from dustmap.tables import AbstractReader, Chunk, ColumnType, open_table
+
+log = logging.getLogger(__name__)
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -33,10 +36,6 @@ HASHED_BYTES = 2**30
 MOST_GROUPS = 100_000
 #: Rows that are in memory at once.
 ROWS = 2**17
-#: Words for equinoxes before 1984, when FK5 came: 1950, 1900, 1875, 1855 and their frame.
-_OLD_EQUINOX = re.compile(r"fk4|(?<!\d)(18[5-9]\d|19[0-7]\d|198[0-3])(?!\d)")
-#: Names of coordinates from the Galactic centre, but for xgal, which both are called.
-_GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
 
 
 @final
@@ -192,12 +191,15 @@ class Selection:
 
     def provenance(self) -> dict[str, Any]:
         """Return all that the stars depend on beside the rows themselves, and their counts."""
-        card, binding, prior, groups = self.card, self.files[0].binding, {}, {}
+        card, binding, groups = self.card, self.files[0].binding, {}
+        prior = dict[str, Any]()
         assert binding.extinction is not None
         if self.learned is not None:
             prior = {"distance_prior": self.learned.as_dict()}
         elif binding.distance is _rules.DistanceKind.PARALLAX:
             prior = {"distance_prior": self._stated.attributes()}
+        if binding.distance is _rules.DistanceKind.PARALLAX:
+            prior["parallax_zero_point_mas"] = self._zero_point
         if card.group is not None and binding.group is not None:
             groups = {"groups": {"column": card.group.name, "names": list(self._groups)}}
         return {
@@ -212,7 +214,6 @@ class Selection:
             "identifiers": "column" if self.has_identifiers else "row",
             "cuts": {"preset": self._preset, "rules": [str(cut) for cut in self._cuts]},
             "invalid_rows": self.invalid.value,
-            "parallax_zero_point_mas": self._zero_point,
             **prior,
             **groups,
             "counts": self.counts.as_dict(),
@@ -249,6 +250,13 @@ class Selection:
                 raise UserError(
                     f"{first.path} has {mine} and {file.path} has {its}; ingest them apart"
                 )
+        distances = first.binding.distance
+        if self._zero_point != 0.0 and distances is not _rules.DistanceKind.PARALLAX:
+            log.warning(
+                "%s: the zero point of %g mas is for parallaxes and not used: distances are from "
+                "%s",
+                *(first.path, self._zero_point, distances.value),
+            )
 
     def _table(
         self, file: CatalogFile, values: Values, factor: float, start: int
@@ -278,7 +286,7 @@ class Selection:
         values = {name: v[valid] for name, v in values.items()}
         extinction, error = _rules.extinctions(binding.extinction, values)
         identifiers = values["source_id"] if binding.has_identifiers else first + kept[valid]
-        l, b = _binding.directions(binding.position, values)
+        l, b = directions(binding.position, values)
         return StarTable(
             source_id=np.ma.getdata(identifiers).astype(np.int64),
             l=l,
@@ -332,36 +340,6 @@ def _chunks(file: CatalogFile) -> Iterator[Chunk]:
             f'[data.columns] source_id = "{NO_COLUMN}" (of a card that asks for a column, '
             'identifiers = "row")'
         ) from None
-
-
-def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:
-    """Refuse places whose names or header say that they are of another frame than is read."""
-    names = [s.ref.name for name in binding.position.columns if (s := binding.sources.get(name))]
-    called = ", ".join(names)
-    if binding.position is _rules.PositionKind.CARTESIAN and _GALACTOCENTRIC.search(called.lower()):
-        raise UserError(
-            f"{path}: columns {called} are Galactocentric by their names: expected x, y, z from "
-            "the Sun, +X to the Galactic centre; name l, b and distance instead"
-        )
-    if binding.position is not _rules.PositionKind.ICRS or re.search("2000|icrs", called.lower()):
-        return
-    framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
-    header = framed or _frame_of_header(reader)
-    is_old, of_header = (_OLD_EQUINOX.search(text.lower()) for text in (called, header))
-    if is_old or (of_header and "icrs" not in header.lower()):
-        said = called if is_old else f"{called} ({header})"
-        raise UserError(
-            f"{path}: columns {said}: an equinox before 1984 by their names or by the header, "
-            "expected ICRS or J2000; transform them, as by astropy's SkyCoord(ra, dec, unit="
-            '"deg", frame=FK4(equinox="B1950")).icrs, or correct the header'
-        )
-
-
-def _frame_of_header(reader: AbstractReader) -> str:
-    """System and equinox in the keywords of a header; EPOCH is the old name of EQUINOX."""
-    system, equinox = ("RADESYS", "RADECSYS"), ("EQUINOX", "EPOCH")
-    said = (next(filter(None, map(reader.keyword, names)), "") for names in (system, equinox))
-    return " ".join(filter(None, said))
 
 
 def problems_of_places(binding: Binding, values: Values) -> _rules.Problems:

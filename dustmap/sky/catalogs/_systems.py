@@ -13,8 +13,9 @@ from dustmap.tables import AbstractReader
 
 log = logging.getLogger(__name__)
 
-#: Systems that differ by less than this factor are of a kind: A_V, A0 and A_G, or E(B-V) of all.
-_OF_A_KIND = 1.4
+#: Names that are written for systems that differ by less than this factor: av for A0, ebv for the
+#: reddening of any map. ag is A_G alone.
+_LOOSE, _OF_A_KIND = ("A_V", "A0", "E(B-V)"), 1.4
 #: The end of a name of medians: av50, av_p50, av_median.
 _MEDIAN = re.compile(r"_?(p?50|med|median)$")
 
@@ -60,14 +61,16 @@ def _column_of(binding: Binding) -> str:
 
 
 def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> ExtinctionSystem | None:
-    """The declared system, but for a column whose name says another kind of extinction, such as ebv
-    where A_V is declared: what it says then. Among those of a kind, as of av, who declares knows.
+    """The declared system, but for a column whose name says another, such as ebv or ag where A_V
+    is declared: what it says then. Of a name that is written for several, as av, who declares
+    knows which of them it is.
     """
     spelled = spelled_as(column)
     if declared is None or declared.per_a_v is None or not spelled:
         return declared
     own = system_named(spelled)
-    if abs(math.log(conversion(own, declared))) < math.log(_OF_A_KIND):
+    near = abs(math.log(conversion(own, declared))) < math.log(_OF_A_KIND)
+    if own == declared or (near and spelled in _LOOSE):
         return declared
     log.warning("%s: column %s is %s by its name: converted to %s", path, column, own, declared)
     return own

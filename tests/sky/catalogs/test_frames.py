@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from astropy import units as u
-from astropy.coordinates import FK4, SkyCoord
+from astropy.coordinates import FK4, FK5, SkyCoord
 from astropy.io.votable import from_table, writeto
 from astropy.io.votable.tree import CooSys
 from astropy.table import QTable, Table
@@ -83,6 +83,44 @@ def test_a_system_of_a_votable(
     check(tmp_path / "stars.vot", expected)
 
 
+@pytest.mark.parametrize("format_name", ["fits", "ecsv"])
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"RADESYS": "FK5", "EQUINOX": 2015.5}, "another equinox .*frame=FK5.equinox=.J2015.5"),
+        ({"EQUINOX": "J2050"}, "another equinox .*frame=FK5.equinox=.J2050"),
+        ({"RADESYS": "GALACTIC"}, "another frame"),
+        ({"RADESYS": "ECLIPTIC", "EQUINOX": 2000.0}, "another frame"),
+    ],
+)
+def test_a_header_of_another_frame(
+    tmp_path: Path, format_name: str, keywords: dict[str, Any], said: str
+) -> None:
+    path = write(tmp_path, format_name, equatorial(**keywords))
+    with pytest.raises(UserError, match=rf"columns ra, dec .*{said}"):
+        read_catalog(path, system=A_V)
+
+
+@pytest.mark.parametrize(
+    ("system", "equinox"), [("ecl_FK5", "J2000"), ("galactic", None), ("eq_FK5", "J1991.25")]
+)
+def test_another_system_of_a_votable(tmp_path: Path, system: str, equinox: str | None) -> None:
+    document = from_table(equatorial())
+    document.resources[0].coordinate_systems.append(CooSys(ID="a", system=system, equinox=equinox))
+    for field in document.get_first_table().fields:
+        field.ref = "a" if field.name in ("ra", "dec") else None
+    writeto(document, str(tmp_path / "stars.vot"))
+    with pytest.raises(UserError, match=r"columns ra, dec .*another (frame|equinox)"):
+        read_catalog(tmp_path / "stars.vot", system=A_V)
+
+
+def test_a_galactic_system_of_other_fields(tmp_path: Path) -> None:
+    document = from_table(equatorial())
+    document.resources[0].coordinate_systems.append(CooSys(ID="a", system="galactic"))
+    writeto(document, str(tmp_path / "stars.vot"))
+    check(tmp_path / "stars.vot", True)
+
+
 def test_names_of_an_old_equinox(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", equatorial("RAB1950", "DEB1950"))
     check(path, False, ra="RAB1950", dec="DEB1950")
@@ -94,10 +132,13 @@ def test_names_of_an_old_equinox(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format_name", ["ecsv", "parquet"])
 def test_coordinates_of_astropy(tmp_path: Path, format_name: str) -> None:
-    table = QTable(equatorial())
-    table["sky"] = SkyCoord(table["ra"], table["dec"], unit="deg", frame=FK4())
-    path = write(tmp_path, format_name, table)
-    check(path, False, ra="sky.ra", dec="sky.dec")
+    columns = {"ra": "sky.ra", "dec": "sky.dec"}
+    frames = (FK4(), False), (FK5(equinox="J1975"), False), (FK5(), True)
+    for number, (frame, is_read) in enumerate(frames):
+        table, folder = QTable(equatorial()), tmp_path / f"{number}"
+        table["sky"] = SkyCoord(table["ra"], table["dec"], unit="deg", frame=frame)
+        folder.mkdir()
+        check(write(folder, format_name, table), is_read, **columns)
 
 
 def test_galactic_places_have_no_equinox(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     PercentileDistances,
 )
-from dustmap.sky.systems import system_named
+from dustmap.sky.systems import conversion, system_named
 from tests.sky.catalogs.files import WITH_UNITS, star_columns, write
 
 N = 20
@@ -292,7 +292,10 @@ def test_bounds_of_distances_are_percentiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("distance", "error"),
-    [("dist", "s_dist"), ("rgeo", "B_rgeo"), ("r_med_geo", "r_lo_geo"), ("D", "sigma_D")],
+    [
+        *(("dist", "s_dist"), ("rgeo", "B_rgeo"), ("r_med_geo", "r_lo_geo"), ("D", "sigma_D")),
+        *(("dist", "fractional_distance_error"), ("dist", "dist_var"), ("dist", "d84")),
+    ],
 )
 def test_distances_are_not_exact_beside_an_unread_error(
     tmp_path: Path, distance: str, error: str
@@ -312,6 +315,61 @@ def test_places_have_errors_of_distances_too(tmp_path: Path) -> None:
     columns = POSITIONS["cartesian"] | {"distance_error": 0.1 * PC} | EXTINCTIONS["error"]
     with pytest.raises(UserError, match="count as exact, while distance_error look"):
         read_places(write(tmp_path, "csv", Table(columns)))
+
+
+def test_errors_beside_x_y_z_ask_for_distances(tmp_path: Path) -> None:
+    for name in ("distance_error", "x_err"):
+        columns = POSITIONS["cartesian"] | {name: 0.1 * PC} | EXTINCTIONS["error"]
+        path = write(tmp_path, "csv", Table(columns), name)
+        with pytest.raises(UserError, match=f"{name} look like their errors; make a column"):
+            read_catalog(path, system=A_V)
+        exact = card_named("generic", {"distance_error": "none"})
+        assert isinstance(read_catalog(path, exact, system=A_V).stars.distances, ExactDistances)
+    x, y, z = (np.asarray(values) for values in POSITIONS["cartesian"].values())
+    columns["d"] = np.sqrt(x**2 + y**2 + z**2)
+    named = card_named("generic", {"distance": "d", "distance_error": name})
+    path = write(tmp_path, "csv", Table(columns), "both")
+    assert isinstance(read_catalog(path, named, system=A_V).stars.distances, GaussianDistances)
+
+
+def test_two_errors_that_differ_in_case_are_two_sides(tmp_path: Path) -> None:
+    columns = POSITIONS["galactic"] | DISTANCES["exact"]
+    sides = {"av": VALUE, "e_av": np.full(N, 0.1), "E_av": np.full(N, 0.3)}
+    path = write(tmp_path, "csv", Table(columns | sides))
+    with pytest.raises(UserError, match="extinction_error = e_av, and there is another column of"):
+        read_catalog(path, system=A_V)
+    card = card_named("generic", {"extinction": "av", "extinction_error": "E_av"})
+    np.testing.assert_allclose(read_catalog(path, card, system=A_V).stars.extinction_error, 0.3)
+
+
+@pytest.mark.parametrize("column", ["A_G", "a_g", "AG", "ag"])
+def test_one_passband_is_converted_however_it_is_spelled(tmp_path: Path, column: str) -> None:
+    columns = POSITIONS["galactic"] | DISTANCES["exact"]
+    columns |= {column: VALUE, "extinction_error": np.full(N, 0.1)}
+    card = card_named("generic", {"extinction": column})
+    stars = read_catalog(write(tmp_path, "csv", Table(columns)), card, system=A_V).stars
+    factor = conversion(system_named("A_G"), A_V)
+    np.testing.assert_allclose(stars.extinction, factor * np.asarray(VALUE))
+
+
+def test_missing_extinctions_that_are_written_as_numbers(tmp_path: Path) -> None:
+    values = np.array(VALUE, dtype=float)
+    values[1] = -99.0
+    columns = POSITIONS["galactic"] | DISTANCES["exact"]
+    columns |= {"extinction": values, "extinction_error": np.full(N, 0.05)}
+    path = write(tmp_path, "csv", Table(columns))
+    with pytest.raises(UserError, match="more than 100 errors and 5 mag below 0 in row 1"):
+        read_catalog(path, system=A_V)
+    catalog = read_catalog(path, system=A_V, invalid="drop")
+    assert catalog.counts.kept == N - 1
+
+
+def test_zero_points_are_of_parallaxes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = POSITIONS["galactic"] | DISTANCES["exact"] | EXTINCTIONS["error"]
+    path = write(tmp_path, "csv", Table(columns))
+    catalog = read_catalog(path, system=A_V, parallax_zero_point=-0.5)
+    assert "zero point of -0.5 mas is for parallaxes and not used: distances are" in caplog.text
+    assert "parallax_zero_point_mas" not in catalog.provenance
 
 
 def test_letters_of_photometry_are_no_directions(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Directions of places, and the frames that they are in: one that is not read is refused."""
+
+import re
+from pathlib import Path
+
+from dustmap.errors import UserError
+from dustmap.sky._coordinates import direction, galactic_from_icrs
+from dustmap.sky.catalogs import _rules
+from dustmap.sky.catalogs._binding import Binding
+from dustmap.sky.catalogs._rules import Array, Values
+from dustmap.tables import AbstractReader
+
+#: Words for equinoxes before 1984, when FK5 came: 1950, 1900, 1875, 1855 and their frame.
+_OLD_EQUINOX = re.compile(r"fk4|(?<!\d)(18[5-9]\d|19[0-7]\d|198[0-3])(?!\d)")
+#: Words of a header for frames whose axes are those of ICRS within an arcsecond, at equinox 2000.
+_SAME = frozenset(("", "fk5", "eq_fk5", "gcrs", "equatorial"))
+#: An equinox as J2000.0, 2000 or B1950.
+_YEAR = re.compile(r"[bj]?(\d{4}(?:\.\d*)?)")
+#: Largest difference of an equinox from 2000, in years, each of which is 0.014 degrees.
+_SAME_EQUINOX = 0.1
+#: Names of coordinates from the Galactic centre, but for xgal, which both are called.
+_GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
+
+
+def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
+    """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
+    first, *others = (values[name] for name in kind.columns)
+    if kind is _rules.PositionKind.ICRS:
+        return galactic_from_icrs(first, *others)
+    if kind is _rules.PositionKind.CARTESIAN:
+        return direction(first, *others)
+    return first % 360.0, others[0]
+
+
+def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:
+    """Refuse places whose names or header say that they are of another frame than is read."""
+    names = [s.ref.name for name in binding.position.columns if (s := binding.sources.get(name))]
+    called = ", ".join(names)
+    if binding.position is _rules.PositionKind.CARTESIAN and _GALACTOCENTRIC.search(called.lower()):
+        raise UserError(
+            f"{path}: columns {called} are Galactocentric by their names: expected x, y, z from "
+            "the Sun, +X to the Galactic centre; name l, b and distance instead"
+        )
+    if binding.position is not _rules.PositionKind.ICRS or re.search("2000|icrs", called.lower()):
+        return
+    framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
+    header = framed or _frame_of_header(reader)
+    if _OLD_EQUINOX.search(called.lower()):
+        raise _another_frame(path, called, "B1950")
+    if not _is_icrs(header):
+        raise _another_frame(path, f"{called} ({header})", header)
+
+
+def _is_icrs(header: str) -> bool:
+    """Whether a frame, with its equinox behind it, is ICRS, FK5 at 2000, or says nothing.
+
+    Examples
+    --------
+    >>> [_is_icrs(header) for header in ("", "ICRS 1950.0", "eq_FK5 J2000", "2000.0")]
+    [True, True, True, True]
+    >>> [_is_icrs(header) for header in ("FK5 2015.5", "FK4", "galactic", "ecl_FK5 J2000")]
+    [False, False, False, False]
+    """
+    words = header.lower().split()
+    if any("icrs" in word for word in words):
+        return True
+    years = [match for word in words if (match := _YEAR.fullmatch(word))]
+    systems = {word for word in words if not _YEAR.fullmatch(word)}
+    return systems <= _SAME and all(
+        abs(float(year[1]) - 2000.0) <= _SAME_EQUINOX and not year[0].startswith("b")
+        for year in years
+    )
+
+
+def _another_frame(path: Path, columns: str, said: str) -> UserError:
+    """Say what of: an old equinox, another equinox, or another frame; and how to transform it."""
+    year = next((match for word in said.lower().split() if (match := _YEAR.fullmatch(word))), None)
+    if _OLD_EQUINOX.search(said.lower()):
+        kind, frame = "an equinox before 1984", 'FK4(equinox="B1950")'
+    elif year is not None and set(said.lower().split()) - {year[0]} <= _SAME:
+        kind, frame = "another equinox", f'FK5(equinox="J{year[1]}")'
+    else:
+        kind, frame = "another frame", '"galactic"'
+    return UserError(
+        f"{path}: columns {columns}: {kind} by their names or by the header, expected ICRS or "
+        f'J2000; transform them, as by astropy\'s SkyCoord(ra, dec, unit="deg", frame={frame})'
+        f".icrs, or correct the header"
+    )
+
+
+def _frame_of_header(reader: AbstractReader) -> str:
+    """System and equinox in the keywords of a header.
+
+    EPOCH is the old name of EQUINOX, and since 1984 that of the time of observations.
+    """
+    system, equinox, epoch = (
+        next(filter(None, map(reader.keyword, names)), "")
+        for names in (("RADESYS", "RADECSYS"), ("EQUINOX",), ("EPOCH",))
+    )
+    old = epoch if _OLD_EQUINOX.search(epoch.lower()) else ""
+    return " ".join(filter(None, (system, equinox or old)))
