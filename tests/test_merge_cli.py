@@ -186,5 +186,7 @@ def test_what_is_no_tile(
     kept = Path(tiles[0])
     told = error_of(["merge", *tiles, "--output", str(kept)], capsys)
     assert "is the input" in told
+    told = error_of(["merge", *tiles, "--output", "map.txt"], capsys)
+    assert "map.txt: expected a name that ends in .zarr or .fits" in told
     told = error_of(["merge", *tiles, "--output", "map.fits", "--format", "zarr"], capsys)
     assert "--format zarr is no .fits" in told

@@ -1,6 +1,7 @@
 """What commands may write, and where: no file of the user's is lost, whatever --output says."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,6 +131,15 @@ def test_inputs_are_never_outputs(
         command += " --set data.catalog=stars.zarr"
     overwrite = "" if "--overwrite" in command else " --overwrite"
     assert told in refused(command + overwrite, capsys)
+
+
+@pytest.mark.usefixtures("place")
+def test_an_export_is_never_the_catalog_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path("run/config.toml")
+    own = f'catalog = ["{Path.cwd()}/sky.fits"]'
+    config.write_text(re.sub("(?m)^catalog = .*$", own, config.read_text()))
+    told = refused("export run --format fits --output sky.fits --overwrite", capsys)
+    assert told.startswith("sky.fits is the input")
 
 
 @pytest.mark.usefixtures("place")

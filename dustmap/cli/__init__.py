@@ -100,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Terminated:
         return _fail("terminated (SIGTERM)", FAILED)
     except Preempted:
+        if getattr(options, "dry_run", False):  # which keeps nothing to go on with
+            return _fail("terminated (SIGTERM)", FAILED)
         sys.stderr.write("dustmap: pre-empted: go on with --resume\n")
         return PREEMPTED
     except Exception as error:

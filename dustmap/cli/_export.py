@@ -345,9 +345,9 @@ def add_merge(commands: _options.Commands) -> None:
 def execute_merge(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_of_tiles
 
-    form = _format(Path(options.output), options.format)
     memory = _options.compute_alone(options).memory_bytes
     output = _options.output_of(options, *options.tiles)
+    form = _format(output, options.format)
     sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)
@@ -359,4 +359,6 @@ def _format(output: Path, asked: str | None) -> str:
     named = SUFFIXES.get(output.suffix.lower())
     if asked is not None and named not in (None, asked):
         raise UserError(f"--output {output}: --format {asked} is no {output.suffix}")
+    if asked is None and named is None and output.suffix:
+        raise UserError(f"--output {output}: expected a name that ends in {' or '.join(SUFFIXES)}")
     return asked or named or "zarr"

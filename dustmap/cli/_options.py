@@ -284,6 +284,8 @@ def inputs_of(
         is_map = at.is_file() or (at / "zarr.json").is_file()
         own = ("config.toml", "report.json", "stars.zarr", "checkpoint")
         yield from [at] if is_map else (at / name for name in own)
+        if not is_map and is_run(at):
+            yield from map(Path, configuration.load(at / "config.toml").data.catalog)
 
 
 @final

@@ -66,7 +66,7 @@ def add_plot(commands: _options.Commands) -> None:
     picture.add_argument(
         "--los",
         nargs="+",
-        metavar="L B|CLOUD",
+        metavar=("L B|CLOUD", ""),
         help="a line of sight, in degrees, or to a cloud of Zucker et al. (2020) such as Taurus",
     )
     for name, meaning in _OF_RUNS.items():

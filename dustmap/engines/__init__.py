@@ -59,6 +59,7 @@ from dustmap.engines._engine import Learning as Learning
 from dustmap.engines._engine import Problem as Problem
 from dustmap.engines._engine import Watch as Watch
 from dustmap.engines._engine import quantity_errors as quantity_errors
+from dustmap.engines._exact import WEIGHTED_ROWS as WEIGHTED_ROWS
 from dustmap.engines._exact import ExactEngine as ExactEngine
 from dustmap.engines._exact import ExactSettings as ExactSettings
 from dustmap.engines._free_points import FreePointPlan as FreePointPlan
@@ -81,6 +82,7 @@ from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
 from dustmap.engines._learning import Learned as Learned
 from dustmap.engines._learning import learn_from_start as learn_from_start
 from dustmap.engines._learning import most_exact as most_exact
+from dustmap.engines._learning import rays_to_mean as rays_to_mean
 from dustmap.engines._learning import searched_start as searched_start
 from dustmap.engines._lognormal import LogNormalEngine as LogNormalEngine
 from dustmap.engines._lognormal import LogNormalSettings as LogNormalSettings

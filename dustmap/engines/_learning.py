@@ -246,12 +246,16 @@ def at_mean_distances(data: Batch) -> Batch:
     local = local_of(data.functional)
     if not isinstance(local, LineIntegrals) or local.weights.shape[1] == 1:
         return data
-    length = (local.weights * local.edges.diff(dim=-1)).sum(-1)
-    start = local.edges[:, 0]
+    return replace(data, functional=mapped(data.functional, rays_to_mean(local)))
+
+
+def rays_to_mean(rays: LineIntegrals) -> LineIntegrals:
+    """Rays of one segment that are as long as these, weighted, are in the mean."""
+    length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
+    start = rays.edges[:, 0]
     edges = torch.stack([start, start + length], dim=-1)
     ones = torch.ones_like(length)[:, None]
-    plain = LineIntegrals(local.origin, local.direction, edges, ones, local.keys)
-    return replace(data, functional=mapped(data.functional, plain))
+    return LineIntegrals(rays.origin, rays.direction, edges, ones, rays.keys)
 
 
 def is_refined(batch: Batch, settings: EvidenceSettings) -> bool:

@@ -19,6 +19,7 @@ from dustmap.runs.stars import _parts
 from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky import read_catalog
+from dustmap.sky.stars import GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 
 N = 800
@@ -187,6 +188,28 @@ def test_a_catalog_in_other_units_fails_a_check(
     tmp_path: Path, spoil: Any, names: list[str]
 ) -> None:
     assert failed(tmp_path, spoil(sky()), "compute.dtype=float64") == names
+
+
+@pytest.mark.parametrize(("value", "count", "names"), [(-99.0, 4, 1), (-99.0, 3, 0), (99.9, 4, 1)])
+def test_few_missing_values_that_are_written_as_numbers_fail_a_check(
+    value: float, count: int, names: int
+) -> None:
+    """Four of 8,000 stars, half of a thousandth, with one number are no chance."""
+    rng = np.random.default_rng(0)
+    extinction = rng.uniform(0.0, 2.0, 8000)
+    extinction[:count] = value
+    distance = rng.uniform(50.0, 500.0, 8000)
+    table = StarTable(
+        np.arange(8000),
+        rng.uniform(0.0, 360.0, 8000),
+        rng.uniform(-60.0, 60.0, 8000),
+        GaussianDistances(distance, 0.1 * distance),
+        extinction,
+        np.full(8000, 0.05),
+        system_named("A_V"),
+    )
+    failures = [check.name for check in catalog_checks(table) if not check.passed]
+    assert failures == ["share of stars with one impossible extinction"] * names
 
 
 def test_extinctions_of_the_other_sign_fail_a_check(tmp_path: Path) -> None:

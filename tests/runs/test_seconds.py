@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from astropy.table import Table
 
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import features
 from dustmap.gp.features import _dense_covariance
+from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import _toeplitz
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs import _machine as timing
@@ -58,6 +60,47 @@ def test_beams_are_timed_where_the_fit_has_them(
     rows, expansion = shapes
     assert rows[0] == own[0]
     assert rows[1] == expansion[0] > expansion[1] == nodes
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+def test_covariances_are_timed_by_few_rays_and_counted_where_something_is_learned(
+    catalog: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rays of uncertain distances have parts whose covariances go by the square; learning takes
+    rays to the mean distance."""
+    parts, rows = list[int](), list[int]()
+
+    def seen(config: Config, rays: LineIntegrals) -> float:
+        parts.append(rays.weights.shape[1])
+        rows.append(len(rays))
+        return once(config, rays)
+
+    once = _duration._pair_seconds
+    monkeypatch.setattr(_duration, "_pair_seconds", seen)
+    monkeypatch.setattr(timing, "seconds_per_operation", lambda device: 0.0)
+    monkeypatch.setattr(_duration, "rounded", float)
+    pairs: list[int] = []
+
+    def counted(work: Callable[[], Any], device: torch.device) -> float:
+        pairs.append(work().numel())
+        return 1.0
+
+    monkeypatch.setattr(timing, "measured_seconds", counted)
+    table = Table.read(catalog)
+    table["distance_error"] = 0.1 * table["distance_pc"]
+    table.write(catalog.with_name("uncertain.fits"), overwrite=True)
+    given = (catalog.with_name("uncertain.fits"), f"fit.engine={engine}", "data.holdout=0.2")
+    held, learned = seconds(*given, "model.learn=[]"), seconds(*given)
+    weighted = {"exact": True, "hip": False}[engine]
+    assert (max(parts) > 1) == weighted
+    assert 1 in parts
+    assert max(pairs) <= _duration.TRIAL_RAYS**2
+    assert min(pairs) < 1000 or not weighted
+    # Every trial takes a second.
+    rounds = 1.0 + _duration._ROUND_SHARE["gaussian"]
+    conditioned = rounds * rows[-1] ** 2 / min(pairs) if weighted else 0.0
+    assert held == pytest.approx(_duration._OVERHEAD + conditioned)
+    assert learned > held + 0.8 * _duration.DENSE_COVARIANCES
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

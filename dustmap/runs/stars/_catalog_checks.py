@@ -21,6 +21,8 @@ _FEW = 30
 #: Errors below 0 beyond which a number is no noise: one in 3.5 million; and the share of the
 #: stars that may be there, bad solutions of crowded fields.
 _BELOW, _MOST_BELOW = -5.0, 1e-3
+#: Impossible extinctions so far from 0, in mag, are no rounded noise.
+_FAR = 5.0
 #: A_V that no star has been seen behind, in mag.
 _OPAQUE = 50.0
 #: Share of the stars that may have place and extinction of another: they are rounded.
@@ -72,7 +74,9 @@ def _sentinels(stars: StarTable) -> Check:
     y, error = stars.extinction, stars.extinction_error
     impossible = (y < _BELOW * error) | (y > _OPAQUE * (stars.system.per_a_v or 1.0))
     values, counts = np.unique(y[impossible], return_counts=True)
-    most = max(_MOST_BELOW, 3.0 / len(stars))
+    # Rounding gives a few stars the same value next to what is possible, and none far from it.
+    is_far = len(values) > 0 and abs(values[counts.argmax()]) > _FAR
+    most = max(0.0 if is_far else _MOST_BELOW, 3.0 / len(stars))
     share = float(counts.max(initial=0) / len(stars))
     value = f"{values[counts.argmax()]:.4g} mag" if len(values) else "one"
     advice = (
@@ -212,7 +216,7 @@ def _signs(stars: StarTable) -> Check:
     below = max(0.0, -float(np.mean(stars.extinction)) / error)
     advice = (
         "column extinction: dust dims stars; has it the other sign, or missing values that are "
-        "written as numbers (--invalid drop leaves out those far below 0)?"
+        "written as numbers (cut them by a card)?"
     )
     return Check("mean extinction below 0, in median errors", below, 0.0, _MOST_BELOW_ZERO, advice)
 

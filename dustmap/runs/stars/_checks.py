@@ -32,8 +32,8 @@ from dustmap.sky.stars import ParallaxDistances, StarTable
 
 log = logging.getLogger(__name__)
 
-#: Stars within the box that can make a map, where the catalog has so many.
-_ENOUGH = 10
+#: Stars within the box that can make a map: of a large catalog, and of any.
+_ENOUGH, _FEWEST = 10, 5
 #: Share of the stars beyond the cell of the Sun.
 _LEAST_BEYOND = 0.05
 #: model.length in spacings: below the first the grid holds noise from node to node, below the
@@ -151,14 +151,14 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
             f"{share.sample.distance.min():.3g} pc: expected distances in pc (parallaxes in mas) "
             "from the Sun, and a box around the stars (grid.center, grid.size)"
         )
-    enough = max(1, min(_ENOUGH, share.total // 100))
+    enough = min(_ENOUGH, max(_FEWEST, share.total // 100))
     advice = (
         f"hardly a star lies within the box {box}: are the distances in pc, the parallaxes in mas? "
         "else move or enlarge it (grid.center, grid.size)"
     )
     of_sample = f" of {looked_at:,} that were looked at" if looked_at < share.total else ""
     name = f"stars within the box{of_sample}"
-    return Check(name, float(number), float(enough), float(looked_at), advice)
+    return Check(name, float(number), float(enough), float(max(enough, looked_at)), advice)
 
 
 def _count_within(stars: StarTable, grid: RegularGrid) -> int:

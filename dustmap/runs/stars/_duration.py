@@ -99,18 +99,21 @@ def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
     good to a factor of two where it was measured, on skies of some thousand stars."""
     if config.fit.engine == "global":
         return _global_seconds(config, rays)
-    n, device = len(rays), rays.device
-    rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
-    learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
+    n, plain, device = len(rays), engines.rays_to_mean(rays), rays.device
     operation = _machine.seconds_per_operation(device)
+    rows = min(n, config.fit.learn_rows) if _learns(config) else 0
+    pairs = DENSE_COVARIANCES * rows**2
+    learning = _machine.dense_seconds(rows, device) + pairs * _pair_seconds(config, plain)
     if config.fit.engine == "exact":
-        return learning + pair * n**2 + operation * n**3
+        seen = rays if n <= engines.WEIGHTED_ROWS else plain
+        return learning + _pair_seconds(config, seen) * n**2 + operation * n**3
     return learning + operation * n * grid_of(config.grid).size
 
 
 def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
-    """Time the covariance of two rays."""
-    kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
+    """Time the covariance of two rays, by fewer of those that have more segments."""
+    trial = rays[: max(2, TRIAL_RAYS // rays.weights.shape[1])]
+    kernel = start_kernel(config).to(rays.device)
     work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
     with torch.no_grad():
         return _machine.measured_seconds(work, rays.device) / len(trial) ** 2

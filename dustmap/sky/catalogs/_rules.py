@@ -39,8 +39,6 @@ _TURNS = 720.0
 _FARTHEST = 1e7
 #: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
 _NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
-#: Magnitudes below 0 that no offset of a catalog reaches: -9 and -99 stand for missing values.
-_BRIGHTER = 5.0
 NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 #: Name -> bit, counted from 0, of one column of whole numbers.
 FlagBits = Mapping[str, int]
@@ -417,9 +415,6 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
         )
     return problems | {
         f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
-        f"extinction is more than {_BELOW:g} errors and {_BRIGHTER:g} mag below 0": (
-            value < -np.maximum(_BRIGHTER, _BELOW * error)
-        ),
         f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
         f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
     }

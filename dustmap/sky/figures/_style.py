@@ -71,6 +71,8 @@ Extend: TypeAlias = Literal["neither", "min", "max", "both"]
 _SHOWN_PERCENTILES = (0.5, 99.5)
 #: A logarithmic scale spans no more than this factor, nor less than the other one.
 MOST_SPAN, LEAST_SPAN = 300.0, 3.0
+#: A linear scale that does not begin at zero spans at least this factor.
+LEAST_RISE = 1.1
 #: Part of a bar between ticks, at least.
 _APART = 0.1
 #: Below so many decades, the ticks within each.
@@ -237,9 +239,10 @@ def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
 
 
 def spread_scale(*values: Array) -> Scale:
-    """Make a linear scale, from zero or where the values begin."""
+    """Make a linear scale, from zero, or where the values begin if they hardly vary; from zero,
+    too, if they are alike, for that is what there is to see."""
     shown, low, high = _shown(values)
-    if low < 0.5 * high:
+    if low < 0.5 * high or high < LEAST_RISE * low:
         low = 0.0
     if high <= low:
         low, high = 0.0, high or 1.0

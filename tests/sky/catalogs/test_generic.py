@@ -352,18 +352,6 @@ def test_one_passband_is_converted_however_it_is_spelled(tmp_path: Path, column:
     np.testing.assert_allclose(stars.extinction, factor * np.asarray(VALUE))
 
 
-def test_missing_extinctions_that_are_written_as_numbers(tmp_path: Path) -> None:
-    values = np.array(VALUE, dtype=float)
-    values[1] = -99.0
-    columns = POSITIONS["galactic"] | DISTANCES["exact"]
-    columns |= {"extinction": values, "extinction_error": np.full(N, 0.05)}
-    path = write(tmp_path, "csv", Table(columns))
-    with pytest.raises(UserError, match="more than 100 errors and 5 mag below 0 in row 1"):
-        read_catalog(path, system=A_V)
-    catalog = read_catalog(path, system=A_V, invalid="drop")
-    assert catalog.counts.kept == N - 1
-
-
 def test_zero_points_are_of_parallaxes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = POSITIONS["galactic"] | DISTANCES["exact"] | EXTINCTIONS["error"]
     path = write(tmp_path, "csv", Table(columns))

@@ -98,6 +98,8 @@ def test_scales_end_at_percentiles_and_arrows_say_so() -> None:
     assert signed_scale(3.0, np.array([-4.0, 3.0])).extend == "min"
     assert signed_scale(3.0, np.array([-1.0, 1.0])).extend == "neither"
     assert spread_scale(np.linspace(0.0, 1.0, 100)).norm.vmin == 0.0
+    assert spread_scale(0.3 + 1e-8 * np.arange(100.0)).norm.vmin == 0.0
+    assert (spread_scale(np.linspace(0.3, 0.4, 100)).norm.vmin or 0.0) > 0.29
 
 
 @pytest.mark.parametrize(
