@@ -368,3 +368,52 @@ def test_smoothness_belongs_to_the_kernel_matern() -> None:
     for nu in ("0", "-1", "10.5", "nan"):
         with pytest.raises(UserError, match=r"model.nu = .*expected a number > 0 and <= 10"):
             config.from_mapping({}, [catalog, "model.kernel=matern", f"model.nu={nu}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ((), ()),
+        (("fit.batch=10", "fit.epochs=3", "fit.block=[4,4,4]"), ("epochs", "batch", "block")),
+        (("fit.whitening=ciq", "fit.learn_rows=9"), ("whitening", "learn_rows")),
+        (("fit.engine=hip", "fit.whitening=ciq", "fit.learn_rows=9"), ()),
+        (
+            ("fit.engine=hip", "fit.family=full", "fit.rank=7", "fit.block=[4,4,4]"),
+            ("rank", "block"),
+        ),
+        (("fit.engine=hip", "fit.batch=10"), ("batch",)),
+        (("fit.engine=hip", "fit.batch=10", "fit.epochs=2"), ()),
+        (("fit.engine=hip", "fit.beams=64"), ("beams",)),
+        (("fit.beams=64",), ()),
+        (("model.mean=constant", "model.disc_height=50pc"), ("disc_height",)),
+        (("model.mean=disc", "model.cavity_radius=20pc"), ("cavity_radius",)),
+        (("model.mean=bubble", "model.cavity_radius=20pc", "model.disc_length=2kpc"), ()),
+        (("data.tile_margin=50pc",), ("tile_margin",)),
+        (("data.magnitude_column=g",), ("magnitude_column",)),
+        (("data.magnitude_column=g", "data.magnitude_limit=15"), ()),
+        (("data.far_column_factor=2",), ("far_column_factor",)),
+        (("model.group_std=0.1",), ("group_std",)),
+        (('data.inputs=["l"]',), ("inputs",)),
+    ],
+)
+def test_keys_without_effect_are_named(settings: tuple[str, ...], keys: tuple[str, ...]) -> None:
+    idle = config.idle_keys(read(*settings))
+    assert {words.split()[0].split(".")[1] for words in idle} == set(keys)
+    assert all(words.endswith("it has no effect") for words in idle)
+
+
+def test_keys_of_stars_have_no_effect_on_regressions() -> None:
+    table = {
+        "kind": "regression",
+        "inputs": ["x"],
+        "target": "y",
+        "cuts": "none",
+        "catalog": "t.csv",
+    }
+    made = config.from_mapping({"data": table}, ["fit.whitening=ciq", "fit.learn_rows=9"])
+    assert config.idle_keys(made) == ('data.cuts is for data.kind = "stars": it has no effect',)
+
+
+@pytest.mark.parametrize("path", sorted(Path("pipelines").glob("*.toml")), ids=str)
+def test_no_key_of_the_pipelines_is_without_effect(path: Path) -> None:
+    assert config.idle_keys(config.load(path)) == ()

@@ -250,7 +250,15 @@ def at_mean_distances(data: Batch) -> Batch:
 
 
 def rays_to_mean(rays: LineIntegrals) -> LineIntegrals:
-    """Rays of one segment that are as long as these, weighted, are in the mean."""
+    """Rays of one segment that are as long as these, weighted, are in the mean.
+
+    Examples
+    --------
+    >>> edges, weights = torch.tensor([[0.0, 10.0, 20.0]]), torch.tensor([[1.0, 0.5]])
+    >>> rays = LineIntegrals(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]]), edges, weights)
+    >>> rays_to_mean(rays).edges.tolist()
+    [[0.0, 15.0]]
+    """
     length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
     start = rays.edges[:, 0]
     edges = torch.stack([start, start + length], dim=-1)

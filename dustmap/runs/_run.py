@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from dustmap.config import ComputeConfig, Config
+from dustmap.config import ComputeConfig, Config, idle_keys
 from dustmap.engines import MIB, Component, During, MemoryPlan, shown
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, torus_for
@@ -42,6 +42,8 @@ def prepare(
 
     earlier: the directory of the same run, which is to be resumed; world: the ranks of the run.
     """
+    for words in idle_keys(config) if world.rank == 0 else ():
+        log.warning("%s", words)
     of_stars = config.data.kind == "stars"
     start = stars.prepare_stars if of_stars else regression.prepare_regression
     run = start(config, earlier, world)
