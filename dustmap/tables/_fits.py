@@ -165,14 +165,14 @@ def _tables_behind(stream: IO[bytes], header: fits.Header) -> list[int]:
     """Return the rows of all binary tables behind the one whose rows begin here; what is no header
     ends them, for files may have anything at their end."""
     rows = list[int]()
-    while (size := int(header.data_size_padded)) >= 0:
-        try:
+    try:
+        while (size := int(header.data_size_padded)) >= 0:
             stream.seek(size, 1)
             header = _next_header(stream)
-        except (EOFError, OSError, ValueError):
-            break
-        if _is_table(header):
-            rows.append(_integer(header, "NAXIS2"))
+            if _is_table(header):
+                rows.append(_integer(header, "NAXIS2"))
+    except (EOFError, OSError, ValueError, KeyError, TypeError):
+        pass
     return rows
 
 

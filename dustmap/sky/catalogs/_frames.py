@@ -12,7 +12,9 @@ from dustmap.tables import AbstractReader
 
 #: Words for equinoxes before 1984, when FK5 came: 1950, 1900, 1875, 1855 and their frame.
 _OLD_EQUINOX = re.compile(r"fk4|(?<!\d)(18[5-9]\d|19[0-7]\d|198[0-3])(?!\d)")
-#: Words of a header for frames whose axes are those of ICRS within an arcsecond, at equinox 2000.
+#: Words of a header for ICRS, whatever the equinox beside them.
+_ICRS = re.compile("icr[fs]|bcrs|gaia")
+#: Words for frames whose axes are those of ICRS within an arcsecond, at equinox 2000.
 _SAME = frozenset(("", "fk5", "eq_fk5", "gcrs", "equatorial"))
 #: An equinox as J2000.0, 2000 or B1950.
 _YEAR = re.compile(r"[bj]?(\d{4}(?:\.\d*)?)")
@@ -56,13 +58,13 @@ def _is_icrs(header: str) -> bool:
 
     Examples
     --------
-    >>> [_is_icrs(header) for header in ("", "ICRS 1950.0", "eq_FK5 J2000", "2000.0")]
-    [True, True, True, True]
+    >>> [_is_icrs(header) for header in ("", "ICRS 1950.0", "ICRF3", "eq_FK5 J2000", "2000.0")]
+    [True, True, True, True, True]
     >>> [_is_icrs(header) for header in ("FK5 2015.5", "FK4", "galactic", "ecl_FK5 J2000")]
     [False, False, False, False]
     """
     words = header.lower().split()
-    if any("icrs" in word for word in words):
+    if _ICRS.search(header.lower()):
         return True
     years = [match for word in words if (match := _YEAR.fullmatch(word))]
     systems = {word for word in words if not _YEAR.fullmatch(word)}
