@@ -414,6 +414,9 @@ def test_keys_of_stars_have_no_effect_on_regressions() -> None:
     assert config.idle_keys(made) == ('data.cuts is for data.kind = "stars": it has no effect',)
 
 
-@pytest.mark.parametrize("path", sorted(Path("pipelines").glob("*.toml")), ids=str)
+PIPELINES = Path(__file__).parents[1] / "pipelines"
+
+
+@pytest.mark.parametrize("path", sorted(PIPELINES.glob("*.toml")), ids=lambda path: path.name)
 def test_no_key_of_the_pipelines_is_without_effect(path: Path) -> None:
     assert config.idle_keys(config.load(path)) == ()

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,19 @@ def test_inputs_are_never_outputs(
         command += " --set data.catalog=stars.zarr"
     overwrite = "" if "--overwrite" in command else " --overwrite"
     assert told in refused(command + overwrite, capsys)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_dry_run_that_is_stopped_has_nothing_to_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("dustmap.runs.prepare", stopped)
+    assert main(["run", "run.toml", "--output", "planned", "--dry-run"]) == FAILED
+    assert "terminated (SIGTERM)" in capsys.readouterr().err
+    assert not Path("planned").exists()
 
 
 @pytest.mark.usefixtures("place")

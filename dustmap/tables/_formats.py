@@ -104,10 +104,8 @@ def write_npz(path: Path, table: Table) -> None:
 def _without_mask(column: Any) -> NDArray[Any]:
     """The values of a column. UserError where whole numbers are missing beside others that NaN has
     no place among, for they are beyond 2⁵³."""
-    values, missing = (
-        np.ma.getdata(np.ma.asarray(column)),
-        np.ma.getmaskarray(np.ma.asarray(column)),
-    )
+    masked = np.ma.asarray(column)
+    values, missing = np.ma.getdata(masked), np.ma.getmaskarray(masked)
     if not missing.any():
         return np.asarray(values)
     if values.dtype.kind in "US":

@@ -212,6 +212,14 @@ def test_few_missing_values_that_are_written_as_numbers_fail_a_check(
     assert failures == ["share of stars with one impossible extinction"] * names
 
 
+def test_few_stars_in_the_box_fail_a_check(tmp_path: Path) -> None:
+    stars = {name: values[:4] for name, values in sky().items()}
+    run = prepare(config(tmp_path, stars, "compute.dtype=float64"))
+    assert isinstance(run, StarRun)
+    (found,) = (check for check in run.checks if check.name.startswith("stars within"))
+    assert (found.value <= 4, found.low, found.passed) == (True, 5, False)
+
+
 def test_extinctions_of_the_other_sign_fail_a_check(tmp_path: Path) -> None:
     """A log-normal density refuses them; a zero point that is off does not, where all is empty."""
     gaussian = ("model.density=gaussian", "model.std=0.001")

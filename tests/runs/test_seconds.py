@@ -103,6 +103,13 @@ def test_covariances_are_timed_by_few_rays_and_counted_where_something_is_learne
     assert learned > held + 0.8 * _duration.DENSE_COVARIANCES
 
 
+def test_keys_without_effect_are_named_before_a_run(
+    catalog: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds(catalog, "fit.whitening=ciq")
+    assert 'fit.whitening is for fit.engine = "hip": it has no effect' in caplog.text
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(

@@ -378,8 +378,10 @@ class _LogTable:
         total = c[..., 5]
         for power in range(4, -1, -1):
             total = total * u + c[..., power]
-        limit = _log_bessel_at_zero(self.nu, self.order, x.clamp_max(self.start))
-        return torch.where(x < self.start, limit, total)
+        below = x < self.start
+        if bool(below.any()):
+            total[below] = _log_bessel_at_zero(self.nu, self.order, x[below])
+        return total
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ from dustmap.sky.stars import ParallaxDistances, StarTable
 log = logging.getLogger(__name__)
 
 #: Stars within the box that can make a map: of a large catalog, and of any.
-_ENOUGH, _FEWEST = 10, 5
+_ENOUGH, _AT_LEAST = 10, 5
 #: Share of the stars beyond the cell of the Sun.
 _LEAST_BEYOND = 0.05
 #: model.length in spacings: below the first the grid holds noise from node to node, below the
@@ -151,7 +151,7 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
             f"{share.sample.distance.min():.3g} pc: expected distances in pc (parallaxes in mas) "
             "from the Sun, and a box around the stars (grid.center, grid.size)"
         )
-    enough = min(_ENOUGH, max(_FEWEST, share.total // 100))
+    enough = min(_ENOUGH, max(_AT_LEAST, share.total // 100))
     advice = (
         f"hardly a star lies within the box {box}: are the distances in pc, the parallaxes in mas? "
         "else move or enlarge it (grid.center, grid.size)"

@@ -63,24 +63,29 @@ def _is_icrs(header: str) -> bool:
     >>> [_is_icrs(header) for header in ("FK5 2015.5", "FK4", "galactic", "ecl_FK5 J2000")]
     [False, False, False, False]
     """
-    words = header.lower().split()
     if _ICRS.search(header.lower()):
         return True
-    years = [match for word in words if (match := _YEAR.fullmatch(word))]
-    systems = {word for word in words if not _YEAR.fullmatch(word)}
+    systems, years = _systems_and_years(header)
     return systems <= _SAME and all(
         abs(float(year[1]) - 2000.0) <= _SAME_EQUINOX and not year[0].startswith("b")
         for year in years
     )
 
 
+def _systems_and_years(header: str) -> tuple[set[str], list[re.Match[str]]]:
+    """The words of a header for systems, and those for equinoxes."""
+    words = header.lower().split()
+    years = [match for word in words if (match := _YEAR.fullmatch(word))]
+    return set(words) - {year[0] for year in years}, years
+
+
 def _another_frame(path: Path, columns: str, said: str) -> UserError:
     """Say what of: an old equinox, another equinox, or another frame; and how to transform it."""
-    year = next((match for word in said.lower().split() if (match := _YEAR.fullmatch(word))), None)
+    systems, years = _systems_and_years(said)
     if _OLD_EQUINOX.search(said.lower()):
         kind, frame = "an equinox before 1984", 'FK4(equinox="B1950")'
-    elif year is not None and set(said.lower().split()) - {year[0]} <= _SAME:
-        kind, frame = "another equinox", f'FK5(equinox="J{year[1]}")'
+    elif years and systems <= _SAME:
+        kind, frame = "another equinox", f'FK5(equinox="J{years[0][1]}")'
     else:
         kind, frame = "another frame", '"galactic"'
     return UserError(

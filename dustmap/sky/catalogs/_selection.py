@@ -194,12 +194,10 @@ class Selection:
         card, binding, groups = self.card, self.files[0].binding, {}
         prior = dict[str, Any]()
         assert binding.extinction is not None
-        if self.learned is not None:
-            prior = {"distance_prior": self.learned.as_dict()}
-        elif binding.distance is _rules.DistanceKind.PARALLAX:
-            prior = {"distance_prior": self._stated.attributes()}
         if binding.distance is _rules.DistanceKind.PARALLAX:
-            prior["parallax_zero_point_mas"] = self._zero_point
+            learned = self.learned
+            known = self._stated.attributes() if learned is None else learned.as_dict()
+            prior = {"distance_prior": known, "parallax_zero_point_mas": self._zero_point}
         if card.group is not None and binding.group is not None:
             groups = {"groups": {"column": card.group.name, "names": list(self._groups)}}
         return {

@@ -12,6 +12,7 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.table import QTable, Table
 
+from dustmap.cli import main
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import card_named, read_catalog, read_places
 from dustmap.sky.stars import (
@@ -352,12 +353,17 @@ def test_one_passband_is_converted_however_it_is_spelled(tmp_path: Path, column:
     np.testing.assert_allclose(stars.extinction, factor * np.asarray(VALUE))
 
 
-def test_zero_points_are_of_parallaxes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_zero_points_are_of_parallaxes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     columns = POSITIONS["galactic"] | DISTANCES["exact"] | EXTINCTIONS["error"]
     path = write(tmp_path, "csv", Table(columns))
     catalog = read_catalog(path, system=A_V, parallax_zero_point=-0.5)
     assert "zero point of -0.5 mas is for parallaxes and not used: distances are" in caplog.text
     assert "parallax_zero_point_mas" not in catalog.provenance
+    given = [str(path), "--system", "A_V", "--output", str(tmp_path / "stars.zarr")]
+    main(["ingest", *given, "--distance-max", "5kpc"])
+    assert "--distance-scale are for parallaxes and not used" in capsys.readouterr().err
 
 
 def test_letters_of_photometry_are_no_directions(tmp_path: Path) -> None:
