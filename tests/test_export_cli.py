@@ -114,6 +114,30 @@ def test_gtomo(finished: Path, field: AbstractDensityField, tmp_path: Path) -> N
     np.testing.assert_allclose(cube.mean.transpose().ravel(), found, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (("--step", "20pc"), False),
+        (("--step", "40pc"), False),
+        (("--box", "-60", "60", "-40", "40", "-40", "40"), False),
+        (("--box", "-40", "40", "-40", "40", "-40", "40"), True),
+        (("--box", "-60", "60", "-40", "50", "-40", "50", "--step", "30"), True),
+    ],
+)
+def test_voxels_that_leave_nodes_out_are_warned_of(
+    finished: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    warned: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run's nodes are 40 pc apart; between other voxels a file has other answers."""
+    assert open_star_map(finished).run.grid.spacing == (40.0,) * 3
+    capsys.readouterr()
+    assert export(finished, "zarr", tmp_path / "map.zarr", *options) == DONE
+    assert ("without all of the run's nodes, 40 pc apart" in capsys.readouterr().err) == warned
+
+
 def test_healpix(
     finished: Path, field: AbstractDensityField, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

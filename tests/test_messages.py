@@ -33,6 +33,9 @@ def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate --stars 9 --seed 1 --output s.fits --truth t.txt", "t.txt: expected a name"),
         ("ingest sky.fits --output stars.fits", "stars.fits: expected a name that ends in .zarr"),
         ("export run --format fits --output map.zarr", "map.zarr: --format fits is no .zarr"),
+        ("export run --format healpix --output s.h5", "--format healpix is no .h5, expected .fits"),
+        ("export run --format bayestar --output m.FITS", "is no .fits, expected .h5 or .hdf5"),
+        ("export run --format gtomo --output map.glb", "--format gtomo is no .glb, expected .fits"),
         ("export run --format fits --output map", "a name that ends in .fits"),
     ],
 )

@@ -35,6 +35,18 @@ PLACES = {
     "gtomo": ("mean", "std", "median", "p16", "p84"),
 }
 SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
+_FITS, _HDF5 = (".fits", ".fit"), (".h5", ".hdf5")
+#: Endings of names by which readers know what a file is.
+ENDINGS = {
+    "zarr": (".zarr",),
+    "fits": _FITS,
+    "healpix": _FITS,
+    "edenhofer2023": _FITS,
+    "leike2020": _HDF5,
+    "bayestar": _HDF5,
+    "gtomo": (*_FITS, *_HDF5),
+    SCENE: (".glb",),
+}
 
 
 def add_export(commands: _options.Commands) -> None:
@@ -123,10 +135,13 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
             raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
     if options.distances is not None and options.shells is not None:
         raise UserError("--distances, --shells: expected one of them")
-    suffix, other = Path(options.output).suffix.lower(), {"zarr": ".fits", "fits": ".zarr"}
-    if suffix == other.get(options.format):
-        raise UserError(f"--output {options.output}: --format {options.format} is no {suffix}")
-    if options.format == "fits" and suffix not in (".fits", ".fit"):
+    suffix, own = Path(options.output).suffix.lower(), ENDINGS[options.format]
+    if suffix not in own and any(suffix in endings for endings in ENDINGS.values()):
+        raise UserError(
+            f"--output {options.output}: --format {options.format} is no {suffix}, expected "
+            f"{' or '.join(own)}"
+        )
+    if options.format == "fits" and suffix not in own:
         raise UserError(
             f"--output {options.output}: expected a name that ends in .fits, by which "
             "commands know a map"
@@ -165,7 +180,7 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     field, grid = finished.field(), _grid(finished, options)
     finer = finished.finer if options.box is None and options.step is None else ()
     request, provenance = _request(finished, field, options), finished.made
-    _warn_of_one_spacing(finished, grid, options)
+    _warn_of_voxels(finished, grid, options)
     with progress() as shown:
         watched = WatchedField(field, f"writing {output.name}", shown)
         if options.format == SCENE:
@@ -188,27 +203,34 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
 
 
-def _warn_of_one_spacing(
-    finished: "StarMap", grid: "RegularGrid", options: argparse.Namespace
-) -> None:
-    """Say what a cube of one spacing leaves of the levels of a run."""
-    if not finished.finer or options.format not in BOXED or options.format == SCENE:
+def _warn_of_voxels(finished: "StarMap", grid: "RegularGrid", options: argparse.Namespace) -> None:
+    """Say what a cube of one spacing leaves of the nodes and levels of a run."""
+    if options.format not in BOXED or options.format == SCENE:
         return
     if options.box is None and options.step is None:
-        if options.format not in CUBES:
+        if finished.finer and options.format not in CUBES:
             words = "the coarsest level's; --box or --step for finer ones"
             log.warning("a cube of one spacing: %g pc, %s", grid.spacing[0], words)
-    elif not _is_within_one_level(grid, (finished.run.grid, *finished.finer)):
+        return
+    level = _level_of(grid, (finished.run.grid, *finished.finer))
+    if level is None:
         log.warning(
             "one spacing, %g pc, of several levels: in the cells where one level meets another, "
             "answers of this file are not the run's",
             grid.spacing[0],
         )
+    elif not _has_nodes(grid, level):
+        log.warning(
+            "voxels %g pc apart, from X %g, Y %g, Z %g pc on, without all of the run's nodes, %g "
+            "pc apart, from X %g, Y %g, Z %g pc on: between voxels answers of this file are not "
+            "the run's, and standard deviations are mostly too small",
+            *(grid.spacing[0], *grid.lower, level.spacing[0], *level.lower),
+        )
 
 
-def _is_within_one_level(grid: "RegularGrid", levels: "Sequence[RegularGrid]") -> bool:
-    """Whether the finest level that a box meets, of levels from the coarsest on, has its spacing
-    and all of it."""
+def _level_of(grid: "RegularGrid", levels: "Sequence[RegularGrid]") -> "RegularGrid | None":
+    """Return the finest that a box meets, of levels from the coarsest on; None where it has not all
+    of the box."""
 
     def faces(level: "RegularGrid") -> Iterator[tuple[float, float, float, float]]:
         return zip(level.lower, grid.lower, grid.upper, level.upper, strict=True)
@@ -219,7 +241,14 @@ def _is_within_one_level(grid: "RegularGrid", levels: "Sequence[RegularGrid]") -
         if all(start < last and first < end for start, first, last, end in faces(level))
     ]
     inside = all(start <= first and last <= end for start, first, last, end in faces(met[-1]))
-    return inside and met[-1].spacing == grid.spacing
+    return met[-1] if inside else None
+
+
+def _has_nodes(grid: "RegularGrid", level: "RegularGrid") -> bool:
+    """Whether the nodes of a level are voxels, as far as these go."""
+    steps = zip(level.spacing, level.lower, grid.spacing, grid.lower, strict=True)
+    parts = ((own / step, (first - low) / step) for own, low, step, first in steps)
+    return all(abs(part - round(part)) < 1e-6 for pair in parts for part in pair)
 
 
 def _export_map(options: argparse.Namespace) -> int:

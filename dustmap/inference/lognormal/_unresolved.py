@@ -187,6 +187,20 @@ class Unresolved:
             c[rows] = self._of_interpolant(x[rows], self.grid.grids[number])
         return min(self.scale, 1.0) * c
 
+    @torch.no_grad()
+    def in_cells(self, offset: Tensor) -> Tensor:
+        """Return the same (G, N) at places (N, D) of a cell of every grid, each in [0, 1]."""
+        grids = self.grid.grids
+        places = (
+            torch.tensor(grid.lower, dtype=torch.float64)
+            + offset * torch.tensor(grid.spacing, dtype=torch.float64)
+            for grid in grids
+        )
+        device = self.kernel.device
+        pairs = zip(places, grids, strict=True)
+        c = [self._of_interpolant(x.to(device), grid).cpu() for x, grid in pairs]
+        return min(self.scale, 1.0) * torch.stack(c)
+
     def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:
         """The variance (N,) of s less its interpolant on a grid; float64."""
         corners = torch.tensor(

@@ -1,6 +1,4 @@
-"""Answers of a map for places and rays, as numbers, and how far its data reach; and as xarray:
-cubes, a line of sight, shells on the sky in HEALPix.
-"""
+"""Answers of a map for places and rays, and how far its data reach."""
 
 import logging
 from collections.abc import Iterator
@@ -8,27 +6,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from astropy import units as u
 from astropy.coordinates import SkyCoord
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
 from dustmap.sky.maps import _quantities, _trilinear
-from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, AbstractCubes, Cube
-from dustmap.sky.maps._quantities import Mode, Outside, Quantity, dimensions_of, variable_of
+from dustmap.sky.maps._cubes import AbstractCubes, Cube
+from dustmap.sky.maps._quantities import Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import (
     Cells,
     CubeReader,
     Flags,
     Floats,
     Rays,
-    distances_through,
 )
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from dustmap.sky.maps._dust_map import DustMap
 
 log = logging.getLogger(__name__)
@@ -42,8 +35,6 @@ _NUMBERS = 2**23
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 #: Percentiles between which 68 % lie.
 _BAND = (16.0, 84.0)
-#: Units of answers, by their names.
-_UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
 
 @final
@@ -155,28 +146,34 @@ class Answers:
         both = np.full((2, max(1, len(levels)), len(positions)), np.nan)
         inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
-        both[:, :, inside] = self._by_variances(cells, mode, levels)
+        both[:, :, inside] = self._by_variances(positions[inside], cells, mode, levels)
         if self._finer is not None:
             near = _trilinear.within_box(self._finer.layout.grid, positions)
             both[:, :, near] = self._finer._between(positions[near], mode, levels)
         return both[0], both[1]
 
     def _by_variances(
-        self, cells: Cells, mode: Mode, levels: tuple[float, ...]
+        self, positions: Floats, cells: Cells, mode: Mode, levels: tuple[float, ...]
     ) -> tuple[Floats, Floats]:
-        """Return statistics (1 or Q, N) with the variance of ln ρ that the voxels around have,
-        times what the interpolant of their samples (S, N, 8) has left of theirs, and that between
-        voxels; and interpolated ones."""
+        """Return statistics (1 or Q, N) between voxels, and interpolated ones, by
+
+            var ln ρ = Σ_c w_c (v_c − r_c) / Σ_c w_c t_c · t(x) + r(x),
+
+        v_c of the voxels around, t_c and t(x) of their samples (S, N, 8) and of the interpolants of
+        these, and r what samples have nothing of, by the place in the cells of the run."""
         weights = cells.weights.astype(np.float64)
         summed: dict[str, Any] = {"axis": -1, "where": weights > 0}  # others may be unknown
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
         centres, widths = _quantities.log_moments(corners)
         centre, width = _quantities.log_moments((corners * weights).sum(**summed))
-        held = self._log_variances(corners, cells)
-        known, drawn = ((v * weights).sum(**summed) for v in (held, widths**2))
+        held, rest = self._log_variances(corners, cells), self._rest_of_corners(cells)
+        # Rounding of files apart, no voxel has less than its rest.
+        sampled = np.maximum(held - rest, 0.0)
+        known, drawn = ((v * weights).sum(**summed) for v in (sampled, widths**2))
         left = np.divide(known, drawn, out=np.zeros_like(known), where=drawn > 0)
-        width = np.sqrt(width**2 * left + _trilinear.variance_between(self.layout, cells))
+        more = _trilinear.variance_between(self.layout.between, positions)
+        width = np.sqrt(width**2 * left + more)
         if mode is Mode.STD:
             mean = self._means(corners, cells)
             here = (mean * weights).sum(**summed) * np.sqrt(np.expm1(width**2))
@@ -185,6 +182,11 @@ class Answers:
         here = np.stack([np.exp(centre + each * width) for each in z])
         around = [(np.exp(centres + each * np.sqrt(held)) * weights).sum(**summed) for each in z]
         return here, np.stack(around)
+
+    def _rest_of_corners(self, cells: Cells) -> Floats:
+        """Return the variance of ln ρ (N, 8) that samples of the voxels around have not."""
+        places = cells.corners(self.layout.grid).reshape(-1, 3)
+        return _trilinear.variance_between(self.layout.between, places).reshape(-1, 8)
 
     def _means(self, corners: Floats, cells: Cells) -> Floats:
         """Return the mean (N, 8) of the voxels around, of their samples (S, N, 8) if need be."""
@@ -297,6 +299,26 @@ class Answers:
             raise UserError(f"this map has no {quantity.value}, only {held}: export it with that")
 
 
+def probabilities(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
+    """Return the probabilities of the requested percentiles."""
+    if (mode is Mode.PERCENTILE) != (pct is not None):
+        raise UserError(
+            f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "
+            f"{mode.value!r}"
+        )
+    if mode is Mode.MEDIAN:
+        return (0.5,)
+    if pct is None:
+        return ()
+    try:
+        percents = np.atleast_1d(np.asarray(pct, np.float64))
+    except (TypeError, ValueError):
+        percents = np.empty(0)
+    if percents.ndim != 1 or len(percents) == 0 or not ((percents > 0) & (percents < 100)).all():
+        raise UserError(f"pct: expected percents between 0 and 100, got {pct!r}")
+    return tuple(float(p) / 100.0 for p in percents)
+
+
 def _log_width(low: Floats, high: Floats, below: float, above: float) -> Floats:
     """Return τ of a log-normal distribution by two quantiles, at these probabilities; 0 of none."""
     ratio = np.divide(high, low, out=np.ones_like(low), where=low > 0)
@@ -347,104 +369,3 @@ def spread_of(density: "DustMap", places: SkyCoord, integrated: bool) -> Floats 
     held = Quantity.STD in density.available and not integrated
     known = held or density.n_samples > 1
     return density.query(places, "std", integrated=integrated) if known else None
-
-
-def cubes_of(density: "DustMap") -> "xr.Dataset":
-    """Return all cubes of a map as `DustMap.to_xarray` does."""
-    import xarray as xr
-
-    places = zip("xyz", density.axes(), strict=True)
-    axes = {name: (name, at, {"units": "pc"}) for name, at in places}
-    data: dict[str, Any] = {}
-    for quantity in density.available:
-        described, name = DESCRIPTIONS[quantity], variable_of(quantity)
-        attributes = {"units": described.unit, "long_name": described.meaning}
-        values = density.cube(quantity)
-        if quantity is Quantity.SAMPLES:
-            values = np.stack([density.cube(quantity, k) for k in range(density.n_samples)])
-        data[name] = dimensions_of(quantity), values, attributes
-    if density.finer:
-        log.warning("cubes of the coarsest level alone: on_one_grid().to_xarray() has the finest")
-    return xr.Dataset(data, axes, {"extinction_system": density.system.name})
-
-
-def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | None) -> "xr.Dataset":
-    """Return density and extinction along a direction as `DustMap.profile` does."""
-    import xarray as xr
-
-    direction = directions_of(coords)
-    if len(direction) != 1 or not np.isfinite(direction).all():
-        raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
-    grid = density.grid
-    if distances is None:
-        step = 0.5 * min(grid.spacing)
-        along = distances_through(grid.lower, grid.upper, direction[0], step)
-        if along is None:
-            raise UserError(f"coords: the line of sight does not meet the map ({density!r})")
-    else:
-        along = _checked(distances)
-    places = places_towards(direction, along)
-    bands = {"density": _band(density, places, False), "extinction": _band(density, places, True)}
-    data = {
-        f"{what}_{name}": ("distance", values, {"units": _UNIT_OF[what]})
-        for what, band in bands.items()
-        for name, values in band.items()
-    }
-    if Quantity.COVERAGE in density.available:
-        data["coverage"] = ("distance", density.coverage(places), {"units": ""})
-    l, b, _ = galactic(direction[0])
-    seen = {"l_deg": float(l), "b_deg": float(b), "extinction_system": density.system.name}
-    return xr.Dataset(data, {"distance": ("distance", along, {"units": "pc"})}, seen)
-
-
-def sky_of(
-    density: "DustMap", nside: int, distances: u.Quantity, integrated: bool, nest: bool
-) -> "xr.Dataset":
-    """Return shells in HEALPix as `DustMap.to_healpix` does."""
-    import healpy
-    import xarray as xr
-
-    refuse_bad_nside(nside)
-    along = _checked(distances)
-    lon, lat = healpy.pix2ang(nside, np.arange(healpy.nside2npix(nside)), nest=nest, lonlat=True)
-    pixels = SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic")
-    shells = [places_towards(directions_of(pixels), np.full(len(lon), d)) for d in along]
-    name = "extinction" if integrated else "density"
-    means = [density.query(shell, integrated=integrated) for shell in shells]
-    spreads = [spread_of(density, shell, integrated) for shell in shells]
-    known = {"mean": means, "std": [std for std in spreads if std is not None]}
-    data = {
-        f"{name}_{mode}": (("distance", "pixel"), np.stack(values), {"units": _UNIT_OF[name]})
-        for mode, values in known.items()
-        if values
-    }
-    attributes = {
-        "nside": nside,
-        "ordering": "NESTED" if nest else "RING",
-        "frame": "galactic",
-        "extinction_system": density.system.name,
-    }
-    return xr.Dataset(data, {"distance": ("distance", along, {"units": "pc"})}, attributes)
-
-
-def _checked(distances: u.Quantity) -> NDArray[np.float64]:
-    """Return distances (K,) in pc, ascending; a bare number has no unit and is refused."""
-    try:
-        along = np.atleast_1d(u.Quantity(distances).to_value(u.pc)).astype(np.float64)
-    except u.UnitConversionError:
-        raise UserError(
-            f"distances: expected lengths with a unit, such as [100, 200] * u.pc, got {distances!r}"
-        ) from None
-    if along.ndim != 1 or not np.isfinite(along).all() or (along < 0).any():
-        raise UserError(f"distances: expected a row of lengths, 0 or more, got {distances!r}")
-    return along
-
-
-def _band(density: "DustMap", places: SkyCoord, integrated: bool) -> dict[str, NDArray[np.float64]]:
-    """Return mean, std and the edges of the central 68 %, as far as the map has them."""
-    moments = {"mean": density.query(places, integrated=integrated)}
-    std = spread_of(density, places, integrated)
-    if std is not None:
-        moments["std"] = std
-    edges = central_band(density, places, integrated)
-    return moments if edges is None else moments | {"p16": edges[0], "p84": edges[1]}

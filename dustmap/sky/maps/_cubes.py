@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.sky.maps._between import CellVariance, read_between
 from dustmap.sky.maps._quantities import (
     MapRequest,
     Quantity,
@@ -38,8 +39,6 @@ BLOCK = 2880
 Box: TypeAlias = tuple[slice, slice, slice]
 #: Parses as a unit of FITS, VOUnit, CDS and astropy; `mag pc-1` does not in CDS.
 DENSITY_UNIT = "mag.pc-1"
-#: Parts of a cell, from a voxel towards the next, of `Layout.between`; the cell is symmetric.
-OFFSETS = (0.0, 1 / 16, 1 / 4, 1 / 2)
 #: How percentiles come about, by whether the density is positive.
 PERCENTILES_OF = {
     True: "log-normal: exp(mean + z std) of ln density over the samples",
@@ -66,8 +65,8 @@ class Layout:
     """The contents of a map, and its voxels.
 
     grid: whose nodes are the voxels' centres; positive: whether percentiles are by the moments of
-    ln ρ; samples: how many there are; between: variance of ln ρ between voxels beside that of what
-    is interpolated, at OFFSETS of a cell along z, y and x, the fastest; empty where it has none.
+    ln ρ; samples: how many there are; between: variance of ln ρ beside that of what is
+    interpolated, of all grids of the run, coarsest first; empty where it has none.
     """
 
     grid: RegularGrid
@@ -75,7 +74,7 @@ class Layout:
     quantities: tuple[Quantity, ...]
     samples: int
     positive: bool
-    between: tuple[float, ...] = ()
+    between: tuple[CellVariance, ...] = ()
 
     def __post_init__(self) -> None:
         if self.grid.dim != 3:
@@ -168,11 +167,13 @@ def layout_of(
     axes: Mapping[str, NDArray[np.float64]],
     system: object,
     percentiles: object,
-    between: object,
+    tables: object,
+    nodes: object,
 ) -> Layout:
     """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
 
-    UserError where the cubes do not lie on the axes, or the extinction system is unknown.
+    tables, nodes: of `Layout.between`. UserError where the cubes do not lie on the axes, or the
+    extinction system is unknown.
     """
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
@@ -186,7 +187,8 @@ def layout_of(
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
-    widths = str(percentiles).startswith("log-normal"), _variances(path, between)
+    positive, between = str(percentiles).startswith("log-normal"), (path, tables, nodes, grid)
+    widths = positive, read_between(*between)
     layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, *widths)
     for quantity, shape in shapes.items():
         if shape != layout.shape:
@@ -195,18 +197,6 @@ def layout_of(
                 f"{layout.shape}, got {shape}"
             )
     return layout
-
-
-def _variances(path: object, given: object) -> tuple[float, ...]:
-    """Read `Layout.between`, a list or the words of a card."""
-    try:
-        values = np.array(given.split() if isinstance(given, str) else given, np.float64)
-    except (TypeError, ValueError):
-        values = np.full(1, np.nan)
-    whole = values.ndim == 1 and len(values) in (0, len(OFFSETS) ** 3)
-    if whole and np.isfinite(values).all() and (values >= 0.0).all():
-        return tuple(values.tolist())
-    raise UserError(f"{path} is damaged, make it again: variances between voxels {given!r}")
 
 
 @final
@@ -299,7 +289,7 @@ class FitsCubes(_FileCubes):
                 )
             shapes = {q: self._image(hdus, Cube(q)).shape for q in quantities}
             first = self._image(hdus, Cube(quantities[0]))
-            cards = "EXTSYS", "PERCENT", "BETWEEN"
+            cards = "EXTSYS", "PERCENT", "BETWEEN", "BETWGRID"
             system, *widths = (first.header.get(card, "") for card in cards)
             if len(first.shape) != 3 or not system:
                 raise UserError(
@@ -416,7 +406,8 @@ class ZarrCubes(_FileCubes):
         for q, name in ((q, variable_of(q)) for q in quantities):
             refuse_other_axes(self.path, name, self._group.dimensions(name), dimensions_of(q))
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
-        widths = (self._group.attributes.get(name, "") for name in ("percentiles", "between"))
+        names = "percentiles", "between", "between_grid"
+        widths = (self._group.attributes.get(name, "") for name in names)
         return layout_of(self.path, shapes, samples, axes, system, *widths)
 
     @property

@@ -13,9 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
-from dustmap.sky.maps._answers import Answers, cubes_of, profile_of, sky_of
+from dustmap.sky.maps._answers import Answers, probabilities
+from dustmap.sky.maps._between import CellVariance
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
-from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
+from dustmap.sky.maps._datasets import cubes_of, profile_of, sky_of
+from dustmap.sky.maps._quantities import (
+    DATA_DOMINATED,
+    MapRequest,
+    Mode,
+    Outside,
+    Quantity,
+)
 from dustmap.sky.maps._trilinear import over_voxels, within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -70,7 +78,7 @@ class DustMap:
         arrays: Mapping[Quantity, NDArray[np.float32]],
         system: ExtinctionSystem | str,
         positive: bool = False,
-        between: tuple[float, ...] = (),
+        between: tuple[CellVariance, ...] = (),
     ) -> Self:
         """Build from arrays (z, y, x), samples (S, z, y, x), and `Layout.between`."""
         named = system_named(system) if isinstance(system, str) else system
@@ -104,11 +112,15 @@ class DustMap:
             q: np.concatenate([slab[q.value] for slab in slabs], axis=-3)
             for q in request.quantities
         }
-        more = field.variances_between(grid)
-        return cls.from_arrays(grid, arrays, field.system, field.positive, more)
+        rest = field.positive, field.traits.between
+        return cls.from_arrays(grid, arrays, field.system, *rest)
 
     def on_one_grid(self) -> "DustMap":
-        """Return the map itself, or where it has finer levels that of `finest_grid`, in memory."""
+        """Return the map itself, or where it has finer levels that of `finest_grid`, in memory.
+
+        Levels do not go over into each other: within a voxel of the face of one, where the density
+        jumps, that of the map is between both.
+        """
         if not self.cubes.finer:
             return self
         spacings = [cubes.layout.grid.spacing for cubes in self.cubes.finer]
@@ -118,8 +130,11 @@ class DustMap:
         for cube in self.layout.cubes:
             (values,) = self._answers.of_cube(cube, points)
             cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
-        between = self.cubes.finer[-1].layout.between
-        return DustMap.from_arrays(grid, arrays, self.system, self.layout.positive, between)
+        layouts = [cubes.layout for cubes in (self.cubes, *self.cubes.finer)]
+        # Every level has those of all grids, but in files of before.
+        between = {rest.nodes: rest for layout in layouts for rest in layout.between}
+        rest = self.layout.positive, tuple(between.values())
+        return DustMap.from_arrays(grid, arrays, self.system, *rest)
 
     def over_voxels(self) -> "DustMap":
         """Return means over voxels, of the finest level, with std and others of samples alone."""
@@ -294,7 +309,7 @@ class DustMap:
         `monte_carlo_error`.
         """
         asked, policy = Mode.named(mode), Outside.named(outside)
-        levels = _levels(asked, pct)
+        levels = probabilities(asked, pct)
         positions = positions_of(coords)
         answer = self._answers.integrals if integrated else self._answers.densities
         values = answer(positions, asked, levels, policy)
@@ -426,23 +441,3 @@ def finest_grid(grid: RegularGrid, spacings: Iterable[tuple[float, ...]]) -> Reg
         shape = tuple(round((b - a) / h) + 1 for a, b, h in sides)
         finest = RegularGrid(grid.lower, spacing, shape) if math.prod(shape) <= VOXELS else finest
     return finest
-
-
-def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
-    """Return the probabilities of the requested percentiles."""
-    if (mode is Mode.PERCENTILE) != (pct is not None):
-        raise UserError(
-            f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "
-            f"{mode.value!r}"
-        )
-    if mode is Mode.MEDIAN:
-        return (0.5,)
-    if pct is None:
-        return ()
-    try:
-        percents = np.atleast_1d(np.asarray(pct, np.float64))
-    except (TypeError, ValueError):
-        percents = np.empty(0)
-    if percents.ndim != 1 or len(percents) == 0 or not ((percents > 0) & (percents < 100)).all():
-        raise UserError(f"pct: expected percents between 0 and 100, got {pct!r}")
-    return tuple(float(p) / 100.0 for p in percents)

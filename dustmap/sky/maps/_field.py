@@ -20,7 +20,9 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.sky.maps._cubes import OFFSETS, AbstractCubes, Layout
+from dustmap.inference import Unresolved
+from dustmap.sky.maps._between import OFFSETS, CellVariance
+from dustmap.sky.maps._cubes import AbstractCubes, Layout
 from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity, normal_quantile
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -28,8 +30,6 @@ from dustmap.sky.systems import ExtinctionSystem
 DEPTH, EVERY = 16, slice(None)
 #: Bytes that the slabs of a writer take by default.
 MEMORY = 3 * 2**30
-#: Cells in which the variance between voxels is compared, of so many that are drawn.
-_CELLS, _TRIED = 33, 1_000
 #: Answers to a request, by the quantity's name.
 Arrays: TypeAlias = dict[str, NDArray[np.float32]]
 
@@ -59,7 +59,8 @@ class FieldTraits:
     lower, upper : corners of the box of heliocentric Galactic X, Y, Z in pc
     n_samples : of the field, the same for every place, 0 for none
     positive : whether ρ > 0, with percentiles by the moments of ln ρ and not by those of ρ
-    lacking : variance of ln ρ (N,) at places (N, 3) that samples have not, None where there is none
+    between : variance of ln ρ that samples have not, of every grid of nodes; empty where there is
+        none
     """
 
     system: ExtinctionSystem
@@ -67,7 +68,7 @@ class FieldTraits:
     upper: tuple[float, ...]
     n_samples: int
     positive: bool
-    lacking: Callable[[Tensor], Tensor] | None = None
+    between: tuple[CellVariance, ...] = ()
 
 
 class AbstractDensityField(ABC):
@@ -138,42 +139,6 @@ class AbstractDensityField(ABC):
         mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
 
-    def variances_between(
-        self, grid: RegularGrid, finer: Sequence[RegularGrid] = ()
-    ) -> tuple[float, ...]:
-        """Return `Layout.between` of voxels at the nodes of a grid in the box.
-
-        That of ρ less what the voxels around have of it, the median over cells that no finer level
-        has: they differ where the grid is not that of the samples.
-        """
-        lacking = self.traits.lacking
-        if lacking is None:
-            return ()
-        generator = torch.Generator().manual_seed(0)
-        most, spacing, lower = (
-            torch.tensor(values, dtype=torch.float64)
-            for values in (grid.shape, grid.spacing, grid.lower)
-        )
-        share = torch.rand(_TRIED, grid.dim, generator=generator, dtype=torch.float64)
-        cells = (share * (most - 1.0)).floor()
-        for level in finer:
-            middle = lower + (cells + 0.5) * spacing
-            own = cells[~level.contains(middle)]
-            cells = own if len(own) else cells
-        cells = cells[:_CELLS, None]
-        part, corner = (
-            torch.cartesian_prod(*[torch.tensor(along, dtype=torch.float64)] * grid.dim)
-            for along in (OFFSETS, (0.0, 1.0))
-        )
-        here, around = (
-            lacking((lower + (cells + each) * spacing).flatten(0, 1)).reshape(len(cells), -1)
-            for each in (part, corner)
-        )
-        weight = torch.where(corner == 1.0, part[:, None], 1.0 - part[:, None]).prod(-1)
-        more = (here - around @ weight.T).median(0).values.clamp_min(0.0)
-        along = more.reshape([len(OFFSETS)] * grid.dim)
-        return tuple(along.permute(*reversed(range(grid.dim))).flatten().tolist())
-
     def check(self, request: MapRequest) -> None:
         """Refuse more samples than there are."""
         if request.samples > self.n_samples:
@@ -200,6 +165,18 @@ class AbstractDensityField(ABC):
                     f"grid along {axis}: expected {mine:g} to {other:g} pc, the box of the "
                     f"density, got {low:g} to {high:g} pc"
                 )
+
+
+def between_nodes(rest: Unresolved | None) -> tuple[CellVariance, ...]:
+    """Return the variance of the rest of ln ρ in the cells of every grid, coarsest first."""
+    if rest is None:
+        return ()
+    parts = torch.tensor(OFFSETS, dtype=torch.float64)
+    axes = torch.meshgrid(parts, parts, parts, indexing="ij")
+    places = torch.stack(axes[::-1], dim=-1).reshape(-1, 3)
+    tables = rest.in_cells(places).tolist()
+    pairs = zip(rest.grid.grids, tables, strict=True)
+    return tuple(CellVariance(grid, tuple(table)) for grid, table in pairs)
 
 
 def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
@@ -302,8 +279,7 @@ class Slabs:
         """Walk through a request of a field, on a grid and on finer ones in its box."""
         field.check(request)
         field.check_grid(grid)
-        between = field.variances_between(grid, finer)
-        held = request.quantities, request.samples, field.positive, between
+        held = request.quantities, request.samples, field.positive, field.traits.between
         layout = Layout(grid, field.system, *held)
         levels = tuple(cls.of_field(field, level, request) for level in finer)
         return cls(layout, partial(field.planes, grid, request), levels)

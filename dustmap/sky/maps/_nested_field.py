@@ -40,8 +40,8 @@ class NestedField(AbstractDensityField):
     @property
     def traits(self) -> _field.FieldTraits:
         box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
-        lacking = None if (rest := self.posterior.unresolved) is None else rest.log_variance
-        return _field.FieldTraits(self.extinction_system, *box, samples, True, lacking)
+        between = _field.between_nodes(self.posterior.unresolved)
+        return _field.FieldTraits(self.extinction_system, *box, samples, True, between)
 
     @cached_property
     def fields(self) -> tuple[NodeField, ...]:

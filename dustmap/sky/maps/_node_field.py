@@ -279,8 +279,8 @@ class NodeField(AbstractDensityField):
     @property
     def traits(self) -> _field.FieldTraits:
         box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
-        lacking = None if (rest := self.posterior.unresolved) is None else rest.log_variance
-        return _field.FieldTraits(self.extinction_system, *box, samples, True, lacking)
+        between = _field.between_nodes(self.posterior.unresolved)
+        return _field.FieldTraits(self.extinction_system, *box, samples, True, between)
 
     @torch.no_grad()
     def evaluate(self, functional: AbstractFunctional, request: MapRequest) -> Arrays:

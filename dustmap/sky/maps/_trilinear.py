@@ -4,9 +4,10 @@ Within a cell the density along a ray is a cubic of the distance, which two poin
 Legendre integrate exactly; a ray is cut wherever it enters another cell.
 """
 
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias, final
 
@@ -15,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp._grid import EDGE_SLACK
-from dustmap.sky.maps._cubes import OFFSETS, AbstractCubes, Box, Cube, Layout
+from dustmap.sky.maps._between import CellVariance
+from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube
 from dustmap.sky.maps._quantities import PERCENTILES, Quantity, percentiles, standard_deviation
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -73,6 +75,12 @@ class Cells:
     def part(self, index: slice | Indices) -> "Cells":
         """Return some of the places."""
         return Cells(self.cell[index], self.offset[index])
+
+    def corners(self, grid: RegularGrid) -> Floats:
+        """Places X, Y, Z of the 8 corners (N, 8, 3), x the fastest."""
+        shifts = np.array(list(itertools.product((0, 1), repeat=3)))[:, ::-1]
+        corners = self.cell[:, None] + shifts
+        return np.asarray(grid.lower + corners * np.array(grid.spacing), np.float64)
 
     @property
     def weights(self) -> Values:
@@ -232,16 +240,14 @@ def corners(values: Values, cells: Cells) -> Values:
     return around
 
 
-def variance_between(layout: Layout, cells: Cells) -> Floats:
-    """Return the variance of ln ρ (N,) that interpolants have not, by `Layout.between`."""
-    if not layout.between:
-        return np.zeros(len(cells))
-    count = len(OFFSETS)
-    table = np.array(layout.between, np.float32).reshape(count, count, count)
-    towards = np.minimum(cells.offset, 1.0 - cells.offset)
-    places = np.interp(towards, OFFSETS, np.arange(count))
-    grid = RegularGrid((0.0,) * 3, (1.0,) * 3, table.shape)
-    return trilinear(table, Cells.of(grid, places)).astype(np.float64)
+def variance_between(between: Sequence[CellVariance], places: Floats) -> Floats:
+    """Return the variance of ln ρ (N,) beside that of samples, at places (N, 3): that of the last
+    grid in whose box they are, 0 in none."""
+    variance = np.zeros(len(places))
+    for rest in between:
+        inside = within_box(rest.nodes, places)
+        variance[inside] = rest.at(places[inside])
+    return variance
 
 
 @final

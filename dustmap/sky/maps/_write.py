@@ -145,7 +145,10 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     # A long value goes on in the next cards, where no comment may follow.
     header["PERCENT"] = _cubes.PERCENTILES_OF[layout.positive]
     if layout.between:
-        header["BETWEEN"] = " ".join(f"{variance:.4g}" for variance in layout.between)
+        tables = (value for rest in layout.between for value in rest.table)
+        header["BETWEEN"] = " ".join(f"{variance:.4g}" for variance in tables)
+        nodes = (value for rest in layout.between for value in rest.placed)
+        header["BETWGRID"] = " ".join(f"{value:.15g}" for value in nodes)
     header["OBJECT"] = described.meaning
     provenance.stamp(header)
     return header
@@ -290,8 +293,18 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "extinction_system_meaning": layout.system.meaning,
         "frame": _FRAME,
         "percentiles": _cubes.PERCENTILES_OF[layout.positive],
-        **({"between": list(layout.between)} if layout.between else {}),
+        **_between(layout),
         **({"tile": dict(provenance.tile)} if provenance.tile else {}),
+    }
+
+
+def _between(layout: Layout) -> dict[str, list[float]]:
+    """The variance between the nodes of the run, and these, where there is any."""
+    if not layout.between:
+        return {}
+    return {
+        "between": [value for rest in layout.between for value in rest.table],
+        "between_grid": [value for rest in layout.between for value in rest.placed],
     }
 
 

@@ -26,6 +26,7 @@ from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixels_towards
 from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import DustMap, Planes, Slabs
+from dustmap.sky.maps._between import mean_between
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
@@ -87,8 +88,7 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
     offsets = [_offset(tile, grid) for tile in tiles]
     first = tiles[0].cubes.layout
     # Tiles have kernels of their own; a voxel does not say whose it is.
-    between = zip(*(tile.cubes.layout.between for tile in tiles), strict=False)
-    more = tuple(float(np.mean(each)) for each in between)
+    more = mean_between(grid, [tile.cubes.layout.between for tile in tiles])
     layout = Layout(grid, first.system, first.quantities, first.samples, first.positive, more)
     uncovered = _uncovered(tiles, grid, partial)
     placed = list(zip(tiles, offsets, strict=True))

@@ -1,6 +1,7 @@
 """Cubes in files: the right voxel in the right place, for any reader, in bounded memory."""
 
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -25,6 +26,7 @@ from dustmap.sky.maps import (
     Slabs,
     write_map,
 )
+from dustmap.sky.maps._between import CellVariance
 from dustmap.sky.maps._write import halved
 from tests.sky.maps.fields import A_V, FINE, NODES, node_field
 
@@ -53,7 +55,9 @@ def assert_same(a: DustMap, b: DustMap) -> None:
     assert a.system == b.system
     assert a.n_samples == b.n_samples
     assert a.layout.positive == b.layout.positive
-    assert a.layout.between == pytest.approx(b.layout.between, rel=1e-3)
+    for one, two in zip(a.layout.between, b.layout.between, strict=True):
+        assert one.nodes == two.nodes
+        assert one.table == pytest.approx(two.table, rel=1e-3)
     for cube in a.layout.cubes:
         mine, other = (of.cube(cube.quantity, cube.sample) for of in (a, b))
         np.testing.assert_array_equal(mine, other, err_msg=str(cube))
@@ -339,12 +343,38 @@ def test_damaged_files_are_told_in_one_line(tmp_path: Path) -> None:
         DustMap.open(tmp_path / "map.zarr")
 
 
-@pytest.mark.parametrize("between", [[1.0, 2.0], [-1.0] * 64, "x", [[0.0]], {"a": 1}])
-def test_variances_between_voxels_are_64_numbers(tmp_path: Path, between: Any) -> None:
+_NODES = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("between", "nodes"),
+    [
+        ([1.0, 2.0], []),
+        ([-1.0] * 64, []),
+        ("x", []),
+        ([[0.0]], []),
+        ({"a": 1}, []),
+        ([1.0] * 128, []),
+        ([], _NODES),
+        ([1.0] * 64, _NODES[:8]),
+        ([1.0] * 64, 2 * _NODES),
+        ([1.0] * 64, [0.0] * 9),
+        ([1.0] * 64, [*_NODES[:8], math.nan]),
+    ],
+)
+def test_variances_between_voxels_are_64_numbers(tmp_path: Path, between: Any, nodes: Any) -> None:
     write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
-    zarr.open_group(tmp_path / "map.zarr", mode="r+").attrs["between"] = between
+    attributes = zarr.open_group(tmp_path / "map.zarr", mode="r+").attrs
+    attributes["between"], attributes["between_grid"] = between, nodes
     with pytest.raises(UserError, match=r"map.zarr is damaged, .*: variances between voxels"):
         DustMap.open(tmp_path / "map.zarr")
+
+
+def test_maps_of_before_have_the_variance_in_their_own_cells(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    zarr.open_group(tmp_path / "map.zarr", mode="r+").attrs["between"] = [0.5] * 64
+    (rest,) = DustMap.open(tmp_path / "map.zarr").layout.between
+    assert rest == CellVariance(NODES, (0.5,) * 64)
 
 
 def test_a_system_that_is_unknown_is_refused(tmp_path: Path) -> None:
