@@ -395,7 +395,7 @@ def add_predict(commands: _options.Commands) -> None:
     command = _options.new(
         commands,
         "predict",
-        "add predicted extinctions and densities to a catalog",
+        "add predicted extinctions, densities and coverage to a catalog",
         "predict run1 --catalog places.csv --output predicted.csv",
         "predict run1 --catalog stars.fits --schema zgr23 --output predicted.fits",
         "predict run1 --catalog stars.fits --schema zgr23 --distances --output refined.fits",

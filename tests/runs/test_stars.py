@@ -255,7 +255,9 @@ def test_evaluate_scores_another_catalog(
     assert told["chi2"] == pytest.approx(again["chi2"])
 
 
-def test_predict_adds_columns_and_keeps_rows(sky: Path, finished: StarMap, tmp_path: Path) -> None:
+def test_predict_adds_columns_and_keeps_rows(
+    sky: Path, finished: StarMap, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = QTable(
         {"name": ["here", "away"], "l": [90.0, 90.0], "b": [0.0, 0.0], "distance_pc": [20.0, 500.0]}
     )
@@ -270,6 +272,12 @@ def test_predict_adds_columns_and_keeps_rows(sky: Path, finished: StarMap, tmp_p
     assert out["extinction_mean"].info.description == f"mean of the extinction in {finished.system}"
     extinctions = fits.getdata(tmp_path / "out.fits")["extinction_mean"]
     np.testing.assert_array_equal(np.isnan(extinctions), [False, True])
+    asked = ["--l", "90", "--b", "0", "--distance", "20pc", "--json"]
+    capsys.readouterr()
+    assert main(["query", str(sky / "run"), *asked]) == DONE
+    assert out["coverage"][0] == pytest.approx(json.loads(capsys.readouterr().out)["coverage"])
+    assert 0.0 < out["coverage"][0] < 1.0
+    assert out["coverage"].mask.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +285,7 @@ def test_predict_adds_columns_and_keeps_rows(sky: Path, finished: StarMap, tmp_p
     [
         ("extinction_mean", "fits", BAD_INPUT),
         ("density_std", "csv", BAD_INPUT),
+        ("coverage", "fits", BAD_INPUT),
         ("extinction_unit", "csv", BAD_INPUT),
         ("extinction_unit", "fits", DONE),
         ("distance_mean", "fits", DONE),

@@ -42,6 +42,7 @@ from dustmap.runs.stars._export import finer_grids
 from dustmap.sky import Observations, Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._quantities import COVERAGE
 from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import refuse_taken, table_format, write_table
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: What `predict` adds; and for stars of groups, extinctions with the zero points of these.
+#: Predictions; of stars of groups, extinctions with their zero points, too.
 PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
 MEASURED = ("measurement_mean", "measurement_std")
 #: The card's set of cuts for catalogs that a run is judged by.
@@ -188,7 +189,7 @@ class StarMap(AbstractFinishedRun):
         distances: bool = False,
         system: str = "",
     ) -> Mapping[str, Any]:
-        """Write the catalog with columns of predictions; return counts of its rows.
+        """Write the catalog with predictions and coverage; return counts of its rows.
 
         distances: add those that the extinctions of its rows leave possible behind the map, too.
         system: of these extinctions where neither header nor card says it.
@@ -201,22 +202,22 @@ class StarMap(AbstractFinishedRun):
         table = places.table
         labels, names = places.groups, self.run.group_names
         groups = None if labels is None else _input.renumbered(labels, names)
-        added = (*_columns(groups), *(_distances.COLUMNS if distances else ()))
+        added = (*_columns(groups), *(_distances.COLUMNS if distances else ()), COVERAGE)
         refuse_taken(table, (*added, *(sky.labels(self.system) if kind.bare else ())))
         refined = self._refined(places, groups, progress) if distances else {}
-        columns = self.at_stars(places.l, places.b, places.distances, progress, groups)
-        answers = places.filled({**columns, **refined})
+        where = places.l, places.b, places.distances
+        columns = self.at_stars(*where, progress, groups)
+        answers = places.filled({**columns, COVERAGE: self.coverage(*where), **refined})
         sky.add_answers(table, answers, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
         own, before = self.made.metadata(), table.meta.get("HISTORY", [])
-        lines = [before] if isinstance(before, str) else before
-        table.meta |= own | {"HISTORY": [*lines, *own["HISTORY"]]}
+        before = [before] if isinstance(before, str) else before
+        table.meta |= own | {"HISTORY": [*before, *own["HISTORY"]]}
         write_table(output, table, overwrite)
-        outside = int(np.isnan(columns["density_mean"]).sum())
         return {
             "rows": len(table),
-            "rows_outside_the_box": outside,
+            "rows_outside_the_box": int(np.isnan(columns["density_mean"]).sum()),
             "rows_without_a_place": places.missing,
             **self._counts_of_distances(places),
             "extinction_system": self.system.name,
