@@ -208,3 +208,18 @@ def test_units_are_not_dropped_where_answers_are_asked_for() -> None:
         regressor.refit(X, y * u.mag)
     numbers = np.ma.array(X, mask=np.zeros(X.shape, bool))
     np.testing.assert_array_equal(regressor.predict(numbers), regressor.predict(X))
+
+
+def test_probabilities_far_out_are_of_the_class_that_is_predicted() -> None:
+    log_odds = np.array([[-800.0, -40.0, -60.0], [-3.0, 2.0, -1e4], [-50.0, -50.0, -51.0]])
+    model = HIPGPClassifier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HIPGPClassifier, "_log_odds", lambda self, X: log_odds)
+        model.classes_ = np.array(["a", "b", "c"])
+        found, chosen = model.predict_proba(log_odds), model.predict(log_odds)
+    share = np.exp(-np.logaddexp(0.0, -log_odds[1]))
+    np.testing.assert_allclose(found[1], share / share.sum(), rtol=1e-12)
+    np.testing.assert_allclose(found[2], [0.4223, 0.4223, 0.1554], atol=1e-4)
+    np.testing.assert_allclose(found.sum(1), 1.0, rtol=1e-12)
+    assert found[0].tolist() == pytest.approx([0.0, 1.0, math.exp(-20.0)], rel=1e-6)
+    assert chosen.tolist() == ["b", "b", "a"]

@@ -109,7 +109,7 @@ def test_where_the_map_comes_from(tiles: list[str], tmp_path: Path) -> None:
         line = f"tile 1/{pixel}: {100 + pixel} stars, seed 0, config sha256 {sha}"
         assert line in attributes["history"]
         assert "".join(line.split()) in cards
-    for words in ("upper bound in seams", "independent of each other", "length 12"):
+    for words in ("upper bound in seams", "samples are independent", "length 12"):
         assert words in attributes["history"]
 
 

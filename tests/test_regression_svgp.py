@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dustmap import HIPGPRegressor
+from dustmap import HIPGPClassifier, HIPGPRegressor
+from dustmap.errors import UserError
 from tests.regression_cases import Array, fitted_at_its_rows, wave, wave_kernel
 
 
@@ -171,3 +172,81 @@ def test_minibatches_learn_what_the_collapsed_bound_does() -> None:
     sparse = HIPGPRegressor("matern52", engine="svgp", inducing=60, batch_size=160).fit(X, y)
     assert sparse.noise_std_ == pytest.approx(best.noise_std_, rel=0.05)
     assert best.elbo_ - 0.02 * len(X) < sparse.elbo_ <= best.elbo_ + 0.005 * len(X)
+
+
+def _repeated(seed: int) -> tuple[Array, Array]:
+    """Forty rows, three times each with the same y: the evidence wants no noise at all."""
+    random = np.random.default_rng(seed)
+    X = random.uniform(0.0, 5.0, (40, 1))
+    y = np.sin(2.0 * X[:, 0]) + 0.1 * random.standard_normal(40)
+    return np.repeat(X, 3, axis=0), np.repeat(y, 3)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_learning_on_minibatches_does_not_lower_the_bound(seed: int) -> None:
+    """Steps of Adam lost 10⁵ nats per row here, with deviations of 15 times the spread of y."""
+    X, y = _repeated(seed)
+    held, learned = (
+        HIPGPRegressor("matern32", engine="svgp", learning_rate=rate).fit(X, y)
+        for rate in (0.0, 0.05)
+    )
+    assert learned.elbo_ >= held.elbo_ - 1e-3 * len(y)
+    assert learned.report_["taken_back"]
+    assert learned.report_["learning"]["status"] == "taken back"
+    assert any("nats per row" in words for words in learned.report_["advice"])
+    mean, std = learned.predict(X, return_std=True)
+    assert np.abs(mean - y).max() < 1e-3
+    assert np.median(std) < 0.01
+
+
+@pytest.mark.parametrize(("noise", "largest"), [(1e-2, 1.01), (1e-3, 1.2)])
+@pytest.mark.parametrize("engine", ["svgp", "sgpr"])
+def test_small_noise_is_not_lost_in_the_nugget(engine: str, noise: float, largest: float) -> None:
+    """At 1e-3 deviations were three times the exact ones, and the bound 790 nats below."""
+    random = np.random.default_rng(0)
+    X, new = random.uniform(0.0, 1.0, (200, 1)), np.linspace(0.05, 0.95, 50)[:, None]
+    y = np.sin(12.0 * X[:, 0]) + noise * random.standard_normal(200)
+    exact = HIPGPRegressor("matern32", engine="exact", noise=noise).fit(X, y)
+    sparse = HIPGPRegressor("matern32", engine=engine, noise=noise).fit(X, y)
+    ratio = sparse.predict(new, return_std=True)[1] / exact.predict(new, return_std=True)[1]
+    assert 0.98 < np.median(ratio) < largest
+    assert exact.log_evidence_ - 30.0 < sparse.elbo_ <= exact.log_evidence_ + 1e-6
+
+
+def test_points_that_leave_more_than_the_noise_are_said_to_be_few() -> None:
+    random = np.random.default_rng(0)
+    X = random.uniform(0.0, 1.0, (200, 1))
+    y = np.sin(12.0 * X[:, 0]) + 1e-3 * random.standard_normal(200)
+    few, enough = (
+        HIPGPRegressor("matern32", engine="sgpr", noise=noise, inducing=20, learn=False).fit(X, y)
+        for noise in (1e-3, 0.3)
+    )
+    assert any("times the noise variance of a typical row" in w for w in few.report_["advice"])
+    assert enough.report_["advice"] == []
+
+
+def test_memory_that_takes_points_away_is_reported() -> None:
+    X, y = _repeated(2)
+    X = X + 1e-3 * np.arange(len(X))[:, None]
+    model = HIPGPRegressor("matern32", engine="sgpr", max_memory=20_000, learn=False).fit(X, y)
+    assert len(model.inducing_points_) == 16
+    assert "room for 16 inducing points of 120" in model.report_["advice"][0]
+    labels = HIPGPClassifier("matern32", max_memory=20_000, epochs=2).fit(X, y > 0.0)
+    assert "room for 16 inducing points of 100" in labels.report_[0]["advice"][0]
+
+
+def test_noise_of_measurements_is_asked_for_with_them() -> None:
+    X, y = _repeated(0)
+    model = HIPGPRegressor("matern32", noise=0.3, learn=False).fit(X, y)
+    with pytest.raises(UserError, match="pass include_noise=True"):
+        model.predict(X, return_std=True, noise_std=0.1)
+
+
+def test_learning_of_five_columns_is_reported() -> None:
+    X, truth = additive(150, 5)
+    y = truth + 0.1 * np.random.default_rng(2).standard_normal(150)
+    fits = [
+        HIPGPRegressor("matern32", engine=engine, inducing=30, max_steps=4).fit(X, y)
+        for engine in ("svgp", "sgpr")
+    ]
+    assert [fit.report_["learning"]["status"] for fit in fits] == ["minibatches", "max_steps"]

@@ -8,7 +8,7 @@ Titsias' bound (2009), whose q has a closed form, by L-BFGS.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dustmap.engines._memory import AbstractFitPlan, Component, During, MemoryPl
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.families import AbstractGaussian, FullRankFamily
-from dustmap.gp.features import CholeskyFeatures, clustered_points
+from dustmap.gp.features import CholeskyFeatures, clustered_points, residual_variance_by_rows
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -31,10 +31,14 @@ from dustmap.inference import RowSource, VariationalModel, VariationalPosterior
 _TOLERANCE = 1e-4
 #: Inducing points of "auto", and its passes: at least so many, and enough for so many steps.
 AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
-#: Nugget of K_uu over the kernel's variance: learned points may come close to each other.
-_NUGGET = 1e-6
+#: Nugget of K_uu over the kernel's variance: learned points may come close to each other. It is
+#: what is left unexplained at the points themselves, and the least noise they tell from it.
+_NUGGET = 1e-8
 #: Bytes of K_uu, its factor, their gradients and the matrices of q, in float64.
 _BYTES_PER_PAIR = 72
+#: Losses of the ELBO per row by learning: one that takes it back, more than settling leaves open,
+#: and one that is worth a word.
+_LOST, _LOST_MUCH = 1e-3, 0.1
 #: Arrays of the size of a chunk of rows that `CholeskyFeatures` counts with, those that making one
 #: takes, and those of the graph of the collapsed bound.
 _ROWS_OF_CHUNK, _CHUNK_COPIES, _GRAPH_COPIES = 8, 4, 13
@@ -70,7 +74,7 @@ class FreePointSettings:
     inducing: int | None = None
     batch_size: int = 256
     epochs: int | None = None
-    learning_rate: float = 0.02
+    learning_rate: float = 0.05
     patience: int | None = None
     learn_points: bool = True
     dtype: torch.dtype = torch.float64
@@ -183,32 +187,41 @@ class FreePointsEngine(AbstractEngine):
         plan = FreePointPlan(len(points), len(data), dtype, settings.max_memory)
         plan.check()
         model = _variational(problem.model, plan, points, settings.learn_points)
-        return model, plan, generator
+        return _with_noise_left(model, data), plan, generator
 
     def _stochastic(self, problem: Problem) -> EngineFit:
         """Natural steps of q alternate with steps of Adam for the rest; full passes at the end
         clear q of the noise of minibatches."""
         data, settings = problem.data, self.settings
         model, plan, generator = self._start(problem)
-        posterior = model.family.prior(plan.dtype, data.y.device)
-        trained = {"steps": 0, "epochs": 0}
+        best, advice, trained = None, list[str](), {"steps": 0, "epochs": 0, "taken_back": False}
         if settings.learning_rate > 0 and model.is_learned:
+            best = _Settled.of(model, None, data, plan, _PROBE_PASSES)
             last = _trained(model, data, settings, generator)
-            model, posterior = last.model, last.posterior
-            trained = {"steps": last.step, "epochs": last.epoch}
-        source = RowSource(model.features, data.functional, plan.max_memory // 2)
-        settled = inference.settle(model, posterior, data, source, max_passes=_MAX_PASSES)
-        advice = [
-            f"the ELBO still rose after {settled.passes} passes over all rows: fewer inducing "
-            f"points, or a larger learning_rate for the noise, may settle it"
-        ]
+            after = _Settled.of(last.model, last.posterior, data, plan)
+            lost = (best.fit.elbo - after.fit.elbo) / len(data)
+            trained = {"steps": last.step, "epochs": last.epoch, "taken_back": lost > _LOST}
+            if lost > _LOST_MUCH:
+                advice.append(
+                    f"steps on minibatches lost {lost:.2g} nats per row, and kernel, noise and "
+                    f"points are those where they started: a smaller learning_rate or a larger "
+                    f"batch_size, or another engine"
+                )
+            best = best if lost > _LOST else after
+        best = best or _Settled.of(model, None, data, plan)
+        if not best.fit.converged:
+            advice.append(
+                f"the ELBO still rose after {best.fit.passes} passes over all rows: fewer inducing "
+                f"points, or a larger learning_rate for the noise, may settle it"
+            )
         report = {
-            "passes": settled.passes,
-            "settled": settled.converged,
-            "advice": [] if settled.converged else advice,
+            "passes": best.fit.passes,
+            "settled": best.fit.converged,
             **trained,
+            "advice": [*advice, *_few_points_advice(best.model, data, settings)],
         }
-        return _fit(problem, model, plan, source, settled.posterior, settled.elbo, report)
+        source = RowSource(best.model.features, data.functional, plan.max_memory // 2)
+        return _fit(problem, best.model, plan, source, best.fit.posterior, best.fit.elbo, report)
 
     def _collapsed(self, problem: Problem) -> EngineFit:
         """L-BFGS along the bound, each evaluation O(N M²) over all rows in chunks, in float64."""
@@ -226,11 +239,14 @@ class FreePointsEngine(AbstractEngine):
                 "refused": learned.refused,
                 "largest_gradient": learned.largest_gradient,
             }
-            if learned.status is not FitStatus.CONVERGED:
+            if learned.status in _ENDED:
                 advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         solution = inference.solve_collapsed(model, data, source)
-        report = {"climb": climb, "advice": advice}
+        report = {
+            "climb": climb,
+            "advice": [*advice, *_few_points_advice(model, data, self.settings)],
+        }
         return _fit(problem, model, plan, source, solution.state, solution.value, report)
 
 
@@ -253,6 +269,77 @@ def _fit(
     }
     learned, report = GPModel(features.kernel, model.mean, model.likelihood), plan.report() | report
     return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Settled:
+    """A model with the q that all data settle at, without their rows."""
+
+    model: VariationalModel
+    fit: inference.SettledFit
+
+    @classmethod
+    def of(
+        cls,
+        model: VariationalModel,
+        q: AbstractGaussian | None,
+        batch: Batch,
+        plan: FreePointPlan,
+        most: int = _MAX_PASSES,
+    ) -> Self:
+        """Settle from q, None for the prior, by at most so many passes."""
+        source = RowSource(model.features, batch.functional, plan.max_memory // 2)
+        start = model.family.prior(plan.dtype, batch.y.device) if q is None else q
+        return cls(model, inference.settle(model, start, batch, source, max_passes=most))
+
+
+@torch.no_grad()
+def _variances(model: VariationalModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Residual variances of f, and variances of Gaussian noise, of some rows, float64."""
+    some = batch[torch.linspace(0, len(batch) - 1, min(_PROBE, len(batch))).long()]
+    left = residual_variance_by_rows(model.features, some.functional)
+    return left.double(), model.likelihood.noise_variance(some).double()
+
+
+def _with_noise_left(model: VariationalModel, batch: Batch) -> VariationalModel:
+    """The model with no less learned noise than the points leave of f.
+
+    Where the bound is best in its variance, homoscedastic noise has (y − m)² + Var f on average,
+    in which the residual variance is. The evidence, where learning may have come from, knows of no
+    points.
+    """
+    noise = model.likelihood
+    learned = any(p.is_learned for p in noise.parameters() if p.is_one_of(("scatter",)))
+    if not isinstance(noise, GaussianLikelihood) or not learned:
+        return model
+    left, stated = (values.mean() for values in _variances(model, batch))
+    if left <= stated:
+        return model
+    return replace(model, likelihood=noise.with_value("scatter", 0.5 * left.log()))
+
+
+def _few_points_advice(
+    model: VariationalModel, batch: Batch, settings: FreePointSettings
+) -> list[str]:
+    """Advice where there are fewer points than "auto" takes, or they leave more than the noise
+    unexplained."""
+    advice, wanted = [], min(settings.most_points, len(batch))
+    if settings.inducing is None and settings.max_points < wanted:
+        advice.append(
+            f"max_memory = {settings.max_memory:,} has room for {settings.max_points:,} inducing "
+            f"points of {wanted:,}: raise it"
+        )
+    if isinstance(model.likelihood, GaussianLikelihood):
+        residual, noise = _variances(model, batch)
+        left = float((residual / noise).median())
+        if left > 1.0:
+            advice.append(
+                f"the inducing points leave {left:.2g} times the noise variance of a typical row "
+                f"unexplained, and standard deviations are too large: take more of them, or "
+                f'engine="exact"'
+            )
+    return advice
 
 
 def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> float:
@@ -352,8 +439,9 @@ def _score(state: inference.SVIState, held: Batch) -> float:
     return float(scores.mean())
 
 
+#: Ends that are worth a word; a parameter at the end of its range, of which data say nothing, is
+#: in the report.
 _ENDED = {
     FitStatus.MAX_STEPS: "still rose after max_steps of L-BFGS",
-    FitStatus.AT_BOUND: "drove a parameter to the end of its range",
     FitStatus.STAGNATED: "rose no more though its gradient is not small",
 }

@@ -53,7 +53,8 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Epochs without a better score of a tenth of the rows, held out, that end the learning.
     dtype : "float64" or "float32"
     max_memory : int
-        Bytes the fit may take; more is refused before it starts.
+        Bytes the fit may take: "auto" takes no more inducing points than it has room for
+        (`report_` says where these are fewer), and more that were asked for are refused.
     random_state : int, RandomState instance or None
 
     Attributes
@@ -80,7 +81,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learn: Any = True
     batch_size: int = 256
     epochs: Any = "auto"
-    learning_rate: float = 0.02
+    learning_rate: float = 0.05
     patience: int | None = None
     dtype: str = "float64"
     max_memory: int = 4 * 2**30
@@ -129,11 +130,11 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike) -> Array:
         """P(y = class) (N, K), averaged over the posterior of f."""
         log_odds = self._log_odds(X)
-        probability: Array = 0.5 * (1.0 + np.tanh(0.5 * log_odds))
         if len(self.classes_) == 2:
-            return np.concatenate([1.0 - probability, probability], axis=1)
+            log_odds = np.concatenate([-log_odds, log_odds], axis=1)
         # Divided by their largest first: all may be small where no class has rows.
-        share = probability / probability.max(axis=1, keepdims=True)
+        log_share = -np.logaddexp(0.0, -log_odds)
+        share = np.exp(log_share - log_share.max(axis=1, keepdims=True))
         normalised: Array = share / share.sum(axis=1, keepdims=True)
         return normalised
 

@@ -293,7 +293,7 @@ def _timed(
         "engine": engine,
         "n": len(data),
         "n_inputs": arguments.dim,
-        "learning": _learning_report(fit.learning),
+        "learning": _learning_report(fit),
         **fit.report,
         "seconds": seconds,
     }
@@ -322,17 +322,24 @@ def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.
     )
 
 
-def _learning_report(learning: engines.Learning | None) -> dict[str, Any]:
-    """How learning ended, as plain values."""
-    if learning is None:
-        return {"status": "nothing to learn"}
-    objective = [step["objective_per_datum"] for step in learning.trace]
-    return {
-        "status": learning.status,
-        "n_data": learning.n_data,
-        **({"objective": objective} if objective else {}),
-        **learning.summary,
-    }
+def _learning_report(fit: EngineFit) -> dict[str, Any]:
+    """How learning ended, as plain values; of free inducing points with where it had started."""
+    learning, report = fit.learning, fit.report
+    ended = report.get("climb", {}).get("status")
+    if ended is None and report.get("steps"):
+        ended = "taken back" if report["taken_back"] else "minibatches"
+    start: dict[str, Any] = {}
+    if learning is not None:
+        objective = [step["objective_per_datum"] for step in learning.trace]
+        start = {
+            "status": learning.status,
+            "n_data": learning.n_data,
+            **({"objective": objective} if objective else {}),
+            **learning.summary,
+        }
+    if ended is not None:
+        return {"status": ended} | ({"start": start} if start else {})
+    return start or {"status": "nothing to learn"}
 
 
 @final

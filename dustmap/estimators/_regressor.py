@@ -84,7 +84,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         N M² operations a step. See `engine_`.
     family : "auto", "full", "block", "low-rank" or "mean-field"
         Structure of the posterior covariance on the grid. Only "full" has the right standard
-        deviations: the others ignore correlations and are too wide. The mean is the same in all.
+        deviations: the others ignore correlations and are mostly too wide, and with whitening
+        "cholesky" in places too small, by half. The mean is the same in all.
         "low-rank" keeps the correlations of the `rank` directions that the data say most of.
         "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
     block : tuple of nodes per axis
@@ -92,8 +93,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     rank : int
         Directions of family="low-rank": 0 is "mean-field", as many as variables is "full".
     whitening : "auto", "torus", "hip", "cholesky" or "ciq"
-        Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
-        "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
+        Feature map of the grid (`dustmap.gp.features`). With family="full" they agree where
+        padding is ample; "auto" is "cholesky" for the full family and "torus", the fastest,
+        otherwise.
     mean : "constant" or "linear"
         Learned coefficients add their own uncertainty to predictions and draws (universal
         kriging).
@@ -128,8 +130,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     dtype : "float64" or "float32"
         Of the engines with inducing points; the exact and the sgpr engine are float64.
     max_memory : int
-        Bytes the fit may take: automatic engines and grids stay within it, and what was asked for
-        beyond it is refused before it starts.
+        Bytes the fit may take: automatic engines, grids and numbers of inducing points stay within
+        it (`report_["advice"]` says where it takes points away), and what was asked for beyond it
+        is refused before it starts.
     random_state : int, RandomState instance or None
 
     Attributes
@@ -181,7 +184,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     inducing: Any = "auto"
     batch_size: int = 256
     epochs: Any = "auto"
-    learning_rate: float = 0.02
+    learning_rate: float = 0.05
     patience: int | None = None
     padding: float = 4.0
     dtype: str = "float64"
@@ -287,6 +290,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         if return_std and return_cov:
             raise UserError("return_std and return_cov cannot both be True: ask for one of them")
+        if noise_std is not None and not include_noise:
+            raise UserError("noise_std is of new measurements: pass include_noise=True with it")
         fitted, inputs = self._query(X)
         points, scale = fitted.scaling.points(inputs), fitted.scaling.y_scale
         noise = fitted.noise_variance(inputs, noise_std) if include_noise else np.zeros(len(inputs))

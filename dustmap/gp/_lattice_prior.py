@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dustmap import linalg
+from dustmap.errors import UserError
 from dustmap.gp._grid import NestedGrids, RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import wrapped_variance
@@ -155,6 +156,8 @@ class AbstractLatticePrior(AbstractParametric, ABC):
 def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
     """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms;
     longer where images would raise the variance at a node by more than `MOST_INFLATION`."""
+    if not (padding > 0.0 and math.isfinite(padding)):
+        raise UserError(f"padding must be positive and finite (in length scales), got {padding}")
     shape = padded_shape(kernel, grid, padding)
     while wrap_inflation(kernel, grid, shape) > MOST_INFLATION:
         padding *= _MORE_PADDING

@@ -287,11 +287,10 @@ _WHAT_TO_DO = {
     FitStatus.MAX_STEPS: "the gradient is not small yet: increase max_steps",
     FitStatus.AT_BOUND: (
         "a parameter moved by a factor of nearly 1000 from its start: the data may not constrain "
-        "it; start elsewhere, fix it, or set prior_std"
+        "it; start elsewhere, or fix it"
     ),
     FitStatus.STAGNATED: (
-        "the line search found no better point though the gradient is not small: loosen "
-        "tolerance, or start elsewhere"
+        "the line search found no better point though the gradient is not small: start elsewhere"
     ),
 }
 

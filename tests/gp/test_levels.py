@@ -213,3 +213,9 @@ def test_posteriors_are_those_of_one_fine_grid_where_both_resolve(
     assert float(((levelled - mean) / std).square().mean().sqrt()) < shift
     assert float((levelled_std / std).log().abs().median()) < ratio_of_stds
     assert math.isclose(float((levelled_std / std).mean()), 1.0, abs_tol=0.03)
+
+
+@pytest.mark.parametrize("padding", [0.0, -1.0, math.nan, math.inf])
+def test_a_prior_without_padding_is_refused(padding: float) -> None:
+    with pytest.raises(UserError, match="padding must be positive and finite"):
+        NestedPrior.of(Matern32(10.0, dim=1), nested_of(1), padding=padding)

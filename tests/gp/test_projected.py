@@ -123,3 +123,16 @@ def test_the_share_is_a_parameter_by_its_odds() -> None:
 def test_a_share_of_all_or_nothing_is_refused(share: float) -> None:
     with pytest.raises(UserError, match="share must lie between 0 and 1"):
         ProjectedKernel.of(Matern32(2.0, dim=1), share)
+
+
+def test_a_projected_kernel_is_no_part_of_another() -> None:
+    """Priors look for it at the top alone: of a sum or a product they had the values."""
+    projected = ProjectedKernel.of(Matern12(1.5, dim=1), 0.75)
+    for make in (
+        lambda: 2.0 * projected,
+        lambda: projected + Matern32(4.0, dim=1),
+        lambda: Matern32(4.0, dim=1) + projected,
+    ):
+        with pytest.raises(UserError, match="a projected kernel is no part of a"):
+            make()
+    ProjectedKernel.of(Matern12(1.5, dim=1) + Matern32(4.0, dim=1), 0.75)

@@ -169,6 +169,14 @@ def test_from_runs_to_the_merged_map(
     assert report["counts"]["tile"] == "1/4"
     assert run.run.counts() == {**run.run.counts(), **_of(report["counts"], "tile", "stars_of")}
 
+    # It says of places that its stars know nothing of that they are those.
+    for longitude, warned in (("180", True), ("0", False)):
+        capsys.readouterr()
+        place = ["--l", longitude, "--b", "0", "--distance", "40pc"]
+        assert main(["query", tiles[0], *place]) == 0
+        words = "1 of 1 places lie beyond tile 1/4 and its margin of 24 pc"
+        assert (words in capsys.readouterr().err) == warned
+
     # What is exported again is the same tile; the map.zarr stands for its run.
     again = str(tmp_path / "again.zarr")
     quantities = ["--quantity", "mean,std,median,p16,p84,coverage,samples", "--samples", "2"]
@@ -188,7 +196,7 @@ def test_from_runs_to_the_merged_map(
     points = np.stack(np.meshgrid(z, y, x, indexing="ij"), axis=-1)[..., ::-1].reshape(-1, 3)
     other = tile_of(configured(folder, "1/5"))
     assert other is not None
-    alone = (tile.influence(points) == 1.0) & (other.influence(points) == 0.0) & known.ravel()
+    alone = (tile.influence(points)[1] == 1.0) & (other.influence(points)[1] == 0.0) & known.ravel()
     assert alone.sum() > 5
     mine = DustMap.open(tiles[0]).mean_at(points[alone])
     np.testing.assert_allclose(merged.mean.ravel()[alone], mine, rtol=1e-5)

@@ -229,6 +229,8 @@ class SumKernel(AbstractKernel):
                 f"kernels must be one or more kernels of one dimension, got dimensions "
                 f"{[kernel.dim for kernel in self.kernels]}."
             )
+        for kernel in self.kernels:
+            _refuse_projected(kernel, "sum")
 
     @property
     def dim(self) -> int:
@@ -260,6 +262,7 @@ class ScaledKernel(AbstractKernel):
         if not isinstance(factor, Parameter):
             check_positive("factor", (factor,))
             factor = Parameter.log("factor", factor)
+        _refuse_projected(kernel, "product")
         object.__setattr__(self, "kernel", kernel)
         object.__setattr__(self, "factor", factor)
 
@@ -409,3 +412,12 @@ def _beyond(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
     power = kernel.spectral_density(omega.to(kernel.device))
     shells = (sphere / (2.0 * math.pi) ** dim * length ** (dim - 1)).to(power)
     return torch.trapezoid(shells * power, length.to(power))
+
+
+def _refuse_projected(kernel: AbstractKernel, part_of: str) -> None:
+    """Refuse a projected kernel within another, of which priors would see nothing."""
+    if isinstance(kernel, ProjectedKernel):
+        raise UserError(
+            f"a projected kernel is no part of a {part_of}: project the {part_of} of kernels, "
+            f"ProjectedKernel.of({part_of}, share)"
+        )

@@ -36,7 +36,7 @@ from dustmap.gp.kernels import AbstractKernel
 
 #: Directions and lengths of ω in the quadrature, and the least and largest length in units of
 #: 1/max(h, ℓ) and 1/h.
-_DIRECTIONS, _LENGTHS = 128, 250
+_DIRECTIONS, _LENGTHS = 256, 250
 _LEAST, _LARGEST = 1e-2, 1e3
 #: The largest entry of the aliases k.
 _ALIASES = 1
@@ -63,9 +63,7 @@ class LevelLack:
     def of(kernel: AbstractKernel, grid: RegularGrid) -> "LevelLack":
         """Compute it for a kernel of s and a grid of up to three dimensions."""
         spacing = torch.tensor(grid.spacing, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(0)
-        u = torch.randn(_DIRECTIONS, grid.dim, dtype=torch.float64, generator=generator)
-        u /= u.norm(dim=1, keepdim=True)
+        u = _directions(grid.dim)
         longest = max(max(grid.spacing), float(kernel.cutoff(0.5).max()))
         ends = math.log10(_LEAST / longest), math.log10(_LARGEST / min(grid.spacing))
         length = torch.logspace(*ends, _LENGTHS, dtype=torch.float64)
@@ -215,6 +213,19 @@ class Unresolved:
         c = self.kernel.variance() - 2.0 * (weight * towards).sum(-1)
         c = c + ((weight @ around) * weight).sum(-1)
         return c.clamp_min(0.0)
+
+
+def _directions(dim: int) -> Tensor:
+    """Unit vectors (K, D) spread evenly: in space points of a Fibonacci lattice."""
+    half = torch.arange(_DIRECTIONS, dtype=torch.float64) + 0.5
+    if dim == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    if dim == 2:
+        angle = math.pi * half / _DIRECTIONS  # of one half: spectra are symmetric
+        return torch.stack([angle.cos(), angle.sin()], dim=-1)
+    height = 1.0 - 2.0 * half / _DIRECTIONS
+    angle, radius = math.pi * (3.0 - math.sqrt(5.0)) * half, (1.0 - height.square()).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin(), height], dim=-1)
 
 
 def _hats(turned: Tensor) -> Tensor:

@@ -329,7 +329,8 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
     report = model.report_
     status = report["learning"]["status"]
     # An input that does not matter has a length scale without bound, which is no failure.
-    learned = float(status in ("converged", "at_bound", "nothing to learn"))
+    ended = "converged", "at_bound", "minibatches", "nothing to learn"
+    learned = float(status in ended)
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
     checks += checks_of_solver(model)

@@ -114,7 +114,8 @@ class RegressionRun(AbstractRun):
             field = predict_field(mapping, config, map_grid(config, self.mapped))
         with watch.stage("export"):
             outputs = self._export(directory, field)
-        objective = model.report_["learning"].pop("objective", [])
+        learning = model.report_["learning"]
+        objective = learning.get("start", learning).pop("objective", [])
         for step, value in enumerate(objective):
             directory.record(stage="learn", step=step, objective_per_row=value)
         directory.record(stage="fit", **_model.evidence_of(model))

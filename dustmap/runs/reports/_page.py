@@ -396,6 +396,9 @@ TERMS: Mapping[str, Term] = {
     "beyond": Term("Dust beyond the box", "factor on what the prior expects there"),
     "beyond_std": Term("Error of that factor"),
     "beyond_spread": Term("Its spread", "factor on the variance that the prior expects there"),
+    "lack_length": Term(
+        "Length of the lack", "the grid leaves it × ∫ρ² ds out of the variance of a ray", "pc"
+    ),
     "unresolved": Term(
         "Dust between the nodes", "factor on the variance that the grid cannot resolve"
     ),

@@ -154,8 +154,8 @@ def _directions(stars: StarTable) -> Check:
     frames = {"l, b": (stars.l, stars.b), "ra, dec": (sky.ra.deg, sky.dec.deg)}
     radians = [names for names, angles in frames.items() if _fill_radians(*angles)]
     advice = (
-        f"columns {' or '.join(radians)}: as numbers they fill 0 to 2 pi and stay within pi/2, as "
-        "angles in radians do; name the unit (rad) in the file or in the card"
+        f"columns {' or '.join(radians or frames)}: as numbers they fill 0 to 2 pi and stay within "
+        "pi/2, as angles in radians do; name the unit (rad) in the file or in the card"
     )
     return Check("directions look like radians", float(len(radians)), 0.0, 0.0, advice)
 

@@ -152,11 +152,8 @@ def export_run(
     """Write map.*, each by all ranks together; return the names of what was written."""
     request = request_of(config, field.n_samples)
     if request.samples < config.export.samples:
-        log.info(
-            "export.samples = %d: the posterior keeps %d, which is what the map gets",
-            config.export.samples,
-            request.samples,
-        )
+        words = "samples in the map: all %d of the posterior (export.samples asks for %d)"
+        log.info(words, request.samples, config.export.samples)
     outputs: dict[str, Any] = {}
     for name in config.export.formats:
         path = directory.path / f"map.{name}"

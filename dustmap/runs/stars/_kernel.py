@@ -258,7 +258,7 @@ def judged(
     assert isinstance(posterior, LogNormalPosterior)
     assert posterior.unresolved is not None
     lengths = [level.length for level in posterior.unresolved.levels]
-    section: dict[str, Any] = {"length": lengths[0] if len(lengths) == 1 else lengths}
+    section: dict[str, Any] = {"lack_length": lengths[0] if len(lengths) == 1 else lengths}
     unseen = _unseen(whole, observed, holdout)
     stars = sum(len(each) for each in unseen)
     if stars == 0:

@@ -127,13 +127,12 @@ class StarMap(AbstractFinishedRun):
             log.warning("%s has no column %s: no zero points are added", catalog, column)
         seen = self._seen(stars.l, stars.b, stars.extinction)
         if seen != 0:
+            count = "an unknown number" if seen is None else seen
+            words = "by direction and extinction: these are not predicted"
             log.warning(
-                "%s: the map has seen %s of %d stars, by direction and extinction: these are not "
-                "predicted",
-                catalog,
-                "an unknown number" if seen is None else seen,
-                len(stars),
+                "%s: the map has seen %s of %d stars, %s", catalog, count, len(stars), words
             )
+        _parts.warn_beyond(self.run.tile, stars.l, stars.b, stars.distances.median)
         _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
@@ -296,6 +295,7 @@ class StarMap(AbstractFinishedRun):
         groups (N,): the run's numbers of the groups of measurements, of which MEASURED is predicted
         too, the extinctions with their zero points, without noise.
         """
+        _parts.warn_beyond(self.run.tile, l, b, distances.median)
         parts = []
         for some in watched_chunks(max(1, len(l)), TOGETHER, "predictions", progress):
             own = None if groups is None else groups[some]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from dustmap.runs.stars._input import (
     system_of,
 )
 from dustmap.runs.stars._model import grid_of
-from dustmap.sky import Provenance, tiles
+from dustmap.sky import Provenance, cartesian, tiles
 from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
 from dustmap.sky.maps._field import EVERY
 from dustmap.sky.observations import Observations, observe, observe_share
@@ -42,6 +42,7 @@ from dustmap.sky.systems import ExtinctionSystem
 from dustmap.sky.tiles import SkyPixel, Tile
 
 log = logging.getLogger(__name__)
+Array: TypeAlias = NDArray[np.float64]
 
 #: What tiles of one sky may differ in: which they are, where they were computed, and what is drawn.
 FREE = {
@@ -92,6 +93,21 @@ class TilePart:
             "hyperparameters": dict(hyperparameters),
             "configuration": asdict(asked),
         }
+
+
+def warn_beyond(part: TilePart | None, l: Array, b: Array, distances: Array) -> None:
+    """Warn of places at l, b (N,) in degrees and pc that a tile's stars say nothing of."""
+    if part is None:
+        return
+    known = np.isfinite(distances)
+    away = part.tile.distances(cartesian(l[known], b[known], distances[known]))
+    beyond = int((away > part.tile.margin).sum())
+    if beyond:
+        log.warning(
+            "%d of %d places lie beyond tile %s and its margin of %g pc, of which this run has no "
+            "stars: ask the map that dustmap merge makes",
+            *(beyond, len(distances), part.tile.pixel, part.tile.margin),
+        )
 
 
 def tile_of(config: Config) -> Tile | None:

@@ -389,7 +389,7 @@ class ZarrCubes(_FileCubes):
         quantities = tuple(q for q in DESCRIPTIONS if variable_of(q) in held)
         if Quantity.MEAN not in quantities and Quantity.SAMPLES not in quantities:
             raise UserError(
-                f"{self.path}: expected the variable density_mean, got {sorted(held)}; is it a map?"
+                f"{self.path}: expected a map of dust with density_mean, got {sorted(held)}"
             )
         missing = [name for name in "xyz" if name not in held]
         system = self._group.attributes.get("extinction_system")

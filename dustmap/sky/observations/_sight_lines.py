@@ -48,7 +48,7 @@ class PriorDust:
 
     Attributes
     ----------
-    kernel, mean : k and m, of the density or of its logarithm
+    kernel, mean : k, isotropic, and m, of the density or of its logarithm
     lognormal : whether they are of the logarithm
     level, level_std : a factor on Eρ, and how uncertain it is
     spread : a factor on the covariance

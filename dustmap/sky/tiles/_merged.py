@@ -1,14 +1,19 @@
 """The maps of tiles as one map of the whole grid, a slab at a time.
 
-With u_t the influence of tile t and w_t = u_t / Σ_s u_s,
+With u_t the weight of tile t by its influence and w_t = u_t / Σ_s u_s,
 
-    mean, std, median, p16, p84, coverage, sample k   q(x) = Σ_t w_t(x) q_t(x).
+    mean, std, median, p16, p84, coverage   q(x) = Σ_t w_t(x) q_t(x).
 
 Σ w std is the standard deviation of Σ w ρ_t for tiles that are perfectly correlated, an upper
 bound for all others; at a seam the tiles know of the same stars, and are nearly so. Percentiles
-are weighted like it. Draws k of different tiles are independent: in the interior of a tile they are
-draws of the posterior, across a seam they go over into each other, and scatter less than std, down
-to √Σ w² of it.
+are weighted like it. Draws k of different tiles are independent, and their weighted means would
+scatter √Σ w² times as much: every ray has the seams around the Sun, and its integral too small an
+error. Draws are those means whose deviations are as large as one tile's (and in the interior of a
+tile its own),
+
+    g_k = ḡ + Σ_t w_t (g_tk − ḡ_t) / √Σ_t w_t²,    ḡ = Σ_t w_t ḡ_t the mean over k,
+
+of g = ρ, or of g = ln ρ of a positive density, then times what gives ρ_k the mean Σ_t w_t ρ̄_t.
 """
 
 import math
@@ -25,31 +30,33 @@ from dustmap.gp import RegularGrid
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixels_towards
 from dustmap.sky._zarr import CheckedGroup
-from dustmap.sky.maps import DustMap, Planes, Slabs
+from dustmap.sky.maps import DustMap, Planes, Quantity, Slabs
 from dustmap.sky.maps._between import mean_between
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
+from dustmap.sky.maps._cubes import AbstractCubes, Layout
 from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
-#: Arrays of one quantity that a slab needs for its weights: the sum of the influences, those of one
-#: tile, one cube of that tile, and which voxels are known.
-WEIGHT_ARRAYS = 4
-#: Sum of influences from which on the tiles that are given know a voxel: up to half of the margin
+#: Arrays of one quantity that a slab needs for its weights: the sums of reaches, of weights, of
+#: their squares and of the means of samples, those of one tile, and one cube of that tile.
+WEIGHT_ARRAYS = 7
+#: Sum of reaches from which on the tiles that are given know a voxel: up to half of the margin
 #: from their cones, for a ray within a cone has nodes beside it, too. Less rounding, for many
 #: voxels lie half-way.
 _KNOWN = 0.5 - 1e-5
+#: Least density whose logarithm is taken.
+_LEAST = np.finfo(np.float32).tiny
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
 Offset: TypeAlias = tuple[int, ...]
 #: What provenance says of a merged map.
 MERGE_STEPS = (
     "merged with weights u_t / sum of u, u_t = 1 in the cone of tile t and 0 at the end of its "
-    "margin",
+    "margin, within 576 pc of the Sun at 10 degrees from the cone, if that is nearer",
     "std: weighted mean of the tiles' stds, what perfectly correlated tiles have; an upper bound "
     "in seams",
     "median and percentiles: weighted means of the tiles' own",
-    "samples: sample k is the weighted mean of the tiles' samples k, which are independent of each "
-    "other: in seams they scatter less than std",
+    "samples: sample k is the weighted mean of the tiles' samples k, of ln density where it is "
+    "positive, with deviations divided by sqrt(sum of w^2), for the tiles' samples are independent",
 )
 
 
@@ -95,7 +102,10 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
 
     def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
         for start, stop in slabs(grid.shape[2], depth, part):
-            yield _slab(placed, layout, start, stop)
+            sums = _Sums(layout, start, stop)
+            for tile, offset in placed:
+                sums.add(tile, offset)
+            yield Planes(start, stop, sums.divided())
 
     return Merged(Slabs(layout, walk), uncovered)
 
@@ -177,7 +187,7 @@ def _unknown(tiles: Sequence[TileMap], grid: RegularGrid) -> int:
     """Count the voxels that no tile reaches."""
     parts = (points for _, points in _in_parts(grid, 0, grid.shape[2]))
     return sum(
-        int((np.sum([tile.tile.influence(x) for tile in tiles], axis=0) < _KNOWN).sum())
+        int((np.sum([tile.tile.influence(x)[0] for tile in tiles], axis=0) < _KNOWN).sum())
         for x in parts
     )
 
@@ -201,50 +211,68 @@ def _in_parts(
         yield part, np.asarray(grid.lower + index * np.array(grid.spacing), np.float64)
 
 
-def _slab(
-    placed: Sequence[tuple[TileMap, Offset]], layout: Layout, start: int, stop: int
-) -> Planes:
-    """Divide the sum of u q by that of u; NaN where that is small, for tiles are missing."""
-    arrays = empty_arrays(layout.grid, layout.request, stop - start)
-    total = np.zeros((stop - start, *layout.shape[1:]), np.float32)
-    sums = {cube: cube.of(arrays[cube.quantity.value]) for cube in layout.cubes}
-    for array in arrays.values():
-        array[...] = 0.0
-    for tile, offset in placed:
-        _add(tile, offset, layout.grid, start, total, sums)
-    total[total < _KNOWN] = np.nan
-    for array in arrays.values():
-        array /= total
-    return Planes(start, stop, arrays)
+@final
+class _Sums:
+    """Sums of reaches, of u, u² and u q over tiles, in some planes of the whole grid; of samples
+    u ln ρ of a positive density, and u times their mean."""
 
+    def __init__(self, layout: Layout, start: int, stop: int) -> None:
+        self.layout, self.start = layout, start
+        self.arrays = empty_arrays(layout.grid, layout.request, stop - start)
+        for array in self.arrays.values():
+            array[...] = 0.0
+        shape = stop - start, *layout.shape[1:]
+        self.reach, self.total, self.squares, self.sampled = np.zeros((4, *shape), np.float32)
 
-def _add(
-    tile: TileMap,
-    offset: Offset,
-    grid: RegularGrid,
-    start: int,
-    total: Floats,
-    sums: Mapping[Cube, Floats],
-) -> None:
-    """Add u and u q of a tile to the sums over the planes of the whole grid from `start` on."""
-    x, y, z = tile.cubes.layout.grid.shape
-    i, j, k = offset
-    first, last = max(start, k), min(start + len(total), k + z)
-    if first >= last:
-        return
-    # The tile's own nodes, where they are in the whole grid.
-    lower = tuple(a + n * h for a, n, h in zip(grid.lower, offset, grid.spacing, strict=True))
-    mine, planes = RegularGrid(lower, grid.spacing, (x, y, z)), slice(first - k, last - k)
-    weight = np.empty((last - first, y, x), np.float32)
-    for part, points in _in_parts(mine, planes.start, planes.stop):
-        weight.reshape(-1)[part] = tile.tile.influence(points)
-    if not weight.any():
-        return
-    here = slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
-    total[here] += weight
-    for cube, weighted in sums.items():
-        values = tile.cubes.read(cube, (planes, slice(None), slice(None)))
-        weighted[here] += np.where(weight > 0.0, values, 0.0) * weight
+    def add(self, tile: TileMap, offset: Offset) -> None:
+        """Add those of one tile."""
+        x, y, z = tile.cubes.layout.grid.shape
+        i, j, k = offset
+        first, last = max(self.start, k), min(self.start + len(self.total), k + z)
+        if first >= last:
+            return
+        # The tile's own nodes, where they are in the whole grid.
+        grid = self.layout.grid
+        lower = tuple(a + n * h for a, n, h in zip(grid.lower, offset, grid.spacing, strict=True))
+        mine, planes = RegularGrid(lower, grid.spacing, (x, y, z)), slice(first - k, last - k)
+        reach, weight = np.empty((2, last - first, y, x), np.float32)
+        for part, points in _in_parts(mine, planes.start, planes.stop):
+            reach.reshape(-1)[part], weight.reshape(-1)[part] = tile.tile.influence(points)
+        if not weight.any():
+            return
+        here = slice(first - self.start, last - self.start), slice(j, j + y), slice(i, i + x)
+        self.reach[here] += reach
+        self.total[here] += weight
+        self.squares[here] += weight**2
+        for cube in self.layout.cubes:
+            values = tile.cubes.read(cube, (planes, slice(None), slice(None)))
+            values = np.where(weight > 0.0, values, 1.0)
+            if cube.quantity is Quantity.SAMPLES:
+                self.sampled[here] += values * weight / self.layout.samples
+                if self.layout.positive:
+                    values = np.log(np.maximum(values, _LEAST))
+            cube.of(self.arrays[cube.quantity.value])[here] += values * weight
+
+    def divided(self) -> Mapping[str, Floats]:
+        """Return the quantities of the map; NaN where the reach is small, for tiles are missing."""
+        self.total[self.reach < _KNOWN] = np.nan
+        for name, array in self.arrays.items():
+            if name != Quantity.SAMPLES.value:
+                array /= self.total
+        if Quantity.SAMPLES.value in self.arrays:
+            self._draw(self.arrays[Quantity.SAMPLES.value])
+        return self.arrays
+
+    def _draw(self, samples: Floats) -> None:
+        """Turn the sums of samples (S, z, y, x) into samples, in place; NaN where Σ u is."""
+        mean = self.sampled / self.total
+        samples -= samples.mean(0)
+        samples /= np.sqrt(np.where(np.isnan(mean), mean, self.squares))
+        if self.layout.positive:
+            np.exp(samples, out=samples)
+            samples *= mean / samples.mean(0)
+        else:
+            samples += mean
 
 
 def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:

@@ -23,6 +23,9 @@ FINE = 0.005
 #: A star's line of sight ends where it is beyond with this probability: no more than that part of
 #: a ray is cut at a tile's end.
 END = 0.999
+#: Angle in radians from a cone within which another tile's weight falls where that is nearer than
+#: the margin's end, and the part of its reach that its weight keeps, for tiles may be missing.
+SEAM, _FAINT = math.radians(10.0), 1e-3
 #: Stars, or places, whose angles are in memory at once.
 AT_ONCE = 2**18
 
@@ -109,6 +112,12 @@ class SkyPixel:
         return np.asarray(angles)
 
 
+def _falling(t: Array) -> Array:
+    """Return u (N,) at t >= 0, 0 from 1 on."""
+    t = np.minimum(t, 1.0)
+    return np.asarray(np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0))
+
+
 def _angle(a: Array, b: Array) -> Array:
     """Return angles (N,) between unit vectors (N, 3), accurate at any angle."""
     half = np.arctan2(np.linalg.norm(a - b, axis=1), np.linalg.norm(a + b, axis=1))
@@ -137,7 +146,7 @@ class Tile:
     --------
     >>> tile = Tile(SkyPixel(nside=1, pixel=4), margin=100.0)
     >>> tile.influence(np.array([[500.0, 0.0, 0.0], [-500.0, 0.0, 0.0]]))
-    array([1., 0.])
+    (array([1., 0.]), array([1., 0.]))
     """
 
     pixel: SkyPixel
@@ -157,18 +166,26 @@ class Tile:
         distances[away] = r[away] * np.sin(np.minimum(angle, 0.5 * np.pi))
         return distances
 
-    def influence(self, points: Array) -> Array:
-        """Return u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
+    def influence(self, points: Array) -> tuple[Array, Array]:
+        """Return reach and weight (N,), 1 in the cone and 0 at the end of the margin.
 
-            u = 1 − 10 t³ + 15 t⁴ − 6 t⁵,    u' = u'' = 0 at both ends.
+            reach = u(d / margin),   weight = max(u(max(d / margin, sin θ / sin α)), 0.001 reach),
 
-        The weight of a tile is u over the sum of u of all tiles, of which one is 1 everywhere.
+            u(t) = 1 − 10 t³ + 15 t⁴ − 6 t⁵,    u' = u'' = 0 at t = 0 and 1,
+
+        d the distance to the cone and θ the angle to it. All tiles have what is near the Sun, and
+        the one in whose cone a place is has the stars behind it: at α = 10° others know little of
+        the rays through it, however near these are. The share of a tile is its weight over the sum
+        of all, of which one is 1 everywhere.
         """
-        weights = np.zeros(len(points))
+        reach, weight = np.zeros(len(points)), np.zeros(len(points))
         near = self._in_cap(points)
-        t = np.minimum(self.distances(points[near]) / self.margin, 1.0)
-        weights[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
-        return weights
+        distances, r = self.distances(points[near]), np.linalg.norm(points[near], axis=1)
+        sine = np.divide(distances, r, out=np.zeros_like(r), where=r > 0.0)
+        part, turned = distances / self.margin, sine / math.sin(SEAM)
+        reach[near] = _falling(part)
+        weight[near] = np.maximum(_falling(np.maximum(part, turned)), _FAINT * reach[near])
+        return reach, weight
 
     def _in_cap(self, points: Array) -> NDArray[np.bool_]:
         """Return which points may be in the tile: those in the cap around the pixel."""

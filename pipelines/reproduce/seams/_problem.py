@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 NSIDE = 1
+#: Samples in the maps: as many as the fits keep, or fewer.
+EXPORTED = 64
 #: Standard deviation of the density, of its logarithm where that is normal.
 STD = {"gaussian": 1.5e-3, "lognormal": 1.0}
 
@@ -115,7 +117,7 @@ def config_of(case: Case, scale: Scale, seed: int, folder: Path) -> Config:
                 "learn": [],
             },
             "fit": {"samples": scale.samples, "seed": seed},
-            "export": {"formats": ["zarr"], "figures": [], "samples": 0},
+            "export": {"formats": ["zarr"], "figures": [], "samples": min(scale.samples, EXPORTED)},
         }
     )
 
@@ -138,7 +140,7 @@ def weights(scale: Scale, found: Found) -> Array:
     """The largest weight of a tile at every voxel (N,), in the order [z, y, x]."""
     points = places(found)
     influence = [
-        Tile(SkyPixel(NSIDE, pixel), scale.margin).influence(points)
+        Tile(SkyPixel(NSIDE, pixel), scale.margin).influence(points)[1]
         for pixel in range(12 * NSIDE**2)
     ]
     return np.asarray(np.max(influence, axis=0) / np.sum(influence, axis=0))

@@ -9,7 +9,9 @@ means, in posterior standard deviations of the one fit, in three parts of the bo
     sun        within a margin of the Sun, which belongs to all tiles
 
 The mean of a Gaussian density is solved for; that of a log-normal one is the mean of draws, which
-differ from fit to fit: its median, about which draws lie in pairs, is compared, too.
+differ from fit to fit: its median, about which draws lie in pairs, is compared, too. So are errors
+of extinctions from the Sun to random places of the box, and what the samples of the maps say of
+them: every ray starts where all tiles have a part.
 """
 
 import logging
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from astropy.coordinates import SkyCoord
 
 from dustmap.sky.maps import Quantity
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, Value, number
@@ -36,6 +39,9 @@ CASES = (
 SEED = 5
 QUANTILES = {"median": 0.5, "q95": 0.95, "q99": 0.99, "q999": 0.999, "largest": 1.0}
 MOST = 0.3
+#: Places whose extinctions are compared, and the rms of the tiles' errors in their own deviations
+#: over that of the one fit, at most.
+PLACES, MOST_CHI = 2_000, 1.1
 
 
 def run(request: Request) -> Outcome:
@@ -49,7 +55,7 @@ def run(request: Request) -> Outcome:
             found = problem.fit(case, scale, SEED, Path(folder))
             parts = parts_of(scale, found)
             differences[case.name] = by_part(found, Quantity.MEAN, parts)
-            told = rows_of(case, found, parts)
+            told = [*rows_of(case, found, parts), extinctions_of(case, scale, found)]
             _log.info("%s", told)
             rows += told
             if plane is None:
@@ -133,6 +139,23 @@ def rows_of(case: Case, found: Found, parts: Mapping[str, np.ndarray]) -> list[R
     return rows
 
 
+def extinctions_of(case: Case, scale: Scale, found: Found) -> Row:
+    """Errors of extinctions from the Sun, as `_against_truth`, and the ratio of the deviations."""
+    half = 0.5 * np.array(scale.size)
+    ends = np.random.default_rng(SEED).uniform(-half, half, (PLACES, 3))
+    where = SkyCoord(*ends.T, unit="pc", frame="galactic", representation_type="cartesian")
+    truth = found.truth.query(where, integrated=True)
+    row: dict[str, Value] = {"case": case.name, "part": "extinctions", "places": PLACES}
+    stds = []
+    for name, density in (("one_fit", found.single), ("tiles", found.merged)):
+        error = density.query(where, integrated=True) - truth
+        stds.append(density.query(where, "std", integrated=True))
+        row[f"rms_error_{name}"] = float(np.sqrt(np.mean(error**2)))
+        row[f"chi_{name}"] = float(np.sqrt(np.mean((error / stds[-1]) ** 2)))
+    row["std_ratio"] = float(np.median(stds[1] / stds[0]))
+    return row
+
+
 def _against_truth(found: Found, inside: np.ndarray) -> dict[str, Value]:
     """Errors in each map's own standard deviations: their rms, of one fit and of the tiles."""
     truth = found.truth.mean.ravel()[inside]
@@ -145,7 +168,7 @@ def _against_truth(found: Found, inside: np.ndarray) -> dict[str, Value]:
 
 
 def goals(rows: list[Row]) -> list[Goal]:
-    """Away from margins, by the quantity that draws do not blur."""
+    """Away from margins, by the quantity that draws do not blur; and of extinctions."""
     wanted = []
     for row in rows:
         exact = row["case"] == "Gaussian" or row.get("of") == "median"
@@ -153,6 +176,10 @@ def goals(rows: list[Row]) -> list[Goal]:
             of = f"{row['case']}: difference of the {row['of']} away from margins, std"
             for key, words in (("q99", "of 99 % of the voxels"), ("largest", "of all voxels")):
                 wanted.append(Goal.at_most(f"{of}, {words}", MOST, number(row, key)))
+        if row["part"] == "extinctions":
+            of = f"{row['case']}: errors of extinctions over their std, tiles to one fit"
+            ratio = number(row, "chi_tiles") / number(row, "chi_one_fit")
+            wanted.append(Goal.at_most(of, MOST_CHI, ratio))
     return wanted
 
 

@@ -40,7 +40,7 @@ def nodes(grid: RegularGrid) -> NDArray[np.float64]:
 def expected(field: Field, pixels: Sequence[int], q: Quantity, k: int = 0) -> NDArray[np.float64]:
     """Σ u q / Σ u over the tiles, every tile's field known everywhere."""
     points = nodes(GRID)
-    influence = {p: Tile(SkyPixel(1, p), MARGIN).influence(points) for p in pixels}
+    influence = {p: Tile(SkyPixel(1, p), MARGIN).influence(points)[1] for p in pixels}
     weighted = sum(influence[p] * field(p, points, q, k) for p in pixels)
     total = np.sum([*influence.values()], axis=0)
     known = np.where(total > 0.0, weighted / np.where(total > 0.0, total, 1.0), np.nan)

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky import galactic
@@ -40,32 +41,43 @@ def test_the_sun_belongs_to_every_tile() -> None:
         tile = Tile(SkyPixel(1, pixel), MARGIN)
         assert (tile.distances(near) <= np.linalg.norm(near, axis=1) + 1e-9).all()
         assert tile.distances(np.zeros((1, 3)))[0] == 0.0
-        assert tile.influence(np.zeros((1, 3)))[0] == 1.0
+        np.testing.assert_array_equal(tile.influence(np.zeros((1, 3))), 1.0)
+
+
+def _falling(t: NDArray[np.float64]) -> NDArray[np.float64]:
+    t = np.minimum(t, 1.0)
+    return np.asarray(1 - 10 * t**3 + 15 * t**4 - 6 * t**5)
 
 
 def test_influences() -> None:
     points = np.concatenate([places(4000, 4), places(500, 5) / 8.0])
     tiles = [Tile(SkyPixel(1, p), MARGIN) for p in range(12)]
-    u = np.stack([tile.influence(points) for tile in tiles])
+    reach, u = np.stack([tile.influence(points) for tile in tiles], axis=1)
     distance = np.stack([tile.distances(points) for tile in tiles])
-    t = np.minimum(distance / MARGIN, 1.0)
-    np.testing.assert_allclose(u, 1 - 10 * t**3 + 15 * t**4 - 6 * t**5, atol=1e-12)
+    np.testing.assert_allclose(reach, _falling(distance / MARGIN), atol=1e-12)
+    turned = distance / np.linalg.norm(points, axis=1) / np.sin(np.radians(10.0))
+    inner = _falling(np.maximum(distance / MARGIN, turned))
+    np.testing.assert_allclose(u, np.maximum(inner, 0.001 * reach), atol=1e-12)
     assert (u[distance >= MARGIN] == 0.0).all()
     assert (u.max(0) == 1.0).all()  # of the tile in whose cone a point is
     weights = u / u.sum(0)
     np.testing.assert_allclose(weights.sum(0), 1.0, rtol=1e-12)
     others = np.sort(distance, axis=0)[1]
     assert (weights.max(0)[others >= MARGIN] == 1.0).all()
+    # However near the Sun a place is, the tile with the stars behind it counts there.
+    assert (weights.max(0)[np.sort(turned, axis=0)[1] >= 1.0] > 0.98).all()
 
 
-def test_weights_are_smooth_across_seams_and_near_the_sun() -> None:
+def test_weights_are_smooth_across_seams() -> None:
     tiles = [Tile(SkyPixel(1, p), MARGIN) for p in range(12)]
-    for centre in ((0.0, 0.0, 0.0), (60.0, 60.0, 3.0), (5.0, -3.0, 1.0)):
-        line = np.linspace(-1.0, 1.0, 2001)[:, None] * [MARGIN, 0.6 * MARGIN, -0.2 * MARGIN]
-        u = np.stack([tile.influence(np.array(centre) + line) for tile in tiles])
-        weights = u / u.sum(0)
-        # 0.053 pc from one to the next; u' is at most 15/8 of the margin.
-        assert np.abs(np.diff(weights, axis=1)).max() < 2.0 * 15 / 8 * 0.0536 / MARGIN
+    for centre in ((60.0, 60.0, 3.0), (350.0, -300.0, 100.0), (-50.0, 10.0, 40.0)):
+        line = np.linspace(-0.5, 0.5, 2001)[:, None] * [MARGIN, 0.6 * MARGIN, -0.2 * MARGIN]
+        points = np.array(centre) + line
+        u = np.stack([tile.influence(points)[1] for tile in tiles])
+        # u' is at most 15/8 over the width of a seam, or nearer to the Sun over that of 10 degrees.
+        near = np.linalg.norm(points, axis=1).min() * np.sin(np.radians(10.0))
+        step = np.linalg.norm(points[1] - points[0])
+        assert np.abs(np.diff(u / u.sum(0), axis=1)).max() < 2.0 * 15 / 8 * step / min(MARGIN, near)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: str(t.pixel))
