@@ -284,7 +284,7 @@ class Answers:
             return
         (a, b, c), (d, e, f) = self.layout.grid.lower, self.layout.grid.upper
         box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
-        report = f"{count} of {len(beyond)} {what} outside the map ({box})"
+        report = f"{count} of {len(beyond)} {what} outside {self.reader.cubes.name} ({box})"
         if outside is Outside.ERROR:
             first = int(beyond.argmax())
             raise UserError(

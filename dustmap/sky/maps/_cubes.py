@@ -135,6 +135,11 @@ class AbstractCubes(ABC):
         """The same quantities on finer levels, each within the box of the one before."""
         return ()
 
+    @property
+    def name(self) -> str:
+        """What messages call the map."""
+        return "the map"
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -254,6 +259,10 @@ class _FileCubes(AbstractCubes):
 
     def __post_init__(self) -> None:
         _ = self.layout
+
+    @property
+    def name(self) -> str:
+        return f"the map {self.path.name}"
 
 
 @final

@@ -370,6 +370,15 @@ def test_variances_between_voxels_are_64_numbers(tmp_path: Path, between: Any, n
         DustMap.open(tmp_path / "map.zarr")
 
 
+def test_messages_name_the_file_of_a_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One question may be to several maps, a truth among them."""
+    write_map(tmp_path / "truth.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    far = SkyCoord(l=0 * u.deg, b=0 * u.deg, distance=5 * u.kpc, frame="galactic")
+    with caplog.at_level("INFO"):
+        DustMap.open(tmp_path / "truth.zarr").query(far)
+    assert "1 of 1 places lie outside the map truth.zarr (X" in caplog.text
+
+
 def test_maps_of_before_have_the_variance_in_their_own_cells(tmp_path: Path) -> None:
     write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
     zarr.open_group(tmp_path / "map.zarr", mode="r+").attrs["between"] = [0.5] * 64
