@@ -51,7 +51,7 @@ Offset: TypeAlias = tuple[int, ...]
 #: What provenance says of a merged map.
 MERGE_STEPS = (
     "merged with weights u_t / sum of u, u_t = 1 in the cone of tile t and 0 at the end of its "
-    "margin, within 576 pc of the Sun at 10 degrees from the cone, if that is nearer",
+    "margin, or at 10 degrees from the cone where that is nearer",
     "std: weighted mean of the tiles' stds, what perfectly correlated tiles have; an upper bound "
     "in seams",
     "median and percentiles: weighted means of the tiles' own",
