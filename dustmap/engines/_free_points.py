@@ -92,12 +92,16 @@ class FreePointSettings:
 @final
 @dataclass(frozen=True)
 class FreePointPlan(AbstractFitPlan):
-    """Sizes of the variational model, without its prior and its points (n_inducing, D)."""
+    """Sizes of the variational model, without its prior and its points (n_inducing, D).
+
+    nugget: of K_uu over the kernel's variance; plans saved before they had one have the default.
+    """
 
     n_inducing: int
     n: int
     dtype: torch.dtype
     max_memory: int
+    nugget: float = 1e-6
 
     @property
     def bytes_needed(self) -> int:
@@ -184,7 +188,7 @@ class FreePointsEngine(AbstractEngine):
         generator = torch.Generator().manual_seed(settings.seed)
         points = starting_points(problem.model.kernel, data, settings, generator)
         dtype = torch.float64 if self.collapsed else settings.dtype
-        plan = FreePointPlan(len(points), len(data), dtype, settings.max_memory)
+        plan = FreePointPlan(len(points), len(data), dtype, settings.max_memory, _NUGGET)
         plan.check()
         model = _variational(problem.model, plan, points, settings.learn_points)
         return _with_noise_left(model, data), plan, generator
@@ -355,7 +359,8 @@ def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> 
     count = min(most, max(1, len(some) // _ROWS_PER_POINT))
     with torch.no_grad():
         points = _clusters(model.kernel, some, count, generator)
-        plan = FreePointPlan(len(points), len(some), torch.float64, settings.max_memory)
+        sizes = len(points), len(some), torch.float64, settings.max_memory
+        plan = FreePointPlan(*sizes, _NUGGET)
         variational = _variational(model, plan, points)
         source = RowSource(variational.features, some.functional)
         prior = variational.family.prior(torch.float64, points.device)
@@ -367,7 +372,7 @@ def _variational(
 ) -> VariationalModel:
     """Cholesky whitening at these points (M, D), with the full family."""
     features = CholeskyFeatures(
-        model.kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype, learn_points=learn_points
+        model.kernel, inducing, nugget=plan.nugget, rows_dtype=plan.dtype, learn_points=learn_points
     )
     family = FullRankFamily(plan.n_inducing, max_bytes=plan.max_memory)
     return VariationalModel(features, model.mean, model.likelihood, family)

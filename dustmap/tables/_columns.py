@@ -255,7 +255,8 @@ def refuse_taken(table: Table, names: Iterable[str]) -> None:
     taken = [name for name in names if name in table.colnames]
     if taken:
         raise UserError(
-            f"the table has {', '.join(taken)} already, as answers are named: rename what it has"
+            f"the table has columns {', '.join(taken)} already, the names of answers; rename "
+            "these columns in the table"
         )
 
 
