@@ -247,10 +247,8 @@ class FreePointsEngine(AbstractEngine):
                 advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         solution = inference.solve_collapsed(model, data, source)
-        report = {
-            "climb": climb,
-            "advice": [*advice, *_few_points_advice(model, data, self.settings)],
-        }
+        advice += _few_points_advice(model, data, self.settings)
+        report = {"climb": climb, "advice": advice}
         return _fit(problem, model, plan, source, solution.state, solution.value, report)
 
 
