@@ -223,3 +223,9 @@ def test_probabilities_far_out_are_of_the_class_that_is_predicted() -> None:
     np.testing.assert_allclose(found.sum(1), 1.0, rtol=1e-12)
     assert found[0].tolist() == pytest.approx([0.0, 1.0, math.exp(-20.0)], rel=1e-6)
     assert chosen.tolist() == ["b", "b", "a"]
+
+
+def test_labels_that_are_left_out_are_asked_for() -> None:
+    nothing: Any = None
+    with pytest.raises(UserError, match="requires y to be passed"):
+        HIPGPClassifier().fit(np.zeros((3, 1)), nothing)

@@ -174,6 +174,8 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _refuse_missing(y: ArrayLike) -> None:
     """Refuse None, NaN and NA among labels, which neither sort nor make a class."""
+    if y is None:
+        raise UserError("HIPGPClassifier requires y to be passed, but the target y is None")
     labels = np.asarray(y, object).ravel()
     if missing := [row for row, label in enumerate(labels) if _is_missing(label)]:
         raise UserError(
