@@ -156,13 +156,18 @@ class AbstractLatticePrior(AbstractParametric, ABC):
 def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
     """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms;
     longer where images would raise the variance at a node by more than `MOST_INFLATION`."""
-    if not (padding > 0.0 and math.isfinite(padding)):
-        raise UserError(f"padding must be positive and finite (in length scales), got {padding}")
+    refuse_no_padding(padding)
     shape = padded_shape(kernel, grid, padding)
     while wrap_inflation(kernel, grid, shape) > MOST_INFLATION:
         padding *= _MORE_PADDING
         shape = padded_shape(kernel, grid, padding)
     return shape
+
+
+def refuse_no_padding(padding: float) -> None:
+    """Refuse a padding that is none, by which no torus is ever long enough."""
+    if not (padding > 0.0 and math.isfinite(padding)):
+        raise UserError(f"padding must be positive and finite (in length scales), got {padding}")
 
 
 def wrap_inflation(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) -> float:

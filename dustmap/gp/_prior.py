@@ -18,6 +18,7 @@ from dustmap.gp._lattice_prior import (
     PriorReport,
     frequencies,
     padded_shape,
+    refuse_no_padding,
     torus_for,
     wrap_error,
 )
@@ -317,8 +318,7 @@ def _check_arguments(
             f"kernel has {kernel.dim} input dimensions but grid has {grid.dim}: "
             "build both with the same number of axes"
         )
-    if not (padding > 0 and math.isfinite(padding)):
-        raise UserError(f"padding must be positive and finite (in length scales), got {padding}")
+    refuse_no_padding(padding)
     if not 0 <= nugget < 1:
         raise UserError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
 

@@ -192,8 +192,8 @@ def layout_of(
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
-    positive, between = str(percentiles).startswith("log-normal"), (path, tables, nodes, grid)
-    widths = positive, read_between(*between)
+    positive = str(percentiles).startswith("log-normal")
+    widths = positive, read_between(path, tables, nodes, grid)
     layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, *widths)
     for quantity, shape in shapes.items():
         if shape != layout.shape:

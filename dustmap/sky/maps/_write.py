@@ -144,11 +144,9 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
         header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
     # A long value goes on in the next cards, where no comment may follow.
     header["PERCENT"] = _cubes.PERCENTILES_OF[layout.positive]
-    if layout.between:
-        tables = (value for rest in layout.between for value in rest.table)
-        header["BETWEEN"] = " ".join(f"{variance:.4g}" for variance in tables)
-        nodes = (value for rest in layout.between for value in rest.placed)
-        header["BETWGRID"] = " ".join(f"{value:.15g}" for value in nodes)
+    if between := _between(layout):
+        header["BETWEEN"] = " ".join(f"{value:.4g}" for value in between["between"])
+        header["BETWGRID"] = " ".join(f"{value:.15g}" for value in between["between_grid"])
     header["OBJECT"] = described.meaning
     provenance.stamp(header)
     return header
