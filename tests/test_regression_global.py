@@ -110,7 +110,7 @@ def test_plans_of_earlier_versions_leave_rough_terms_as_long_as_they_were() -> N
     earlier = PointPlan.of_plain({k: v for k, v in plan.as_plain().items() if k != "longest"})
     assert within_box(kernel, grid, earlier.longest) is kernel
     shorter = within_box(kernel, grid, plan.longest)
-    assert shorter.terms()[0].lengthscale.tolist() == pytest.approx([5.0])
+    assert shorter.terms()[0].lengthscale.tolist() == pytest.approx([6.5])
     single = Matern12([50.0])
     assert within_box(single, grid, plan.longest) is single
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from dustmap import inference
 from dustmap.engines import _inducing
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, arrays_of
-from dustmap.engines._learning import EvidenceSettings, Learned, best_start, learn
+from dustmap.engines._learning import EvidenceSettings, Learned, learn
 from dustmap.engines._memory import AbstractFitPlan, Component, During, MemoryPlan
+from dustmap.engines._starts import best_start, places_of
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.families import AbstractGaussian, FullRankFamily
@@ -162,7 +163,7 @@ class FreePointsEngine(AbstractEngine):
         with watch.learning():
             if start is not None and start.search_start:
                 score = partial(elbo_at_start, batch=data, settings=self.settings)
-                learned = Learned(best_start(problem.model, score), None)
+                learned = Learned(best_start(problem.model, places_of(data), score), None)
             if start is not None and start.rows > 0:
                 learned = learn(learned.model, data, start, watch)
         fit = self.condition(replace(problem, model=learned.model), watch)
@@ -247,8 +248,7 @@ class FreePointsEngine(AbstractEngine):
                 advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         solution = inference.solve_collapsed(model, data, source)
-        advice += _few_points_advice(model, data, self.settings)
-        report = {"climb": climb, "advice": advice}
+        report = {"climb": climb, "advice": advice + _few_points_advice(model, data, self.settings)}
         return _fit(problem, model, plan, source, solution.state, solution.value, report)
 
 

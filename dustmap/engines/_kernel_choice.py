@@ -31,11 +31,20 @@ from torch import Tensor
 
 from dustmap import gp
 from dustmap.engines import _learning
+from dustmap.engines._starts import best_start, places_of
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel
 from dustmap.gp.features import different_places
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, SumKernel, kernel_named
+from dustmap.inference import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
+    ParameterVector,
+    State,
+    StateReader,
+    state_of,
+)
 
 #: From rough to smooth, and the kernel where there are too few rows to choose.
 CANDIDATES, FALLBACK = ("matern12", "matern32", "matern52"), "matern32"
@@ -50,6 +59,7 @@ LEAST_ROWS, _ONE_WINDOW, _MOST_ROWS = 30, 1_000, 100_000
 _WINDOWS, _LEARNING, _WINDOW, _PATCH = 80, 10, 300, 40
 #: Patches that one window falls into.
 _PATCHES = 10
+_STATE = "kernel choice"
 #: Steps of learning, and the largest gradient per datum where it ends.
 _MAX_STEPS, _TOLERANCE = 60, 5e-3
 
@@ -136,6 +146,14 @@ class KernelChoice:
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Where:
+    """θ (P,) of the chosen model."""
+
+    theta: ParameterVector
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Window:
     """Rows of neighbours: data (n,), the indices of the rows that learn, and those of disjoint
     patches, each predicted from all others in the window."""
@@ -167,14 +185,42 @@ def choose_kernel(
     search_start: bool = True,
     seed: int = 0,
     names: Sequence[str] | None = None,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> KernelChoice:
-    """Choose the kernel of point values by held-out patches.
+    """Choose the kernel of point values by held-out patches, or take the choice that was saved.
 
-    model: where learning starts, with a kernel of one term, whose profile alone is changed. data:
-    inputs in units in which distance means dependence. search_start: as of `EvidenceSettings`.
-    names: of candidates, from rough to smooth and then sums; None for `CANDIDATES` and, where the
-    rows are many, `SUMS`.
+    Parameters
+    ----------
+    model : where learning starts, with a kernel of one term, whose profile alone is changed
+    data : inputs in units in which distance means dependence
+    search_start : as of `EvidenceSettings`
+    seed : of the windows
+    names : of candidates, from rough to smooth and then sums; None for `CANDIDATES` and, where the
+        rows are many, `SUMS`
+    checkpointer : saves the choice
     """
+    if (state := checkpointer.load()) is not None:
+        return _restored(state, model)
+    choice = _chosen(model, data, search_start, seed, names)
+    assert choice.model is not None
+    where = _Where(gp.Parameters.of(choice.model).theta)
+    kept = state_of(_STATE, replace(choice, model=None), where, finished=True)
+    checkpointer.finish(kept)
+    return choice
+
+
+def _restored(state: State, model: GPModel) -> KernelChoice:
+    """The choice that was saved, with the kernel where learning goes on."""
+    reader = StateReader.of(state, _STATE)
+    choice = reader.read(KernelChoice)
+    parameters = gp.Parameters.of(_start(model, choice.name, {}))
+    where = reader.read(_Where, {"theta": parameters.theta}, P=len(parameters))
+    return replace(choice, model=parameters.build(where.theta).detached())
+
+
+def _chosen(
+    model: GPModel, data: Batch, search_start: bool, seed: int, names: Sequence[str] | None
+) -> KernelChoice:
     names = candidates_of(data) if names is None else names
     windows, fallback = windows_of(data, seed), with_profile(model, FALLBACK)
     if not windows:
@@ -327,8 +373,9 @@ def _nearest(x: Tensor, place: Tensor, count: int) -> Tensor:
 def _learned(model: GPModel, parts: Sequence[Batch], search_start: bool) -> GPModel:
     """Maximise the sum of the parts' evidences; the start is searched where that is asked for."""
     if search_start:
-        model = _learning.best_start(
-            model, lambda tried: sum(float(tried.log_evidence(part)) for part in parts)
+        x = torch.cat([places_of(part) for part in parts])
+        model = best_start(
+            model, x, lambda tried: sum(float(tried.log_evidence(part)) for part in parts)
         )
     scale = torch.stack([gp.mean_scale(model.mean, part) for part in parts]).mean(0)
     parameters = gp.Parameters.of(model, scales={"mean": scale})

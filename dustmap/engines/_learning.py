@@ -7,7 +7,6 @@ noise 1.55 and the error of held-out rows 1.54 °C; after it 0.06 to 0.08, 0.62 
 field in noise neighbours say too little: rows that neither learned from decide which result stays.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,26 +14,18 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from dustmap import gp
 from dustmap.engines._engine import Learning, Problem, Watch
 from dustmap.engines._memory import MIB, Component, During
+from dustmap.engines._starts import best_start, places_of
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, ParameterErrors
 from dustmap.gp.functionals import LineIntegrals, PointValues, local_of, mapped
-from dustmap.gp.kernels import StationaryKernel, SumKernel
-from dustmap.inference import ParameterVector, StateReader, state_of
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.inference import ParameterVector, State, StateReader, state_of
 
-#: Where the search starts, in standardised units: lengths, and noise with a factor on the variance
-#: of the kernel. The evidence has several maxima: one calls everything noise, and another, of no
-#: length at all, all noise a function. From a variance of 1 a climb ends there where there is much
-#: noise.
-_START_LENGTHS = (2.0, 0.7, 0.25, 0.08)
-_START_NOISE = ((0.5, 1.0), (0.1, 1.0), (0.95, 0.15))
-#: Nats that others must be better by than a start of the most noise: of a length of 0 its evidence
-#: is theirs.
-_PREFERENCE = 2.0
+_STATE = "learn"
 #: Rows whose evidence chooses among starts.
 START_ROWS = 300
 #: Conditionals in the sum that is maximised, its steps, and the rows neighbours are sought among.
@@ -114,7 +105,7 @@ class Learned:
 @final
 @dataclass(frozen=True, eq=False)
 class _LearnState:
-    """The result of `learn`: θ (P,), and how learning ended."""
+    """The result of learning: θ (P,), and how it ended."""
 
     learning: Learning | None
     theta: ParameterVector
@@ -139,11 +130,8 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
     "learn" saves the result.
     """
     checkpointer, parameters = watch.checkpointer.child("learn"), gp.Parameters.of(model)
-    state = checkpointer.load()
-    if state is not None:
-        theta = parameters.theta
-        stored = StateReader.of(state, "learn").read(_LearnState, {"theta": theta}, P=len(theta))
-        return Learned(parameters.build(stored.theta).detached(), stored.learning)
+    if (state := checkpointer.load()) is not None:
+        return _restored(state, model)
     learning = None
     if len(parameters) > 0:
         fit = gp.fit_hyperparameters(
@@ -161,9 +149,22 @@ def learn(model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch)
         learning = Learning.of(fit.status, fit.n_data, trace, summary, fit.errors)
         for step in trace:
             watch.on_step(step)
-    result = _LearnState(learning, gp.Parameters.of(model).theta)
-    checkpointer.finish(state_of("learn", result, finished=True))
-    return Learned(model, learning)
+    learned = Learned(model, learning)
+    checkpointer.finish(_state(learned))
+    return learned
+
+
+def _state(learned: Learned) -> State:
+    result = _LearnState(learned.learning, gp.Parameters.of(learned.model).theta)
+    return state_of(_STATE, result, finished=True)
+
+
+def _restored(state: State, model: GPModel) -> Learned:
+    """What was learned, of a model with the same parameters."""
+    parameters = gp.Parameters.of(model)
+    like = {"theta": parameters.theta}
+    stored = StateReader.of(state, _STATE).read(_LearnState, like, P=len(parameters))
+    return Learned(parameters.build(stored.theta).detached(), stored.learning)
 
 
 def learn_from_start(
@@ -184,10 +185,15 @@ def learn_from_start(
     n = len(problem.data)
     if is_refined(problem.data, settings):
         settings = replace(settings, rows=min(settings.rows, n - _held_out(n)))
+    checkpointer = watch.checkpointer.child("learned")
     with watch.learning():
+        if (state := checkpointer.load()) is not None:
+            return _restored(state, problem.model)
         model = searched_start(problem.model, problem.data, settings)
         learned = learn(model, problem.data, settings, watch)
-        return refine(learned, problem.data, settings)
+        learned = refine(learned, problem.data, settings, problem.model.kernel)
+        checkpointer.finish(_state(learned))
+        return learned
 
 
 def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> GPModel:
@@ -195,45 +201,7 @@ def searched_start(model: GPModel, data: Batch, settings: EvidenceSettings) -> G
     if not settings.search_start:
         return model
     part = data.random_part(min(settings.rows, START_ROWS), settings.seed)
-    return best_start(model, lambda tried: float(tried.log_evidence(part)))
-
-
-@torch.no_grad()
-def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
-    """Return the model of the best score among a few length scales and widths of noise.
-
-    For a kernel of one learned length scale per axis, or a sum of such, whose ratios stay; other
-    models stay as they are.
-    """
-    kernel = model.kernel
-    terms = kernel.kernels if isinstance(kernel, SumKernel) else (kernel,)
-    if not all(isinstance(k, StationaryKernel) and k.length.is_learned for k in terms):
-        return model
-    first = kernel.parameters()[0].value.detach()
-    learns_noise = any(p.name == "scatter" and p.is_learned for p in model.likelihood.parameters())
-
-    def moved(p: gp.Parameter, length: float, noise: float, factor: float) -> gp.Parameter:
-        name = p.name.partition("[")[0]
-        if name == "length":
-            return p.at(torch.full_like(p.value, length).log() + _over(p, first))
-        if name == "scatter" and p.is_learned:
-            return p.at(torch.full_like(p.value, noise).log())
-        return p.at(p.value + math.log(factor)) if name == "variance" and p.is_learned else p
-
-    lengths = (length * kernel.dim**0.5 for length in _START_LENGTHS)
-    starts = itertools.product(lengths, _START_NOISE if learns_noise else ((1.0, 1.0),))
-    best, most = model, -math.inf
-    for length, (noise, factor) in starts:
-        made = [moved(p, length, noise, factor) for p in model.parameters()]
-        tried = model.with_parameters(made)
-        value = score(tried) + (_PREFERENCE if factor < 1.0 else 0.0)
-        best, most = (tried, value) if value > most else (best, most)
-    return best
-
-
-def _over(p: gp.Parameter, first: Tensor) -> Tensor | float:
-    """ln of the length of a term of a sum over that of the first; 0 of other parameters."""
-    return p.value.detach() - first if p.name.startswith("length[") else 0.0
+    return best_start(model, places_of(part), lambda tried: float(tried.log_evidence(part)))
 
 
 def at_mean_distances(data: Batch) -> Batch:
@@ -279,11 +247,16 @@ def is_refined(batch: Batch, settings: EvidenceSettings) -> bool:
     return functional.x.shape[1] <= _MOST_COLUMNS
 
 
-def refine(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
-    """Maximise the evidence of neighbours, where there are more rows than were learned from."""
+def refine(
+    learned: Learned, batch: Batch, settings: EvidenceSettings, first: AbstractKernel
+) -> Learned:
+    """Maximise the evidence of neighbours, where there are more rows than were learned from.
+
+    first: the kernel before learning, with whose variance other starts are tried.
+    """
     if not is_refined(batch, settings):
         return learned
-    return _refined_noise(_refined_all(learned, batch, settings), batch, settings)
+    return _refined_noise(_refined_all(learned, batch, settings, first), batch, settings)
 
 
 def _held_out(n: int) -> int:
@@ -291,7 +264,9 @@ def _held_out(n: int) -> int:
     return max(1, min(_HELD_OUT, n // _SHARE))
 
 
-def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:
+def _refined_all(
+    learned: Learned, batch: Batch, settings: EvidenceSettings, first: AbstractKernel
+) -> Learned:
     """Maximise it over kernel and noise of all but the rows that decide whether they stay."""
     model = learned.model
     if not (model.kernel.is_learned or model.likelihood.is_learned):
@@ -303,7 +278,7 @@ def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
     evidence = gp.NeighbourEvidence.of(
         model.kernel, shuffled[: len(shuffled) - count], max_rows=CONDITIONALS, seed=seed
     )
-    start = _neighbours_start(model, evidence) if settings.search_start else model
+    start = _neighbours_start(model, evidence, first) if settings.search_start else model
     refined, status = _refined(learned, evidence, "neighbours", start, gain)
     if status is None or refined.learning is None:
         return refined
@@ -313,7 +288,9 @@ def _refined_all(learned: Learned, batch: Batch, settings: EvidenceSettings) -> 
 
 
 @torch.no_grad()
-def _neighbours_start(model: GPModel, evidence: gp.NeighbourEvidence) -> GPModel:
+def _neighbours_start(
+    model: GPModel, evidence: gp.NeighbourEvidence, first: AbstractKernel
+) -> GPModel:
     """What was learned, or a start of the search that neighbours prefer to it.
 
     Detail that few rows called noise may be another maximum, which no climb from there finds.
@@ -325,7 +302,8 @@ def _neighbours_start(model: GPModel, evidence: gp.NeighbourEvidence) -> GPModel
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             return -math.inf
 
-    return max(model, best_start(model, score), key=score)
+    start = best_start(replace(model, kernel=first), places_of(evidence.data), score)
+    return max(model, start, key=score)
 
 
 def _refined_noise(learned: Learned, batch: Batch, settings: EvidenceSettings) -> Learned:

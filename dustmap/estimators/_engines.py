@@ -31,8 +31,8 @@ from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
-from dustmap.inference import PathwisePosterior
-from dustmap.linalg import Progress, in_one_part, unwatched
+from dustmap.inference import AbstractCheckpointer, PathwisePosterior
+from dustmap.linalg import in_one_part
 
 #: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
 _FEW_STUDENT_T = 2_000
@@ -228,19 +228,18 @@ def fit_regression(
     data: Batch,
     scaling: Standardisation,
     arguments: EngineArguments,
-    progress: Progress = unwatched,
+    watch: Watch,
 ) -> FittedRegression:
     """Choose the kernel if that is asked for, fit by the engine, and time the stages."""
     choice, seconds = None, dict[str, float]()
     if arguments.chooses_kernel:
         start = time.perf_counter()
-        with in_one_part(progress, "kernel choice"):
-            choice = _choice(model, data, arguments)
+        with in_one_part(watch.progress, "kernel choice"):
+            choice = _choice(model, data, arguments, watch.checkpointer.child("kernel"))
         model = choice.model or model
         seconds = {"kernel_choice": time.perf_counter() - start}
     problem = Problem(model, data)
-    how = scaling, arguments, progress
-    fitted = _timed(partial(engine_of(arguments).fit, problem), data, *how)
+    fitted = _timed(partial(engine_of(arguments).fit, problem), data, scaling, arguments, watch)
     if choice is None:
         return fitted
     report = {**fitted.report, "kernel_choice": choice.as_plain()}
@@ -260,14 +259,14 @@ def condition_regression(
     data: Batch,
     scaling: Standardisation,
     arguments: EngineArguments,
-    progress: Progress = unwatched,
+    watch: Watch,
 ) -> FittedRegression:
     """Condition on data at the hyperparameters of a model, by the engine of the arguments."""
     engine = engine_of(arguments)
     if isinstance(engine, engines.StudentTEngine):
         raise UserError('noise="student-t" learns its sites from its rows: fit it to these')
     problem = Problem(model, data)
-    return _timed(partial(engine.condition, problem), data, scaling, arguments, progress)
+    return _timed(partial(engine.condition, problem), data, scaling, arguments, watch)
 
 
 def _timed(
@@ -275,7 +274,7 @@ def _timed(
     data: Batch,
     scaling: Standardisation,
     arguments: EngineArguments,
-    progress: Progress,
+    watch: Watch,
 ) -> FittedRegression:
     """The fit with its report and the seconds of its stages."""
     seconds = {"learning": 0.0, "posterior": 0.0}
@@ -286,7 +285,7 @@ def _timed(
         yield
         seconds[name] += time.perf_counter() - start
 
-    fit = fitted(Watch(progress=progress, stage=stage))
+    fit = fitted(replace(watch, stage=stage))
     chosen = fit.report["engine_choice"]["name"] if arguments.engine == "auto" else None
     engine = str(chosen or arguments.engine)
     report = {
@@ -306,7 +305,9 @@ def _timed(
     return FittedRegression(scaling, engine, fit, evidence, is_given, report)
 
 
-def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.KernelChoice:
+def _choice(
+    model: GPModel, data: Batch, arguments: EngineArguments, checkpointer: AbstractCheckpointer
+) -> engines.KernelChoice:
     """Choose the kernel; rows that stand out have no say under Student-t noise.
 
     Sums are not for inducing points on a grid, which is too coarse for their shorter scale: with
@@ -318,7 +319,12 @@ def _choice(model: GPModel, data: Batch, arguments: EngineArguments) -> engines.
     learning = arguments.inducing.learning
     names = engines.CANDIDATES if arguments.engine == "hip" else None
     return engines.choose_kernel(
-        model, data, search_start=learning.search_start, seed=learning.seed, names=names
+        model,
+        data,
+        search_start=learning.search_start,
+        seed=learning.seed,
+        names=names,
+        checkpointer=checkpointer,
     )
 
 

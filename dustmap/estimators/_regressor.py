@@ -1,6 +1,7 @@
 """The scikit-learn estimator."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -12,7 +13,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from dustmap.engines import EvidenceSettings, MemoryPlan, most_exact, plain_rows
+from dustmap.engines import EvidenceSettings, MemoryPlan, Watch, most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._arguments import (
@@ -33,6 +34,7 @@ from dustmap.estimators._engines import (
 )
 from dustmap.gp import Batch, GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.linalg import Progress, unwatched
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 Prediction = Array | tuple[Array, Array]
 #: Rows that tell a learned number, at least.
 _ROWS_PER_NUMBER = 3
+#: Variance of a learned field over that of the noise, at most where it explains nothing.
+_NOTHING = 1e-3
 
 
 @final
@@ -198,12 +202,16 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         noise_std: ArrayLike | None = None,
         *,
         progress: Progress = unwatched,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> Self:
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,).
 
         progress: is called with what is done, how many parts of it are, and of how many.
+        checkpointer: keeps the kernel that was chosen, what was learned, and states of solves, for
+        a fit of the same rows and arguments that goes on from them.
         """
-        self._keep(fit_regression(*self._task(X, y, noise_std), progress))
+        watch = Watch(checkpointer, progress=progress)
+        self._keep(fit_regression(*self._task(X, y, noise_std), watch))
         return self
 
     def plan(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> MemoryPlan:
@@ -247,13 +255,14 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         noise_std: ArrayLike | None = None,
         *,
         progress: Progress = unwatched,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> Self:
         """Return the regression of other rows at the kernel and noise that `fit` learned.
 
         Rows held out to judge a fit can so join those that predictions are made from. X (N, D),
         y (N,), and noise_std (N,) where `fit` had one. The coefficients of the mean, linear in y,
         are those of these rows, as are the inducing points of "svgp" and "sgpr", and what these
-        say. For Gaussian noise. progress: as of `fit`.
+        say. For Gaussian noise. progress, checkpointer: as of `fit`.
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
@@ -271,7 +280,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         arguments = self._engine_arguments(inputs, fitted.scaling, engine)
         other = type(self)(**self.get_params(deep=False))
         _saving.name_columns(other, _saving.columns_of(self))
-        other._keep(condition_regression(held, data, fitted.scaling, arguments, progress))
+        watch = Watch(checkpointer, progress=progress)
+        other._keep(condition_regression(held, data, fitted.scaling, arguments, watch))
         return other
 
     def predict(
@@ -383,8 +393,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
         self.report_ = fitted.report | {"hyperparameters": learned}
-        if few := _few_rows(fitted):
-            self.report_["advice"] = [*fitted.report.get("advice", ()), few]
+        said = [_few_rows(fitted), _nothing_but_noise(fitted.model.kernel, self.kernel_, noise)]
+        if advice := [text for text in said if text]:
+            self.report_["advice"] = [*fitted.report.get("advice", ()), *advice]
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
         if fitted.inducing_points is not None:
@@ -414,6 +425,24 @@ def _few_rows(fitted: FittedRegression) -> str:
     advice = (
         f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
         "deviations are too small; give the noise (noise=...), or hold what is known (learn=...)"
+    )
+    log.warning("%s", advice)
+    return advice
+
+
+def _nothing_but_noise(
+    learned: AbstractKernel, kernel: AbstractKernel, noise: Mapping[str, Any]
+) -> str:
+    """Advice where a learned kernel explains next to nothing of the rows, else ""."""
+    width = noise.get("noise_std")
+    if width is None or not learned.is_learned:
+        return ""
+    if float(kernel.variance()) > _NOTHING * width**2:
+        return ""
+    advice = (
+        "the rows are taken for noise around their mean: no length scale was found on which they "
+        "vary together; if they do, give a kernel of theirs, such as Matern32([0.5], 1.0, dim=1) "
+        "in the units of X and y"
     )
     log.warning("%s", advice)
     return advice

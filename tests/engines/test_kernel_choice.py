@@ -15,6 +15,7 @@ from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
+from tests.inference.checkpointers import MemoryCheckpointer
 from tests.regression_cases import two_scales
 
 
@@ -55,6 +56,23 @@ def test_a_field_has_the_kernel_of_its_smoothness(nu: float, name: str, n: int, 
     assert choice.name == name
     assert [c.name for c in choice.candidates] == list(_kernel_choice.candidates_of(field))
     assert [c.name for c in choice.candidates][:3] == ["matern12", "matern32", "matern52"]
+
+
+@pytest.mark.parametrize("names", [("matern32",), ("matern12+matern32",)])
+def test_a_choice_that_was_saved_goes_on_with_the_same_model(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer, data = MemoryCheckpointer(), spectral_field(0.5, 60)
+    made = choose_kernel(start(), data, names=names, checkpointer=checkpointer)
+    monkeypatch.setattr(_kernel_choice, "_chosen", None)
+    again = choose_kernel(start(), data, names=names, checkpointer=checkpointer)
+    assert again == made
+    assert again.model is not None
+    assert made.model is not None
+    assert repr(again.model.kernel) == repr(made.model.kernel)
+    np.testing.assert_array_equal(
+        gp.Parameters.of(again.model).theta, gp.Parameters.of(made.model).theta
+    )
 
 
 def _batch(x: np.ndarray, y: np.ndarray) -> Batch:

@@ -5,11 +5,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dustmap import HIPGPRegressor
 from dustmap.config import load
+from dustmap.engines import Watch, _learning
 from dustmap.inference import State
 from dustmap.runs import Report, Stage, execute_run, prepare
 from dustmap.runs.checkpoints._state_file import Place, write_state
@@ -236,6 +238,36 @@ def test_regressions_go_on_from_their_model_to_the_same_bits(
     before = model.stat().st_mtime_ns
     run(regression, tmp_path / "run")
     assert model.stat().st_mtime_ns == before
+    assert differences(regression / "whole", tmp_path / "run") == []
+
+
+def test_regressions_learn_once_however_often_they_are_ended(
+    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def killed(*arguments: object, **named: object) -> None:
+        raise Killed
+
+    learn = _learning.learn
+
+    def learned_again(*arguments: Any) -> Any:
+        if arguments[-1] != Watch():  # that of the plan, which is not kept
+            raise Killed
+        return learn(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dustmap.estimators._engines._timed", killed)
+        with pytest.raises(Killed):
+            run(regression, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("dustmap.engines._kernel_choice._chosen", killed)
+        patched.setattr("dustmap.engines._exact.ExactEngine.condition", killed)
+        with pytest.raises(Killed):
+            run(regression, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("dustmap.engines._kernel_choice._chosen", killed)
+        patched.setattr("dustmap.engines._learning.learn", learned_again)
+        run(regression, tmp_path / "run")
     assert differences(regression / "whole", tmp_path / "run") == []
 
 

@@ -150,7 +150,13 @@ class RegressionRun(AbstractRun):
             model = _model.estimator_of(self.config, self.train, self.grid)
             log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
             with watch.stage("fit"):
-                model.fit(self.train.X, self.train.y, noise_std=self.train.error, progress=progress)
+                model.fit(
+                    self.train.X,
+                    self.train.y,
+                    noise_std=self.train.error,
+                    progress=progress,
+                    checkpointer=directory.checkpointer("learn"),
+                )
             with watch.stage("checkpoint"):
                 self._save(directory, model, name)
             del model  # two would be in memory
@@ -170,7 +176,11 @@ class RegressionRun(AbstractRun):
             log.info("fitting all %d rows, for the map", len(self.rows))
             with watch.stage("refit"):
                 model = learned.refit(
-                    self.rows.X, self.rows.y, noise_std=self.rows.error, progress=progress
+                    self.rows.X,
+                    self.rows.y,
+                    noise_std=self.rows.error,
+                    progress=progress,
+                    checkpointer=directory.checkpointer("refit"),
                 )
             with watch.stage("checkpoint"):
                 self._save(directory, model, CHECKPOINT)
