@@ -18,7 +18,7 @@ from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions
-from dustmap.sky.maps import AbstractDensityField, MapRequest
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._field import Arrays
 from dustmap.sky.maps._trilinear import chord
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[np.float64]
 
+#: Distances at which standard deviations are those of whole rays, at most.
+_KNOTS = 32
 _INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
 #: Numbers of one quantity that are made at once.
 BLOCK = 2**20
@@ -108,6 +110,32 @@ def cumulative(
         name: np.cumsum(values, axis=-1, dtype=np.float64).astype(np.float32)
         for name, values in _where(inside, field, segments, request, 0.0).items()
     }
+
+
+def cumulative_std(
+    field: AbstractDensityField, directions: Array, distances: Array
+) -> NDArray[np.float32]:
+    """Return standard deviations (P, K) of A(<d) to ascending `distances` (K,).
+
+    Those of whole rays, which have what the samples lack, at up to 32 of the distances; between
+    these the spread of the samples times the factor that mends it, linear in the index. NaN beyond
+    the face of the box.
+    """
+    count = len(distances)
+    knots = np.linspace(0, count - 1, min(count, _KNOTS)).round().astype(int)
+    request = MapRequest((Quantity.STD,))
+    whole = [within(field, directions, distances[k], request)["std"] for k in knots]
+    std = np.stack(whole, axis=1)
+    if len(knots) == count:
+        return std
+    request = MapRequest((Quantity.SAMPLES,), field.n_samples)
+    spread = cumulative(field, directions, distances, request)["samples"].std(axis=0, ddof=1)
+    factors = np.divide(std, spread[:, knots], out=np.ones_like(std), where=spread[:, knots] > 0.0)
+    inside, every = np.isfinite(factors), np.arange(count)
+    for row, factor, known in zip(spread, factors, inside, strict=True):
+        if known.any():
+            row *= np.interp(every, knots[known], factor[known]).astype(np.float32)
+    return np.where(distances > exits(field, directions)[:, None], np.float32(np.nan), spread)
 
 
 def _where(

@@ -180,12 +180,9 @@ def _healpix_rows(
     rows |= {_SAMPLE.format(s + 1): values for s, values in enumerate(density.get("samples", ()))}
     if not options.integrated:
         return rows
-    request = MapRequest((Quantity.MEAN,))
+    integrals = _places.cumulative(field, rays, bins.centres, MapRequest((Quantity.MEAN,)))
     if Quantity.STD in options.integrated:
-        request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), field.n_samples)
-    integrals = _places.cumulative(field, rays, bins.centres, request)
-    if request.samples:
-        integrals["std"] = integrals.pop("samples").std(axis=0, ddof=1)
+        integrals["std"] = _places.cumulative_std(field, rays, bins.centres)
     outside = bins.centres > _places.exits(field, rays)[:, None]
     return rows | {
         f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), integrals[q.value])

@@ -55,7 +55,10 @@ class Cloud:
 @final
 @dataclass(frozen=True, eq=False)
 class AnalyticField(AbstractDensityField):
-    """Samples (1 + c_s) · (background + clouds): every quantity is a number times the density."""
+    """Samples (1 + c_s) · (background + clouds): every quantity is a number times the density.
+
+    lack: variance of integrals per pc that the samples do not have.
+    """
 
     clouds: tuple[Cloud, ...]
     background: float = 1e-3
@@ -66,6 +69,7 @@ class AnalyticField(AbstractDensityField):
     named: str = "A_V"
     scales: tuple[float, ...] = (-0.3, 0.1, 0.2, 0.0)
     covered: float = 300.0
+    lack: float = 0.0
 
     @property
     def traits(self) -> FieldTraits:
@@ -94,8 +98,12 @@ class AnalyticField(AbstractDensityField):
             ends = [functional.at(s[:, None])[:, 0].numpy() for s in functional.edges.T]
             inside = np.stack([(e >= self.lower) & (e <= self.upper) for e in ends])
             mean = self.integral(ends[0], ends[1])
+            length = np.linalg.norm(ends[1] - ends[0], axis=-1)
         assert inside.all(), "a writer must not ask outside the box"
         found = self._quantities(mean, request)
+        if Quantity.STD in request:
+            lacked = self.lack * length if isinstance(functional, LineIntegrals) else 0.0
+            found["std"] = np.sqrt(found["std"].astype(float) ** 2 + lacked).astype(np.float32)
         if Quantity.COVERAGE in request:
             found["coverage"] = (np.linalg.norm(x, axis=-1) < self.covered).astype(np.float32)
         return found

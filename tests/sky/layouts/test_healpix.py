@@ -63,6 +63,24 @@ def test_outside_the_box_is_nan_in_densities_and_integrals(path: Path) -> None:
             np.testing.assert_array_equal(np.isnan(hdus[name].data["SHELL_011"]), outside)
 
 
+@pytest.mark.parametrize("count", [12, 120])
+def test_integrated_std_is_that_of_whole_rays(tmp_path: Path, count: int) -> None:
+    """Not the spread of the samples, which lack some of it; of many shells within a per cent."""
+    field = replace(FIELD, background=1e-3, lack=1e-5)
+    bins = RadialBins(20.0, 330.0, count)
+    options = HealpixOptions(bins, 2, MapRequest((Quantity.MEAN,)), (Quantity.STD,))
+    write_healpix(tmp_path / "map.fits", field, options, PROVENANCE)
+    x = np.stack(healpy.pix2vec(2, np.arange(48), nest=True), axis=-1)[:, None]
+    x = x * bins.centres[:, None]
+    from_sun = field.integral(np.zeros_like(x).reshape(-1, 3), x.reshape(-1, 3)).reshape(48, count)
+    expected = np.sqrt((SCALES.std(ddof=1) * from_sun) ** 2 + 1e-5 * bins.centres)
+    with fits.open(tmp_path / "map.fits") as hdus:
+        rows = hdus["INTEGRATED_STD"].data
+        found = np.stack([rows[name] for name in rows.names], axis=1)
+    assert (SCALES.std(ddof=1) * from_sun / expected).min() < 0.5
+    np.testing.assert_allclose(found, expected, rtol=2e-5 if count <= 32 else 0.01)
+
+
 def test_file_is_strict_fits(path: Path) -> None:
     with fits.open(path, checksum=True) as hdus:
         hdus.verify("exception")
