@@ -15,6 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.errors import UserError
 
+#: Distance in pc that no map reaches.
+_BEYOND_ANY = 1e9
+
 Array: TypeAlias = NDArray[np.float64]
 #: Directions around which others are counted, and how many in a ring, on average.
 _COUNTED, _IN_A_RING = 2**13, 64
@@ -102,14 +105,28 @@ def _bare(values: Any) -> Any:
 
 
 def positions_of(coords: SkyCoord) -> Array:
-    """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
-    xyz = _galactic(coords).cartesian.xyz
+    """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape.
+
+    An infinite distance is one beyond any map.
+    """
+    with np.errstate(invalid="ignore"):  # ∞ times 0
+        xyz = _galactic(coords).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
+        got = "directions alone"
+        if not isinstance(coords.data, UnitSphericalRepresentation):
+            got = f"a distance in {xyz.unit}" if str(xyz.unit) else "a distance without a unit"
         raise UserError(
-            "coords: expected coordinates with a distance, got directions alone; give "
+            f"coords: expected coordinates with a distance, got {got}; give "
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
-    return _stacked(xyz.to_value(u.pc))
+    positions = _stacked(xyz.to_value(u.pc))
+    if np.isfinite(positions).all():
+        return positions
+    endless = np.isposinf(np.ravel(_bare(coords.spherical.distance.value)))
+    if endless.any():
+        towards = coords.realize_frame(coords.represent_as(UnitSphericalRepresentation))
+        positions[endless] = _BEYOND_ANY * directions_of(SkyCoord(towards))[endless]
+    return positions
 
 
 def places_at(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> SkyCoord:

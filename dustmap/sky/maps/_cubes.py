@@ -1,10 +1,7 @@
 """Cubes of a map, in memory, FITS or zarr: a box of voxels at a time, and their names in files."""
 
-import itertools
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 from astropy import units as u
-from astropy.io import fits
-from astropy.utils.exceptions import AstropyUserWarning
-from astropy.wcs import WCS
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
@@ -28,7 +22,6 @@ from dustmap.sky.maps._quantities import (
     variable_of,
 )
 from dustmap.sky.systems import ExtinctionSystem, system_named
-from dustmap.tables import words_of_damage
 
 if TYPE_CHECKING:
     from dustmap.sky._zarr import CheckedGroup
@@ -252,7 +245,7 @@ def level_path(level: int) -> str:
 
 
 @dataclass(frozen=True)
-class _FileCubes(AbstractCubes):
+class AbstractFileCubes(AbstractCubes):
     """Cubes of a file, whose layout is checked at once."""
 
     path: Path
@@ -265,109 +258,7 @@ class _FileCubes(AbstractCubes):
         return f"the map {self.path.name}"
 
 
-@final
-@dataclass(frozen=True)
-class FitsCubes(_FileCubes):
-    """One image [z, y, x] a quantity, by its name. The file is open only while it is read.
-
-    level: 0 for the map itself, 1 and on for finer levels.
-    """
-
-    level: int = 0
-
-    @cached_property
-    def layout(self) -> Layout:
-        with warnings.catch_warnings(), self._opened() as hdus:
-            # Units that a file of which a part is missing no longer has are only warned of.
-            warnings.simplefilter("error", AstropyUserWarning)
-            held = {hdu.name for hdu in hdus}
-            if any(hdu.header.get("PIXTYPE") == "HEALPIX" for hdu in hdus):
-                raise UserError(
-                    f"{self.path}: expected a map with an image MEAN, got tables of HEALPix "
-                    "pixels; healpy.read_map reads these, and the run that they are of answers here"
-                )
-            samples = 0
-            while self._name(Cube(Quantity.SAMPLES, samples)) in held:
-                samples += 1
-            quantities = tuple(q for q in DESCRIPTIONS if self._name(Cube(q)) in held)
-            if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
-                names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
-                raise UserError(
-                    f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
-                    f"`dustmap export --format fits` write it, got {names}"
-                )
-            shapes = {q: self._image(hdus, Cube(q)).shape for q in quantities}
-            first = self._image(hdus, Cube(quantities[0]))
-            cards = "EXTSYS", "PERCENT", "BETWEEN", "BETWGRID"
-            system, *widths = (first.header.get(card, "") for card in cards)
-            if len(first.shape) != 3 or not system:
-                raise UserError(
-                    f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
-                    f"{first.header.get('NAXIS')} axes in {first.name}"
-                )
-            # An axis without end beside one of no voxels takes no room in the file.
-            if 0 in first.shape:
-                raise UserError(f"{self.path}: {first.name} has no voxels")
-            for i, axis in enumerate("XYZ"):
-                _refuse_other_unit(self.path, axis, first.header.get(f"CUNIT{i + 1}", ""), u.pc)
-                named = {*str(first.header.get(f"CTYPE{i + 1}", ""))} & {*"XYZ"}
-                refuse_other_axes(self.path, first.name, tuple(named), (axis,))
-            for q in quantities:
-                unit = self._image(hdus, Cube(q)).header.get("BUNIT", "")
-                _refuse_other_unit(self.path, self._name(Cube(q)), unit, DESCRIPTIONS[q].unit)
-            return layout_of(self.path, shapes, samples, _axes(first.header), system, *widths)
-
-    def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        with self._opened() as hdus:
-            return np.asarray(self._image(hdus, cube).section[box], np.float32)
-
-    @cached_property
-    def finer(self) -> tuple[AbstractCubes, ...]:
-        if self.level > 0:
-            return ()
-        with self._opened() as hdus:
-            held = {hdu.name for hdu in hdus}
-        first = Cube(self.layout.quantities[0])
-        levels = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
-        return tuple(FitsCubes(self.path, level) for level in levels)
-
-    def _name(self, cube: Cube) -> str:
-        return extension_of(cube, self.level)
-
-    def _image(self, hdus: fits.HDUList, cube: Cube) -> fits.ImageHDU:
-        """Return the unit of a cube; UserError where it is no image, as damage makes of it."""
-        unit = hdus[self._name(cube)]
-        if not isinstance(unit, fits.ImageHDU | fits.CompImageHDU):
-            raise UserError(f"{self.path}: {self._name(cube)} is no image; is the file whole?")
-        return unit
-
-    @contextmanager
-    def _opened(self) -> Iterator[fits.HDUList]:
-        """Open the file; what astropy says of a damaged one becomes one line that names it."""
-        try:
-            with self.path.open("rb") as file:
-                start = file.read(6)
-            if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
-                raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
-            if self.path.stat().st_size % BLOCK:
-                raise UserError(
-                    f"{self.path} is damaged, make it again: expected a FITS file of whole blocks "
-                    f"of {BLOCK} bytes"
-                )
-            try:
-                units = fits.open(self.path, memmap=True)
-            except OSError as error:
-                raise UserError(f"{self.path}: expected a FITS file: {error}") from error
-            with units as hdus:
-                yield hdus
-        except Exception as error:
-            if str(error).startswith(str(self.path)):
-                raise
-            words = words_of_damage(error)
-            raise UserError(f"{self.path} is damaged, make it again: {words}") from error
-
-
-def _refuse_other_unit(path: Path, name: str, given: object, expected: u.UnitBase | str) -> None:
+def refuse_other_unit(path: Path, name: str, given: object, expected: u.UnitBase | str) -> None:
     """Refuse a unit, where one is given, that is not the one of maps."""
     text, wanted = str(given).strip(), u.Unit(expected)
     if text and u.Unit(text, parse_strict="silent") != wanted:
@@ -377,19 +268,8 @@ def _refuse_other_unit(path: Path, name: str, given: object, expected: u.UnitBas
         )
 
 
-def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
-    """Voxel centres of the linear WCS."""
-    wcs = WCS(header)
-    axes = {}
-    for i, name in enumerate("xyz"):
-        pixels = np.zeros((header[f"NAXIS{i + 1}"], 3))
-        pixels[:, i] = np.arange(len(pixels))
-        axes[name] = np.asarray(wcs.wcs_pix2world(pixels, 0)[:, i], np.float64)
-    return axes
-
-
 @final
-class ZarrCubes(_FileCubes):
+class ZarrCubes(AbstractFileCubes):
     """density_mean and its like, (z, y, x), density_samples (sample, z, y, x)."""
 
     @cached_property
@@ -411,7 +291,7 @@ class ZarrCubes(_FileCubes):
             shapes[Quantity.SAMPLES] = tuple(rest)
         units = dict.fromkeys("xyz", "pc") | {variable_of(q): DESCRIPTIONS[q].unit for q in shapes}
         for name, unit in units.items():
-            _refuse_other_unit(self.path, name, self._group.unit(name), unit)
+            refuse_other_unit(self.path, name, self._group.unit(name), unit)
         for q, name in ((q, variable_of(q)) for q in quantities):
             refuse_other_axes(self.path, name, self._group.dimensions(name), dimensions_of(q))
         axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}

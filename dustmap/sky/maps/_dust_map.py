@@ -15,8 +15,9 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
 from dustmap.sky.maps._answers import Answers, probabilities
 from dustmap.sky.maps._between import CellVariance
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._datasets import cubes_of, profile_of, sky_of
+from dustmap.sky.maps._fits_cubes import FitsCubes
 from dustmap.sky.maps._quantities import (
     DATA_DOMINATED,
     MapRequest,

@@ -318,6 +318,29 @@ def test_outside_the_map(caplog: pytest.LogCaptureFixture) -> None:
             ones.query(where, integrated=integrated, outside="error")
 
 
+@pytest.mark.parametrize("frame", ["galactic", "icrs"])
+def test_infinite_distances_are_beyond_the_map(frame: str) -> None:
+    ones = DustMap.from_nodes(NODES, np.ones(NODES.size), None, A_V)
+    towards = SkyCoord(l=[0, 90] * u.deg, b=[0, 30] * u.deg, frame="galactic").transform_to(frame)
+    distances = np.inf * np.ones(2) * u.pc
+    endless = SkyCoord(towards.spherical.lon, towards.spherical.lat, distances, frame=frame)
+    whole = SkyCoord(towards.spherical.lon, towards.spherical.lat, 1e6 * u.pc, frame=frame)
+    np.testing.assert_allclose(
+        ones.query(endless, integrated=True, outside="truncate"),
+        ones.query(whole, integrated=True, outside="truncate"),
+    )
+    assert np.isnan(ones.query(endless, integrated=True)).all()
+    np.testing.assert_array_equal(ones.query(endless, outside="truncate"), [0.0, 0.0])
+
+
+def test_a_distance_without_its_unit_is_named() -> None:
+    directions = SkyCoord(l=30 * u.deg, b=5 * u.deg, frame="galactic")
+    with pytest.raises(UserError, match="got directions alone"):
+        MAP.query(directions)
+    with pytest.raises(UserError, match="got a distance without a unit; give SkyCoord"):
+        MAP.query(SkyCoord(l=30 * u.deg, b=5 * u.deg, distance=80, frame="galactic"))
+
+
 def test_rays_to_a_box_that_the_sun_is_not_in() -> None:
     box = RegularGrid((20.0, -30.0, -30.0), (10.0, 10.0, 15.0), (5, 7, 5))
     ones = DustMap.from_nodes(box, np.ones(box.size), None, A_V)

@@ -262,7 +262,7 @@ def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
         DustMap.open(tmp_path / "text.fits")
     image = fits.ImageHDU(np.zeros((3, 4), np.float32), name="MEAN")
     fits.HDUList([fits.PrimaryHDU(), image]).writeto(tmp_path / "flat.fits")
-    with pytest.raises(ValueError, match="expected a cube of 3 axes with the card EXTSYS, got 2"):
+    with pytest.raises(ValueError, match="expected a cube of 3 axes, got 2 in MEAN"):
         DustMap.open(tmp_path / "flat.fits")
     xr.Dataset({"other": ("x", [1.0])}).to_zarr(
         tmp_path / "other.zarr", zarr_format=3, consolidated=False
@@ -285,6 +285,29 @@ def test_other_units_of_fits_are_refused(key: str, value: str, words: str, tmp_p
     with fits.open(path, mode="update") as hdus:
         hdus["MEAN"].header[key] = value
     with pytest.raises(UserError, match=re.escape(words)):
+        DustMap.open(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("EXTSYS", "E(B-V)", "STD. has EXTSYS 'E(B-V)' and MEAN 'A_V': expected one"),
+        ("CRVAL2", 500.0, "pc along y from those of MEAN: expected the same CRPIX"),
+        ("CDELT3", 7.0, "pc along z from those of MEAN: expected the same CRPIX"),
+    ],
+)
+def test_cubes_of_other_systems_or_places_are_refused(
+    key: str, value: object, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "map.fits"
+    write_map(path, Slabs.of_field(node_field(), NODES, ALL), PROVENANCE, form="fits")
+    with fits.open(path, mode="update") as hdus:
+        hdus["STD."].header[key] = value
+    with pytest.raises(UserError, match=re.escape(words)):
+        DustMap.open(path)
+    with fits.open(path, mode="update") as hdus:
+        del hdus["MEAN"].header["EXTSYS"]
+    with pytest.raises(UserError, match="MEAN has no card EXTSYS, which names the extinction"):
         DustMap.open(path)
 
 
