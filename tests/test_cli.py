@@ -13,6 +13,7 @@ import zarr
 import dustmap
 from dustmap import config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
+from dustmap.distributed import RankLost
 from dustmap.errors import UserError
 
 
@@ -210,6 +211,28 @@ def test_a_full_disk_is_not_bad_input(
     monkeypatch.setattr("dustmap.runs.execute_run", fail)
     assert run(sky) == FAILED
     assert "No space left on device" in error(capsys)
+
+
+def test_a_lost_rank_is_not_bad_input(
+    sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RankLost("rank 0 of 2 cannot go on: rank 1 has ended without a word")
+
+    monkeypatch.setattr("dustmap.runs.execute_run", fail)
+    assert run(sky) == FAILED
+    assert "rank 1 has ended" in error(capsys)
+
+
+def test_an_interrupt_before_a_command_begins_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dustmap.cli.parser", interrupt)
+    assert main(["run", "a.toml"]) == FAILED
+    assert error(capsys) == "dustmap: error: interrupted"
 
 
 def test_simulate_refuses_what_it_would_replace(

@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             return _fail(error, FAILED)
         raise
+    except KeyboardInterrupt as error:
+        return _fail("interrupted", FAILED, error)
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("dustmap").setLevel(level)
@@ -93,8 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _, execute = COMMANDS[options.command]
             return execute(options)
     except (UserError, OSError, MemoryError) as error:
-        lost = isinstance(error, OSError) and (error.filename == STDOUT or error.errno in _LOST)
-        return _fail(_said(error), FAILED if lost else BAD_INPUT, error)
+        return _fail(_said(error), FAILED if _is_of_machine(error) else BAD_INPUT, error)
     except KeyboardInterrupt as error:
         return _fail("interrupted", FAILED, error)
     except Terminated:
@@ -160,6 +161,13 @@ def _said(error: Exception) -> str:
             f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
         )
     return said
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Whether it is an error of the machine, or of another rank, and not of what was given."""
+    if isinstance(error, ConnectionError):
+        return True
+    return isinstance(error, OSError) and (error.filename == STDOUT or error.errno in _LOST)
 
 
 def _of_memory(error: Exception) -> bool:

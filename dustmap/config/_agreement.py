@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
 
 
+#: Cells along an axis, at most.
+_MOST_CELLS = 1e6
+
+
 def check(config: "Config") -> None:
     """Refuse values that are valid each and not together."""
     _check_data(config.data)
@@ -188,6 +192,11 @@ def _check_box(grid: GridConfig) -> None:
         return
     for axis, size in zip("XYZ", grid.size, strict=True):
         cells = size / grid.spacing
+        if cells > _MOST_CELLS:
+            raise UserError(
+                f"grid.size along {axis} = {size:g} pc is {cells:.3g} times grid.spacing = "
+                f"{grid.spacing:g} pc: expected at most {_MOST_CELLS:g} nodes along an axis"
+            )
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
             near = sorted({max(1, int(cells)), int(cells) + 1})
             sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)

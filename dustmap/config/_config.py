@@ -323,7 +323,7 @@ def _value(written: str) -> object:
 def _absolute(raw: object, directory: Path, paths: str) -> object:
     if isinstance(raw, list | tuple):
         return [_absolute(entry, directory, paths) for entry in raw]
-    if not isinstance(raw, str) or not raw or not fnmatchcase(raw, paths):
+    if not isinstance(raw, str) or not raw or "\0" in raw or not fnmatchcase(raw, paths):
         return raw
     return str((directory / Path(raw).expanduser()).resolve())
 

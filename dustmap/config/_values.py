@@ -15,6 +15,8 @@ from typing import Any, final
 #: What leaves a value to be chosen.
 AUTO = "auto"
 _SHOWN = 200  # characters of a value in a message
+#: Sizes of numbers other than 0, whose squares are numbers, too; and the largest whole number.
+_LEAST, _LARGEST, _LARGEST_WHOLE = 1e-30, 1e30, 2**63 - 1
 _DIGITS = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _AMOUNT = re.compile(rf"\s*([-+]?{_DIGITS}(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
@@ -72,14 +74,23 @@ def _accepting(
 
 
 def _number(raw: object) -> float:
-    """A finite number; nan, which no comparison holds of, for anything else."""
+    """A number of a size that can be squared; nan, of which no comparison holds, for all else."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         return math.nan
     try:
         value = float(raw)
     except OverflowError:  # a whole number beyond 1.8e308
         return math.nan
-    return value if math.isfinite(value) else math.nan
+    return value if value == 0.0 or _LEAST <= abs(value) <= _LARGEST else math.nan
+
+
+def _sized(expected: str, raw: object) -> str:
+    """What is expected, with the sizes that there are if a number is beyond them."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        return expected
+    if raw != raw or raw == 0 or _LEAST <= abs(raw) <= _LARGEST:
+        return expected
+    return f"{expected}, of a size from {_LEAST:g} to {_LARGEST:g}"
 
 
 def number(
@@ -100,7 +111,7 @@ def number(
     def parse(raw: object) -> float:
         value = _number(raw)
         if not (value > above and low <= value <= high and value < below):
-            raise Rejected(expected)
+            raise Rejected(_sized(expected, raw))
         return value
 
     return Parser(parse)
@@ -108,8 +119,17 @@ def number(
 
 def integer(low: int, high: int | None = None) -> Parser:
     """A whole number from low on, to high where there is one."""
-    expected = f"a whole number >= {low}" + ("" if high is None else f" and <= {high}")
-    return _whole(lambda raw: low <= raw and (high is None or raw <= high), expected)
+    most = _LARGEST_WHOLE if high is None else high
+    expected = f"a whole number >= {low}"
+    bounded = f"{expected} and <= {most}"
+
+    def parse(raw: object) -> int:
+        if type(raw) is int and low <= raw <= most:
+            return raw
+        is_beyond = type(raw) is int and raw > most
+        raise Rejected(bounded if is_beyond or high is not None else expected)
+
+    return Parser(parse)
 
 
 def power_of_two(high: int) -> Parser:
@@ -131,17 +151,18 @@ def with_unit(raw: object, units: dict[str, float]) -> float:
     return _number(float(match[1]) * units[match[2]])
 
 
-def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
+def parsecs(*, positive: bool = False, low: float = -math.inf, high: float = math.inf) -> Parser:
     """A length in pc from a bare number, `300pc` or `0.3kpc`."""
     kind = "positive length" if positive else "length"
     least = f" >= {low:g}" if math.isfinite(low) else ""
-    expected = f'a {kind}{least}: 300 (in pc), "300pc" or "0.3kpc"'
+    most = f" <= {high:g} pc" if math.isfinite(high) else ""
+    expected = f'a {kind}{least}{most}: 300 (in pc), "300pc" or "0.3kpc"'
 
     def parse(raw: object) -> float:
         pc = {"": 1.0, **PARSECS}
         value = with_unit(raw, pc) if isinstance(raw, str) else _number(raw)
-        if not (value >= low and (value > 0.0 or not positive)):
-            raise Rejected(expected)
+        if not (low <= value <= high and (value > 0.0 or not positive)):
+            raise Rejected(_sized(expected, raw))
         return value
 
     return Parser(parse)
@@ -175,7 +196,11 @@ def several(one: Parser, counts: tuple[int, ...], of: str) -> Parser:
 
 def text(*, empty: bool = False, paths: str = "") -> Parser:
     expected = "a text" if empty else "a text that is not empty"
-    return _accepting(lambda raw: isinstance(raw, str) and bool(raw or empty), expected, (), paths)
+
+    def accepts(raw: object) -> bool:
+        return isinstance(raw, str) and bool(raw or empty) and "\0" not in raw
+
+    return _accepting(accepts, f"{expected}, without NUL", (), paths)
 
 
 def sky_tile(nsides: tuple[int, ...]) -> Parser:
@@ -301,13 +326,14 @@ def memory_size() -> Parser:
     return _accepting(lambda raw: with_unit(raw, BYTES) >= 1.0, expected)
 
 
-def duration() -> Parser:
+def duration(*, positive: bool = False) -> Parser:
     """A time such as `5 min`; kept as the text it came as, a bare 0 as well."""
+    expected = 'a time such as "5 min", "30 s" or "1 h"' + ("" if positive else ', or "0 s"')
 
     def parse(raw: object) -> str:
-        expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
         written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
-        if not with_unit(written, SECONDS) >= 0.0:
+        seconds = with_unit(written, SECONDS)
+        if not (seconds > 0.0 if positive else seconds >= 0.0):
             raise Rejected(expected)
         return str(written)
 
