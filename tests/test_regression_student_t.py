@@ -135,3 +135,14 @@ def test_more_rows_than_dense_rounds_take_are_refused_in_many_columns() -> None:
     for engine in ("auto", "exact"):
         with pytest.raises(ValueError, match="repeated dense solves of 10,000 rows at most in 5"):
             HIPGPRegressor(noise="student-t", engine=engine).fit(X, X[:, 0])
+
+
+def test_equal_targets_bound_the_noise_and_are_named() -> None:
+    """Seven in ten rows at 0: the others are outliers, whatever the width is."""
+    rng = np.random.default_rng(2)
+    X = np.sort(rng.uniform(0.0, 10.0, 120))[:, None]
+    y = np.where(rng.uniform(size=120) < 0.7, 0.0, rng.standard_normal(120))
+    model = HIPGPRegressor("matern32", noise="student-t").fit(X, y)
+    assert model.noise_std_ is not None
+    assert model.noise_std_ > 1e-5 * y.std()
+    assert "of 120 targets are equal" in model.report_["advice"][0]

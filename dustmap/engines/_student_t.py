@@ -40,9 +40,11 @@ MOST_STUDENT_T, _MATRICES = 10_000, 5
 #: Nats that the noise may have to gain when rounds of dense algebra end.
 _NATS_LEFT = 0.25
 _START_NU = 4.0
-#: Least width of the noise over the prior standard deviation: the density of a t that narrows about
-#: data which a field can pass through has no upper bound.
+#: Least width of the noise over the standard deviation of the prior, or of the data: the density of
+#: a t that narrows about data which a field can pass through has no upper bound.
 _LEAST_WIDTH = 1e-4
+#: Part of the rows at one value from which that passes for the truth.
+_MOST_EQUAL = 0.5
 
 
 @final
@@ -84,6 +86,7 @@ class StudentTEngine(AbstractEngine):
             report={
                 **fit.report,
                 "student_t": {"dof": robust.noise.nu, "converged": rests},
+                "advice": [*fit.report["advice"], *_equal_advice(data.y)],
                 **choice,
             },
             learning=learning,
@@ -243,13 +246,24 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
 
 def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
     """Raise the widths to `_LEAST_WIDTH` at least."""
-    least = _LEAST_WIDTH * float(model.kernel.variance().sqrt())
+    least = _LEAST_WIDTH * max(float(model.kernel.variance().sqrt()), float(data.y.std()))
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:
         return law
     learned = Parameters.of(law.likelihood)
     wider = learned.build(learned.theta + math.log(least / typical))
     return replace(law, likelihood=wider)
+
+
+def _equal_advice(y: Tensor) -> list[str]:
+    """Advice where so many targets y (N,) are equal that all others are outliers beside them."""
+    equal = int((y == y.mode().values).sum())
+    if equal <= max(1, _MOST_EQUAL * len(y)):
+        return []
+    return [
+        f"{equal:,} of {len(y):,} targets are equal: Student-t noise takes the others for "
+        "outliers; leave the noise normal"
+    ]
 
 
 def _posterior(
