@@ -346,22 +346,20 @@ def _learned_per_star(config: Config, fit: StarFit, stars: int) -> Check:
 def _factor_on_errors(config: Config, fit: StarFit) -> Check:
     """Check that errors are standard deviations in mag, about as large as stated; a scatter beside
     them may leave nothing of them."""
-    scatter = {"scatter", "relative_scatter"} & {*config.model.learn}
     noise = fit.hyperparameters.noise
     advice = (
         f"extinctions scatter {noise:.3g} times as much as the catalog's errors say: are these "
         "variances, shares of the extinctions, or in other units? Of errors as they are meant, add "
         '"scatter" to model.learn, which does not weigh stars by them alone'
     )
-    least = 0.0 if scatter else 1.0 / _MOST_NOISE
+    least = 0.0 if {"scatter", "relative_scatter"} & {*config.model.learn} else 1.0 / _MOST_NOISE
     return Check("learned factor on the errors", noise, least, _MOST_NOISE, advice)
 
 
 def _known_mean(fit: StarFit) -> list[Check]:
     """Check that stars tell how much dust there is: where their noise hides it the most probable
     density is next to none, whose error is small beside that of what may be there."""
-    error = fit.errors.get("mean")
-    if error is None:
+    if (error := fit.errors.get("mean")) is None:
         return []
     advice = (
         "noise hides how much dust there is, and where it is hidden the map has too little, too "
@@ -392,24 +390,26 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
             advice = "dust that hardly differs from its mean has no length: choose one"
         advice += ", or leave length out of model.learn"
         checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
-        checks.append(_near_start("length", at.length / model.length, reach))
+        checks.append(_near_start("length", at.length / model.length, (reach, reach)))
     if "std" in model.learn:
         smooth = (
             "the dust hardly differs from its mean, as where errors are too large; of dust that is "
             f"as smooth as this set model.std = {at.std:.2g}"
         )
-        checks.append(_near_start("std", ratio, 0.5 * reach, smooth))
+        # Errors that are too large have a factor where noise is learned, and smooth dust is smooth.
+        down = reach if "noise" in model.learn else 0.5 * reach
+        checks.append(_near_start("std", ratio, (down, 0.5 * reach), smooth))
     return checks
 
 
-def _near_start(name: str, ratio: float, reach: float, below: str = "") -> Check:
-    """Check that a learned value is within exp(±reach) of that of the configuration; below: advice
-    where it is less, in place of that where it is more."""
+def _near_start(name: str, ratio: float, reach: tuple[float, float], below: str = "") -> Check:
+    """Check that a learned value is from exp(−reach₀) to exp(reach₁) times the configured one;
+    below: advice where it is less, in place of that where it is more."""
     advice = (
         f"{name} has left its prior: see whether outliers (model.noise) or scatter (model.learn) "
         f"drive it, start nearer to it, or leave it out of model.learn"
     )
-    low, high = math.exp(-reach), math.exp(reach)
+    low, high = math.exp(-reach[0]), math.exp(reach[1])
     advice = below if below and ratio < low else advice
     return Check(f"learned {name} / model.{name}", ratio, low, high, advice)
 

@@ -16,6 +16,7 @@ so that the map blurs it, the stars there say so after the fit: of normal residu
 17, 1931). Those that took part in the fit have smaller ones.
 """
 
+import logging
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
@@ -35,6 +36,8 @@ from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
@@ -57,6 +60,8 @@ _REACH, _MOST, _LEAST, _MORE = 3.0, 10_000, 20, 1.5
 #: Standard deviations beyond which near residuals are not the noise; the mean square, and the mean,
 #: that do harm: of many stars less is significant.
 _WORST, _HARM, _SHIFT = 4.0, 1.25, 0.25
+#: Those from which the log says so, of a check that passes.
+_DOUBTFUL = 3.0
 
 
 @final
@@ -212,6 +217,8 @@ def check_of_fit(
         "certain than the map says; hold a shorter length and a wider std, such as model.length "
         "of two spacings and model.std = 1, without length and std in model.learn"
     )
+    if _DOUBTFUL < worst.worst <= _WORST:
+        log.warning("%s", advice)
     name = "residuals of near stars, in standard deviations"
     keys = ("within", "stars", "chi2", "total")
     section = {key: [getattr(residuals, key) for residuals in found] for key in keys}
