@@ -1,6 +1,7 @@
 """A run on a small sky, from catalog to files, and its posterior brought back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from PIL import Image
 
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import load
+from dustmap.errors import UserError
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.runs.stars import _export
 from dustmap.sky.catalogs import read_catalog
@@ -253,6 +255,22 @@ def test_evaluate_scores_another_catalog(
     again = finished.evaluate(sky / "sky.fits", "generic", "")
     assert told["rows"] == again["rows"]
     assert told["chi2"] == pytest.approx(again["chi2"])
+
+
+def test_evaluate_takes_the_system_that_the_run_was_given(
+    sky: Path, finished: StarMap, tmp_path: Path
+) -> None:
+    stars = QTable.read(sky / "sky.fits")
+    del stars.meta["EXTSYS"]
+    stars.write(tmp_path / "stars.fits")
+    with pytest.raises(UserError, match="nothing says which extinction this is"):
+        finished.evaluate(tmp_path / "stars.fits")
+    config = finished.run.config
+    named = replace(config, data=replace(config.data, system=finished.system.name))
+    known = replace(finished, run=replace(finished.run, config=named))
+    assert known.evaluate(tmp_path / "stars.fits")["chi2"] == pytest.approx(
+        finished.evaluate(sky / "sky.fits")["chi2"]
+    )
 
 
 def test_predict_adds_columns_and_keeps_rows(
