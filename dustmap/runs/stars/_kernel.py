@@ -331,6 +331,8 @@ def narrowed(
         at = _beyond.judged(config, other, data.observed, data.added, train)
         other = replace(other, hyperparameters=at)
         fit, section = replace(other, learning=fit.learning, errors=errors), its_section
+    if (std := fit.hyperparameters.std) != learned.std:
+        log.info("std %.3g: chosen by held-out stars, %.3g was learned", std, learned.std)
     choice = {"std_choice": {"learned": learned.std, "rounds": tried}} if tried else {}
     return fit, ({"unresolved": section} if section else {}) | choice
 
