@@ -188,7 +188,7 @@ def _of_class(
 
 def _odd_colours(b_v: Array, v_i: Array) -> Flags:
     """Tell whose V−I is not that of stars of the same B−V, which reddening moves along with it."""
-    order = np.argsort(b_v)
+    order = np.argsort(b_v, kind="stable")
     parts = np.array_split(order, max(1, len(order) // _BIN))
     x, y = (np.array([np.median(values[part]) for part in parts]) for values in (b_v, v_i))
     return np.asarray(np.abs(v_i - np.interp(b_v, x, y)) > LARGEST_V_I)
@@ -204,7 +204,7 @@ def write(stars: RawStars, catalogue: Reddenings, path: Path) -> None:
         lines.append(
             f"{stars['hip'][row]:.0f},{stars['l'][row]:.4f},{stars['b'][row]:.4f},"
             f"{columns.value[row]:.3f},{columns.error[row]:.3f},{source},{name},"
-            f"{catalogue.reddening[row]:.3f},{catalogue.error[row]:.3f}"
+            f"{round(catalogue.reddening[row], 3) + 0.0:.3f},{catalogue.error[row]:.3f}"
         )
     text = "\n".join(lines) + "\n"
     with (

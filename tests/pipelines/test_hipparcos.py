@@ -230,3 +230,15 @@ def test_the_shipped_catalogue_has_all_classes() -> None:
     with gzip.open(CATALOGS / "hipparcos_reddening.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     assert {row["class"] for row in rows} == {one.name for one in CLASSES}
+
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "hipparcos_stars.csv.gz"
+
+
+@pytest.mark.skipif(not DATA.is_file(), reason="the table of the catalogue does not ship")
+@pytest.mark.slow
+def test_the_shipped_catalogue_is_what_the_command_makes(tmp_path: Path) -> None:
+    assert main([str(DATA), str(tmp_path / "again.csv.gz")]) == 0
+    shipped = CATALOGS / "hipparcos_reddening.csv.gz"
+    with gzip.open(tmp_path / "again.csv.gz", "rt") as again, gzip.open(shipped, "rt") as known:
+        assert again.read() == known.read()

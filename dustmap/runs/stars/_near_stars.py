@@ -186,7 +186,7 @@ class Residuals:
 
 def near_residuals(distance: Array, z: Array) -> tuple[Residuals, ...]:
     """Residuals z (N,) of normal distributions, of the nearest stars, by their distances."""
-    order, found, n = np.argsort(distance), list[Residuals](), _LEAST
+    order, found, n = np.argsort(distance, kind="stable"), list[Residuals](), _LEAST
     far, z = distance[order], z[order]
     while n <= len(z):
         some = z[:n]

@@ -247,7 +247,7 @@ class SurveyReach:
         if stars.magnitude is None:
             raise UserError("a magnitude limit needs the magnitudes of the stars")
         reach = stars.extinction + (limit - stars.magnitude) / dimming
-        order = np.argsort(stars.distance)
+        order = np.argsort(stars.distance, kind="stable")
         count = max(1, min(_SHELLS, len(order) // _LEAST))
         shells = np.array_split(order, count)
         distance = np.array([np.median(stars.distance[shell]) for shell in shells])

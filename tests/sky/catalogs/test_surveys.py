@@ -333,7 +333,7 @@ def test_the_hipparcos_stars_in_the_repository(tmp_path: Path) -> None:
     assert path.stat().st_size < 2_000_000
     catalog = read_catalog(path, "hipparcos")
     stars = catalog.stars
-    assert catalog.counts.rows == catalog.counts.kept == len(stars) == 71533
+    assert catalog.counts.rows == catalog.counts.kept == len(stars) == 71538
     assert stars.system.name == "E(B-V)"
     assert len(np.unique(stars.source_id)) == len(stars)
     # Without dust: nearer than some 75 pc.
