@@ -167,3 +167,19 @@ def test_rows_in_the_opposite_order_of_memory(engine: str) -> None:
     column = X[:, :1]
     alone = model.fit(column[:, ::-1], y, noise_std=std)
     assert np.isfinite(alone.predict(column[:, ::-1])).all()
+
+
+def test_what_a_column_of_one_value_leaves_open_has_no_error() -> None:
+    """Its slope and the intercept may trade any amount."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.0, 5.0, (80, 1))
+    y = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(80)
+    flat = np.column_stack([X, np.full(len(X), 3.0)])
+    model = HIPGPRegressor("matern32", mean="linear").fit(flat, y)
+    alone = HIPGPRegressor("matern32", mean="linear").fit(X, y)
+    assert model.hyperparameter_errors_ is not None
+    assert alone.hyperparameter_errors_ is not None
+    intercept, slope, open_slope = model.hyperparameter_errors_["mean"]
+    assert (intercept, open_slope) == (None, None)
+    assert {"mean[0]", "mean[2]"} < {*model.hyperparameter_errors_["held"]}
+    assert slope == pytest.approx(alone.hyperparameter_errors_["mean"][1], rel=0.05)
