@@ -25,8 +25,9 @@ _NOISE, _ALL_NOISE = ((0.5, 1.0), (0.1, 1.0), (0.95, 0.15)), (1.0, 1e-3)
 #: Nats that others must be better by than a start of the most noise, for of a length of 0 its
 #: evidence is theirs; and lengths beside `_LENGTHS` than those and than noise alone.
 _PREFERENCE = 2.0
-#: Rows whose neighbours tell how far apart rows are, at most, and the part of them that is nearer.
-_PROBES, _NEAR = 100, 0.1
+#: Rows that tell of distances, at most, those of them whose neighbours do, and the part of these
+#: that is nearer.
+_MOST_ROWS, _PROBES, _NEAR = 100_000, 100, 0.1
 #: Rows of a window, as a part of all, and the relative width below which a column is uneven.
 _WINDOW, _UNEVEN = 0.25, 0.25
 
@@ -53,6 +54,7 @@ def start_lengths(x: Tensor) -> list[Tensor]:
     >>> [round(length.item(), 4) for length in start_lengths(x / x.std(0))][-1]
     0.0021
     """
+    x = _some(x, _MOST_ROWS)
     spreads = local_spreads(x)
     scales = [torch.ones_like(spreads)]
     if bool(spreads.min() < _UNEVEN):
@@ -61,7 +63,7 @@ def start_lengths(x: Tensor) -> list[Tensor]:
     return [
         length * root * scale
         for scale in scales
-        for length in _down_to(neighbour_distance(x / scale) / root)
+        for length in _down_to(_neighbour_distance(x / scale) / root)
     ]
 
 
@@ -148,10 +150,16 @@ def _down_to(least: float) -> list[float]:
     return lengths
 
 
-def neighbour_distance(x: Tensor) -> float:
+def _some(x: Tensor, most: int) -> Tensor:
+    """At most so many rows of x (N, D), evenly over all."""
+    return (
+        x[torch.linspace(0, len(x) - 1, most, dtype=torch.float64).long()] if len(x) > most else x
+    )
+
+
+def _neighbour_distance(x: Tensor) -> float:
     """The distance that a tenth of rows of x (N, D) has to the nearest other place; ∞ without."""
-    probes = x[torch.linspace(0, len(x) - 1, min(len(x), _PROBES)).long()]
-    distances = torch.cdist(probes, x, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(_some(x, _PROBES), x, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.masked_fill(distances == 0.0, math.inf).amin(1)
     nearest = nearest[nearest.isfinite()]
     return float(nearest.quantile(_NEAR)) if len(nearest) > 0 else math.inf
