@@ -98,15 +98,15 @@ class FitsCubes(AbstractFileCubes):
     def _refuse_other_cube(
         self, image: fits.ImageHDU, first: fits.ImageHDU, axes: dict[str, NDArray[np.float64]]
     ) -> None:
-        """Refuse a cube of another system or in other places than the first."""
+        """Refuse a cube that names another system, or other places, than the first."""
         system, given = first.header["EXTSYS"], image.header.get("EXTSYS", first.header["EXTSYS"])
         if system != given:
             raise UserError(
                 f"{self.path}: {image.name} has EXTSYS {given!r} and {first.name} {system!r}: "
                 "expected one extinction system"
             )
-        if image.shape != first.shape:
-            return  # which `layout_of` refuses
+        if image.shape != first.shape or "CRVAL1" not in image.header:
+            return  # other shapes `layout_of` refuses
         for name, centres in _axes(image.header).items():
             apart = np.abs(centres - axes[name]).max()
             if not apart <= _APART * abs(centres[-1] - centres[0]) / max(1, len(centres) - 1):
