@@ -68,7 +68,9 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
         yield Alone()
         return
     if not timeout > 0:
-        raise UserError(f"timeout must be positive, in seconds, got {timeout}")
+        raise UserError(
+            f"compute.timeout: expected more than 0 s of several ranks, got {timeout:g} s"
+        )
     on_gpus = gpu and torch.cuda.is_available()
     if on_gpus:
         _take_gpu()

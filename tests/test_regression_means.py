@@ -169,12 +169,13 @@ def test_rows_in_the_opposite_order_of_memory(engine: str) -> None:
     assert np.isfinite(alone.predict(column[:, ::-1])).all()
 
 
-def test_what_a_column_of_one_value_leaves_open_has_no_error() -> None:
+@pytest.mark.parametrize("value", [3.0, 3.1, -7.7])
+def test_what_a_column_of_one_value_leaves_open_has_no_error(value: float) -> None:
     """Its slope and the intercept may trade any amount."""
     rng = np.random.default_rng(0)
     X = rng.uniform(0.0, 5.0, (80, 1))
     y = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(80)
-    flat = np.column_stack([X, np.full(len(X), 3.0)])
+    flat = np.column_stack([X, np.full(len(X), value)])
     model = HIPGPRegressor("matern32", mean="linear").fit(flat, y)
     alone = HIPGPRegressor("matern32", mean="linear").fit(X, y)
     assert model.hyperparameter_errors_ is not None

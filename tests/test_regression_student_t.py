@@ -146,3 +146,13 @@ def test_equal_targets_bound_the_noise_and_are_named() -> None:
     assert model.noise_std_ is not None
     assert model.noise_std_ > 1e-5 * y.std()
     assert "of 120 targets are equal" in model.report_["advice"][0]
+
+
+def test_gross_outliers_do_not_widen_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 10.0, 150))[:, None]
+    y = np.sin(X[:, 0]) + 0.01 * rng.standard_normal(150)
+    y[::40] = -99999.0
+    model = HIPGPRegressor("matern52", noise="student-t").fit(X, y)
+    assert model.noise_std_ == pytest.approx(0.01, rel=0.4)
+    assert np.sqrt(np.mean((model.predict(X) - np.sin(X[:, 0])) ** 2)) < 0.01

@@ -194,8 +194,8 @@ def _check_box(grid: GridConfig) -> None:
         cells = size / grid.spacing
         if cells > _MOST_CELLS:
             raise UserError(
-                f"grid.size along {axis} = {size:g} pc is {cells:.3g} times grid.spacing = "
-                f"{grid.spacing:g} pc: expected at most {_MOST_CELLS:g} nodes along an axis"
+                f"grid.size along {axis} = {size:g} pc is {cells:.4g} times grid.spacing = "
+                f"{grid.spacing:g} pc: expected at most {_MOST_CELLS:g} cells between its nodes"
             )
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
             near = sorted({max(1, int(cells)), int(cells) + 1})

@@ -67,7 +67,7 @@ class DataConfig:
         "or flat in 1/d, which biases maps",
     ] = "learned"
     distance_max: Annotated[
-        float, parsecs(positive=True, high=1e7), "stars with parallaxes: end of that prior", "pc"
+        float, parsecs(positive=True, high=1e12), "stars with parallaxes: end of that prior", "pc"
     ] = 10_000.0
     distance_scale: Annotated[
         float,

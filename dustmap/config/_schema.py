@@ -311,7 +311,7 @@ class ComputeConfig:
 
     timeout: Annotated[
         str,
-        duration(positive=True),
+        duration(),
         "of several ranks: for so long one may keep the others waiting before the run ends",
     ] = "30 min"
 

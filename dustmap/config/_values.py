@@ -74,23 +74,23 @@ def _accepting(
 
 
 def _number(raw: object) -> float:
-    """A number of a size that can be squared; nan, of which no comparison holds, for all else."""
+    """A finite number; nan, which no comparison holds of, for anything else."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         return math.nan
     try:
         value = float(raw)
     except OverflowError:  # a whole number beyond 1.8e308
         return math.nan
-    return value if value == 0.0 or _LEAST <= abs(value) <= _LARGEST else math.nan
+    return value if math.isfinite(value) else math.nan
 
 
-def _sized(expected: str, raw: object) -> str:
-    """What is expected, with the sizes that there are if a number is beyond them."""
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        return expected
-    if raw != raw or raw == 0 or _LEAST <= abs(raw) <= _LARGEST:
-        return expected
-    return f"{expected}, of a size from {_LEAST:g} to {_LARGEST:g}"
+def _sized(value: float, accepted: bool, expected: str) -> float:
+    """A number that is accepted and can be squared."""
+    if not accepted:
+        raise Rejected(expected)
+    if value != 0.0 and not _LEAST <= abs(value) <= _LARGEST:
+        raise Rejected(f"{expected}, of a size from {_LEAST:g} to {_LARGEST:g}")
+    return value
 
 
 def number(
@@ -110,9 +110,7 @@ def number(
 
     def parse(raw: object) -> float:
         value = _number(raw)
-        if not (value > above and low <= value <= high and value < below):
-            raise Rejected(_sized(expected, raw))
-        return value
+        return _sized(value, value > above and low <= value <= high and value < below, expected)
 
     return Parser(parse)
 
@@ -161,9 +159,7 @@ def parsecs(*, positive: bool = False, low: float = -math.inf, high: float = mat
     def parse(raw: object) -> float:
         pc = {"": 1.0, **PARSECS}
         value = with_unit(raw, pc) if isinstance(raw, str) else _number(raw)
-        if not (low <= value <= high and (value > 0.0 or not positive)):
-            raise Rejected(_sized(expected, raw))
-        return value
+        return _sized(value, low <= value <= high and (value > 0.0 or not positive), expected)
 
     return Parser(parse)
 
@@ -326,14 +322,13 @@ def memory_size() -> Parser:
     return _accepting(lambda raw: with_unit(raw, BYTES) >= 1.0, expected)
 
 
-def duration(*, positive: bool = False) -> Parser:
+def duration() -> Parser:
     """A time such as `5 min`; kept as the text it came as, a bare 0 as well."""
-    expected = 'a time such as "5 min", "30 s" or "1 h"' + ("" if positive else ', or "0 s"')
 
     def parse(raw: object) -> str:
+        expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
         written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
-        seconds = with_unit(written, SECONDS)
-        if not (seconds > 0.0 if positive else seconds >= 0.0):
+        if not with_unit(written, SECONDS) >= 0.0:
             raise Rejected(expected)
         return str(written)
 

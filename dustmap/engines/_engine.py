@@ -337,8 +337,8 @@ def _errors_of_mean(fit: EngineFit) -> gp.ParameterErrors | None:
 
 
 def errors_of_coefficients(covariance: Tensor) -> gp.ParameterErrors:
-    """Errors of coefficients of the mean with this covariance (P, P), 0 of those that the data do
-    not determine, such as the slope along a column of one value."""
+    """Errors of coefficients of the mean with this covariance (P, P), whose rows are 0 for slopes
+    along columns of one value."""
     rows = tuple(tuple(row) for row in covariance.detach().cpu().tolist())
     held = tuple(row[i] == 0.0 for i, row in enumerate(rows))
     return gp.ParameterErrors(("mean",) * len(rows), rows, held)

@@ -27,7 +27,7 @@ _NOISE, _ALL_NOISE = ((0.5, 1.0), (0.1, 1.0), (0.95, 0.15)), (1.0, 1e-3)
 _PREFERENCE = 2.0
 #: Rows that tell of distances, at most, those of them whose neighbours do, and the part of these
 #: that is nearer.
-_MOST_ROWS, _PROBES, _NEAR = 100_000, 100, 0.1
+_MOST_ROWS, _PROBES, _NEAR = 20_000, 100, 0.1
 #: Rows of a window, as a part of all, and the relative width below which a column is uneven.
 _WINDOW, _UNEVEN = 0.25, 0.25
 

@@ -40,8 +40,8 @@ MOST_STUDENT_T, _MATRICES = 10_000, 5
 #: Nats that the noise may have to gain when rounds of dense algebra end.
 _NATS_LEFT = 0.25
 _START_NU = 4.0
-#: Least width of the noise over the standard deviation of the prior, or of the data: the density of
-#: a t that narrows about data which a field can pass through has no upper bound.
+#: Least width of the noise over the standard deviation of the prior, or of the rows that do not
+#: stand out: the density of a t that narrows about data that a field can pass through has no bound.
 _LEAST_WIDTH = 1e-4
 #: Part of the rows at one value from which that passes for the truth.
 _MOST_EQUAL = 0.5
@@ -246,7 +246,8 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
 
 def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
     """Raise the widths to `_LEAST_WIDTH` at least."""
-    least = _LEAST_WIDTH * max(float(model.kernel.variance().sqrt()), float(data.y.std()))
+    plain = data.y[torch.from_numpy(plain_rows(data.y.numpy()))]
+    least = _LEAST_WIDTH * max(float(model.kernel.variance().sqrt()), float(plain.std()))
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:
         return law

@@ -290,8 +290,9 @@ class Standardisation:
         """
         x_scale = np.ones(X.shape[1]) if unit_scales else spread(X, "X")
         y_scale = 1.0 if unit_scales else float(spread(y))
-        center = tuple(X.mean(axis=0).tolist())
-        return cls(center, tuple(x_scale.tolist()), float(y.mean()), y_scale)
+        # The mean of a column of one value is another by rounding, which would pass for a slope.
+        center = np.where(X.min(axis=0) == X.max(axis=0), X[0], X.mean(axis=0))
+        return cls(tuple(center.tolist()), tuple(x_scale.tolist()), float(y.mean()), y_scale)
 
     def points(self, X: Array) -> PointValues:
         """The functionals f_n = ρ(x_n') of inputs X (N, D)."""

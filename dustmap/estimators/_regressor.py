@@ -1,7 +1,6 @@
 """The scikit-learn estimator."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -207,11 +206,14 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Learn hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,).
 
         progress: is called with what is done, how many parts of it are, and of how many.
-        checkpointer: keeps the kernel that was chosen, what was learned, and states of solves, for
-        a fit of the same rows and arguments that goes on from them.
+        checkpointer: keeps the kernel that was chosen, and of normal noise by the engines exact,
+        hip and global what was learned, for a fit of the same rows and arguments that goes on.
         """
         watch = Watch(checkpointer, progress=progress)
-        self._keep(fit_regression(*self._task(X, y, noise_std), watch))
+        fitted = fit_regression(*self._task(X, y, noise_std), watch)
+        self._keep(fitted)
+        for text in (*_few_rows(fitted), *_nothing_but_noise(fitted)):
+            log.warning("%s", text)
         return self
 
     def plan(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> MemoryPlan:
@@ -255,14 +257,13 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         noise_std: ArrayLike | None = None,
         *,
         progress: Progress = unwatched,
-        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> Self:
         """Return the regression of other rows at the kernel and noise that `fit` learned.
 
         Rows held out to judge a fit can so join those that predictions are made from. X (N, D),
         y (N,), and noise_std (N,) where `fit` had one. The coefficients of the mean, linear in y,
         are those of these rows, as are the inducing points of "svgp" and "sgpr", and what these
-        say. For Gaussian noise. progress, checkpointer: as of `fit`.
+        say. For Gaussian noise. progress: as of `fit`.
         """
         fitted, inputs = self._query(X)
         _arguments.refuse_units(y=y)
@@ -280,7 +281,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         arguments = self._engine_arguments(inputs, fitted.scaling, engine)
         other = type(self)(**self.get_params(deep=False))
         _saving.name_columns(other, _saving.columns_of(self))
-        watch = Watch(checkpointer, progress=progress)
+        watch = Watch(progress=progress)
         other._keep(condition_regression(held, data, fitted.scaling, arguments, watch))
         return other
 
@@ -393,8 +394,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
         self.report_ = fitted.report | {"hyperparameters": learned}
-        said = [_few_rows(fitted), _nothing_but_noise(fitted.model.kernel, self.kernel_, noise)]
-        if advice := [text for text in said if text]:
+        if advice := [*_few_rows(fitted), *_nothing_but_noise(fitted)]:
             self.report_["advice"] = [*fitted.report.get("advice", ()), *advice]
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
@@ -416,33 +416,28 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return scaling.y_center + scaling.y_scale * mean.double().numpy()
 
 
-def _few_rows(fitted: FittedRegression) -> str:
-    """Advice where rows are too few to tell what was learned from them, else ""."""
+def _few_rows(fitted: FittedRegression) -> list[str]:
+    """Advice where rows are too few to tell what was learned from them."""
     learned = sum(p.value.numel() for p in fitted.model.parameters() if p.is_learned)
     rows = int(fitted.report["n"])
     if rows >= _ROWS_PER_NUMBER * learned:
-        return ""
-    advice = (
+        return []
+    return [
         f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
         "deviations are too small; give the noise (noise=...), or hold what is known (learn=...)"
-    )
-    log.warning("%s", advice)
-    return advice
+    ]
 
 
-def _nothing_but_noise(
-    learned: AbstractKernel, kernel: AbstractKernel, noise: Mapping[str, Any]
-) -> str:
-    """Advice where a learned kernel explains next to nothing of the rows, else ""."""
-    width = noise.get("noise_std")
-    if width is None or not learned.is_learned:
-        return ""
-    if float(kernel.variance()) > _NOTHING * width**2:
-        return ""
-    advice = (
+def _nothing_but_noise(fitted: FittedRegression) -> list[str]:
+    """Advice where a learned kernel explains next to nothing of the rows."""
+    kernel, scaling = fitted.model.kernel, fitted.scaling
+    width = noise_numbers(fitted.model, fitted.dof, scaling)["noise_std"]
+    if width is None or not kernel.is_learned:
+        return []
+    if float(kernel.variance()) * scaling.y_scale**2 > _NOTHING * width**2:
+        return []
+    return [
         "the rows are taken for noise around their mean: no length scale was found on which they "
         "vary together; if they do, give a kernel of theirs, such as Matern32([0.5], 1.0, dim=1) "
         "in the units of X and y"
-    )
-    log.warning("%s", advice)
-    return advice
+    ]

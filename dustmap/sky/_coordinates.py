@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
+from astropy.coordinates import SkyCoord, SphericalRepresentation, UnitSphericalRepresentation
 from astropy.utils.masked import Masked
 from numpy.typing import ArrayLike, NDArray
 
@@ -109,8 +109,7 @@ def positions_of(coords: SkyCoord) -> Array:
 
     An infinite distance is one beyond any map.
     """
-    with np.errstate(invalid="ignore"):  # ∞ times 0
-        xyz = _galactic(coords).cartesian.xyz
+    xyz = _galactic(_within_reach(coords)).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
         got = "directions alone"
         if not isinstance(coords.data, UnitSphericalRepresentation):
@@ -119,14 +118,20 @@ def positions_of(coords: SkyCoord) -> Array:
             f"coords: expected coordinates with a distance, got {got}; give "
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
-    positions = _stacked(xyz.to_value(u.pc))
-    if np.isfinite(positions).all():
-        return positions
-    endless = np.isposinf(np.ravel(_bare(coords.spherical.distance.value)))
-    if endless.any():
-        towards = coords.realize_frame(coords.represent_as(UnitSphericalRepresentation))
-        positions[endless] = _BEYOND_ANY * directions_of(SkyCoord(towards))[endless]
-    return positions
+    return _stacked(xyz.to_value(u.pc))
+
+
+def _within_reach(coords: SkyCoord) -> SkyCoord:
+    """The same with `_BEYOND_ANY` in place of infinite distances, which have no components."""
+    sphere = getattr(coords, "data", None)
+    if not isinstance(sphere, SphericalRepresentation):
+        return coords
+    endless = np.isposinf(np.asarray(_bare(sphere.distance.value)))
+    if not endless.any() or not sphere.distance.unit.is_equivalent(u.pc):
+        return coords
+    distance = np.where(endless, _BEYOND_ANY * u.pc, sphere.distance)
+    reached = SphericalRepresentation(sphere.lon, sphere.lat, distance)
+    return SkyCoord(coords.realize_frame(reached))
 
 
 def places_at(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> SkyCoord:

@@ -176,11 +176,7 @@ class RegressionRun(AbstractRun):
             log.info("fitting all %d rows, for the map", len(self.rows))
             with watch.stage("refit"):
                 model = learned.refit(
-                    self.rows.X,
-                    self.rows.y,
-                    noise_std=self.rows.error,
-                    progress=progress,
-                    checkpointer=directory.checkpointer("refit"),
+                    self.rows.X, self.rows.y, noise_std=self.rows.error, progress=progress
                 )
             with watch.stage("checkpoint"):
                 self._save(directory, model, CHECKPOINT)

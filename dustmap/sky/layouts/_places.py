@@ -25,6 +25,7 @@ from dustmap.sky.maps._trilinear import chord
 log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[np.float64]
+Array32: TypeAlias = NDArray[np.float32]
 
 #: Distances at which standard deviations are those of whole rays, at most.
 _KNOTS = 32
@@ -113,13 +114,13 @@ def cumulative(
 
 
 def cumulative_std(
-    field: AbstractDensityField, directions: Array, distances: Array
-) -> NDArray[np.float32]:
+    field: AbstractDensityField, directions: Array, distances: Array, samples: Array32
+) -> Array32:
     """Return standard deviations (P, K) of A(<d) to ascending `distances` (K,).
 
-    Those of whole rays, which have what the samples lack, at up to 32 of the distances; between
-    these the spread of the samples times the factor that mends it, linear in the index. NaN beyond
-    the face of the box.
+    samples (S, P, K): of `cumulative`. At as many as 32 of the distances they are those of whole
+    rays. Between these, with the spread s of the samples, (s f)² + v, f ≤ 1 and v ≥ 0 of what the
+    samples have too much and lack, linear in the index. NaN beyond the face of the box.
     """
     count = len(distances)
     knots = np.linspace(0, count - 1, min(count, _KNOTS)).round().astype(int)
@@ -128,13 +129,14 @@ def cumulative_std(
     std = np.stack(whole, axis=1)
     if len(knots) == count:
         return std
-    request = MapRequest((Quantity.SAMPLES,), field.n_samples)
-    spread = cumulative(field, directions, distances, request)["samples"].std(axis=0, ddof=1)
-    factors = np.divide(std, spread[:, knots], out=np.ones_like(std), where=spread[:, knots] > 0.0)
-    inside, every = np.isfinite(factors), np.arange(count)
-    for row, factor, known in zip(spread, factors, inside, strict=True):
-        if known.any():
-            row *= np.interp(every, knots[known], factor[known]).astype(np.float32)
+    spread = samples.std(axis=0, ddof=1)
+    known = spread[:, knots]
+    factor = np.divide(std, known, out=np.ones_like(std), where=known > 0.0).clip(max=1.0)
+    lacked = np.maximum(std**2 - known**2, 0.0)
+    for row, f, v, at in zip(spread, factor, lacked, np.isfinite(std), strict=True):
+        if at.any():
+            f, v = (np.interp(np.arange(count), knots[at], each[at]) for each in (f, v))
+            row[:] = np.sqrt((row * f) ** 2 + v)
     return np.where(distances > exits(field, directions)[:, None], np.float32(np.nan), spread)
 
 

@@ -180,9 +180,13 @@ def _healpix_rows(
     rows |= {_SAMPLE.format(s + 1): values for s, values in enumerate(density.get("samples", ()))}
     if not options.integrated:
         return rows
-    integrals = _places.cumulative(field, rays, bins.centres, MapRequest((Quantity.MEAN,)))
+    request = MapRequest((Quantity.MEAN,))
     if Quantity.STD in options.integrated:
-        integrals["std"] = _places.cumulative_std(field, rays, bins.centres)
+        request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), field.n_samples)
+    integrals = _places.cumulative(field, rays, bins.centres, request)
+    if request.samples:
+        drawn = integrals.pop("samples")
+        integrals["std"] = _places.cumulative_std(field, rays, bins.centres, drawn)
     outside = bins.centres > _places.exits(field, rays)[:, None]
     return rows | {
         f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), integrals[q.value])

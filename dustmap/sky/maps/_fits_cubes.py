@@ -83,17 +83,22 @@ class FitsCubes(AbstractFileCubes):
             # An axis without end beside one of no voxels takes no room in the file.
             if 0 in first.shape:
                 raise UserError(f"{self.path}: {first.name} has no voxels")
-            for i, axis in enumerate("XYZ"):
-                refuse_other_unit(self.path, axis, first.header.get(f"CUNIT{i + 1}", ""), u.pc)
-                named = {*str(first.header.get(f"CTYPE{i + 1}", ""))} & {*"XYZ"}
-                refuse_other_axes(self.path, first.name, tuple(named), (axis,))
+            self._refuse_other_axes(first)
             axes = _axes(first.header)
-            for q in quantities:
-                image = self._image(hdus, Cube(q))
+            others = (Cube(Quantity.SAMPLES, k) for k in range(1, samples))
+            for cube in (*map(Cube, quantities), *others):
+                image = self._image(hdus, cube)
                 unit = image.header.get("BUNIT", "")
-                refuse_other_unit(self.path, image.name, unit, DESCRIPTIONS[q].unit)
+                refuse_other_unit(self.path, image.name, unit, DESCRIPTIONS[cube.quantity].unit)
                 self._refuse_other_cube(image, first, axes)
             return layout_of(self.path, shapes, samples, axes, system, *widths)
+
+    def _refuse_other_axes(self, image: fits.ImageHDU) -> None:
+        """Refuse axes in another order or unit than X, Y, Z in pc, where they say so."""
+        for i, axis in enumerate("XYZ"):
+            refuse_other_unit(self.path, axis, image.header.get(f"CUNIT{i + 1}", ""), u.pc)
+            named = {*str(image.header.get(f"CTYPE{i + 1}", ""))} & {*"XYZ"}
+            refuse_other_axes(self.path, image.name, tuple(named), (axis,))
 
     def _refuse_other_cube(
         self, image: fits.ImageHDU, first: fits.ImageHDU, axes: dict[str, NDArray[np.float64]]
@@ -105,6 +110,7 @@ class FitsCubes(AbstractFileCubes):
                 f"{self.path}: {image.name} has EXTSYS {given!r} and {first.name} {system!r}: "
                 "expected one extinction system"
             )
+        self._refuse_other_axes(image)
         if image.shape != first.shape or "CRVAL1" not in image.header:
             return  # other shapes `layout_of` refuses
         for name, centres in _axes(image.header).items():
@@ -126,8 +132,15 @@ class FitsCubes(AbstractFileCubes):
         with self._opened() as hdus:
             held = {hdu.name for hdu in hdus}
         first = Cube(self.layout.quantities[0])
-        levels = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
-        return tuple(FitsCubes(self.path, level) for level in levels)
+        numbers = itertools.takewhile(lambda n: extension_of(first, n) in held, itertools.count(1))
+        levels = tuple(FitsCubes(self.path, number) for number in numbers)
+        for number, level in enumerate(levels, start=1):
+            if level.layout.system != self.layout.system:
+                raise UserError(
+                    f"{self.path}: level {number} has EXTSYS {level.layout.system.name!r} and the "
+                    f"map {self.layout.system.name!r}: expected one extinction system"
+                )
+        return levels
 
     def _name(self, cube: Cube) -> str:
         return extension_of(cube, self.level)

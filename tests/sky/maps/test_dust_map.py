@@ -9,7 +9,7 @@ import astropy.units as u
 import numpy as np
 import pytest
 import torch
-from astropy.coordinates import SkyCoord
+from astropy.coordinates import Galactocentric, SkyCoord
 from astropy.table import MaskedColumn
 from astropy.utils.masked import Masked
 from numpy.typing import NDArray
@@ -331,6 +331,13 @@ def test_infinite_distances_are_beyond_the_map(frame: str) -> None:
     )
     assert np.isnan(ones.query(endless, integrated=True)).all()
     np.testing.assert_array_equal(ones.query(endless, outside="truncate"), [0.0, 0.0])
+    centre = Galactocentric(
+        lon=[10] * u.deg,
+        lat=[0] * u.deg,
+        distance=[np.inf] * u.kpc,
+        representation_type="spherical",
+    )
+    assert np.isnan(ones.query(SkyCoord(centre), integrated=True)).all()
 
 
 def test_a_distance_without_its_unit_is_named() -> None:

@@ -294,6 +294,7 @@ def test_other_units_of_fits_are_refused(key: str, value: str, words: str, tmp_p
         ("EXTSYS", "E(B-V)", "STD. has EXTSYS 'E(B-V)' and MEAN 'A_V': expected one"),
         ("CRVAL2", 500.0, "pc along y from those of MEAN: expected the same CRPIX"),
         ("CDELT3", 7.0, "pc along z from those of MEAN: expected the same CRPIX"),
+        ("CUNIT1", "kpc", "expected X in pc, got 'kpc'"),
     ],
 )
 def test_cubes_of_other_systems_or_places_are_refused(
@@ -301,10 +302,15 @@ def test_cubes_of_other_systems_or_places_are_refused(
 ) -> None:
     path = tmp_path / "map.fits"
     write_map(path, Slabs.of_field(node_field(), NODES, ALL), PROVENANCE, form="fits")
-    with fits.open(path, mode="update") as hdus:
-        hdus["STD."].header[key] = value
-    with pytest.raises(UserError, match=re.escape(words)):
-        DustMap.open(path)
+    for name in ("STD.", "SAMPLE_02"):
+        with fits.open(path, mode="update") as hdus:
+            right = hdus[name].header[key]
+            hdus[name].header[key] = value
+        with pytest.raises(UserError, match=re.escape(words.replace("STD.", name))):
+            DustMap.open(path)
+        with fits.open(path, mode="update") as hdus:
+            hdus[name].header[key] = right
+    DustMap.open(path)
     with fits.open(path, mode="update") as hdus:
         del hdus["MEAN"].header["EXTSYS"]
     with pytest.raises(UserError, match="MEAN has no card EXTSYS, which names the extinction"):
