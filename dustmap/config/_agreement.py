@@ -19,7 +19,7 @@ _MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
 
 
 #: Cells along an axis, at most.
-_MOST_CELLS = 1e6
+_MOST_CELLS = 1e12
 
 
 def check(config: "Config") -> None:

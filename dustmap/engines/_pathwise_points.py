@@ -179,7 +179,7 @@ def plan_points(
     >>> plan.torus_shape, plan.in_data_space
     ((120,), True)
     """
-    s, longest = settings, _LONGEST[grid.dim - 1]
+    s, longest = settings, _LONGEST[min(grid.dim, len(_LONGEST)) - 1]
     inside = within_box(kernel, grid, longest)
     padding = s.padding if inside is kernel else min(s.padding, _PADDING)
     torus = torus_for(inside, grid, padding)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from astropy.table import QTable, Table
 
-from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.cli import DONE, main
 from dustmap.config import Config, load
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
@@ -128,13 +128,14 @@ def test_ignoring_the_errors_is_overconfident(sky: Path, finished: StarMap) -> N
 def test_extinctions_without_a_label_are_of_no_system(
     sky: Path, finished: StarMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's own is not taken in silence; another that is named is converted to it."""
-    arguments = ["evaluate", str(sky / "run"), "--catalog", str(sky / "stars.ecsv")]
-    assert main(arguments) == BAD_INPUT
-    told = capsys.readouterr().err
-    assert "--system" in told
-    assert "A_V, " in told
-    assert told.count("\n") == 1
+    """data.system of the run is not taken in silence; another that is named is converted to it."""
+    arguments = ["evaluate", str(sky / "run"), "--catalog", str(sky / "stars.ecsv"), "--json"]
+    assert main(arguments) == DONE
+    told = capsys.readouterr()
+    assert "extinctions without a label are A_V (data.system)" in told.err
+    assert (
+        json.loads(told.out)["rmse"] == finished.evaluate(sky / "stars.ecsv", system="A_V")["rmse"]
+    )
     table = Table.read(sky / "stars.ecsv")
     factor = conversion(system_named("A_V"), system_named("A_G"))
     for name in ("extinction", "extinction_error", "noise_free"):

@@ -129,10 +129,8 @@ class StarMap(AbstractFinishedRun):
         seen = self._seen(stars.l, stars.b, stars.extinction)
         if seen != 0:
             count = "an unknown number" if seen is None else seen
-            words = "by direction and extinction: these are not predicted"
-            log.warning(
-                "%s: the map has seen %s of %d stars, %s", catalog, count, len(stars), words
-            )
+            how = "by direction and extinction: these are not predicted"
+            log.warning("%s: the map has seen %s of %d stars, %s", catalog, count, len(stars), how)
         _parts.warn_beyond(self.run.tile, stars.l, stars.b, stars.distances.median)
         _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
@@ -256,6 +254,8 @@ class StarMap(AbstractFinishedRun):
         """Read stars as the run has read its own: with its distances, groups and data.system."""
         data, card = self._asked(catalog, card)
         named = system_named(system) if system else _input.system_of(data)
+        if named and not system:
+            log.info("%s: extinctions without a label are %s (data.system)", catalog, named)
         return _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
 
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:
