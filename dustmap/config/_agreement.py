@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 #: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
 _MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
-
-
 #: Cells along an axis, at most.
 _MOST_CELLS = 1e12
 

@@ -9,6 +9,7 @@ at the first: 40 years of months at lengths of 0.08 standard deviations and more
 import itertools
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from dustmap.gp import Batch, GPModel, Parameter
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel, SumKernel
 
+#: A model and its score.
+Scored: TypeAlias = tuple[GPModel, float]
 #: Starts in standardised units: lengths, which go on by the last of their ratios, and noise with a
 #: factor on the variance of the kernel. From a variance of 1 a climb ends where all is noise where
 #: there is much of it.
@@ -105,19 +108,18 @@ def best_start(model: GPModel, x: Tensor, score: Callable[[GPModel], float]) -> 
     widths = _NOISE if learns_noise else ((1.0, 1.0),)
     lengths = start_lengths(x)
     usual, further = lengths[: len(_LENGTHS)], lengths[len(_LENGTHS) :]
-    best, most = model, -math.inf
-    for length, (noise, factor) in itertools.product(usual, widths):
-        tried = _at(model, length, noise, factor)
-        value = score(tried) + (_PREFERENCE if factor < 1.0 else 0.0)
-        best, most = (tried, value) if value > most else (best, most)
+
+    def better(best: Scored, lengths: list[Tensor], preference: float) -> Scored:
+        for length, (noise, factor) in itertools.product(lengths, widths):
+            tried = _at(model, length, noise, factor)
+            value = score(tried) + (preference if factor < 1.0 else 0.0)
+            best = (tried, value) if value > best[1] else best
+        return best
+
+    best, most = better((model, -math.inf), usual, _PREFERENCE)
     if further and learns_noise:
         most = max(most, score(_at(model, usual[0], *_ALL_NOISE)))
-    most += _PREFERENCE
-    for length, (noise, factor) in itertools.product(further, widths):
-        tried = _at(model, length, noise, factor)
-        value = score(tried)
-        best, most = (tried, value) if value > most else (best, most)
-    return best
+    return better((best, most + _PREFERENCE), further, 0.0)[0]
 
 
 def _at(model: GPModel, length: Tensor, noise: float, factor: float) -> GPModel:
@@ -152,9 +154,9 @@ def _down_to(least: float) -> list[float]:
 
 def _some(x: Tensor, most: int) -> Tensor:
     """At most so many rows of x (N, D), evenly over all."""
-    return (
-        x[torch.linspace(0, len(x) - 1, most, dtype=torch.float64).long()] if len(x) > most else x
-    )
+    if len(x) <= most:
+        return x
+    return x[torch.linspace(0, len(x) - 1, most, dtype=torch.float64).long()]
 
 
 def _neighbour_distance(x: Tensor) -> float:
