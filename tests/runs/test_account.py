@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from dustmap.linalg import AT_MOST, in_one_part
 from dustmap.runs import Check, LogProgress, Report, Stage
 from dustmap.runs._machine import rounded
 from dustmap.runs.reports._progress import Stopwatch, peak_memory
-from dustmap.runs.reports._report import (
+from dustmap.runs.reports._report import Picture
+from dustmap.runs.reports._scores import (
     PIT_BINS,
-    Picture,
     Predictions,
     by_distance,
     calibration,
+    held_out_by_distance,
     quality_proxies,
 )
 
@@ -60,6 +62,28 @@ def test_proxies_are_of_a_v_and_none_is_of_a_custom_system() -> None:
     doubled = quality_proxies(predictions(1000, 1.0), 2.0)["bins"]
     assert [row["n"] for row in doubled] == [10, 200]
     assert quality_proxies(predictions(10, 1.0), None) == {}
+
+
+def test_dust_at_the_wrong_distance_shows_where_all_residuals_cancel() -> None:
+    """Residuals that are 0.3 too large up to 50 pc and as much too small behind."""
+    scored = predictions(4000, 1.0)
+    distance = np.linspace(0.0, 100.0, 4000)[np.random.default_rng(0).permutation(4000)]
+    shift = torch.from_numpy(np.where(distance < 50.0, 0.3, -0.3))
+    rows = held_out_by_distance(replace(scored, y=scored.y + shift), distance)
+    assert [row["n"] for row in rows] == [1000] * 4
+    assert [(row["from_pc"], row["to_pc"]) for row in rows] == [
+        pytest.approx(ends, abs=0.1) for ends in ((0, 25), (25, 50), (50, 75), (75, 100))
+    ]
+    for row, expected in zip(rows, (0.3, 0.3, -0.3, -0.3), strict=True):
+        assert row["mean_residual"] == pytest.approx(expected, abs=4 * row["mean_residual_error"])
+        assert row["mean_residual_error"] == pytest.approx(1 / math.sqrt(1000), rel=0.1)
+        assert row["chi2"] == pytest.approx(1.0, abs=0.2)
+
+
+def test_one_star_is_a_bin_without_a_spread() -> None:
+    (row,) = held_out_by_distance(predictions(1, 1.0), np.array([120.0]))
+    assert row["n"] == 1
+    assert "mean_residual_error" not in row
 
 
 def test_bins_of_distance_hold_equally_many_places() -> None:

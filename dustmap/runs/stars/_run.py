@@ -282,11 +282,7 @@ class StarRun(AbstractRun):
             fit, observed = result.fit, result.data.noisy
             held_out = _distances.predictions(fit, observed, self.holdout, work.progress)
             work.directory.write_arrays(HELD_OUT, held_out.arrays())
-            work.sections |= {
-                "held_out_stars": held_out.as_dict(),
-                "calibration": reports.calibration(held_out),
-                "quality_proxies": reports.quality_proxies(held_out, self.stars.system.per_a_v),
-            }
+            work.sections |= reports.held_out_sections(held_out, self.stars)
             parts = held_out, fit, observed, self.train, self.holdout
             work.checks += _checks.checks_of_held_out(*parts)
             return held_out
