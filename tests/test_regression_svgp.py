@@ -54,6 +54,29 @@ def test_few_learned_points_agree_with_exact(dim: int, count: int) -> None:
     )
 
 
+def friedman(n: int, seed: int) -> tuple[Array, Array]:
+    """Friedman's first function (Annals of Statistics 19, 1991) at n places in five columns."""
+    X = np.random.default_rng(seed).random((n, 5))
+    f = 10.0 * np.sin(np.pi * X[:, 0] * X[:, 1]) + 20.0 * (X[:, 2] - 0.5) ** 2
+    return X, f + 10.0 * X[:, 3] + 5.0 * X[:, 4]
+
+
+@pytest.mark.parametrize("engine", ["svgp", pytest.param("sgpr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_lengths_of_five_columns_are_those_of_the_evidence(engine: str, seed: int) -> None:
+    """Linear columns have lengths far beyond the data; steps on minibatches alone end at two."""
+    X, f = friedman(2200, seed)
+    y = f + np.random.default_rng(seed + 10).standard_normal(len(f))
+    few = HIPGPRegressor("matern52", engine=engine, inducing=60, epochs=10)
+    few.fit(X[:1200], y[:1200])
+    (kernel,) = few.report_["hyperparameters"]["kernel"]
+    lengths = np.array(kernel["length"])
+    assert lengths[:3].max() < 0.5 * lengths[3:].min()
+    exact = HIPGPRegressor("matern52", engine="exact").fit(X[:300], y[:300])
+    errors = [np.sqrt(np.mean((m.predict(X[1200:]) - f[1200:]) ** 2)) for m in (few, exact)]
+    assert errors[0] < 0.8 * errors[1]
+
+
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 def test_twenty_columns_on_minibatches(dtype: str) -> None:
     X, truth = additive(1500, 20)

@@ -386,7 +386,7 @@ def _counted(
     variance, seen = likelihood.noise_variance(data).double(), predicted.variance.double()
     precision = (nu + 1.0) / ((nu + 3.0) * fit.noise.scale**2 * variance)
     counted = (1.0 - (seen * precision).clamp(0.0, 1.0)).square()
-    if (share := inference.measured_weight(data)) is not None:
+    if (share := inference.measured_weight(data, likelihood)) is not None:
         counted = counted * share
     slopes = [torch.ones_like(variance)]
     for unit in torch.eye(len(learned)).double():

@@ -36,9 +36,10 @@ from dustmap.linalg import in_one_part
 
 #: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
 _FEW_STUDENT_T = 2_000
-#: Rows whose evidence the engines of free inducing points start from, in few dimensions: of many
-#: length scales so few rows tell what is not so.
-_START_ROWS = 500
+#: Rows whose evidence the engines of free inducing points start from, in few columns and in many:
+#: of many length scales 500 rows tell what is not so, and without any steps on minibatches end far
+#: from where these are.
+_START_ROWS, _START_ROWS_OF_MANY = 500, 1_000
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
 _START_VARIANCES = {BernoulliLink.LOGIT: 4.0, BernoulliLink.PROBIT: 1.5}
@@ -90,8 +91,9 @@ def engine_of(a: EngineArguments) -> _Conditioning | engines.StudentTEngine:
     if a.student_t:
         dense = exact if a.engine == "auto" else None
         return engines.StudentTEngine(exact if a.engine == "exact" else pathwise, learning, dense)
-    rows = min(learning.rows, _START_ROWS) if a.dim <= engines.MAX_GRID_DIM else 0
-    free = engines.FreePointsEngine(a.free, a.engine == "sgpr", replace(learning, rows=rows))
+    most = _START_ROWS if a.dim <= engines.MAX_GRID_DIM else _START_ROWS_OF_MANY
+    few = replace(learning, rows=min(learning.rows, most))
+    free = engines.FreePointsEngine(a.free, a.engine == "sgpr", few)
     inducing = engines.InducingEngine(a.inducing)
     automatic = engines.AutomaticEngine(exact, inducing, pathwise, free)
     made: tuple[_Conditioning, ...] = (automatic, exact, inducing, pathwise, free, free)

@@ -91,23 +91,26 @@ class RobustSettings:
             raise UserError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
 
 
-def measured_weight(data: Batch) -> Tensor | None:
+def measured_weight(data: Batch, likelihood: GaussianLikelihood) -> Tensor | None:
     """What every datum says of the scale of the noise, of what it says without additions (N,).
 
     That of N(0, s² σ_n² + v_n) has 2 p² of Fisher's information of ln s, p the part of its variance
-    that is of its measurement; p² here, None where nothing is added. Additions that stars share are
-    counted more than once in v_n, and with p alone many such data would take the noise for small.
+    under the likelihood that is of its measurement; p² here, None where nothing is added. Additions
+    that stars share are counted more than once in v_n, and with p alone many such data would take
+    the noise for small.
 
     Examples
     --------
     >>> from dustmap.gp.functionals import PointValues
     >>> x, total, added = torch.zeros(1, 1), torch.tensor([4.0]), torch.tensor([1.0])
-    >>> measured_weight(Batch(PointValues(x), total, total, added_variance=added))
+    >>> data = Batch(PointValues(x), total, total, added_variance=added)
+    >>> measured_weight(data, GaussianLikelihood(scale=1.0))
     tensor([0.5625], dtype=torch.float64)
     """
     if data.added_variance is None or data.noise_variance is None:
         return None
-    return (1.0 - (data.added_variance / data.noise_variance).double()).square()
+    whole = likelihood.noise_variance(data).detach()
+    return (1.0 - (data.added_variance / whole).double()).square()
 
 
 @final
@@ -223,7 +226,7 @@ def fitted_around(
     """
     part = data.random_rows(_ROWS, seed=0)
     some, m, v = data[part], mean[part].double(), variance[part].double()
-    share = measured_weight(some)
+    share = measured_weight(some, present.likelihood)
     p = torch.ones_like(m) if share is None else share.to(m)
     objective = _Objective(
         some, m, p / p.mean(), _weight(present.scale_std, float(p.mean()) * len(data))

@@ -179,7 +179,7 @@ class Learning:
             state, probe = self._probed(self.walk.preconditioned(state))
             spread = probe.spread
         assert state.weights is not None
-        share = measured_weight(state.problem.data)
+        share = measured_weight(state.problem.data, state.problem.model.likelihood)
         weights = state.weights.updated(*state.ratios(spread), turn > _BARE, share)
         state = state.weighed(weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
@@ -247,7 +247,7 @@ class Learning:
         averaged = state.near >= _AVERAGED and gain * step.widths < _SHORT
         rests = averaged or step.rests(settings.tolerance)
         if state.weights is not None:
-            share = measured_weight(state.problem.data)
+            share = measured_weight(state.problem.data, state.problem.model.likelihood)
             weights = state.weights.updated(*state.ratios(probe.spread), share=share)
             state, rests = state.weighed(weights), rests and weights.settled
         is_last = rests if taken > 0.0 else at_rest

@@ -26,11 +26,14 @@ from dustmap.gp.kernels import (
     stationary_named,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.sky.observations import neighbour_scatter
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
 #: Upper end of the central 68 %.
 _UPPER = float(ndtr(1.0))
+#: Factor on the errors that learning finds from 1.
+_LEARNED_FROM_ONE = 4.0
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
 #: Length scales of padding around the box, on the torus of a prior.
@@ -62,8 +65,7 @@ _BEYOND = ("beyond", "beyond_std", "beyond_spread")
 #: Where the share of the projection starts, and the median of its prior, which holds 68 % within
 #: 0.67 to 0.98: dust is finer than any grid.
 _PROJECTION = 0.9
-#: Where a scatter that is learned starts, of the median error of the data; and where one in
-#: proportion to the extinction starts.
+#: Where a learned scatter starts, of the median error; and one in proportion to the extinction.
 _SCATTER, _RELATIVE_SCATTER = 0.1, 0.1
 #: Extinctions of skies drawn from the prior, where the configuration leaves them to the catalog.
 _SYSTEM = "A_V"
@@ -246,9 +248,12 @@ def without_relative_scatter(model: ModelConfig) -> ModelConfig:
 
 
 def start_for(config: Config, data: gp.Batch) -> Hyperparameters:
-    """The same with the median of a log-normal density that explains the sum of the data, where
-    the mean is learned."""
+    """The same with the median of a log-normal density that explains the sum of the data, and with
+    a factor on errors far smaller than neighbours differ by, lest a density explain all of these;
+    from one ten times too large fits come back. Each where it is learned."""
     at = start_of(config)
+    if "noise" in config.model.learn and (factor := neighbour_scatter(data)) > _LEARNED_FROM_ONE:
+        at = replace(at, noise=factor)
     if not is_lognormal(config) or "mean" not in config.model.learn:
         return at
     unit = profile_of(config.model, 1.0).to(data.y.device)

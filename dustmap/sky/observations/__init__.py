@@ -23,8 +23,9 @@ from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import StreamedPass as StreamedPass
 from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._observe import observe_share as observe_share
-from dustmap.sky.observations._observe import sky_patches as sky_patches
 from dustmap.sky.observations._observe import stream as stream
+from dustmap.sky.observations._places import neighbour_scatter as neighbour_scatter
+from dustmap.sky.observations._places import sky_patches as sky_patches
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
 from dustmap.sky.observations._segments import Moments as Moments
 from dustmap.sky.observations._segments import Stops as Stops

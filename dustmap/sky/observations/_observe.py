@@ -8,7 +8,6 @@ held out together: a star beside another is predicted by it whatever the dust be
 like, so that what tells of the prior is a patch larger than the correlation length.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,7 +22,6 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, Prediction, RegularGrid
 from dustmap.gp.features import AbstractBeams, Taps
 from dustmap.gp.functionals import (
-    AbstractFunctional,
     Counts,
     LineIntegrals,
     OutsidePolicy,
@@ -36,7 +34,7 @@ from dustmap.gp.functionals import (
 )
 from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
-from dustmap.sky._coordinates import pixel_directions, pixels_towards, refuse_bad_nside
+from dustmap.sky._coordinates import pixel_directions, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
 from dustmap.sky.observations._segments import DistanceSpread, Moments, Stops
@@ -50,8 +48,6 @@ STARS, RAYS = 2**16, 2**11
 RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
 #: A number (N,) for each datum.
 PerDatum: TypeAlias = Callable[[Batch], Tensor]
-#: Width of a pixel, in rad, times nside.
-_PIXEL = math.sqrt(math.pi / 3.0)
 
 
 @final
@@ -421,21 +417,3 @@ class HealpixBeams(AbstractBeams):
             torch.from_numpy(np.ascontiguousarray(pixel.T)).to(direction.device, torch.int64),
             torch.from_numpy(np.ascontiguousarray(weight.T)).to(direction.device),
         )
-
-
-def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
-    """Number (N,) of the patch in which each ray ends, on the average of its distances.
-
-    width: of the shells, in the units of the rays; pixels are the smallest (NESTED) that are as
-    wide at the median distance, nside 1 at the largest.
-    """
-    own = own_rays(rays)
-    length = (own.weights * own.edges.diff(dim=-1)).sum(-1)
-    distance, vectors = gathered(rays, own.edges[:, 0] + length), gathered(rays, own.direction)
-    widest = _PIXEL * float(distance.median()) / width
-    nside = 2 ** max(0, math.floor(math.log2(max(widest, 1.0))))
-    pixel = pixels_towards(nside, vectors.double().cpu().numpy())
-    shell = torch.div(distance.cpu(), width, rounding_mode="floor").long()
-    labels = torch.from_numpy(pixel) + 12 * nside**2 * shell
-    patches: Tensor = torch.unique(labels, return_inverse=True)[1]
-    return patches
