@@ -385,7 +385,7 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
-    check_frame(path, reader, binding)
+    check_frame(path, reader, schema, binding)
     values, rows = _values_of_places(path, reader, binding)
     l, b = directions(binding.position, values)
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)

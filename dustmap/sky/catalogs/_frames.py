@@ -1,14 +1,18 @@
 """Directions of places, and the frames that they are in: one that is not read is refused."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import direction, galactic_from_icrs
+from dustmap.sky._coordinates import cartesian, direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
-from dustmap.sky.catalogs._binding import Binding
+from dustmap.sky.catalogs._binding import Binding, bind
+from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rules import Array, Values
-from dustmap.tables import AbstractReader
+from dustmap.tables import AbstractReader, Chunk
 
 #: Words for equinoxes before 1984, when FK5 came: 1950, 1900, 1875, 1855 and their frame.
 _OLD_EQUINOX = re.compile(r"fk4|(?<!\d)(18[5-9]\d|19[0-7]\d|198[0-3])(?!\d)")
@@ -23,6 +27,10 @@ _SAME_EQUINOX = 0.1
 #: Names of coordinates from the Galactic centre, but for xgal, which both are called.
 _GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
 
+#: Rows whose directions are compared, degrees apart that proper motions and digits are not, and the
+#: part of rows that may be.
+_COMPARED, _APART, _FEW = 1_000, 0.1, 0.02
+
 
 def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
     """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
@@ -34,7 +42,54 @@ def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]
     return first % 360.0, others[0]
 
 
-def check_frame(path: Path, reader: AbstractReader, binding: Binding) -> None:
+def check_frame(path: Path, reader: AbstractReader, card: SchemaCard, binding: Binding) -> None:
+    """Refuse places whose names or header say that they are of another frame than is read, and
+    those that the same file has elsewhere in another frame."""
+    _check_header(path, reader, binding)
+    if binding.position is not _rules.PositionKind.GALACTIC or card.named:
+        return
+    try:
+        equatorial = replace(card, positions=(_rules.PositionKind.ICRS,))
+        other = bind(path, equatorial, reader.columns, (), False, with_identifiers=False)
+        pairs = _positions(binding), _positions(other)
+        wanted = {**pairs[0].wanted, **pairs[1].wanted}
+        chunk = next(iter(reader.chunks(_COMPARED, wanted)), None)
+    except UserError:  # there are none, or words such as hours and minutes
+        return
+    if chunk is not None:
+        _check_alike(path, chunk, *pairs)
+
+
+def _positions(binding: Binding) -> Binding:
+    """The columns of positions alone."""
+    sources = {name: binding.sources[name] for name in binding.position.columns}
+    return replace(binding, sources=sources, constants={}, group=None)
+
+
+def _check_alike(path: Path, chunk: Chunk, first: Binding, second: Binding) -> None:
+    """Refuse directions of which two pairs of columns say different things."""
+    ours, theirs = (
+        np.stack([np.ma.filled(x, np.nan) for x in directions(pair.position, pair.values(chunk))])
+        for pair in (first, second)
+    )
+    known = np.flatnonzero(np.isfinite(ours + theirs).all(0) & (np.abs(ours[1]) <= 90.0))
+    a, b = (cartesian(pair[0, known], pair[1, known], 1.0) for pair in (ours, theirs))
+    apart = np.rad2deg(np.arccos(np.clip((a * b).sum(-1), -1.0, 1.0)))
+    if len(apart) == 0 or np.mean(apart > _APART) <= _FEW:
+        return
+    worst = np.argmax(apart)
+    called = [", ".join(str(s.ref) for s in pair.sources.values()) for pair in (first, second)]
+    named = " ".join(f"--column {name}={source.ref}" for name, source in first.sources.items())
+    raise UserError(
+        f"{path}: {' and '.join(called)} are different directions in "
+        f"{100 * np.mean(apart > _APART):.0f} % of the first {len(apart):,} rows, in row "
+        f"{known[worst]} (counted from 0) {apart[worst]:.3g} degrees apart: were rows mixed up, or "
+        f"is one pair of another equinox or in another unit? To take {called[0]} without "
+        f"comparing: {named}"
+    )
+
+
+def _check_header(path: Path, reader: AbstractReader, binding: Binding) -> None:
     """Refuse places whose names or header say that they are of another frame than is read."""
     names = [s.ref.name for name in binding.position.columns if (s := binding.sources.get(name))]
     called = ", ".join(names)

@@ -227,7 +227,7 @@ class Selection:
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
         binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
-        check_frame(path, reader, binding)
+        check_frame(path, reader, self.card, binding)
         system = system_of_file(path, reader, self.card, binding, self._declared)
         return CatalogFile(path, reader, binding, system)
 

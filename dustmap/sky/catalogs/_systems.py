@@ -42,9 +42,11 @@ def system_of_file(
         )
     system = named or card.system or _by_name(path, column, declared)
     if system is None:
+        spelled = spelled_as(column)
+        hint = f', such as "{spelled}" for a column {column}' if spelled else ""
         raise UserError(
             f"{path}: nothing says which extinction this is; name its system "
-            f"(data.system, --system, or EXTSYS in the file's header): "
+            f"(data.system, --system, or EXTSYS in the file's header){hint}; known are "
             f"{', '.join(known_systems())}, or custom:NAME"
         )
     return system

@@ -36,6 +36,9 @@ _TARGET_COLOUR = "#009E73"
 _ROWS = 40
 #: Radius of a beam in degrees, unless the caller says otherwise.
 BEAM = 3.0
+#: What opacities of stars add up to, the least and the largest of one; so many that outliers may be
+#: beyond the axis, and the part of them on either side that does not stretch it.
+_INK, _PALEST, _DARKEST, _MANY, _TAIL = 80.0, 0.08, 0.8, 100, 0.01
 
 
 @final
@@ -282,12 +285,26 @@ def _shade_prior(axis: Axes, profile: Profile) -> None:
 
 
 def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
+    """Draw stars behind the curves, the paler the more there are; of many the far outliers are
+    beyond the axis, and counted."""
     low, high = stars.distances.quantile(np.array([0.16, 0.84])).T
     across = None
     if not stars.distances.exact:
         across = np.maximum([stars.distance - low, high - stars.distance], 0.0)
-    dots: dict[str, Any] = {"fmt": "o", "markersize": 2.2, "elinewidth": 0.5, "alpha": 0.8}
+    dots: dict[str, Any] = {"fmt": "o", "markersize": 2.2, "elinewidth": 0.5, "zorder": 0.5}
     dots |= {"color": style.STAR_COLOUR, "ecolor": style.STAR_COLOUR}
+    y, up = stars.extinction, stars.extinction_error
+    if len(stars) >= _MANY:
+        bottom, top = axis.get_ylim()
+        least, most = np.quantile(y, [_TAIL, 1.0 - _TAIL])
+        bottom, top = min(bottom, 1.5 * least - 0.5 * most), max(top, 1.5 * most - 0.5 * least)
+        axis.set_ylim(bottom, top)
+        if left_out := int(((y < bottom) | (y > top)).sum()):
+            words = f"{left_out} beyond the axis"
+            axis.text(0.02, 0.96, words, transform=axis.transAxes, va="top", fontsize=style.SMALL)
+    alpha = float(np.clip(_INK / len(stars), _PALEST, _DARKEST))
     label = f"{len(stars)} measured within {style.plain(beam)}°"
-    up = stars.extinction_error
-    axis.errorbar(stars.distance, stars.extinction, up, across, label=label, **dots)
+    bars = axis.errorbar(stars.distance, y, up, across, alpha=alpha, **dots)
+    if alpha < _DARKEST:  # in the legend one is seen
+        bars = axis.errorbar([], [], [], alpha=_DARKEST, **dots)
+    bars.set_label(label)

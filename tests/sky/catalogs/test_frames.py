@@ -171,3 +171,39 @@ def test_against_skycoord_to_a_billionth_of_a_degree() -> None:
     shift = (l - expected.l.deg + 180.0) % 360.0 - 180.0
     assert np.abs(shift[ordinary]).max() < 1e-9
     assert ((l >= 0.0) & (l < 360.0)).all()
+
+
+def both(tmp_path: Path, shift: int = 0, **changes: Any) -> Path:
+    """Stars with l, b and, some rows further down, the ra, dec of the same."""
+    table = Table(star_columns())
+    sky = SkyCoord(table["l"], table["b"], unit="deg", frame="galactic").icrs
+    table["ra"], table["dec"] = np.roll(sky.ra.deg, shift), np.roll(sky.dec.deg, shift)
+    for name, values in changes.items():
+        table[name] = values
+    table.write(tmp_path / "both.ecsv")
+    return tmp_path / "both.ecsv"
+
+
+def test_two_pairs_of_directions_say_the_same(tmp_path: Path) -> None:
+    found = read_catalog(both(tmp_path), "generic", system=A_V).stars
+    np.testing.assert_allclose(found.l, star_columns()["l"].value)
+
+
+def test_two_pairs_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = both(tmp_path, shift=1)
+    words = "l, b and ra, dec are different directions in 100 % of the first .* rows, in row"
+    for read in (lambda: read_catalog(path, "generic", system=A_V), lambda: read_places(path)):
+        with pytest.raises(UserError, match=f"{words}.*--column l=l --column b=b"):
+            read()
+    card = card_named("generic", {"l": "l", "b": "b"})
+    found = read_catalog(path, card, system=A_V).stars
+    np.testing.assert_allclose(found.l, star_columns()["l"].value)
+
+
+def test_directions_in_words_and_missing_ones_are_not_compared(tmp_path: Path) -> None:
+    n = len(star_columns()["l"])
+    for name, values in (("ra", ["05:34:12"] * n), ("dec", np.full(n, np.nan))):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = both(folder, shift=1, **{name: values})
+        assert len(read_catalog(path, "generic", system=A_V).stars) == n

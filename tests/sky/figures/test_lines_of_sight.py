@@ -97,6 +97,27 @@ def test_stars_have_bars_in_both_directions_if_both_are_uncertain(uncertain: boo
     figure.draw_without_rendering()
 
 
+def test_many_stars_hide_neither_the_posterior_nor_its_scale() -> None:
+    """The curves are above 2,000 stars, and three outliers do not stretch the axis."""
+    profile = profile_of_map(posterior(), 0.0, 0.0)
+    many = stars([0.0] * 2000, np.linspace(5.0, 35.0, 2000).tolist())
+    extinction = np.random.default_rng(0).normal(0.05, 0.02, 2000)
+    extinction[:3] = 5.0, -4.0, 6.0
+    wild = dataclasses.replace(many, extinction=extinction)
+    figure = line_of_sight_figure(profile, wild, beam=3.0)
+    axis = figure.axes[1]
+    bottom, top = axis.get_ylim()
+    assert top < 1.0
+    assert bottom > -1.0
+    assert bottom <= profile.extinction.mean.min()
+    assert top >= profile.extinction.mean.max()
+    assert "3 beyond the axis" in every_text(figure)
+    drawn = [bars for bars in axis.containers if len(bars[0].get_xdata())]
+    assert isinstance(drawn[0], ErrorbarContainer)
+    assert drawn[0][0].get_zorder() < min(c.get_zorder() for c in axis.collections[:2])
+    assert drawn[0][0].get_alpha() < 0.1
+
+
 def test_axes_have_units_and_the_legend_says_what_is_what() -> None:
     figure = line_of_sight_figure(profile_of_map(posterior(), 20.0, -5.0, posterior(seed=1)))
     above, below = figure.axes
