@@ -327,11 +327,12 @@ def test_users_grid_is_kept() -> None:
     np.testing.assert_allclose(model.grid_.spacing, grid.spacing)
 
 
-def test_coarse_grid_is_told() -> None:
+def test_coarse_grid_is_told(caplog: pytest.LogCaptureFixture) -> None:
     X, truth, noise = wave(200, 1)
     model = HIPGPRegressor("matern32", grid=(4,)).fit(X, truth + 0.01 * noise)
     assert model.report_["residual_ratio"] > 1
     assert "the grid is too coarse" in model.report_["advice"][0]
+    assert model.report_["advice"][0] in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         watch = Watch(checkpointer, progress=progress)
         fitted = fit_regression(*self._task(X, y, noise_std), watch)
         self._keep(fitted)
-        for text in _advice(fitted):
+        for text in self.report_.get("advice", ()):
             log.warning("%s", text)
         return self
 

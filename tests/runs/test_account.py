@@ -171,6 +171,8 @@ def test_what_is_silent_is_told_too(
         now[0] += 5.0
         progress(f"steps of learning{AT_MOST}", 2, 20)
         now[0] += 10.0
+        progress(f"steps of learning{AT_MOST}", 5, 20)
+        now[0] += 10.0
         progress.beat()
         progress(f"steps of learning{AT_MOST}", 20, 20)
     progress.beat()
@@ -182,8 +184,9 @@ def test_what_is_silent_is_told_too(
         "hyperparameters: for 22 s so far",
         "hyperparameters: for 32 s so far",
         "hyperparameters: for 42 s so far",
-        "hyperparameters, steps of learning 2 of at most 20: at most 45 s to go",
-        "hyperparameters, steps of learning 2 of at most 20: at most 2 min to go",
+        "hyperparameters, steps of learning 2 of at most 20: for 5 s so far",
+        "hyperparameters, steps of learning 5 of at most 20: at most 45 s to go",
+        "hyperparameters, steps of learning 5 of at most 20: at most 75 s to go",
     ]
 
 

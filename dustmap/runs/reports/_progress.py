@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds before the first line, for what is done sooner needs none, and between two lines.
 _DELAY, _SECONDS = 2.0, 10.0
+#: How many times what is done a computation may be that may end before: beyond, its bound says
+#: nothing of the time that it takes.
+_FORESEEN = 4
 
 
 @final
@@ -173,9 +176,10 @@ class _Course:
         return f"{self.what.removesuffix(AT_MOST)} {self.done} of {most}{self.total}"
 
     def times(self, now: float) -> str:
-        """Say how long the rest takes at the pace so far; until there is one, how long it takes."""
+        """Say how long the rest takes at the pace so far; until there is one, and where hardly any
+        of the parts that there may be are done, how long it takes."""
         made, passed = self.done - self.first, now - self.start
-        if made == 0:
+        if made == 0 or (self.may_end_before and self.total > _FORESEEN * self.done):
             return f": for {duration_text(passed, 100)} so far"
         rest = duration_text(passed / made * (self.total - self.done), 100)
         return f": {'at most' if self.may_end_before else 'about'} {rest} to go"
