@@ -337,7 +337,7 @@ def gaussian(world: AbstractWorld, robust: bool = False, levels: bool = False) -
     settings = GlobalSettings(
         samples=4,
         # Weights follow what solves leave ten times as far as the mean does.
-        rtol=1e-9 if robust else 1e-6,
+        rtol=1e-8 if robust else 1e-6,
         start_rows=0,
         learn_rows=40,
         order=2,
