@@ -53,7 +53,7 @@ WITHOUT = {
         covariances_of_choice drawing_bytes FreePointPlan KernelChoice learn_from_start
         MGVIStart ray_choice_component RayData searched_start some_draws""",
     "a result of a function that has an example": """
-        Config DataSpaceSolution DatumScores GlobalSettings GlobalSolution LearnedModel
+        Config DataSpaceSolution GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MapView MGVISolution PathwisePosterior RobustFit Scores SVIState""",
     "a step of fit_global, fit_mgvi, fit_svi or fit_collapsed": """
         CoefficientSpread at_the_nodes collapsed_gradient explained_share field_at_nodes

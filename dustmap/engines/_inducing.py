@@ -294,7 +294,6 @@ class InducingEngine(AbstractEngine):
             f"fitted in float64: rounding in float32 would add {share:.2g} times the noise "
             f'variance; pass dtype="float64"'
         )
-        log.warning("%s", advice)
         return plan, [advice]
 
     @torch.no_grad()

@@ -107,7 +107,7 @@ def test_two_ranks_make_the_map_of_one_process(
     assert (shared / "report.json").is_file(), errors[-3000:]
     assert out.count("report.html") == 1
     same_map(alone, shared, tolerance)
-    for key in ("held_out_stars", "hyperparameters"):
+    for key in ("held_out_stars", "held_out_by_distance", "hyperparameters"):
         one, two = (report(run)[key] for run in (alone, shared))
         assert isinstance(one, dict)
         assert isinstance(two, dict)

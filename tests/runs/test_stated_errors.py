@@ -80,6 +80,29 @@ def test_neighbours_differ_by_errors_and_by_what_is_added(dtype: torch.dtype) ->
     assert neighbour_scatter(stated(data, 7.0)) == pytest.approx(7.0, rel=0.2)
 
 
+def test_measurements_at_one_place_are_neighbours() -> None:
+    """Every star is measured twice, with errors stated 7 times too small; what is no measurement,
+    with all of its variance added, is not asked."""
+    generator = torch.Generator().manual_seed(2)
+    ends = (torch.rand((800, 3), generator=generator) - 0.5) * torch.tensor(SIZE)
+    y = 0.07 * torch.randn(1600, generator=generator)
+    rays = LineIntegrals.from_observer(ends.repeat_interleave(2, 0))
+    data = Batch(rays, y, torch.full_like(y, 1e-4), added_variance=torch.zeros(1600))
+    assert neighbour_scatter(data) == pytest.approx(7.0, rel=0.15)
+    measured = torch.arange(1600) % 4 < 2
+    others = torch.where(measured, 0.0, 1e6)
+    data = replace(data, noise_variance=torch.where(measured, 1e-4, 1e6), added_variance=others)
+    assert neighbour_scatter(data) == pytest.approx(7.0, rel=0.15)
+
+
+def test_rows_that_repeat_others_say_nothing() -> None:
+    generator = torch.Generator().manual_seed(3)
+    ends = ((torch.rand((800, 3), generator=generator) - 0.5) * torch.tensor(SIZE)).repeat(2, 1)
+    y = 0.07 * torch.randn(800, generator=generator).repeat(2)
+    rays = LineIntegrals.from_observer(ends)
+    assert neighbour_scatter(Batch(rays, y, torch.full_like(y, 1e-4))) == 1.0
+
+
 def test_no_neighbours_no_factor() -> None:
     rays = LineIntegrals.from_observer(torch.tensor([[100.0, 0.0, 0.0]]))
     assert neighbour_scatter(Batch(rays, torch.ones(1), torch.full((1,), 1e-4))) == 1.0

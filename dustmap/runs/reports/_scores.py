@@ -76,14 +76,16 @@ def comparison_of(stars: StarTable, predictions: Predictions) -> Comparison:
     return Comparison(seen.l, seen.b, y, mean, std, seen.system, normal)
 
 
-def held_out_sections(predictions: Predictions, stars: StarTable) -> dict[str, Any]:
-    """Score held-out stars, all together and in bins; stars: of the whole run."""
-    distance = stars[predictions.index].distance
+def held_out_sections(
+    predictions: Predictions, distance: NDArray[np.float64], per_a_v: float | None
+) -> dict[str, Any]:
+    """Score held-out stars, all together and in bins; distance (N,) in pc, per_a_v: see
+    `quality_proxies`."""
     return {
         "held_out_stars": predictions.as_dict(),
         "held_out_by_distance": {"bins": held_out_by_distance(predictions, distance)},
         "calibration": calibration(predictions),
-        "quality_proxies": quality_proxies(predictions, stars.system.per_a_v),
+        "quality_proxies": quality_proxies(predictions, per_a_v),
     }
 
 

@@ -282,7 +282,10 @@ class StarRun(AbstractRun):
             fit, observed = result.fit, result.data.noisy
             held_out = _distances.predictions(fit, observed, self.holdout, work.progress)
             work.directory.write_arrays(HELD_OUT, held_out.arrays())
-            work.sections |= reports.held_out_sections(held_out, self.stars)
+            own = torch.from_numpy(self.stars.distance)
+            distance = self.share.world.gathered(own).numpy()[held_out.index]
+            system = self.stars.system
+            work.sections |= reports.held_out_sections(held_out, distance, system.per_a_v)
             parts = held_out, fit, observed, self.train, self.holdout
             work.checks += _checks.checks_of_held_out(*parts)
             return held_out

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, direction, galactic_from_icrs
@@ -27,9 +28,11 @@ _SAME_EQUINOX = 0.1
 #: Names of coordinates from the Galactic centre, but for xgal, which both are called.
 _GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
 
-#: Rows whose directions are compared, degrees apart that proper motions and digits are not, and the
-#: part of rows that may be.
-_COMPARED, _APART, _FEW = 1_000, 0.1, 0.02
+#: Rows whose directions are compared, degrees apart that whole degrees are not, and the part of
+#: rows that may be.
+_COMPARED, _APART, _FEW = 1_000, 2.0, 0.02
+#: Columns of which the user may name the pair to be read.
+_ANGLES = frozenset(("l", "b", "ra", "dec"))
 
 
 def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]:
@@ -46,7 +49,7 @@ def check_frame(path: Path, reader: AbstractReader, card: SchemaCard, binding: B
     """Refuse places whose names or header say that they are of another frame than is read, and
     those that the same file has elsewhere in another frame."""
     _check_header(path, reader, binding)
-    if binding.position is not _rules.PositionKind.GALACTIC or card.named:
+    if binding.position is not _rules.PositionKind.GALACTIC or card.named & _ANGLES:
         return
     try:
         equatorial = replace(card, positions=(_rules.PositionKind.ICRS,))
@@ -72,7 +75,7 @@ def _check_alike(path: Path, chunk: Chunk, first: Binding, second: Binding) -> N
         np.stack([np.ma.filled(x, np.nan) for x in directions(pair.position, pair.values(chunk))])
         for pair in (first, second)
     )
-    known = np.flatnonzero(np.isfinite(ours + theirs).all(0) & (np.abs(ours[1]) <= 90.0))
+    known = np.flatnonzero(_are_angles(first, chunk) & _are_angles(second, chunk))
     a, b = (cartesian(pair[0, known], pair[1, known], 1.0) for pair in (ours, theirs))
     apart = np.rad2deg(np.arccos(np.clip((a * b).sum(-1), -1.0, 1.0)))
     if len(apart) == 0 or np.mean(apart > _APART) <= _FEW:
@@ -87,6 +90,15 @@ def _check_alike(path: Path, chunk: Chunk, first: Binding, second: Binding) -> N
         f"is one pair of another equinox or in another unit? To take {called[0]} without "
         f"comparing: {named}"
     )
+
+
+def _are_angles(positions: Binding, chunk: Chunk) -> NDArray[np.bool_]:
+    """Rows (N,) whose two angles are some: not missing, no -999, and not both 0."""
+    values = positions.values(chunk)
+    along, across = (np.ma.filled(values[name], np.nan) for name in positions.position.columns)
+    some: NDArray[np.bool_] = (np.abs(along) <= 360.0) & (np.abs(across) <= 90.0)
+    some &= (along != 0.0) | (across != 0.0)
+    return some
 
 
 def _check_header(path: Path, reader: AbstractReader, binding: Binding) -> None:

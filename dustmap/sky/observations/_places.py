@@ -15,8 +15,8 @@ from dustmap.sky._coordinates import pixels_towards
 _PIXEL = math.sqrt(math.pi / 3.0)
 #: Median of z² of a standard normal z.
 _MEDIAN = 0.6744897501960817**2
-#: Stars at most whose neighbours are asked.
-_ASKED = 50_000
+#: Stars at most among which neighbours are looked for, and whose neighbours are asked.
+_MOST, _ASKED = 4_000_000, 50_000
 
 
 def _ends(rays: AbstractFunctional) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,9 @@ def neighbour_scatter(data: Batch) -> float:
         median [(y_n − y_m)² / 0.455 − v_n − v_m] / (σ_n² + σ_m²),   m the star next to n
 
     σ² of the measurements, v the variances that are added to them, 0.455 the median of χ². It is
-    more where errors are too small, or dust between neighbours matters more than they do; outliers
-    have no say. 1 of fewer than two stars.
+    more where errors are too small, or dust between neighbours matters more than they do, and less
+    where these share what is added to them; outliers and rows that repeat another have no say, nor
+    have those without a measurement. 1 of fewer than two stars.
 
     Examples
     --------
@@ -62,16 +63,21 @@ def neighbour_scatter(data: Batch) -> float:
     >>> round(neighbour_scatter(data), 2)
     20.97
     """
-    distance, vectors = (each.double().cpu() for each in _ends(data.functional))
-    if data.noise_variance is None or len(distance) < 2:
+    if data.noise_variance is None:
         return 1.0
     added = torch.zeros_like(data.y) if data.added_variance is None else data.added_variance
-    some = np.linspace(0, len(distance) - 1, min(_ASKED, len(distance))).astype(np.int64)
+    measured = (data.noise_variance > added).cpu()
+    distance, vectors = (each.double().cpu()[measured] for each in _ends(data.functional))
     columns = data.y, data.noise_variance - added, added
-    y, measured, more = (each.double().cpu().numpy()[some] for each in columns)
-    places = (distance[:, None] * vectors).numpy()[some]
-    m = cKDTree(places).query(places, k=2)[1][:, 1]
-    square = (y - y[m]) ** 2 / _MEDIAN - more - more[m]
-    whole = measured + measured[m]
-    ratio = float(np.median(square[whole > 0] / whole[whole > 0])) if (whole > 0).any() else 1.0
-    return math.sqrt(max(ratio, 0.0))
+    y, variance, more = (each.double().cpu()[measured].numpy() for each in columns)
+    if len(y) < 2:
+        return 1.0
+    places = (distance[:, None] * vectors).numpy()[:_MOST]
+    n = np.linspace(0, len(places) - 1, min(_ASKED, len(places))).astype(np.int64)
+    apart, nearest = cKDTree(places).query(places[n], k=2)
+    is_other = nearest[:, 0] != n  # Of stars at one place either comes first.
+    m = np.where(is_other, nearest[:, 0], nearest[:, 1])
+    once = (apart[:, 1] > 0.0) | (y[n] != y[m])
+    square = (y[n] - y[m]) ** 2 / _MEDIAN - more[n] - more[m]
+    ratio = (square / (variance[n] + variance[m]))[once]
+    return math.sqrt(max(float(np.median(ratio)), 0.0)) if len(ratio) else 1.0

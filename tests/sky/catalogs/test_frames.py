@@ -195,15 +195,27 @@ def test_two_pairs_that_contradict_each_other_are_refused(tmp_path: Path) -> Non
     for read in (lambda: read_catalog(path, "generic", system=A_V), lambda: read_places(path)):
         with pytest.raises(UserError, match=f"{words}.*--column l=l --column b=b"):
             read()
+    with pytest.raises(UserError, match=words):
+        read_catalog(path, card_named("generic", {"extinction": "extinction"}), system=A_V)
     card = card_named("generic", {"l": "l", "b": "b"})
     found = read_catalog(path, card, system=A_V).stars
     np.testing.assert_allclose(found.l, star_columns()["l"].value)
 
 
-def test_directions_in_words_and_missing_ones_are_not_compared(tmp_path: Path) -> None:
+def test_words_and_numbers_that_stand_for_nothing_are_not_compared(tmp_path: Path) -> None:
     n = len(star_columns()["l"])
-    for name, values in (("ra", ["05:34:12"] * n), ("dec", np.full(n, np.nan))):
+    nothing = np.full(n, -999.0)
+    cases = {"ra": ["05:34:12"] * n, "dec": np.full(n, np.nan), "both": None}
+    for name, values in cases.items():
         folder = tmp_path / name
         folder.mkdir()
-        path = both(folder, shift=1, **{name: values})
+        columns = {"ra": nothing, "dec": nothing} if values is None else {name: values}
+        path = both(folder, shift=1, **columns)
         assert len(read_catalog(path, "generic", system=A_V).stars) == n
+
+
+def test_whole_degrees_are_the_same_direction(tmp_path: Path) -> None:
+    columns = star_columns()
+    sky = SkyCoord(columns["l"], columns["b"], frame="galactic").icrs
+    path = both(tmp_path, ra=np.round(sky.ra.deg), dec=np.round(sky.dec.deg))
+    assert len(read_catalog(path, "generic", system=A_V).stars) == len(columns)

@@ -160,7 +160,7 @@ def test_an_unlabelled_extinction_is_no_guess(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "error", "spelled"),
-    [("ebv", "ebv_err", "E(B-V)"), ("E_BV", "E_BV_err", "E(B-V)"), ("a0", "e_a0", "A0")],
+    [("ebv", "ebv_err", "E(B-V)"), ("E_BV", "E_BV_err", "E(B-V)"), ("av", "e_av", "A_V")],
 )
 def test_the_name_of_a_column_is_proposed_for_its_system(
     tmp_path: Path, value: str, error: str, spelled: str
@@ -170,17 +170,6 @@ def test_the_name_of_a_column_is_proposed_for_its_system(
     path = write(tmp_path, "csv", table)
     with pytest.raises(UserError, match=re.escape(f'such as "{spelled}" for a column {value};')):
         read_catalog(path)
-
-
-def test_columns_of_a_survey_of_distances_are_percentiles(tmp_path: Path) -> None:
-    """Those of Bailer-Jones et al. (2021, AJ 161, 147)."""
-    table, d = Table(star_columns()), star_columns()["distance_pc"].value
-    table.remove_columns([name for name in table.colnames if name.startswith("distance")])
-    for name, factor in (("r_lo_geo", 0.9), ("r_med_geo", 1.0), ("r_hi_geo", 1.2)):
-        table[name] = factor * d
-    read = read_catalog(write(tmp_path, "csv", table), system=A_V).stars.distances
-    assert read.kind == "percentile"
-    np.testing.assert_allclose(read.median, d)
 
 
 def test_files_of_two_systems(tmp_path: Path) -> None:
