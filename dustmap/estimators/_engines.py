@@ -37,8 +37,8 @@ from dustmap.linalg import in_one_part
 #: Rows up to which Student-t noise is fitted by repeated dense solves on whatever grid.
 _FEW_STUDENT_T = 2_000
 #: Rows whose evidence the engines of free inducing points start from, in few columns and in many:
-#: of many length scales 500 rows tell what is not so, and without any steps on minibatches end far
-#: from where these are.
+#: of many length scales 500 rows tell what is not so, and where none are asked steps on minibatches
+#: end far from them.
 _START_ROWS, _START_ROWS_OF_MANY = 500, 1_000
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
