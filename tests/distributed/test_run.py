@@ -87,6 +87,21 @@ def same_map(one: Path, other: Path, tolerance: float) -> None:
     assert np.abs(stds[0] - stds[1]).max() <= tolerance * stds[0].max()
 
 
+def same_bins(one: Path, other: Path) -> None:
+    """The same held-out stars in every bin of distance, predicted alike to 0.05 mag."""
+    pair = []
+    for run in (one, other):
+        section = report(run)["held_out_by_distance"]
+        assert isinstance(section, dict)
+        pair.append(section["bins"])
+    assert len(pair[0]) == len(pair[1]) > 1
+    for first, second in zip(*pair, strict=True):
+        assert [second[name] for name in ("n", "from_pc", "to_pc")] == [
+            first[name] for name in ("n", "from_pc", "to_pc")
+        ]
+        assert second["mean_residual"] == pytest.approx(first["mean_residual"], abs=0.05)
+
+
 def report(run: Path) -> dict[str, object]:
     found: dict[str, object] = json.loads((run / "report.json").read_text())
     return found
@@ -107,12 +122,13 @@ def test_two_ranks_make_the_map_of_one_process(
     assert (shared / "report.json").is_file(), errors[-3000:]
     assert out.count("report.html") == 1
     same_map(alone, shared, tolerance)
-    for key in ("held_out_stars", "held_out_by_distance", "hyperparameters"):
+    for key in ("held_out_stars", "hyperparameters"):
         one, two = (report(run)[key] for run in (alone, shared))
         assert isinstance(one, dict)
         assert isinstance(two, dict)
         assert two.pop("y", "") == one.pop("y", "")  # what is scored, in words
         assert two == pytest.approx(one, rel=0.1 if density == "lognormal" else 1e-3, abs=0.05)
+    same_bins(alone, shared)
     stores = [zarr.open_group(run / "stars.zarr", mode="r") for run in (alone, shared)]
     for name in ("source_id", "l", "extinction"):
         assert np.array_equal(np.asarray(stores[0][name]), np.asarray(stores[1][name]))
