@@ -31,7 +31,7 @@ _GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
 #: Rows whose directions are compared, degrees apart that whole degrees are not, and the part of
 #: rows that may be.
 _COMPARED, _APART, _FEW = 1_000, 2.0, 0.02
-#: Columns of which the user may name the pair to be read.
+#: Columns that are compared, but for what the user has named or a card holds constant.
 _ANGLES = frozenset(("l", "b", "ra", "dec"))
 
 
@@ -49,7 +49,8 @@ def check_frame(path: Path, reader: AbstractReader, card: SchemaCard, binding: B
     """Refuse places whose names or header say that they are of another frame than is read, and
     those that the same file has elsewhere in another frame."""
     _check_header(path, reader, binding)
-    if binding.position is not _rules.PositionKind.GALACTIC or card.named & _ANGLES:
+    chosen = _ANGLES & {*card.named, *card.constants}
+    if binding.position is not _rules.PositionKind.GALACTIC or chosen:
         return
     try:
         equatorial = replace(card, positions=(_rules.PositionKind.ICRS,))

@@ -219,3 +219,15 @@ def test_whole_degrees_are_the_same_direction(tmp_path: Path) -> None:
     sky = SkyCoord(columns["l"], columns["b"], frame="galactic").icrs
     path = both(tmp_path, ra=np.round(sky.ra.deg), dec=np.round(sky.dec.deg))
     assert len(read_catalog(path, "generic", system=A_V).stars) == len(columns)
+
+
+def test_a_beam_of_constant_direction_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "beam.toml").write_text(
+        'inherits = "generic"\ntitle = "a beam"\nsystem = "A_V"\n[constants]\nl = 30.0\nb = 5.0\n'
+    )
+    path = both(tmp_path)
+    table = Table.read(path)
+    table.remove_columns(["l", "b"])
+    table.write(path, overwrite=True)
+    found = read_catalog(path, tmp_path / "beam.toml").stars
+    np.testing.assert_allclose(found.l, 30.0)
