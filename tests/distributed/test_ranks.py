@@ -15,8 +15,8 @@ from tests.distributed.ranks import Found, found_by, run_ranks
 #: shifts ξ by ‖Jᵀ W^½ (I + W^½ J Jᵀ W^½)⁻¹ r‖ ≤ ‖r‖ / 2 = 1.6e-4, over 196 nodes 1.1e-5, and two
 #: solves differ by √2 times as much.
 ROUNDING, SOLVED = 1e-12, 2e-5
-#: The law of Student-t noise is sought until its gradient is 1e-6 per datum: rounding decides where
-#: within that it ends. θ of three ranks is 2e-5 off, 4e-6 with 1e-10, where the weights are 4e-5.
+#: The law of Student-t noise is sought until its gradient is 1e-6 per datum, and rounding decides
+#: where within that it ends: ln ν of three ranks is 8e-5 off, ln s 1.5e-5, and θ follows by 2e-5.
 SOUGHT = 5e-5
 #: Images of a kernel below 1e-12 of its variance are left out, block by block of the lags.
 TABULATED = 1e-10

@@ -136,11 +136,12 @@ def held_out_by_distance(
     (4, 32.5, 0.2)
     """
     rows = []
-    for ends, chosen in _bins_of(distance):
-        residual = (predictions.y - predictions.mean)[torch.from_numpy(chosen)].double()
-        row = {**ends, **_scores_where(predictions, torch.from_numpy(chosen))}
-        if len(residual) > 1:
-            row["mean_residual_error"] = float(residual.std() / len(residual) ** 0.5)
+    residual = (predictions.y - predictions.mean).double()
+    for ends, inside in _bins_of(distance):
+        chosen = torch.from_numpy(inside)
+        row = {**ends, **_scores_where(predictions, chosen)}
+        if row["n"] > 1:
+            row["mean_residual_error"] = float(residual[chosen].std() / row["n"] ** 0.5)
         rows.append(row)
     return rows
 

@@ -79,17 +79,17 @@ def _check_alike(path: Path, chunk: Chunk, first: Binding, second: Binding) -> N
     known = np.flatnonzero(_are_angles(first, chunk) & _are_angles(second, chunk))
     a, b = (cartesian(pair[0, known], pair[1, known], 1.0) for pair in (ours, theirs))
     apart = np.rad2deg(np.arccos(np.clip((a * b).sum(-1), -1.0, 1.0)))
-    if len(apart) == 0 or np.mean(apart > _APART) <= _FEW:
+    share = float((apart > _APART).sum()) / max(1, len(apart))
+    if share <= _FEW:
         return
     worst = np.argmax(apart)
     called = [", ".join(str(s.ref) for s in pair.sources.values()) for pair in (first, second)]
     named = " ".join(f"--column {name}={source.ref}" for name, source in first.sources.items())
     raise UserError(
-        f"{path}: {' and '.join(called)} are different directions in "
-        f"{100 * np.mean(apart > _APART):.0f} % of the first {len(apart):,} rows, in row "
-        f"{known[worst]} (counted from 0) {apart[worst]:.3g} degrees apart: were rows mixed up, or "
-        f"is one pair of another equinox or in another unit? To take {called[0]} without "
-        f"comparing: {named}"
+        f"{path}: {' and '.join(called)} are different directions in {100 * share:.0f} % of the "
+        f"first {len(apart):,} rows, in row {known[worst]} (counted from 0) {apart[worst]:.3g} "
+        f"degrees apart: were rows mixed up, or is one pair in another unit? To take {called[0]} "
+        f"without comparing: {named}"
     )
 
 
