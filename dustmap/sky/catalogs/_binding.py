@@ -16,7 +16,6 @@ from astropy import units as u
 from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError, did_you_mean
-from dustmap.sky import stars
 from dustmap.sky.catalogs import _card, _rules
 from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut, Values
@@ -31,10 +30,17 @@ _COMPARED = 1000  # columns of a file whose names are compared with those of the
 _ERROR = "_error"
 #: Errors and percentiles, which without a unit of their own are in that of their values.
 _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinction")} | {
-    f"{name}_{p}": f"{name}_p50" for name in ("distance", "extinction") for p in ("p16", "p84")
+    f"{name}_{end}": f"{name}_p50" if end in ("p16", "p84") else name
+    for name in ("distance", "extinction")
+    for end in ("p16", "p84", "error_lower", "error_upper")
 }
 #: In names of columns of errors.
-_OF_ERRORS = re.compile(f"{_card.ERROR_WORDS}|^e_|^s_|^d_")
+_OF_ERRORS = re.compile(f"{_card.ERROR_WORDS}|(^|_)e_|^s_|^d_")
+#: In names of the lower and of the upper side of a value.
+_SIDES = (
+    re.compile("(^|_)(lo|low|lower|min|minus)(_|$)|16$"),
+    re.compile("(^|_)(hi|high|up|upper|max|plus)(_|$)|84$"),
+)
 
 
 @final
@@ -374,10 +380,11 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
 
 def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     """Guess which of the columns `close` is the one of the card: the first that looks like an error
-    where it is one, and like none where it is none."""
-    is_error = name.endswith(_ERROR)
+    or one side of a value where it is one, and like none where it is none."""
     likely = [c for c in close if matcher.likeness(name, c) > 0.0]
-    alike = [c for c in likely if bool(_OF_ERRORS.search(c.lower())) == is_error]
+    alike = [c for c in likely if bool(_OF_ERRORS.search(c.lower())) == (_ERROR in name)]
+    if not any(side.search(name) for side in _SIDES):
+        alike = [c for c in alike if not any(side.search(c.lower()) for side in _SIDES)]
     return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
 
 
@@ -391,8 +398,7 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
     names = [read[role] for role in ("distance", "x", "y", "z") if role in read]
     distance = f"distance dist d {' '.join(names)}"
     if ignored := [name for name in unread if _card.is_error_of(name, distance)]:
-        named = shlex.quote(f"{error}={ignored[0]}")
-        remedy = f"name them, such as --column {named} (or distance_p16, _p50 and _p84)"
+        remedy = f"name them, such as {_named_errors(ignored, read.get('distance', 'NAME'))}"
         if "x" in read:
             remedy = "make a column of distances and one of their errors, and name both"
         raise UserError(
@@ -400,6 +406,20 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
             f"look like their errors; {remedy}, or say that there are none: --column "
             f"{error}={NO_COLUMN}"
         )
+
+
+def _named_errors(columns: Sequence[str], distance: str) -> str:
+    """Options that name these as the errors of distances, or as both sides of them."""
+    sides = [next((c for c in columns if side.search(c.lower())), None) for side in _SIDES]
+    low, high = sides
+    if low is None or high is None:
+        roles = {"error": columns[0]}
+    elif _OF_ERRORS.search(low.lower()) and _OF_ERRORS.search(high.lower()):
+        roles = {"error_lower": low, "error_upper": high}
+    else:
+        roles = {"p16": low, "p50": distance, "p84": high}
+    named = (shlex.quote(f"distance_{role}={column}") for role, column in roles.items())
+    return " ".join(f"--column {name}" for name in named)
 
 
 def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
@@ -427,21 +447,3 @@ def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
                 f"{path}: the column {source.ref} would be both {other} and {name}; the file "
                 f"lacks one of them"
             )
-
-
-def distances(
-    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
-) -> stars.AbstractDistances:
-    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
-    first, *others = (values[name] for name in kind.columns)
-    match kind:
-        case _rules.DistanceKind.PARALLAX:
-            return stars.ParallaxDistances(first - zero_point, others[0], prior)
-        case _rules.DistanceKind.POSITION:
-            return stars.ExactDistances(_rules.length_of(values))
-        case _rules.DistanceKind.EXACT:
-            return stars.ExactDistances(first)
-        case _rules.DistanceKind.GAUSSIAN:
-            return stars.GaussianDistances(first, *others)
-        case _rules.DistanceKind.PERCENTILES:
-            return stars.PercentileDistances(first, *others)

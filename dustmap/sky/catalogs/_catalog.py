@@ -15,7 +15,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import _binding, _rules, _selection
+from dustmap.sky.catalogs import _rules, _selection
 from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._frames import check_frame, directions
@@ -390,7 +390,7 @@ def read_places(
     l, b = directions(binding.position, values)
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
-    distances = _binding.distances(binding.distance, values, before, zero_point)
+    distances = _selection.distances(binding.distance, values, before, zero_point)
     _refuse_kiloparsecs(path, reader, binding, distances)
     table = reader.whole()
     if len(table) != len(rows):

@@ -52,13 +52,12 @@ _OPERANDS = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
 
 
+_STATED = ("", "_error", "_error_lower", "_error_upper", "_p16", "_p50", "_p84")
 _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),
-    (u.pc, ("x", "y", "z", "distance", "distance_error")),
-    (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
+    (u.pc, ("x", "y", "z", *(f"distance{end}" for end in _STATED))),
     (u.mas, ("parallax", "parallax_error")),
-    (u.mag, ("extinction", "extinction_error", "magnitude")),
-    (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
+    (u.mag, ("magnitude", *(f"extinction{end}" for end in _STATED))),
 )
 #: The column of apparent magnitudes, which only those who ask for it read.
 MAGNITUDE = "magnitude"
@@ -93,6 +92,7 @@ class DistanceKind(Alternative):
     """Columns of distances; the length of x, y, z is taken as exact."""
 
     PERCENTILES = ("percentiles", "distance_p16", "distance_p50", "distance_p84")
+    TWO_SIDED = ("two-sided", "distance", "distance_error_lower", "distance_error_upper")
     GAUSSIAN = ("error", "distance", "distance_error")
     PARALLAX = ("parallax", "parallax", "parallax_error")
     EXACT = ("exact", "distance")
@@ -108,6 +108,7 @@ class ExtinctionKind(Alternative):
     """Columns of extinctions."""
 
     ERROR = ("error", "extinction", "extinction_error")
+    TWO_SIDED = ("two-sided", "extinction", "extinction_error_lower", "extinction_error_upper")
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
@@ -390,6 +391,9 @@ def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     if kind is DistanceKind.PERCENTILES:
         low, middle, high = (values[name] for name in kind.columns)
         problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    if kind is DistanceKind.TWO_SIDED:
+        below = values["distance_error_lower"]
+        problems["distance_error_lower is not below the distance"] = below >= values["distance"]
     return problems
 
 
@@ -408,6 +412,8 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
         problems["extinction_error is not > 0"] = error <= 0.0
+    elif kind is ExtinctionKind.TWO_SIDED:
+        problems |= {f"{name} is below 0": values[name] < 0.0 for name in kind.columns[1:]}
     else:
         low, middle, high = (values[name] for name in kind.columns)
         problems["percentiles of the extinction do not increase"] = (
@@ -426,9 +432,13 @@ def not_finite(values: Values, names: tuple[str, ...]) -> Problems:
 
 
 def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
-    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
+    """Return value and error; of percentiles the median and (p84 − p16) / 2, of two errors their
+    mean."""
     if kind is ExtinctionKind.ERROR:
         return values["extinction"], values["extinction_error"]
+    if kind is ExtinctionKind.TWO_SIDED:
+        value, below, above = (values[name] for name in kind.columns)
+        return value, (below + above) / 2.0
     low, middle, high = (values[name] for name in kind.columns)
     return middle, (high - low) / 2.0
 

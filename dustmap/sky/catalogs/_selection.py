@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky import stars
-from dustmap.sky.catalogs import _binding, _rules
+from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named
 from dustmap.sky.catalogs._frames import check_frame, directions
@@ -289,7 +289,7 @@ class Selection:
             source_id=np.ma.getdata(identifiers).astype(np.int64),
             l=l,
             b=b,
-            distances=_binding.distances(binding.distance, values, self._stated, self._zero_point),
+            distances=distances(binding.distance, values, self._stated, self._zero_point),
             extinction=extinction * factor,
             extinction_error=error * factor,
             system=self.system,
@@ -391,3 +391,23 @@ def _kinds(binding: Binding) -> str:
         f"distances by {binding.distance.value}, extinctions by {binding.extinction.value} and "
         f"identifiers from {identifiers}{'' if binding.group is None else ', with groups'}"
     )
+
+
+def distances(
+    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+) -> stars.AbstractDistances:
+    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
+    first, *others = (values[name] for name in kind.columns)
+    match kind:
+        case _rules.DistanceKind.PARALLAX:
+            return stars.ParallaxDistances(first - zero_point, others[0], prior)
+        case _rules.DistanceKind.POSITION:
+            return stars.ExactDistances(_rules.length_of(values))
+        case _rules.DistanceKind.EXACT:
+            return stars.ExactDistances(first)
+        case _rules.DistanceKind.GAUSSIAN:
+            return stars.GaussianDistances(first, *others)
+        case _rules.DistanceKind.TWO_SIDED:
+            return stars.PercentileDistances(first - others[0], first, first + others[1])
+        case _rules.DistanceKind.PERCENTILES:
+            return stars.PercentileDistances(first, *others)

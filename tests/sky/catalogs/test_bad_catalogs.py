@@ -48,8 +48,9 @@ def test_missing_columns(tmp_path: Path, format_name: str) -> None:
     path = write(tmp_path, format_name, table)
     refused(
         path,
-        "missing extinction_error (card generic) for extinctions; or extinction_p16, "
-        "extinction_p50, extinction_p84; the other columns, closest first, are sigma; name it, "
+        "missing extinction_error (card generic) for extinctions; or extinction, "
+        "extinction_error_lower, extinction_error_upper; or extinction_p16, extinction_p50, "
+        "extinction_p84; the other columns, closest first, are sigma; name it, "
         "such as --column extinction_error=sigma or [data.columns] extinction_error",
     )
 

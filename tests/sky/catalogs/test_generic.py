@@ -46,16 +46,23 @@ POSITIONS = {
 }
 DISTANCES = {
     "percentiles": {"distance_p16": PC - 9, "distance_p50": PC, "distance_p84": PC + 20},
+    "two-sided": {"dist": PC, "dist_err_lo": np.full(N, 9.0), "dist_err_hi": np.full(N, 20.0)},
     "error": {"distance": PC, "distance_error": np.full(N, 9.0)},
     "parallax": {"parallax": 1000 / PC, "parallax_error": np.full(N, 0.1)},
     "exact": {"distance": PC},
 }
 EXTINCTIONS = {
     "error": {"extinction": VALUE, "extinction_error": np.full(N, 0.15)},
+    "two-sided": {
+        "av": VALUE,
+        "av_lower_error": np.full(N, 0.1),
+        "av_upper_error": np.full(N, 0.2),
+    },
     "percentiles": {"ext16": VALUE - 0.1, "ext50": VALUE, "ext84": VALUE + 0.2},
 }
 KINDS = {
     "percentiles": PercentileDistances,
+    "two-sided": PercentileDistances,
     "error": GaussianDistances,
     "parallax": ParallaxDistances,
     "exact": ExactDistances,
@@ -80,7 +87,58 @@ def test_every_combination(tmp_path: Path, position: str, distance: str, extinct
     np.testing.assert_allclose(stars.distance, PC, rtol=0.05)
     if distance == "parallax":
         assert stars.distances.columns()["parallax_mas"].tolist() == (1000 / PC).tolist()
+    if distance in ("percentiles", "two-sided"):
+        for side, offset in (("p16", -9), ("p84", 20)):
+            np.testing.assert_allclose(
+                stars.distances.columns()[f"distance_{side}_pc"], PC + offset
+            )
     assert catalog.provenance["distances_from"] == distance
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("dist_err_hi", 0.0, "distance_error_upper is not > 0"),
+        ("dist_err_lo", 600.0, "distance_error_lower is not below the distance"),
+        ("av_upper_error", -0.1, "extinction_error_upper is below 0"),
+    ],
+)
+def test_two_errors_that_no_star_has(tmp_path: Path, column: str, value: float, words: str) -> None:
+    columns = POSITIONS["galactic"] | DISTANCES["two-sided"] | EXTINCTIONS["two-sided"]
+    columns[column] = np.where(np.arange(N) == 4, value, columns[column])
+    path = write(tmp_path, "csv", Table(columns))
+    with pytest.raises(UserError, match=words):
+        read_catalog(path, system=A_V)
+    dropped = read_catalog(path, system=A_V, invalid="drop").stars
+    assert len(dropped) == N - 1
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (("r_lo", "r_hi"), "--column distance_p16=r_lo --column distance_p50=r_med --column "
+         "distance_p84=r_hi"),
+        (("r_e_lo", "r_e_hi"), "--column distance_error_lower=r_e_lo --column "
+         "distance_error_upper=r_e_hi"),
+        (("r_err1", "r_err2"), "--column distance_error=r_err1"),
+    ],
+)  # fmt: skip
+def test_sides_of_distances_are_proposed_as_what_they_are_called(
+    tmp_path: Path, names: tuple[str, str], options: str
+) -> None:
+    sides = {names[0]: PC - 9, names[1]: PC + 20}
+    columns = POSITIONS["galactic"] | EXTINCTIONS["error"] | {"r_med": PC} | sides
+    path = write(tmp_path, "csv", Table(columns))
+    card = card_named("generic").with_columns({"distance": "r_med"})
+    with pytest.raises(UserError, match=re.escape(f"name them, such as {options}, or say")):
+        read_catalog(path, card, system=A_V)
+
+
+def test_a_side_is_not_proposed_for_the_value(tmp_path: Path) -> None:
+    sides = {"r_lo_geo": PC - 9, "r_hi_geo": PC + 20, "r_med_geo": PC}
+    path = write(tmp_path, "csv", Table(POSITIONS["galactic"] | EXTINCTIONS["error"] | sides))
+    with pytest.raises(UserError, match="such as --column distance=r_med_geo or"):
+        read_catalog(path, system=A_V)
 
 
 def test_positions_are_distances_where_nothing_else_is(tmp_path: Path) -> None:
