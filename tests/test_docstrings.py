@@ -59,7 +59,7 @@ WITHOUT = {
         CoefficientSpread at_the_nodes collapsed_gradient explained_share field_at_nodes
         fit_mean fit_student_t FITC fitted_around learn_evidence mean_spread
         natural_step NoCheckpoints NodeCovariance residual_ratio site_data Sites
-        solve_at_nodes solve_in_data_space StudentTModel svi Turns""",
+        solve_at_nodes solve_in_data_space svi Turns""",
 }
 
 

@@ -25,7 +25,15 @@ from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, Parameters, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import Sites, StudentTModel, StudentTNoise, Turns, nats_left, noise_nats
+from dustmap.inference import (
+    Sites,
+    StudentTModel,
+    StudentTNoise,
+    Turns,
+    nats_left,
+    noise_nats,
+    relaxed,
+)
 
 _Solution: TypeAlias = inference.GlobalSolution | inference.DataSpaceSolution
 #: Rows that kernel and noise are learned from by dense algebra, at most.
@@ -86,7 +94,11 @@ class StudentTEngine(AbstractEngine):
             report={
                 **fit.report,
                 "student_t": {"dof": robust.noise.nu, "converged": rests},
-                "advice": [*fit.report["advice"], *_equal_advice(data.y)],
+                "advice": [
+                    *fit.report["advice"],
+                    *_equal_advice(data.y),
+                    *_unsettled_advice(rests and learning.converged),
+                ],
                 **choice,
             },
             learning=learning,
@@ -230,14 +242,15 @@ def _first(model: GPModel, data: Batch) -> Sites:
 @torch.no_grad()
 def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
     """Rounds of posterior, noise and sites at a fixed kernel, by dense algebra."""
-    nats = list[float]()
+    nats, step = list[float](), None
     covariance = ExactGP(robust.model.kernel, robust.model.mean).covariance(data.functional)
     for k in range(_ROUNDS):
         model, mean, variance = _posterior(robust.model, data, covariance, sites)
         robust, before = replace(robust, model=model), robust.law
-        law = _widened(model, data, inference.fitted_around(before, data, mean, variance))
+        best = _widened(model, data, inference.fitted_around(before, data, mean, variance))
+        nats.append(noise_nats(before.logs(), best.logs(), len(data)))
+        law, step = relaxed(before, best, step)
         robust = RobustModel(replace(model, likelihood=law.likelihood), law.noise)
-        nats.append(noise_nats(before.logs(), law.logs(), len(data)))
         sites, _, change = sites.moved(law, data, mean, variance, k == 0)
         if change <= _REST and nats_left(nats) <= _NATS_LEFT:
             return robust, sites, True
@@ -264,6 +277,16 @@ def _equal_advice(y: Tensor) -> list[str]:
     return [
         f"{equal:,} of {len(y):,} targets are equal: Student-t noise takes the others for "
         "outliers; leave the noise normal"
+    ]
+
+
+def _unsettled_advice(is_settled: bool) -> list[str]:
+    """Advice where kernel, noise or sites have not come to rest."""
+    if is_settled:
+        return []
+    return [
+        "Student-t noise and kernel had not come to rest when their turns ended: deviations may be "
+        "too wide or too small; give more rows, or a kernel of your own (learn=False)"
     ]
 
 

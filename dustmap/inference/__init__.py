@@ -86,9 +86,7 @@ from dustmap.inference.evidence._newton_point import AbstractSolver as AbstractS
 from dustmap.inference.evidence._robust import RobustFit as RobustFit
 from dustmap.inference.evidence._robust import RobustStep as RobustStep
 from dustmap.inference.evidence._robust import Sites as Sites
-from dustmap.inference.evidence._robust import Turns as Turns
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
-from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import nus_left_open as nus_left_open
 from dustmap.inference.evidence._robust import site_data as site_data
 from dustmap.inference.evidence._robust import student_t_moments as student_t_moments
@@ -103,6 +101,9 @@ from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
 from dustmap.inference.evidence._student_t_noise import (
     student_t_information as student_t_information,
 )
+from dustmap.inference.evidence._turns import Turns as Turns
+from dustmap.inference.evidence._turns import nats_left as nats_left
+from dustmap.inference.evidence._turns import relaxed as relaxed
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import LogNormalPosterior as LogNormalPosterior
 from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density

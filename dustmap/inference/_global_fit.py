@@ -25,6 +25,7 @@ from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
+from dustmap.inference.evidence._turns import Turns
 from dustmap.inference.solve import _solution
 from dustmap.inference.solve._data_space import solve_gridded
 from dustmap.inference.solve._grid_model import GridModel
@@ -183,7 +184,7 @@ class _State:
     started: Learned | None = None
     learned: Learned | None = None
     robust: _robust.RobustFit[GlobalSolution] | None = None
-    turns: _robust.Turns = field(default_factory=_robust.Turns)
+    turns: Turns = field(default_factory=Turns)
 
     def site_data(self, data: Batch) -> Batch:
         """With Student-t noise the normal data in the place of these."""

@@ -27,8 +27,8 @@ from dustmap.inference import (
     student_t_moments,
 )
 from dustmap.inference.evidence import _student_t_noise
-from dustmap.inference.evidence._robust import nats_left
 from dustmap.inference.evidence._student_t_noise import noise_nats
+from dustmap.inference.evidence._turns import nats_left
 from tests.inference.gibbs import Array, gibbs, matern32
 
 

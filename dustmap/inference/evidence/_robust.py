@@ -14,7 +14,7 @@ Stars that the map cannot explain have sites of next to no precision instead of 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Generic, final
@@ -28,6 +28,7 @@ from dustmap.inference import _state
 from dustmap.inference.evidence import _student_t_noise
 from dustmap.inference.evidence._newton_point import AbstractSolver, T
 from dustmap.inference.evidence._steps import noise_variance
+from dustmap.inference.evidence._turns import LawStep, nats_left, relaxed
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator, chunks
 
@@ -41,8 +42,6 @@ _STEP = 0.7
 _NATS_LEFT = 0.1
 #: The solver of a posterior given normal data.
 SolverOf = Callable[[Batch], AbstractSolver[T]]
-#: Evidence that further turns are expected to gain, in nats, below which none follows.
-_NATS_OF_TURNS = 0.25
 #: Error of 1/ν that is none.
 _CERTAIN = 0.01
 #: The name of the states of rounds.
@@ -150,32 +149,15 @@ class Sites:
         return Sites(natural / damped, damped), moments.weight, change
 
 
-def nats_left(nats: Sequence[float]) -> float:
-    """Extrapolate the gain that remains to an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
-
-    A step of length d_k ∝ √nats_k that shrinks by ρ each time leaves d_k ρ/(1 − ρ): creeping is not
-    taken for rest. Infinite before there are two.
-
-    Examples
-    --------
-    >>> nats_left([1.0, 0.25])  # every step half as long as the one before
-    0.25
-    """
-    if len(nats) < 2:
-        return float("inf")
-    last, before = nats[-1], nats[-2]
-    rate = min((last / before) ** 0.5, 0.95) if before > 0 else 0.0
-    return last * (rate / (1.0 - rate)) ** 2
-
-
 @final
 @dataclass(frozen=True)
 class RobustStep:
-    """One round: change of the sites, root mean square in units of the noise; nats: ½ Δᵀ I Δ of the
-    change of the noise."""
+    """One round: change of the sites, root mean square in units of the noise; nats: ½ Δᵀ I Δ of a
+    whole step of the noise; law: what was gone of it."""
 
     change: float
     nats: float
+    law: LawStep
 
 
 @final
@@ -358,11 +340,12 @@ class _Rounds(Generic[T]):
         seen = phi.matmul(fields.to(phi.dtype)).double()
         mean = model.mean.basis(data.functional) @ solution.mean_coefficients + seen[0]
         mean, variance = sites.seen(mean, seen[1:].square().mean(0), residual)
-        law = _student_t_noise.fitted_around(state.law, data, mean, variance)
-        nats = _student_t_noise.noise_nats(state.law.logs(), law.logs(), len(data))
+        best = _student_t_noise.fitted_around(state.law, data, mean, variance)
+        nats = _student_t_noise.noise_nats(state.law.logs(), best.logs(), len(data))
+        law, step = relaxed(state.law, best, state.history[-1].law if state.history else None)
         is_first = self.is_new and not state.history
         sites, weights, change = sites.moved(law, data, mean, variance, is_first)
-        history = (*state.history, RobustStep(change, nats))
+        history = (*state.history, RobustStep(change, nats, step))
         return _State(history, law, sites, weights, solution)
 
     def _solver(self, sites: Sites) -> AbstractSolver[T]:
@@ -395,27 +378,6 @@ def site_data(data: Batch, sites: Sites) -> Batch:
 def site_weights(model: GridModel, data: Batch, sites: Sites) -> Tensor:
     """λ_n σ_n² (N,): the weights of `learn_evidence` that make the noise that of the sites."""
     return sites.precision * noise_variance(model, data).detach()
-
-
-@final
-@dataclass(frozen=True)
-class Turns:
-    """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each; noise: logs of
-    the last one's."""
-
-    nats: tuple[float, ...] = ()
-    noise: tuple[float, ...] | None = None
-
-    def after(self, kernel: float, noise: tuple[float, ...], n: int) -> "Turns":
-        """With one more: noise of n data at a fixed kernel, then the kernel at fixed sites, which
-        changed by so many nats."""
-        moved = 0.0 if self.noise is None else _student_t_noise.noise_nats(self.noise, noise, n)
-        return Turns((*self.nats, kernel + moved), noise)
-
-    @property
-    def settled(self) -> bool:
-        """Whether kernel and noise rest together."""
-        return nats_left(self.nats) <= _NATS_OF_TURNS
 
 
 def nus_left_open(nu: float, n: int) -> dict[float, float]:
