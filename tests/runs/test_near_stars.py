@@ -1,6 +1,7 @@
 """Stars near the Sun as judges, before a fit and after it, by skies of no model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -195,6 +196,18 @@ def test_a_map_that_blurs_the_dust_nearby_fails_a_check(tmp_path: Path) -> None:
     _, report = finished(tmp_path, stars(shell, 1_500, 1), "grid.spacing=40")
     assert residual_check(report) > 4.0
     assert max(report.sections["near_residuals"]["chi2"]) > 1.25
+
+
+def test_a_zero_point_below_no_dust_is_named(tmp_path: Path) -> None:
+    """A shorter length cannot help there: no density is negative."""
+    sky = stars(hollow, 1_000, 1)
+    _, report = finished(
+        tmp_path, replace(sky, extinction=sky.extinction - 0.06), "grid.spacing=40"
+    )
+    (failed,) = (c for c in report.checks if c.name.startswith("residuals of near"))
+    assert not failed.passed
+    assert "zero point of the extinctions" in failed.advice
+    assert "model.std" not in failed.advice
 
 
 @pytest.mark.slow

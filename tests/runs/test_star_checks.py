@@ -112,7 +112,7 @@ def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
     ("factor", "words"),
     [
         (0.3, r"scatter less than predicted.* too large \(\"noise\" in model.learn.*parallaxes"),
-        (3.0, r"scatter more than predicted.* too small; \"scatter\" and \"relative_scatter\""),
+        (3.0, r"scatter more than predicted.* too small; \"scatter\" in model.learn finds"),
     ],
 )
 def test_a_coverage_says_which_way_it_is_off(fit: StarFit, factor: float, words: str) -> None:
@@ -131,17 +131,33 @@ def test_a_tail_that_is_too_heavy_fails_where_the_core_is_as_predicted(fit: Star
     assert all(check.passed for check in checks_of_coverage(fit, normal(400)))
 
 
+def test_coverage_does_not_advise_what_the_run_does_already(fit: StarFit) -> None:
+    y = torch.cat([1.5 * normal(330), 4.0 * normal(70)])
+    learn = 'model.learn=["noise", "length", "std", "mean"]'
+    core, tail = checks_of_coverage(fit, y, "model.noise=gaussian", learn)
+    assert "student-t" in tail.advice
+    assert '"scatter" and "relative_scatter" in model.learn find what' in core.advice
+    assert "held" not in core.advice
+    settings = "model.noise=student-t", 'model.learn=["scatter", "noise", "length"]'
+    core, tail = checks_of_coverage(fit, y, *settings)
+    assert "student-t" not in tail.advice
+    assert '"relative_scatter" in model.learn' in core.advice
+    assert '"scatter"' not in core.advice
+    assert "std, mean of the density are held" in core.advice
+
+
 def normal(n: int) -> Tensor:
     return torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def checks_of_coverage(fit: StarFit, y: Tensor) -> tuple[Check, ...]:
+def checks_of_coverage(fit: StarFit, y: Tensor, *settings: str) -> tuple[Check, ...]:
     """Of stars whose predictions are 0 ± 1."""
     mean, std = torch.zeros_like(y), torch.ones_like(y)
     held_out = Predictions(y, mean, std, scores_of_normal(y, mean, std), np.arange(len(y)))
     found = StarFit(fit.posterior, Hyperparameters(60.0, 0.8, 1e-3, 1.0), {}, None)
     unused: Any = None
-    return checks_of_held_out(held_out, found, unused, torch.arange(0), torch.arange(len(y)))
+    rows = torch.arange(0), torch.arange(len(y))
+    return checks_of_held_out(config(*settings), held_out, found, unused, *rows)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ After it, what the engine and the held-out stars say of the solution.
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._parts import StarShare
 from dustmap.runs.stars._resolution import SPACINGS_OF_LENGTH
 from dustmap.sky.observations import Observations
-from dustmap.sky.stars import ParallaxDistances, StarTable
+from dustmap.sky.stars import StarTable
 
 log = logging.getLogger(__name__)
 
@@ -59,35 +58,17 @@ _MOST_PER_STAR = 0.1
 _COMMON = 2.0
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
-#: Median error / parallax above which a map may be biased by some per cent, and by too many.
-_NOTICEABLE, _MOST = 0.15, 0.3
 #: Standard deviations of its prediction above which a star lies far above the map; such stars that
 #: tell something, neighbours among which one behind is looked for, and the share of them that may
 #: lie as far above.
 _FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
 #: Factor on the errors of a catalog, or its inverse, that is too large for errors to be meant.
 _MOST_NOISE = 5.0
-#: What to do about intervals that hold too many stars, and too few.
+#: What to do about intervals that hold too many stars.
 _TOO_WIDE = (
     'extinctions scatter less than predicted: their errors are too large ("noise" in model.learn '
     "finds a factor), or those of distances or parallaxes, whose part a prediction includes; the "
     "map is rather better than its errors say"
-)
-_TOO_NARROW = (
-    "extinctions scatter more than predicted: their errors, or those of distances and parallaxes, "
-    'are too small; "scatter" and "relative_scatter" in model.learn find what they lack; see chi2'
-)
-_ADVICE = CoverageAdvice(
-    _TOO_WIDE,
-    _TOO_NARROW,
-    "too many extinctions are far from the prediction: "
-    'outliers, which model.noise = "student-t" forgives, or dust that the grid is too coarse for '
-    "(a smaller grid.spacing), or errors of some stars, or of their distances, that are too small",
-)
-_BIASED = (
-    "at 30 %, extinctions to a distance were off by up to 5 % under the learned prior, 15 % under "
-    "exponential-density and 10 to 30 % under flat-parallax, and by more than their errors said; "
-    "cut on the ratio, or take distances that know the photometry, too"
 )
 
 
@@ -110,31 +91,6 @@ def warn_of(checks: Iterable[Check]) -> None:
     for check in checks:
         if not check.passed:
             log.warning("%s", check)
-
-
-def parallax_precision(
-    share: StarShare, observed: Observations, train: torch.Tensor
-) -> tuple[dict[str, Any], tuple[Check, ...]]:
-    """The median error / parallax of the fitted stars of all ranks, for the report, with a warning
-    where it matters, and its check; infinite where half of the parallaxes are not positive, nothing
-    without parallaxes."""
-    distances, rays = share.own.stars.distances, observed.batch.functional
-    if not isinstance(distances, ParallaxDistances):
-        return {}, ()
-    own = observed.rows - share.first
-    own = own[(own >= 0) & (own < len(distances))]
-    parallax, error = distances.parallax[own], distances.error[own]
-    ratio = np.divide(error, parallax, out=np.full(len(own), np.inf), where=parallax > 0.0)
-    every = gathered(rays, torch.from_numpy(ratio).to(train.device))
-    median = float(every[train].median())
-    section: dict[str, Any] = {
-        "median_parallax_error_over_parallax": median if np.isfinite(median) else "infinite"
-    }
-    if median > _NOTICEABLE:
-        percent = f"{100 * median:.0f} %"
-        section["warning"] = f"parallax errors are {percent} of the parallaxes (median): {_BIASED}"
-        log.warning("%s", section["warning"])
-    return section, (Check("median parallax error / parallax", median, 0.0, _MOST, _BIASED),)
 
 
 def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
@@ -414,15 +370,40 @@ def _near_start(name: str, ratio: float, reach: tuple[float, float], below: str 
     return Check(f"learned {name} / model.{name}", ratio, low, high, advice)
 
 
+def _of_coverage(config: Config) -> CoverageAdvice:
+    """Advice on intervals of held-out stars, but for what the run does already."""
+    model = config.model
+    lacking = [f'"{name}"' for name in ("scatter", "relative_scatter") if name not in model.learn]
+    held = [name for name in ("length", "std", "mean") if name not in model.learn]
+    finds = "find" if len(lacking) > 1 else "finds"
+    find = f"; {' and '.join(lacking)} in model.learn {finds} what they lack" if lacking else ""
+    of_held = f"; {', '.join(held)} of the density are held, and may be wrong" if held else ""
+    robust = model.noise == "student-t"
+    return CoverageAdvice(
+        _TOO_WIDE,
+        "extinctions scatter more than predicted: their errors, or those of distances and "
+        f"parallaxes, are too small{find}{of_held}; see chi2",
+        "too many extinctions are far from the prediction: "
+        + ("" if robust else 'outliers, which model.noise = "student-t" forgives, or ')
+        + "dust that the grid is too coarse for (a smaller grid.spacing), or errors of some stars, "
+        f"or of their distances, that are too small{of_held}",
+    )
+
+
 def checks_of_held_out(
-    held_out: Predictions, fit: StarFit, observed: Observations, train: Tensor, holdout: Tensor
+    config: Config,
+    held_out: Predictions,
+    fit: StarFit,
+    observed: Observations,
+    train: Tensor,
+    holdout: Tensor,
 ) -> tuple[Check, ...]:
     """Check the residuals of the data `holdout` that the fit to the data `train` has not seen.
 
     Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
     clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
     """
-    coverage = coverage_checks("held-out stars", held_out.scores(), _ADVICE)
+    coverage = coverage_checks("held-out stars", held_out.scores(), _of_coverage(config))
     above = _far_above(held_out)
     if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
         return coverage

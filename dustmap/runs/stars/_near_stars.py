@@ -183,6 +183,25 @@ class Residuals:
         shift = abs(self.total) if abs(self.total) > _SHIFT * math.sqrt(self.stars) else 0.0
         return max(shift, scatter if self.chi2 > _HARM else 0.0)
 
+    def advice(self, mean: float, error: float) -> str:
+        """What the residuals are of, and what to do; mean: of these stars' extinctions (mag)."""
+        of_stars = (
+            f"{self.stars} stars within {self.within:.0f} pc have residuals of {self.chi2:.2f} "
+            f"times the variance expected, and {self.total:+.1f} standard deviations in sum: "
+        )
+        if self.total < 0.0 and mean < -_WORST * error:
+            return of_stars + (
+                f"the mean of their extinctions is {mean:.3g} ± {error:.1g} mag, less than no dust "
+                "at all explains; look for a zero point of the extinctions, and subtract it, or "
+                "name the column of surveys or types that have one each in data.groups"
+            )
+        return of_stars + (
+            "the dust there is not as smooth as all stars together have taught, and its densities "
+            "are far less certain than the map says; hold a shorter length and a wider std, such "
+            "as model.length of two spacings and model.std = 1, without length and std in "
+            "model.learn"
+        )
+
 
 def near_residuals(distance: Array, z: Array) -> tuple[Residuals, ...]:
     """Residuals z (N,) of normal distributions, of the nearest stars, by their distances."""
@@ -210,12 +229,10 @@ def check_of_fit(
     normal = _distances.predictions(fit, observed, some).data.normal
     found = near_residuals(*(values.cpu().double().numpy() for values in (depth[some], normal)))
     worst = max(found, key=lambda residuals: residuals.worst)
-    advice = (
-        f"{worst.stars} stars within {worst.within:.0f} pc have residuals of {worst.chi2:.2f} "
-        f"times the variance expected, and {worst.total:+.1f} standard deviations in sum: the dust "
-        "there is not as smooth as all stars together have taught, and its densities are far less "
-        "certain than the map says; hold a shorter length and a wider std, such as model.length "
-        "of two spacings and model.std = 1, without length and std in model.learn"
+    nearest = some[torch.sort(depth[some], stable=True).indices[: worst.stars].cpu()]
+    advice = worst.advice(
+        float(observed.measured[nearest].mean()),
+        float(observed.error_variance[nearest].sum().sqrt()) / worst.stars,
     )
     if _DOUBTFUL < worst.worst <= _WORST:
         log.warning("%s", advice)

@@ -25,6 +25,7 @@ from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
     _beyond,
+    _catalog_checks,
     _checks,
     _distances,
     _duration,
@@ -219,7 +220,8 @@ class StarRun(AbstractRun):
             if self.leads and not archive.exists():
                 _parts.archive_stars(archive, self.config, self.share.whole)
         work.watch.add("ingest", self.seconds_to_read)
-        precision, checks = _checks.parallax_precision(self.share, self.observed, self.train)
+        parts = self.share, self.observed, self.train
+        precision, checks = _catalog_checks.parallax_precision(*parts)
         work.checks += checks
         rest = {name: value for name, value in catalog.provenance.items() if name != "counts"}
         rows = {"rows": _input.rows_by_fate(catalog), "system": catalog.stars.system.name}
@@ -282,11 +284,10 @@ class StarRun(AbstractRun):
             fit, observed = result.fit, result.data.noisy
             held_out = _distances.predictions(fit, observed, self.holdout, work.progress)
             work.directory.write_arrays(HELD_OUT, held_out.arrays())
-            own = torch.from_numpy(self.stars.distance)
+            own, of_a_v = torch.from_numpy(self.stars.distance), self.stars.system.per_a_v
             distance = self.share.world.gathered(own).numpy()[held_out.index]
-            system = self.stars.system
-            work.sections |= reports.held_out_sections(held_out, distance, system.per_a_v)
-            parts = held_out, fit, observed, self.train, self.holdout
+            work.sections |= reports.held_out_sections(held_out, distance, of_a_v)
+            parts = self.config, held_out, fit, observed, self.train, self.holdout
             work.checks += _checks.checks_of_held_out(*parts)
             return held_out
 
