@@ -74,6 +74,17 @@ def test_places_miss_what_the_interpolant_of_their_cell_leaves(dim: int) -> None
     torch.testing.assert_close(lacking.scaled(0.5).log_variance(x), 0.5 * c)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_voxels_that_are_alike_lack_what_each_of_them_does(dim: int) -> None:
+    """Those of a grid that repeats itself in every cell, from a corner of its own."""
+    kernel = kernel_named("matern12", 2.0, 0.5, dim)
+    lacking = Unresolved.of(kernel, RegularGrid((-1.0,) * dim, (1.0, 0.9, 1.1)[:dim], (5,) * dim))
+    voxels = RegularGrid((-0.93,) * dim, (0.1,) * dim, (34,) * dim).points()
+    some = torch.randperm(len(voxels), generator=torch.manual_seed(0))[:30]
+    alone = torch.cat([lacking.log_variance(place) for place in voxels[some].split(1)])
+    torch.testing.assert_close(lacking.log_variance(voxels)[some], alone, rtol=1e-9, atol=1e-9)
+
+
 def _rays(count: int) -> LineIntegrals:
     generator = torch.manual_seed(1)
     start, end = 7.0 * torch.rand(2, count, 3, dtype=torch.float64, generator=generator) - 3.5

@@ -38,6 +38,8 @@ from dustmap.gp.kernels import AbstractKernel
 #: 1/max(h, ℓ) and 1/h.
 _DIRECTIONS, _LENGTHS = 256, 250
 _LEAST, _LARGEST = 1e-2, 1e3
+#: Part of a cell within which places are the same, and places that tell whether many are.
+_SAME, _PROBED = 1e-9, 4096
 #: The largest entry of the aliases k.
 _ALIASES = 1
 #: L E[ρ²] (N,) of functionals, or L (v E[ρ²]) with v (M,) at the nodes.
@@ -182,37 +184,51 @@ class Unresolved:
         around a place, times a scale below 1; float64."""
         c = torch.empty(len(x), dtype=torch.float64, device=x.device)
         for number, rows in rows_by_grid(self.grid, x):
-            c[rows] = self._of_interpolant(x[rows], self.grid.grids[number])
+            cells = in_cells(x[rows].double(), self.grid.grids[number])
+            nearer, index = _places_that_differ(cells - cells.floor())
+            c[rows] = self._of_interpolant(nearer, self.grid.grids[number])[index]
         return min(self.scale, 1.0) * c
 
     @torch.no_grad()
     def in_cells(self, offset: Tensor) -> Tensor:
         """Return the same (G, N) at places (N, D) of a cell of every grid, each in [0, 1]."""
-        grids = self.grid.grids
-        places = (
-            torch.tensor(grid.lower, dtype=torch.float64)
-            + offset * torch.tensor(grid.spacing, dtype=torch.float64)
-            for grid in grids
-        )
-        device = self.kernel.device
-        pairs = zip(places, grids, strict=True)
-        c = [self._of_interpolant(x.to(device), grid).cpu() for x, grid in pairs]
+        offset = offset.to(self.kernel.device, torch.float64)
+        c = [self._of_interpolant(offset, grid).cpu() for grid in self.grid.grids]
         return min(self.scale, 1.0) * torch.stack(c)
 
-    def _of_interpolant(self, x: Tensor, grid: RegularGrid) -> Tensor:
-        """The variance (N,) of s less its interpolant on a grid; float64."""
+    def _of_interpolant(self, offset: Tensor, grid: RegularGrid) -> Tensor:
+        """The variance (N,) of s less its interpolant at places (N, D) of a cell; float64."""
         corners = torch.tensor(
             list(itertools.product((0.0, 1.0), repeat=grid.dim)), dtype=torch.float64
-        ).to(x.device)
-        spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=x.device)
-        cells = in_cells(x.double(), grid)
-        offset = (cells - cells.floor())[:, None]
+        ).to(offset.device)
+        spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=offset.device)
+        offset = offset[:, None]
         weight = torch.where(corners == 1.0, offset, 1.0 - offset).prod(-1)
         around = self.kernel((corners[:, None] - corners) * spacing)
         towards = self.kernel((offset - corners) * spacing)
         c = self.kernel.variance() - 2.0 * (weight * towards).sum(-1)
         c = c + ((weight @ around) * weight).sum(-1)
         return c.clamp_min(0.0)
+
+
+def _places_that_differ(offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Places (K, D) of a cell and which of them (N,) each offset (N, D) in [0, 1] is.
+
+    Either end of an edge is as good as the other. Of the voxels of a grid few differ: then these
+    are all combinations of those of each axis; else they are the offsets.
+    """
+    nearer = torch.minimum(offset, 1.0 - offset)
+    steps = (nearer / _SAME).round().mT
+    alone = nearer, torch.arange(len(offset), device=offset.device)
+    if 2 * math.prod(len(own.unique()) for own in steps[:, :_PROBED]) > len(offset):
+        return alone
+    axes, which = zip(*(own.unique(return_inverse=True) for own in steps), strict=True)
+    if 2 * math.prod(map(len, axes)) > len(offset):
+        return alone
+    index = which[0]
+    for own, further in zip(axes[1:], which[1:], strict=True):
+        index = index * len(own) + further
+    return torch.cartesian_prod(*axes).reshape(-1, len(axes)) * _SAME, index
 
 
 def _directions(dim: int) -> Tensor:
