@@ -206,6 +206,17 @@ def test_a_link_to_a_disk_that_is_away_is_told(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("place")
+def test_a_place_where_nothing_can_be_made_is_named_as_it_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("no directory that takes nothing")
+    assert main("run run.toml --output /proc/run".split()) == BAD_INPUT
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == "dustmap: error: /proc/run: no such file or directory"
+
+
+@pytest.mark.usefixtures("place")
 def test_a_run_goes_on_with_its_own_configuration() -> None:
     fitted("run run.toml --output other")
     fitted("run other/config.toml --output other --resume")

@@ -160,6 +160,9 @@ def _said(error: Exception) -> str:
             f"out of memory: set a smaller --memory, fit.samples or box, or a larger grid.spacing; "
             f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
         )
+    if isinstance(error, OSError) and error.filename and not _is_of_machine(error):
+        name = re.sub(r"\.partial-\d+-", "", str(error.filename))
+        return f"{name}: {(error.strerror or said).lower()}"
     return said
 
 

@@ -87,7 +87,7 @@ def add_export(commands: _options.Commands) -> None:
         type=float,
     )
     command.option("--clouds FILE", "glb: mark the clouds of this table")
-    command.option("--dry-run", "say what would be done, and stop")
+    command.option("--dry-run", "say what would be done, and stop (zarr and fits)")
     _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 

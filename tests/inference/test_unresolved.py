@@ -81,7 +81,7 @@ def test_voxels_that_are_alike_lack_what_each_of_them_does(dim: int) -> None:
     lacking = Unresolved.of(kernel, RegularGrid((-1.0,) * dim, (1.0, 0.9, 1.1)[:dim], (5,) * dim))
     voxels = RegularGrid((-0.93,) * dim, (0.1,) * dim, (34,) * dim).points()
     some = torch.randperm(len(voxels), generator=torch.manual_seed(0))[:30]
-    alone = torch.cat([lacking.log_variance(place) for place in voxels[some].split(1)])
+    alone = torch.cat([lacking.log_variance(place) for place in voxels[some][:, None]])
     torch.testing.assert_close(lacking.log_variance(voxels)[some], alone, rtol=1e-9, atol=1e-9)
 
 

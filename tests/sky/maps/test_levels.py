@@ -1,6 +1,7 @@
 """Densities on nested grids: fields, maps in memory and in files, and what they answer."""
 
 import functools
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -197,6 +198,15 @@ def test_other_readers_open_the_levels(tmp_path: Path) -> None:
         corner = WCS(hdus["MEAN_L2"].header).wcs_pix2world([[0, 0, 0]], 0)[0]
         np.testing.assert_allclose(corner, NESTED.grids[-1].lower)
         assert all(hdu.verify_checksum() == 1 for hdu in hdus[1:])
+
+
+def test_a_level_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "map.zarr"
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"))
+    shutil.rmtree(path / "level_2")
+    with pytest.raises(UserError, match="a part of it is missing: level_2; copy or make it again"):
+        DustMap.open(path)
 
 
 @pytest.mark.parametrize("form", ["zarr", "fits"])
