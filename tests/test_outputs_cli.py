@@ -211,7 +211,7 @@ def test_a_place_where_nothing_can_be_made_is_named_as_it_was_given(
 ) -> None:
     if not Path("/proc/self").exists():
         pytest.skip("no directory that takes nothing")
-    assert main("run run.toml --output /proc/run".split()) == BAD_INPUT
+    assert main(["run", "run.toml", "--output", "/proc/run"]) == BAD_INPUT
     told = capsys.readouterr().err.splitlines()
     assert told[-1] == "dustmap: error: /proc/run: no such file or directory"
 

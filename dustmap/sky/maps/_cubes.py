@@ -306,8 +306,11 @@ class ZarrCubes(AbstractFileCubes):
         names = [each.get("path") for each in levels] if known else [None]
         if names != [level_path(number) for number in range(1, len(names) + 1)]:
             raise UserError(f"{self.path} is damaged, make it again: levels = {levels!r}")
-        if gone := [name for name in names if not (self.path / str(name)).exists()]:
-            raise UserError(f"{self.path}: a part of it is missing: {gone[0]}; copy or make it again")
+        for name in map(str, names):
+            if not (self.path / name).exists():
+                raise UserError(
+                    f"{self.path}: a part of it is missing: {name}; copy or make it again"
+                )
         return tuple(ZarrCubes(self.path / str(name)) for name in names)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
