@@ -49,6 +49,8 @@ ROWS = "checkpoint/rows.npz"
 PICTURE = "plots/regression.png"
 #: Rows of the matrix that threads are timed by, at most.
 _TRIAL_ROWS = 600
+#: Seconds of a run that is not learning: imports, predictions on a grid and pictures.
+_OVERHEAD = 10.0
 
 
 @final
@@ -91,9 +93,9 @@ class RegressionRun(AbstractRun):
         }
 
     def seconds(self) -> float:
-        """Estimate the fit, dense in the rows that learn, to an order of magnitude."""
+        """Estimate the run, dense in the rows that learn, to an order of magnitude."""
         n = len(self.train)
-        seconds = _machine.dense_seconds(min(n, self.config.fit.learn_rows))
+        seconds = _OVERHEAD + _machine.dense_seconds(min(n, self.config.fit.learn_rows))
         if _model.may_be_dense(self.config, n):
             cubes = n**3 + (len(self.rows) ** 3 if self.refits else 0)
             seconds += cubes * _machine.seconds_per_operation()
