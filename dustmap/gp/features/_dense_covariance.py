@@ -315,7 +315,7 @@ class JointResiduals:
         """
         root = variance.double().sqrt()
         every = torch.arange(len(root), device=root.device)
-        if not isinstance(functional, PointValues):
+        if not isinstance(functional, PointValues) or not bool(root.any()):  # as at nodes
             return JointResiduals(root, every)
         first, index = different_places(functional.x)
         if len(first) == len(every):
