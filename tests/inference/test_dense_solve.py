@@ -136,6 +136,27 @@ def test_a_factor_is_taken_over_where_model_and_noise_are_the_same() -> None:
     assert other.covariance is not first.covariance
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_noise_of_its_own_changes_no_bit_of_a_solve_from_another_one(grouped: bool) -> None:
+    """Nor does a start of other data, as many, of the same model."""
+    model, functional = some_model((5, 4), "local"), rays(2)
+    if grouped:
+        functional = replace(functional, groups=torch.arange(20) % 3)
+        assert isinstance(model.features, LocalFeatures)
+        model = replace(model, features=GroupedFeatures(model.features, ZeroPoints(3, 0.5)))
+    data = some_data(functional)
+    start = dense(model, data, TIGHT)
+    others = some_data(replace(functional, edges=0.7 * functional.edges))
+    sigma = model.sigma(data).detach() * torch.linspace(0.5, 3.0, 20).double()
+    for these in (data, others):
+        alone, after = (
+            solve_gridded(model, these, TIGHT, sigma=sigma, start=before)
+            for before in (None, start)
+        )
+        assert torch.equal(alone.deviations, after.deviations)
+        assert torch.equal(alone.eps_mean, after.eps_mean)
+
+
 def test_singular_covariances_are_left_to_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = some_model((5, 4), "local"), some_data(rays(2))
     monkeypatch.setattr(DenseCovariance, "of", staticmethod(lambda *_: None))

@@ -40,6 +40,8 @@ _MOST, _CUBE_PER_NODE = 5000, 1e7
 #: Nodes at most: to look up the M² lags of K takes 8e-9 M² seconds for each covariance and for each
 #: of its derivatives.
 _MOST_NODES = 10_000
+#: Data whose ΦΦᵀ is kept for other noise, at most.
+_KEPT = 1_000
 #: Residuals that are known together at most, and the numbers in their rows of Φ.
 _JOINT, _JOINT_NUMBERS = 2048, 2**26
 #: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
@@ -242,12 +244,15 @@ def takes_matrix(features: AbstractFeatureMap, functional: AbstractFunctional, m
 class DenseCovariance:
     """A = ΦΦᵀ + Σ = L Lᵀ (N, N), float64.
 
-    factor: L; phi (N, M_w): Φ; groups (N, G): its columns beside the field's, G = 0 for none.
+    factor: L; phi (N, M_w): Φ of a functional; groups (N, G): its columns beside the field's, G = 0
+    for none; signal (N, N): ΦΦᵀ of few data, None of many.
     """
 
     factor: Tensor
     phi: AbstractOperator
     groups: Tensor
+    functional: AbstractFunctional
+    signal: Tensor | None = None
 
     @staticmethod
     @torch.no_grad()
@@ -259,9 +264,16 @@ class DenseCovariance:
         A, phi = dense_covariance(features, functional), features.operator(functional)
         groups = phi.right.to_dense() if isinstance(phi, SideBySide) else A.new_empty(len(A), 0)
         A.addmm_(groups, groups.mT)
-        A.diagonal().add_(sigma.to(A))
-        factor, info = torch.linalg.cholesky_ex(A)
-        return None if int(info) != 0 else DenseCovariance(factor, phi, groups)
+        signal = A.clone() if len(A) <= _KEPT else None
+        factor = _factor(A, sigma)
+        return None if factor is None else DenseCovariance(factor, phi, groups, functional, signal)
+
+    def at(self, functional: AbstractFunctional, sigma: Tensor) -> "DenseCovariance | None":
+        """The same at other noise; None of other data, or where ΦΦᵀ was not kept."""
+        if self.signal is None or self.functional is not functional:
+            return None
+        factor = _factor(self.signal.clone(), sigma)
+        return None if factor is None else replace(self, factor=factor)
 
     def solve(self, v: Tensor) -> Tensor:
         """A⁻¹ v for rows v (k, N), float64."""
@@ -279,6 +291,13 @@ class DenseCovariance:
         """A⁻¹ (N, N)."""
         inverse = torch.cholesky_inverse(self.factor)
         return inverse if inverse.is_contiguous() else inverse.mT
+
+
+def _factor(A: Tensor, sigma: Tensor) -> Tensor | None:
+    """L of A + Σ, in the place of A (N, N); None where that is singular to float64."""
+    A.diagonal().add_(sigma.to(A))
+    factor, info = torch.linalg.cholesky_ex(A)
+    return None if int(info) != 0 else factor
 
 
 @final

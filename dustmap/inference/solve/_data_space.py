@@ -17,7 +17,7 @@ from dustmap.gp.features import (
     field_features,
     takes_matrix,
 )
-from dustmap.gp.functionals import PointValues
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve import _grid_model, _solution
@@ -151,7 +151,7 @@ def solve_gridded(
     by_matrix = settings.by_matrix and takes_matrix(features, functional, settings.memory)
     if by_matrix and load_reader(checkpointer, _solution.SOLVE) is None:
         sigma = checked(model, data, sigma)
-        covariance = _known(start, features, sigma) or DenseCovariance.of(
+        covariance = _known(start, features, functional, sigma) or DenseCovariance.of(
             features, functional, sigma
         )
         if covariance is not None:
@@ -172,10 +172,13 @@ def solve_gridded(
 
 
 def _known(
-    start: _solution.GlobalSolution | None, features: AbstractFeatureMap, sigma: Tensor
+    start: _solution.GlobalSolution | None,
+    features: AbstractFeatureMap,
+    functional: AbstractFunctional,
+    sigma: Tensor,
 ) -> DenseCovariance | None:
-    """The factor of an earlier solution of the same data, if it is that of these features and Σ."""
-    if start is None or start.covariance is None or not torch.equal(start.sigma, sigma):
+    """That of an earlier solution, if it has these features, and this Σ or these very data."""
+    if start is None or start.covariance is None:
         return None
     before, here = (field_features(f) for f in (start.posterior.model.features, features))
     assert isinstance(before, KrigingFeatures)
@@ -184,7 +187,10 @@ def _known(
         return None
     pairs = zip(before.prior.circulants, here.prior.circulants, strict=True)
     same = all(torch.equal(first, second) for (first, _), (second, _) in pairs)
-    return start.covariance if same else None
+    if not same:
+        return None
+    equal = torch.equal(start.sigma, sigma)
+    return start.covariance if equal else start.covariance.at(functional, sigma)
 
 
 @final
