@@ -43,7 +43,8 @@ EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 FOREIGN: dict[str, frozenset[str]] = {
     # triton: of the Torch for GPUs, on one alone
     "linalg": frozenset({"torch", "triton"}),
-    "gp": frozenset({"torch", "numpy", "triton"}),
+    # scipy: its k-d tree
+    "gp": frozenset({"torch", "numpy", "scipy", "triton"}),
     "inference": frozenset({"torch", "numpy"}),
     "distributed": frozenset({"torch"}),
     "tables": frozenset({"numpy", "astropy", "pyarrow", "h5py"}),

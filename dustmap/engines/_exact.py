@@ -94,14 +94,10 @@ class ExactEngine(AbstractEngine):
         Coefficients of a learned mean are those of generalised least squares with point values, and
         those of the evidence with rays.
         """
-        data, model = problem.data, problem.model
-        self.check_memory(len(data))
+        self.check_memory(len(problem.data))
+        points = isinstance(problem.data.functional, PointValues)
         with watch.conditioning():
-            if model.mean.is_learned and isinstance(data.functional, PointValues):
-                noise_variance = model.likelihood.noise_variance(data)
-                beta = self._gp(model).fitted_coefficients(data.functional, data.y, noise_variance)
-                model = model.with_coefficients(beta)
-            return self._conditioned(replace(problem, model=model))
+            return self._conditioned(problem, fit_mean=points and problem.model.mean.is_learned)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """Condition again, which takes seconds, on the point values among the arrays if any."""
@@ -119,14 +115,18 @@ class ExactEngine(AbstractEngine):
         return ExactGP(model.kernel, model.mean, self.settings.estimator)
 
     @torch.no_grad()
-    def _conditioned(self, problem: Problem) -> EngineFit:
-        """Factor the covariance of all data."""
+    def _conditioned(self, problem: Problem, fit_mean: bool = False) -> EngineFit:
+        """Factor the covariance of all data; fit_mean: its coefficients, too."""
         model, box = problem.model, problem.single
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
         noise_variance, points = model.likelihood.noise_variance(data), data.functional
         posterior = self._gp(model).condition(
-            points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
+            points,
+            data.y,
+            noise_variance,
+            mean_is_fitted=model.mean.is_learned,
+            fit_mean=fit_mean,
         )
         arrays: Arrays = {}
         if isinstance(points, PointValues):
@@ -137,7 +137,7 @@ class ExactEngine(AbstractEngine):
             on_grid = cache(partial(GriddedDraws.of, posterior, grid, DRAWS, self.settings.seed))
         return EngineFit(
             posterior,
-            model,
+            replace(model, mean=posterior.gp.mean),
             report={"bytes_needed": _learning.bytes_of_exact(len(data)), "advice": [], **report},
             evidence=float(posterior.log_evidence(data.y)),
             arrays=arrays,

@@ -5,7 +5,7 @@ Its log evidence, the gradient of that, and the errors of its factor.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -164,22 +164,26 @@ class ExactGP:
         noise_variance: Tensor,
         *,
         mean_is_fitted: bool = False,
+        fit_mean: bool = False,
     ) -> "ExactPosterior":
         """Return the posterior given y (N,) with noise_variance (N,), at the present parameters.
 
         mean_is_fitted: whether the mean's coefficients were fitted to these data, as by
         `fitted_coefficients`. Their uncertainty is then part of the posterior (universal kriging).
+        fit_mean: fit them here, from the same factor.
         """
         _check_data(functional, y, noise_variance)
-        residual = y.double() - self.mean.values(functional)
-        L = self._factor(functional, noise_variance)
+        L, H, gp = self._factor(functional, noise_variance), self.mean.basis(functional), self
+        if fit_mean:
+            beta = generalised_least_squares(H, y.double(), L)
+            gp = replace(self, mean=self.mean.with_coefficients(beta))
+        residual = y.double() - gp.mean.values(functional)
         alpha = torch.cholesky_solve(residual[:, None], L).squeeze(-1)
-        H = self.mean.basis(functional)
         trend, directions = H[:, :0], H.new_zeros(H.shape[1], 0)
-        if mean_is_fitted:
+        if fit_mean or mean_is_fitted:
             white = torch.linalg.solve_triangular(L, H, upper=False)
             trend, directions = orthogonal_directions(white)
-        return ExactPosterior(self, functional, L, alpha, y.dtype, trend, directions)
+        return ExactPosterior(gp, functional, L, alpha, y.dtype, trend, directions)
 
     @torch.no_grad()
     def fitted_coefficients(

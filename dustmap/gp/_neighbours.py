@@ -4,32 +4,26 @@ Reference: Vecchia (1988); Datta et al. (2016); Schäfer, Katzfuss & Owhadi (202
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
 
+import numpy as np
 import torch
+from scipy.spatial import KDTree
 from torch import Tensor
 from torch.nn.functional import pad
 
 from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
-from dustmap.gp._grid import flat_index
 from dustmap.gp._model import GPModel, HyperparameterFit
 from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractSymmetric, SparseOperator, chunks
 
-#: Candidates looked at for every neighbour wanted.
-_CANDIDATES = 2.0
-#: Least width of an axis that is cut into cells, in widths of the widest.
-_FLAT = 1e-6
 #: Points that look for neighbours together, as a share of those before them.
 _SHARE = 0.1
-#: Distances held at once.
-_DISTANCES = 4_000_000
 #: Local systems solved at once, and those that are differentiated.
 _SYSTEMS, _DIFFERENTIATED = 4096, 2048
 #: Held-out rows whose covariances with the shared ones are at hand at once, and the nugget of
@@ -44,8 +38,7 @@ def nearest_before(x: Tensor, count: int) -> Tensor:
 
     Points go by shares: those of [n, 1.1 n) look among the first n, so that in a random order the
     neighbours of a point reach as far as its place in the order asks for. The first `count` points
-    have all that come before them. −1 where there is none; a search looks into the 3^D cells
-    around a point, so a point in a gap may have fewer than there are.
+    have all that come before them. −1 where there is none.
 
     x (N, D): in units in which distance means dependence.
     """
@@ -64,68 +57,12 @@ def nearest_before(x: Tensor, count: int) -> Tensor:
 
 def nearest(points: Tensor, queries: Tensor, count: int) -> Tensor:
     """Indices (Q, count) of the points (P, D) nearest to queries (Q, D), −1 where there is none."""
-    cells = _Cells(points, count)
-    size = max(1, _DISTANCES // cells.candidates)
-    parts = chunks(len(queries), size)
-    return torch.cat([cells.nearest(queries[part], count) for part in parts])
-
-
-@final
-class _Cells:
-    """Points sorted by the cell of a regular partition of their box."""
-
-    def __init__(self, points: Tensor, count: int) -> None:
-        self._lower = points.amin(0)
-        extent = (points.amax(0) - self._lower).clamp_min(1e-12)
-        self._shape, self._width = _partition(extent.tolist(), len(points), count)
-        key = flat_index(self._cell(points).unbind(-1), self._shape)
-        order = key.argsort()
-        self._points, self._order = points[order], order
-        counts = torch.bincount(key, minlength=math.prod(self._shape))
-        self._count = counts.clamp_max(4 * count)
-        self._start = counts.cumsum(0) - counts
-        self._capacity = int(self._count.max())
-        self._around = torch.cartesian_prod(*[torch.arange(-1, 2)] * points.shape[1]).to(key)
-        self._around = self._around.reshape(-1, points.shape[1])
-
-    @property
-    def candidates(self) -> int:
-        """Points looked at for one query."""
-        return len(self._around) * self._capacity
-
-    def nearest(self, queries: Tensor, count: int) -> Tensor:
-        cell = self._cell(queries)[:, None] + self._around
-        shape = torch.tensor(self._shape, device=cell.device)
-        inside = ((cell >= 0) & (cell < shape)).all(-1)
-        nearby = torch.minimum(cell.clamp_min(0), shape - 1)
-        key = flat_index(nearby.unbind(-1), self._shape)
-        place = torch.arange(self._capacity, device=cell.device)
-        real = (place < self._count[key][..., None]) & inside[..., None]
-        index = torch.where(real, self._start[key][..., None] + place, 0).flatten(1)
-        distance = (self._points[index] - queries[:, None]).square().sum(-1)
-        distance = distance.masked_fill(~real.flatten(1), math.inf)
-        missing = (0, max(0, count - distance.shape[1]))
-        distance, index = pad(distance, missing, value=math.inf), pad(index, missing)
-        best, at = distance.topk(count, dim=-1, largest=False)
-        return torch.where(best.isfinite(), self._order[index.gather(1, at)], -1)
-
-    def _cell(self, x: Tensor) -> Tensor:
-        shape = torch.tensor(self._shape, device=x.device)
-        width = torch.tensor(self._width, dtype=x.dtype, device=x.device)
-        return torch.minimum(((x - self._lower) / width).long().clamp_min(0), shape - 1)
-
-
-def _partition(
-    extent: Sequence[float], points: int, count: int
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Cells per axis and their width, so that 3^D of them hold about 2 · count points."""
-    # An axis along which the points hardly differ is no axis to cut.
-    wide = [e for e in extent if e > _FLAT * max(extent)]
-    dim = max(1, len(wide))
-    share = _CANDIDATES * count / 3.0**dim / points
-    width = (math.prod(wide) * min(1.0, share)) ** (1.0 / dim)
-    shape = tuple(max(1, min(points, math.floor(e / width))) for e in extent)
-    return shape, tuple(e / n for e, n in zip(extent, shape, strict=True))
+    some = min(count, len(points))
+    # Median splits take long to build, and sliding midpoints are as quick to ask.
+    tree = KDTree(points.cpu().numpy(), balanced_tree=False, compact_nodes=False)
+    ranks = np.arange(1, some + 1)
+    _, index = tree.query(queries.cpu().numpy(), k=ranks, workers=torch.get_num_threads())
+    return pad(torch.from_numpy(index).to(points.device), (0, count - some), value=-1)
 
 
 @final

@@ -1,4 +1,6 @@
-"""Nearest neighbours by hashing, and the sparse precision that they make."""
+"""Nearest neighbours, and the sparse precision that they make."""
+
+import math
 
 import pytest
 import torch
@@ -14,13 +16,21 @@ def points(n: int, dim: int, seed: int = 0) -> Tensor:
     return 10.0 * torch.rand(n, dim, dtype=torch.float64, generator=generator)
 
 
-@pytest.mark.parametrize(("dim", "share"), [(1, 0.95), (2, 0.9), (3, 0.8)])
-def test_most_neighbours_are_the_nearest(dim: int, share: float) -> None:
+@pytest.mark.parametrize("spread", ["even", "far", "cauchy"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_neighbours_are_the_nearest_however_points_are_spread(dim: int, spread: str) -> None:
     x = points(2000, dim)
-    found = nearest(x, x[:200], 10)
-    true = torch.cdist(x[:200], x).topk(10, largest=False).indices
-    common = [len(set(a) & set(b)) for a, b in zip(found.tolist(), true.tolist(), strict=True)]
-    assert sum(common) > 10 * 200 * share
+    if spread == "far":
+        x[0] = 1e6
+    elif spread == "cauchy":
+        x = (math.pi * (0.1 * x - 0.5)).tan()
+    distance = torch.cdist(x[:200], x)
+    found = distance.gather(1, nearest(x, x[:200], 10))
+    torch.testing.assert_close(found, distance.topk(10, largest=False).values)
+
+
+def test_fewer_points_than_neighbours() -> None:
+    assert nearest(points(2, 2), points(1, 2), 3).tolist() == [[0, 1, -1]]
 
 
 def test_neighbours_come_before_and_are_different() -> None:
