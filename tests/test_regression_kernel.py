@@ -134,13 +134,14 @@ def dense(kernel: AbstractKernel, X: Array, y: Array, at: Array, noise: float) -
     return np.asarray(m + covariance(at, X) @ inverse @ (y - m))
 
 
-@pytest.mark.parametrize(("engine", "error"), [("exact", 1e-6), ("global", 0.1)])
+@pytest.mark.parametrize(("engine", "error"), [("exact", 1e-6), ("global", 0.05)])
 def test_a_sum_of_two_scales_is_learned_and_predicts_as_dense_matrices_do(
     engine: str, error: float, tmp_path: Path
 ) -> None:
     """error: in prior standard deviations, of the grid as in `tests/contracts/engines.py`."""
     X, truth, noise = wave(150, 2)
-    rough = np.sin(40.0 * X[:, 0] / np.ptp(X[:, 0]))
+    turns = X / np.ptp(X, axis=0)
+    rough = np.sin(40.0 * turns[:, 0]) * np.cos(6.0 * turns[:, 1])
     y = truth + 0.3 * np.std(truth) * rough + noise
     model = HIPGPRegressor("matern32+matern12", engine=engine, **PLAIN).fit(X, y)
     terms = model.report_["hyperparameters"]["kernel"]
@@ -154,6 +155,19 @@ def test_a_sum_of_two_scales_is_learned_and_predicts_as_dense_matrices_do(
     np.testing.assert_array_equal(
         HIPGPRegressor.load(tmp_path / "two.gp").predict(at), model.predict(at)
     )
+
+
+@pytest.mark.xfail(strict=True, reason="the torus is too short for the second term")
+def test_a_term_far_longer_than_the_box_is_predicted_as_dense_matrices_do() -> None:
+    X, truth, noise = wave(150, 2)
+    y = truth + noise
+    long = stationary_named("matern12", [0.08, 222.0], 3.9)
+    kernel = stationary_named("matern32", [0.4, 12.0], 76.0) + long
+    model = HIPGPRegressor(kernel, engine="global", noise="given", learn=False)
+    model.fit(X, y, noise_std=np.full(150, 0.86))
+    at = X[:20] + 0.01 * np.ptp(X, axis=0)
+    error = np.abs(model.predict(at) - dense(kernel, X, y, at, 0.86)).max()
+    assert error < 0.05 * 80.0**0.5
 
 
 def test_few_rows_keep_matern32_and_say_so() -> None:
