@@ -157,7 +157,11 @@ def test_a_sum_of_two_scales_is_learned_and_predicts_as_dense_matrices_do(
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the torus is too short for the second term")
+@pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="off by 0.2 prior standard deviations, from a cause that is not known",
+)
 def test_a_term_far_longer_than_the_box_is_predicted_as_dense_matrices_do() -> None:
     X, truth, noise = wave(150, 2)
     y = truth + noise

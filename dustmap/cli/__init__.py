@@ -161,8 +161,7 @@ def _said(error: Exception) -> str:
             f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
         )
     if isinstance(error, OSError) and error.filename and not _is_of_machine(error):
-        name = re.sub(r"\.partial-\d+-", "", str(error.filename))
-        return f"{name}: {(error.strerror or said).lower()}"
+        return f"{error.filename}: {(error.strerror or said).lower()}"
     return said
 
 

@@ -99,3 +99,10 @@ def test_few_data_do_not_go_to_and_fro(
     assert model.report_["learning"]["status"] == "converged"
     assert len(model.report_["learning"]["turns_nats"]) < 10
     assert not caplog.records
+
+
+def test_a_fit_that_has_not_come_to_rest_says_so() -> None:
+    X, y = two_precisions(0, 75)
+    model = HIPGPRegressor("matern32", noise="student-t", max_steps=1).fit(X, y)
+    assert model.report_["learning"]["status"] != "converged"
+    assert any("had not come to rest" in advice for advice in model.report_["advice"])

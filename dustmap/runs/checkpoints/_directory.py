@@ -229,8 +229,9 @@ def new_run(
     partial = _outputs.named_beside(path, "partial")
     placed = False
     try:
-        (partial / _status.CHECKPOINT).mkdir(parents=True)
-        _write_identity(partial, config, _status.Identity.of(config, world.size))
+        with _outputs.naming(partial, path):
+            (partial / _status.CHECKPOINT).mkdir(parents=True)
+            _write_identity(partial, config, _status.Identity.of(config, world.size))
         with _status.holding(partial):
             with undisturbed():
                 _outputs.take_place(partial, path)

@@ -57,7 +57,6 @@ _ERROR_OF_MEDIAN = (np.pi / 2.0) ** 0.5
 _MOST_BELOW_ZERO = 3.0
 #: Median error over the spread of the measured extinctions, of which the errors are a part.
 _LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
-
 #: Median error / parallax above which a map may be biased by some per cent, and by too many.
 _NOTICEABLE, _MOST = 0.15, 0.3
 _BIASED = (

@@ -52,6 +52,7 @@ _OPERANDS = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
 
 
+#: Ends of the names of what is stated of distances and extinctions.
 _STATED = ("", "_error", "_error_lower", "_error_upper", "_p16", "_p50", "_p84")
 _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),

@@ -306,12 +306,12 @@ class ZarrCubes(AbstractFileCubes):
         names = [each.get("path") for each in levels] if known else [None]
         if names != [level_path(number) for number in range(1, len(names) + 1)]:
             raise UserError(f"{self.path} is damaged, make it again: levels = {levels!r}")
-        for name in map(str, names):
-            if not (self.path / name).exists():
-                raise UserError(
-                    f"{self.path}: a part of it is missing: {name}; copy or make it again"
-                )
-        return tuple(ZarrCubes(self.path / str(name)) for name in names)
+        paths = [self.path / str(name) for name in names]
+        for path in paths:
+            if not path.exists():
+                gone = f"a part of it is missing: {path.name}"
+                raise UserError(f"{self.path}: {gone}; copy or make it again")
+        return tuple(map(ZarrCubes, paths))
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box
