@@ -51,7 +51,7 @@ WITHOUT = {
     "an engine, used as those of the example, or a part of one": """
         AutomaticEngine choice_bytes choose_kernel choose_ray_kernel
         covariances_of_choice drawing_bytes FreePointPlan KernelChoice learn_from_start
-        MGVIStart ray_choice_component RayData searched_start some_draws""",
+        MGVIStart ray_choice_component ray_length RayData searched_start some_draws""",
     "a result of a function that has an example": """
         Config DataSpaceSolution GlobalSettings GlobalSolution LearnedModel
         LogNormalPosterior MapView MGVISolution PathwisePosterior RobustFit Scores SVIState""",

@@ -105,6 +105,7 @@ from dustmap.engines._ray_kernels import RayData as RayData
 from dustmap.engines._ray_kernels import choose_ray_kernel as choose_ray_kernel
 from dustmap.engines._ray_kernels import covariances_of_choice as covariances_of_choice
 from dustmap.engines._ray_kernels import ray_choice_component as ray_choice_component
+from dustmap.engines._ray_kernels import ray_length as ray_length
 from dustmap.engines._student_t import MOST_STUDENT_T as MOST_STUDENT_T
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
 from dustmap.engines._student_t import plain_rows as plain_rows

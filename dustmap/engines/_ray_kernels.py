@@ -257,6 +257,20 @@ def choose_ray_kernel(
     return KernelChoice.of_trials(trials, **counts, remark="; ".join(remarks))
 
 
+@torch.no_grad()
+def ray_length(data: RayData, name: str, length: float, *, outliers: bool = False) -> float:
+    """Return the length of a kernel, by name, at which the rays have the greatest evidence.
+
+    It is between the spacing of the nodes and half of the box. length: around which it is sought;
+    outliers: see `choose_ray_kernel`.
+    """
+    made = functools.cache(data.covariance)
+    if outliers:
+        wild, length = _outliers(data, made, name, length)
+        data = data.without(wild)
+    return _learned(data, made, name, length)[2]
+
+
 def _outliers(data: RayData, made: _Covariances, name: str, length: float) -> tuple[Tensor, float]:
     """Which rays (n,) are far off given all others, at the length that all ask for, and that.
 

@@ -35,8 +35,11 @@ _ARROW = {
     ColumnType.TEXT: pa.string(),
     ColumnType.LABEL: pa.string(),
 }
+#: Blanks of a column of fixed width, among them.
 _NULLS = sorted(
-    {f(word) for word in _columns.MISSING for f in (str, str.upper, str.title)} | {"NaN"}
+    {f(word) for word in _columns.MISSING for f in (str, str.upper, str.title)}
+    | {"NaN"}
+    | {" " * width for width in range(1, 33)}
 )
 #: What a line of units below the names begins with, as VizieR writes it.
 _UNITS = frozenset(("deg", "degree", "rad", "h", "h:m:s", '"h:m:s"', "mas", "pc", "kpc", "mag"))

@@ -8,8 +8,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from dustmap.engines import RayData, choose_ray_kernel, covariances_of_choice
-from dustmap.engines._ray_kernels import _learned, _outliers, _White
+from dustmap.engines import RayData, choose_ray_kernel, covariances_of_choice, ray_length
+from dustmap.engines._ray_kernels import _outliers, _White
 from dustmap.gp import Batch, ConstantMean, DiscMean, GPModel, RegularGrid
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.functionals import LineIntegrals
@@ -162,6 +162,9 @@ def test_outliers_have_no_part_in_it() -> None:
     assert choice.held_out == 60 - int(found.sum())
     rest = [patch[~found[patch]] for patch in patches(60)]
     clean = RayData.of(model(), batch, GRID).without(found)
+    assert ray_length(spoilt, "matern32", 20.0, outliers=True) == pytest.approx(
+        ray_length(clean, "matern32", length), rel=1e-6
+    )
     same = choose_ray_kernel(clean, rest, NAMES[2:], length)
     assert choice.candidates[0].score == pytest.approx(same.candidates[0].score, rel=1e-3)
 
@@ -175,7 +178,7 @@ def test_a_search_finds_the_length_of_the_greatest_evidence(length: float) -> No
 
     lengths = [8.0 * (40.0 / 8.0) ** (k / 40) for k in range(41)]
     least = min(map(cost, lengths))
-    found = _learned(data, data.covariance, "matern32", length)[2]
+    found = ray_length(data, "matern32", length)
     # Within half a step of a search, 0.4 in ln length, and worse by less than 0.1 nats.
     assert found == pytest.approx(min(lengths, key=cost), rel=0.2)
     assert cost(found) < least + 0.2

@@ -11,7 +11,7 @@ from torch import Tensor
 from dustmap.config import Config, from_mapping
 from dustmap.engines import Watch
 from dustmap.runs import execute_run, open_star_map, prepare
-from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars import _between, _model
 from dustmap.runs.stars._distance_rounds import FitData
 from dustmap.runs.stars._distances import predictions
 from dustmap.runs.stars._engines import StarFit, fit_stars
@@ -55,7 +55,7 @@ def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> Non
     wide = at_std(3.0, observed, parts[0])
     made = config('model.learn=["length", "std", "mean"]')
     pages = MemoryCheckpointer()
-    fit, sections = _kernel.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
+    fit, sections = _between.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
     choice = sections["std_choice"]
     tried = choice["rounds"]
     assert choice["learned"] == wide.hyperparameters.std
@@ -63,12 +63,12 @@ def test_a_field_that_is_too_wide_is_narrowed_while_held_out_stars_gain() -> Non
     assert [each["std"] for each in tried] == pytest.approx([2.1, 1.47][: len(tried)])
     assert len(taken) >= 1
     assert fit.hyperparameters.std == pytest.approx(taken[-1]["std"])
-    before, _ = _kernel.judged(made, wide, observed, parts[1])
+    before, _ = _between.judged(made, wide, observed, parts[1])
     gains = [predictions(f, observed, parts[1]).data.log_density for f in (before, fit)]
     assert float((gains[1] - gains[0]).mean()) > 0.02
     assert tried[0]["gain"] > 0.0
     # Once more from what has been kept.
-    again, same = _kernel.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
+    again, same = _between.narrowed(made, wide, FitData(observed, observed), parts, Watch(pages))
     assert same == sections
     nodes = (each.posterior.predict(observed.batch.functional).mean for each in (fit, again))
     assert torch.equal(*nodes)
@@ -82,12 +82,12 @@ def test_one_outlier_that_was_held_out_does_not_ask_for_dust_between_the_nodes()
     fit = fit_stars(made, observed.training(train))
     assert fit.hyperparameters.nu is not None
     fit = replace(fit, hyperparameters=replace(fit.hyperparameters, nu=1e3))
-    _, without = _kernel.judged(made, fit, observed, judges)
+    _, without = _between.judged(made, fit, observed, judges)
     more = torch.zeros_like(observed.measured)
     more[judges[0]] = 0.4  # 23 of its errors
     batch = replace(observed.batch, y=observed.batch.y + more)
     wild = replace(observed, measured=observed.measured + more, batch=batch)
-    _, one = _kernel.judged(made, fit, wild, judges)
+    _, one = _between.judged(made, fit, wild, judges)
     assert one["factor"] < without["factor"] + 1.0, (one, without)
 
 
@@ -102,7 +102,7 @@ def test_others_are_left_as_they_were_learned() -> None:
         (learned, wide, holdout[:49]),  # too few to ask
         (learned, wide, holdout[:0]),
     ):
-        found, sections = _kernel.narrowed(
+        found, sections = _between.narrowed(
             made, each, FitData(observed, observed), (train, judges), Watch()
         )
         assert "std_choice" not in sections
@@ -111,8 +111,8 @@ def test_others_are_left_as_they_were_learned() -> None:
 
 def test_a_run_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_plain_sky(tmp_path, plain_sky(200, seed=4))
-    monkeypatch.setattr(_kernel, "_WIDE", 0.3)
-    monkeypatch.setattr(_kernel, "_NARROWEST", 0.2)
+    monkeypatch.setattr(_between, "_WIDE", 0.3)
+    monkeypatch.setattr(_between, "_NARROWEST", 0.2)
     made = config(f"data.catalog={tmp_path / 'sky.fits'}", "grid.spacing=20")
     execute_run(prepare(made), tmp_path / "run", made, False)
     report = json.loads((tmp_path / "run" / "report.json").read_text())

@@ -1,10 +1,13 @@
-"""grid.spacing = "auto": the coarsest grid that leaves out less than the errors."""
+"""grid.spacing = "auto": the coarsest grid that leaves out less than the errors, and a finer one
+for dust whose length is shorter than three spacings."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
 
 from dustmap.config import load
 from dustmap.engines import KernelChoice
@@ -16,6 +19,8 @@ from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._resolution import GRID, with_spacing
 from dustmap.runs.stars._run import StarRun
+from dustmap.sky import DustMap
+from tests.cloudy import CloudySky, places_in, write_cloudy
 from tests.skies import plain_sky, write_plain_sky
 
 SIZE = (240.0, 160.0, 80.0)
@@ -145,3 +150,83 @@ def test_a_sky_of_the_prior_needs_a_length(folder: Path) -> None:
     with pytest.raises(UserError, match="name a length"):
         prior_sky(config)
     assert prior_sky(config, 10.0).spacing == 10.0
+
+
+CLOUDY = (120.0, 120.0, 80.0)
+LEARNED = """
+[data]
+catalog = "cloudy.csv"
+system = "A_V"
+[grid]
+size = [120, 120, 80]
+spacing = "auto"
+[fit]
+samples = 16
+[export]
+figures = []
+"""
+
+
+def with_cloudy_stars(path: Path, count: int, radius: float) -> CloudySky:
+    sky = CloudySky.of(CLOUDY, 0.3, radius, seed=5)
+    write_cloudy(path / "cloudy.csv", sky, places_in(CLOUDY, count, seed=6), seed=7)
+    (path / "run.toml").write_text(LEARNED)
+    return sky
+
+
+def test_clouds_below_a_third_of_the_length_ask_for_a_finer_grid(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever `model.length` says; where it is held, or few stars tell, nothing is asked."""
+    with_cloudy_stars(tmp_path, 300, radius=6.0)
+    caplog.set_level("INFO")
+    assert prepared(tmp_path).grid.spacing[0] == 4.0  # the finest of at most 60,000 nodes
+    assert "the length that 300 stars have is" in caplog.text
+    assert prepared(tmp_path, 'model.learn=["std", "mean"]').grid.spacing[0] >= 10.0
+    with_cloudy_stars(tmp_path, 150, radius=6.0)
+    assert prepared(tmp_path).grid.spacing[0] == 20.0
+
+
+def test_smooth_dust_keeps_the_grid_of_its_start(tmp_path: Path) -> None:
+    """The field of `plain_sky` has the length where learning starts."""
+    write_plain_sky(tmp_path, plain_sky(300, 3, SIZE))
+    (tmp_path / "run.toml").write_text(LEARNED.replace("cloudy.csv", "sky.fits"))
+    size = f"grid.size={list(SIZE)}"
+    assert prepared(tmp_path, size).grid.spacing[0] == 20.0
+
+
+def test_a_run_that_has_begun_keeps_its_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cloudy_stars(tmp_path, 300, radius=6.0)
+    config = load(tmp_path / "run.toml", ("compute.memory=2GiB",))
+    run = prepare(config)
+    assert isinstance(run, StarRun)
+    execute_run(run, tmp_path / "run", config, False, Stage.INGEST)
+    monkeypatch.setattr(_kernel, "length_of_stars", lambda *_: pytest.fail("asked again"))
+    again = prepare(config, tmp_path / "run")
+    assert isinstance(again, StarRun)
+    assert again.grid == run.grid
+
+
+@pytest.mark.slow
+def test_extinctions_behind_small_clouds_are_better_on_the_grid_that_they_ask_for(
+    tmp_path: Path,
+) -> None:
+    """By sight lines that no star has; the truth is no draw of a kernel."""
+    sky = with_cloudy_stars(tmp_path, 800, radius=8.0)
+    new = places_in(CLOUDY, 500, seed=8)
+    where = SkyCoord(*(new.T * u.pc), frame="galactic", representation_type="cartesian")
+    where.representation_type = "spherical"
+    error, inside = {}, {}
+    for spacing in ("auto", "20"):
+        config = load(tmp_path / "run.toml", (f"grid.spacing={spacing}",))
+        execute_run(prepare(config), tmp_path / spacing, config, False, Stage.EXPORT)
+        answers = DustMap.open(tmp_path / spacing)
+        mean, std = (answers.query(where, mode, integrated=True) for mode in ("mean", "std"))
+        known = np.isfinite(mean)
+        off = (sky.extinctions(new) - mean)[known]
+        error[spacing] = float(np.sqrt((off**2).mean()))
+        inside[spacing] = float((np.abs(off) < std[known]).mean())
+    assert error["auto"] < 0.9 * error["20"]
+    assert 0.58 < inside["auto"] < 0.78

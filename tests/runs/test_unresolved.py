@@ -153,8 +153,9 @@ def test_what_nodes_hold_is_learned_with_the_length_and_kept(tmp_path: Path) -> 
     assert found != 0.9  # where it starts
     errors = report["hyperparameter_errors"]
     learned = {"length", "std", "mean", "disc_height", "disc_length", "disc_plane"}
-    learned |= {"noise", "projection"}
+    learned |= {"noise", "projection", "unresolved"}
     assert errors.keys() - {"nu", "held"} == learned
+    assert errors["unresolved"] == report["unresolved"]["factor_std"]
     shown = (tmp_path / "run" / "report.md").read_text()
     assert "| Of | Value | Error | Unit |" in shown
     assert f"| {errors['length']:.5g} | pc |" in shown

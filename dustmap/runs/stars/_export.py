@@ -215,13 +215,14 @@ def drawn_map(
 
 
 def truth_scores(
-    field: AbstractDensityField, grid: RegularGrid, truth: DustMap, seed: int
+    field: AbstractDensityField, grid: RegularGrid, truth: DustMap, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """Scores of the true density at the nodes inside the truth's box, in all and by distance.
 
     coverage68 counts nodes between the 16th and the 84th percentile of the posterior.
     """
-    nodes = _at_nodes(field, grid, truth, seed)
+    watched = reports.WatchedField(field, "nodes compared with the truth", progress)
+    nodes = _at_nodes(watched, grid, truth, seed)
     true, mean, std = nodes["true"], nodes["mean"], nodes["std"]
     if len(true) == 0:
         raise UserError("data.truth: its box has no node of the run's grid inside")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 from dustmap.config import Config, ModelConfig
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _kernel, _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
 from dustmap.runs.stars._plan import may_fit, spacing_at
-from dustmap.sky import Observations, StarTable
+from dustmap.sky import Observations, StarTable, cartesian
+from dustmap.sky.observations import observe
 from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Spacings to a length that is learned: wider ones hold noise from node to node, of a length of
 #: their own.
 SPACINGS_OF_LENGTH = 3.0
+#: Stars that have a length of their own at least, and those that are asked for it.
+_LEAST_STARS, _STARS = 200, 500
 #: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
 #: of the box, at least; and levels, at most.
 _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
@@ -43,8 +48,11 @@ _RATIO, _LEAST_CELLS, _MOST_LEVELS = 4, 8, 3
 _REACH = 2.0
 
 
-def resolved(config: Config, stars: StarTable) -> Config:
-    """The configuration with spacing and levels in place of "auto"; stars: some or all."""
+def resolved(config: Config, stars: StarTable, earlier: Path | None = None) -> Config:
+    """The configuration with spacing and levels in place of "auto"; stars: some or all; earlier:
+    the directory of a run that is resumed, whose grid has been chosen."""
+    if earlier is not None:
+        config = grid_of_run(RunDirectory(earlier), config)
     return with_spacing(with_levels(config, stars), stars)
 
 
@@ -126,7 +134,7 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
                 lacking**0.5,
                 error,
             )
-            return trial
+            return _for_own_length(trial, stars)
     if taken is None:
         raise UserError(
             'grid.spacing = "auto": compute.memory holds no grid of this box; allow more, or take '
@@ -141,6 +149,48 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
         f"; a third of model.length is {widest:.2g} pc" if learned else "",
     )
     return taken
+
+
+def _for_own_length(config: Config, stars: StarTable) -> Config:
+    """The configuration with a finer grid where the stars have a length of their own, below three
+    spacings: the coarsest that has three of it, or the finest of so few nodes that it costs little.
+
+    Such a length ends at the spacing, and dust that is finer is taken for noise.
+    """
+    places = cartesian(stars.l, stars.b, stars.distances.median)
+    inside = stars[_model.grid_of(config.grid).contains(torch.from_numpy(places)).numpy()]
+    finer = [trial for trial in _trials(config) if trial.grid.spacing < config.grid.spacing]
+    learns = _model.is_lognormal(config) and "length" in config.model.learn
+    if not (finer and learns and len(inside) >= _LEAST_STARS):
+        return config
+    grid = _model.grid_of(finer[-1].grid)
+    observed = observe(thinned(inside, _STARS), grid, OutsidePolicy.PRIOR)
+    length = _kernel.length_of_stars(finer[-1], observed)
+    widest = length / SPACINGS_OF_LENGTH
+    if config.grid.spacing <= widest:
+        return config
+    asked = [trial for trial in finer if trial.grid.spacing <= widest]
+    taken = (asked or finer[-1:])[0]
+    log.info(
+        "grid.spacing = %g pc: the length that %d stars have is %.3g pc%s",
+        taken.grid.spacing,
+        len(observed),
+        length,
+        "" if asked else f", a third of which asks for more than {_kernel.MOST_NODES:,} nodes",
+    )
+    return taken
+
+
+def _trials(config: Config) -> list[Config]:
+    """The configuration with each of the spacings of few nodes that the memory holds, from the
+    coarsest on."""
+    trials = []
+    for spacing in _spacings(config.grid.size):
+        trial = replace(config, grid=replace(config.grid, spacing=spacing))
+        if _model.grid_of(trial.grid).size > _kernel.MOST_NODES or not may_fit(trial):
+            break
+        trials.append(trial)
+    return trials
 
 
 def _spacings(size: tuple[float, ...]) -> list[float]:

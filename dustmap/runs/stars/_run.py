@@ -24,6 +24,7 @@ from dustmap.runs._machine import ALONE, Products, device_of
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import (
+    _between,
     _beyond,
     _catalog_checks,
     _checks,
@@ -245,7 +246,7 @@ class StarRun(AbstractRun):
             result = fit_distances(self.config, self.observed, self.train, watch, self.limit)
             watch = Watch(directory.checkpointer("std"), on_step, work.progress)
             parts = self.train, self.holdout
-            fit, judged = _kernel.narrowed(self.config, result.fit, result.data, parts, watch)
+            fit, judged = _between.narrowed(self.config, result.fit, result.data, parts, watch)
             result = replace(result, fit=fit)
         units, hyperparameters = _model.units_of(self.config), fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
@@ -321,9 +322,8 @@ class StarRun(AbstractRun):
         if self.truth is None or not self.leads:
             return
         with work.watch.stage("evaluate"):
-            what, seed = "nodes compared with the truth", self.config.fit.seed
-            density = reports.WatchedField(self.field(fit), what, work.progress)
-            work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
+            against = self.grid, self.truth, self.config.fit.seed, work.progress
+            work.sections["truth"] = _export.truth_scores(self.field(fit), *against)
 
     def _write(self, work: "_Work", fit: _engines.StarFit, held_out: Predictions | None) -> None:
         directory, progress = work.directory, work.progress
@@ -402,7 +402,7 @@ def prepare_stars(
             f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
             f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
-    run = assemble(config, share or catalog, truth, seconds, world)
+    run = assemble(config, share or catalog, truth, seconds, world, earlier)
     column = _beyond.column_of(run.config, run.grid, run.stars.system, run.device, world)
     run = replace(run, sight=run.sight.changed(lambda observed: replace(observed, column=column)))
     rows = len(run.mapped) + len(run.observed.column or ())
@@ -423,11 +423,10 @@ def assemble(
     truth: DustMap | None = None,
     seconds: float = 0.0,
     world: AbstractWorld = ALONE,
+    earlier: Path | None = None,
 ) -> StarRun:
-    """Observations and split; the same configuration and stars give the same split.
-
-    catalog: the stars, of which the ranks take their shares, or the share of this one.
-    """
+    """Observations and split, the same of the same configuration and stars; catalog: the stars, of
+    which the ranks take their shares, or the share of this one."""
     asked, tile = config, None
     if isinstance(catalog, _parts.StarShare):
         share = catalog
@@ -441,7 +440,8 @@ def assemble(
     if not config.data.groups:
         own = replace(share.own, stars=replace(share.own.stars, groups=None))
         share = replace(share, own=own)
-    near, config = _near_stars.asked(config, share), _resolution.resolved(config, share.sample)
+    near = _near_stars.asked(config, share)
+    config = _resolution.resolved(config, share.sample, earlier)
     config = _near_stars.resolved(config, near)
     grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)

@@ -397,7 +397,7 @@ def test_a_line_of_units_is_called_one(tmp_path: Path) -> None:
 
 def test_words_for_missing_values_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "missing.csv"
-    words = ["\\N", "-", "...", "*", "masked", "<NA>", "#N/A", "null", "NaN", ""]
+    words = ["\\N", " ", " " * 8, "-", "...", "*", "masked", "<NA>", "#N/A", "null", "NaN", ""]
     path.write_text("l,b\n" + "".join(f"1,{word}\n" for word in words) + "1,2\n")
     columns = read_all(open_table(path), {"b": ColumnType.NUMBER})
     np.testing.assert_array_equal(np.isnan(columns["b"]), [True] * len(words) + [False])

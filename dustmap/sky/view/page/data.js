@@ -81,15 +81,15 @@ class Volume {
     return sum;
   }
 
-  /** Integral in mag from the Sun to a place, of what lies in the box; steps of half a voxel. */
+  /** Integral in mag from the Sun to a place, of what lies in the box, in steps of half a voxel; NaN
+   * through voxels that the map does not have. */
   integral(place) {
     const distance = Math.hypot(...place);
     const count = Math.max(1, Math.ceil(distance / (0.5 * Math.min(...this.spacing))));
     let sum = 0;
     for (let i = 0; i < count; i += 1) {
       const here = place.map((x) => (x * (i + 0.5)) / count);
-      const value = inBox(here) ? this.at(here) : 0;
-      sum += Number.isNaN(value) ? 0 : value;
+      if (inBox(here)) sum += this.at(here);
     }
     return (sum * distance) / count;
   }

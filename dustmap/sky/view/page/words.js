@@ -46,7 +46,7 @@ function showPicked() {
   ];
   if (state.show === "sample") rows.splice(4, 0, ["this sample", counted(shownVolume(state).at(state.picked))]);
   if (at.drawn > 1) rows.push(["", `± from ${at.drawn} samples`]);
-  if (at.coverage !== undefined) rows.push(["coverage", `${at.coverage.toFixed(2)}: ${at.coverage > about.dominated ? "the data decide" : "the prior dominates"}`]);
+  if (Number.isFinite(at.coverage)) rows.push(["coverage", `${at.coverage.toFixed(2)}: ${at.coverage > about.dominated ? "the data decide" : "the prior dominates"}`]);
   find("picked").querySelector("tbody").replaceChildren(...rows.map(([name, value]) => {
     const row = document.createElement("tr");
     const [head, cell] = [document.createElement("th"), document.createElement("td")];
@@ -69,7 +69,7 @@ function showFacts() {
   const notes = [
     "Click the dust or a slice for the numbers there; ? lists the keys.",
     about.coarsened && `Coarser than the map: ${about.coarsened}.`,
-    `Densities of this page are rounded by at most ${error}; dustmap query has them in full.`,
+    `Densities of this page are rounded by at most ${error}; dustmap query has them in full. The ± of ρ is that of the voxels around a place: between their centres, where it is less, dustmap query knows it.`,
     samples.some((volume) => volume.factor > 1) && "Averaged samples vary less than the map's: standard deviations of integrals are too small by as much.",
     samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have an error of up to ${Math.round(100 / Math.sqrt(samples.length))}\u00a0%.`,
     points.length < about.points.length && `${about.points.length - points.length} of ${about.points.length} points lie outside the map and are not drawn.`,
