@@ -1,6 +1,7 @@
 """Log-normal fields that are too wide, and stars that were held out, who say so."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from dustmap.config import Config, from_mapping
 from dustmap.engines import Watch
+from dustmap.gp import Prediction
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.runs.stars import _between, _model
 from dustmap.runs.stars._distance_rounds import FitData
@@ -89,6 +91,32 @@ def test_one_outlier_that_was_held_out_does_not_ask_for_dust_between_the_nodes()
     wild = replace(observed, measured=observed.measured + more, batch=batch)
     _, one = _between.judged(made, fit, wild, judges)
     assert one["factor"] < without["factor"] + 1.0, (one, without)
+
+
+@pytest.mark.parametrize(
+    ("count", "factor", "low", "high"), [(27, 1.0, 0.6, 2.5), (300, 8.0, 5, 11)]
+)
+def test_many_stars_and_not_one_outlier_tell_a_factor(
+    count: int, factor: float, low: float, high: float
+) -> None:
+    """Half of the variance of many is between the nodes at a factor 1. Of few that is so of the
+    first, which is an outlier of the catalog, as three others are."""
+    config_, none = config("model.noise=student-t"), torch.zeros(count, dtype=torch.float64)
+    at = replace(_model.start_of(config_), noise=1.0, nu=5.0)
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(count, generator=generator, dtype=torch.float64)
+    y = z * 0.02 * math.sqrt(0.5 + 0.5 * factor)
+    if factor == 1.0:
+        y[:4] = 0.02 * torch.tensor([13.0, 2.7, 3.3, -2.6], dtype=torch.float64)
+    more = torch.full_like(none, 0.5 * 0.02**2)
+    errors = more.clone()
+    if factor == 1.0:
+        more[1:] *= 0.1
+    resolved = Prediction(none[:, None], none[:, None])
+    judges = _between._Judges(y, errors, none, resolved, more[:, None], torch.ones(1).double())
+    found, std = _between._factor([judges], _between._Noise.all_of(config_, at, 400))
+    assert low < found < high
+    assert std > 0.1
 
 
 def test_others_are_left_as_they_were_learned() -> None:

@@ -3,6 +3,7 @@ its logarithm is for them."""
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -131,17 +132,8 @@ def judged(
     stars = sum(len(each) for each in unseen)
     if stars == 0:
         return whole, section | {"factor": 1.0, "stars": 0}
-    logs, log_prior = _prior()
-    factors = torch.cat([logs.new_zeros(1), logs.exp()])
-    joint = torch.stack(
-        [
-            sum((each.log_densities(law, logs) for each in unseen), law.log_prior) + log_prior
-            for law in _Noise.all_of(config, fit.hyperparameters, len(observed) - len(holdout))
-        ]
-    )
-    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum((0, 1, 2))
-    factor = float((weights * factors).sum())
-    std = float((weights * (factors - factor).square()).sum().sqrt())
+    laws = _Noise.all_of(config, fit.hyperparameters, len(observed) - len(holdout))
+    factor, std = _factor(unseen, laws)
     share = float(torch.cat([each.share for each in unseen]).median())
     said = "dust between the nodes: %.2f ± %.2f times the expected variance, by %d stars"
     log.info(said, factor, std, stars)
@@ -157,6 +149,21 @@ def judged(
         "held_out": stars,
         "median_share_of_the_variance": factor * share / (factor * share + 1.0 - share),
     }
+
+
+def _factor(unseen: Sequence["_Judges"], laws: Sequence["_Noise"]) -> tuple[float, float]:
+    """Mean and standard deviation of the factor, given stars and the noise that they may have."""
+    logs, log_prior = _prior()
+    factors = torch.cat([logs.new_zeros(1), logs.exp()])
+    joint = torch.stack(
+        [
+            sum((each.log_densities(law, logs) for each in unseen), law.log_prior) + log_prior
+            for law in laws
+        ]
+    )
+    weights = torch.softmax(joint.flatten(), 0).view_as(joint).sum((0, 1, 2))
+    factor = float((weights * factors).sum())
+    return factor, float((weights * (factors - factor).square()).sum().sqrt())
 
 
 def narrowed(
