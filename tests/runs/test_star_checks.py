@@ -76,7 +76,11 @@ def test_smooth_dust_is_called_smooth_and_has_no_length(fit: StarFit) -> None:
     rough = replace(found, hyperparameters=Hyperparameters(39.0, 3.7, 1e-3, 1.0))
     length, std = (check for check in checks_of_fit(config(), rough) if not check.passed)
     assert "held by the grid" in length.advice
+    assert "may be dust" not in length.advice
     assert "has left its prior" in std.advice
+    noisy = replace(found, hyperparameters=Hyperparameters(39.0, 3.7, 1e-3, 1.8))
+    length, _ = (check for check in checks_of_fit(config(), noisy) if not check.passed)
+    assert "noise that is 1.8 times what is stated some may be dust" in length.advice
 
 
 def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:

@@ -52,6 +52,8 @@ _SOUND = {
 #: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
 #: grid so coarse can tell; part of the box beyond which it holds no two such lengths.
 _LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
+#: Factor on the errors above which dust that the grid cannot hold may be among them.
+_MAY_BE_DUST = 1.25
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1
 #: Standard deviations of its prior that the mean of zero points may be from 0.
@@ -345,6 +347,11 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
         elif "std" in model.learn and ratio < math.exp(-0.5 * reach):
             advice = "dust that hardly differs from its mean has no length: choose one"
         advice += ", or leave length out of model.learn"
+        if length < _LEAST_SPACINGS and at.noise > _MAY_BE_DUST:
+            advice += (
+                f"; of noise that is {at.noise:.2g} times what is stated some may be dust, which "
+                "errors of extinctions then lack"
+            )
         checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
         checks.append(_near_start("length", at.length / model.length, (reach, reach)))
     if "std" in model.learn:
