@@ -69,18 +69,42 @@ def test_smooth_dust_is_called_smooth_and_has_no_length(fit: StarFit) -> None:
     without = config('model.learn=["length", "std", "mean"]')
     length, std = (check for check in checks_of_fit(without, found) if not check.passed)
     assert failed(fit, found.hyperparameters) == [length.name]
-    assert "has no length: choose one, or leave length out of model.learn" in length.advice
+    assert "has no length: hold one that is known" in length.advice
     assert "hardly differs from its mean" in std.advice
     assert "set model.std = 0.17" in std.advice
     assert failed(fit, found.hyperparameters, "model.std=0.17", "model.length=39") == [length.name]
     rough = replace(found, hyperparameters=Hyperparameters(39.0, 3.7, 1e-3, 1.0))
     length, std = (check for check in checks_of_fit(config(), rough) if not check.passed)
-    assert "held by the grid" in length.advice
+    assert "so few spacings that the grid has a part in it" in length.advice
     assert "may be dust" not in length.advice
     assert "has left its prior" in std.advice
     noisy = replace(found, hyperparameters=Hyperparameters(39.0, 3.7, 1e-3, 1.8))
     length, _ = (check for check in checks_of_fit(config(), noisy) if not check.passed)
     assert "noise that is 1.8 times what is stated some may be dust" in length.advice
+
+
+def test_a_length_of_two_spacings_but_for_its_error_is_the_datas(fit: StarFit) -> None:
+    """What the advice names fits the box, and holds the length that was learned."""
+
+    def check(length: float, error: float | None) -> Check:
+        at = Hyperparameters(length, 0.8, 1e-3, 1.0)
+        found = replace(fit, hyperparameters=at, learning=LEARNING, errors={"length": error})
+        checks = checks_of_fit(config(), found)
+        return next(each for each in checks if each.name == "learned length in spacings")
+
+    assert check(39.8, 2.7).passed
+    assert not check(39.8, 0.1).passed
+    assert not check(29.0, 50.0).passed
+    assert "hold it (model.length = 39.8 pc, without" in check(39.8, 0.1).advice
+    bound = check(20.0, None)
+    assert not bound.passed
+    assert "held by the grid, not by the data" in bound.advice
+    assert "hold it" not in bound.advice
+    for given in (bound, check(39.8, 0.1)):
+        (named,) = re.findall(r"grid.spacing = ([\d.]+) pc", given.advice)
+        for side in config().grid.size:
+            assert side / float(named) == pytest.approx(round(side / float(named)), abs=1e-9)
+    assert float(named) <= 39.8 / 3.0
 
 
 def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:

@@ -25,7 +25,7 @@ from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._parts import StarShare
-from dustmap.runs.stars._resolution import SPACINGS_OF_LENGTH
+from dustmap.runs.stars._resolution import check_of_length
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
 
@@ -49,11 +49,6 @@ _SOUND = {
     "wrap_inflation": 0.1,
     "residual_variance_over_noise": 1.0,
 }
-#: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
-#: grid so coarse can tell; part of the box beyond which it holds no two such lengths.
-_LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
-#: Factor on the errors above which dust that the grid cannot hold may be among them.
-_MAY_BE_DUST = 1.25
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1
 #: Standard deviations of its prior that the mean of zero points may be from 0.
@@ -331,28 +326,12 @@ def _known_mean(fit: StarFit) -> list[Check]:
 def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
     """Check that length and std of a log-normal density come from the data: neither a residual
     variance nor a wrap error tells, for its field lives on the nodes."""
-    model, grid, at = config.model, config.grid, fit.hyperparameters
+    model, at = config.model, fit.hyperparameters
     reach = _PRIOR_STDS * MGVISettings().prior_std
     checks, ratio = [], at.std / start_of(config).std
     if "length" in model.learn:
-        most = _MOST_OF_BOX * max(grid.size) / grid.finest
-        length = at.length / grid.finest
-        advice = (
-            f"held by the grid, not by the data: set grid.spacing = "
-            f"{at.length / SPACINGS_OF_LENGTH:.2g} pc, a third of the length"
-        )
-        if length > most:
-            edge = 1.2 * at.length / _MOST_OF_BOX
-            advice = f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size)"
-        elif "std" in model.learn and ratio < math.exp(-0.5 * reach):
-            advice = "dust that hardly differs from its mean has no length: choose one"
-        advice += ", or leave length out of model.learn"
-        if length < _LEAST_SPACINGS and at.noise > _MAY_BE_DUST:
-            advice += (
-                f"; of noise that is {at.noise:.2g} times what is stated some may be dust, which "
-                "errors of extinctions then lack"
-            )
-        checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
+        is_smooth = "std" in model.learn and ratio < math.exp(-0.5 * reach)
+        checks.append(check_of_length(config, fit, is_smooth))
         checks.append(_near_start("length", at.length / model.length, (reach, reach)))
     if "std" in model.learn:
         smooth = (

@@ -21,7 +21,9 @@ from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
 from dustmap.runs.checkpoints import RunDirectory
+from dustmap.runs.reports import Check
 from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
 from dustmap.runs.stars._plan import may_fit, spacing_at
@@ -39,6 +41,12 @@ _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
 #: Spacings to a length that is learned: wider ones hold noise from node to node, of a length of
 #: their own.
 SPACINGS_OF_LENGTH = 3.0
+#: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
+#: grid so coarse can tell; those that suffice if it is two but for its error, and those at which
+#: the grid has stopped it; part of the box beyond which it holds no two such lengths.
+_LEAST_SPACINGS, _LEAST_WITH_ERROR, _AT_THE_GRID, _MOST_OF_BOX = 2.0, 1.5, 1.05, 0.5
+#: Factor on the errors above which dust that the grid cannot hold may be among them.
+_MAY_BE_DUST = 1.25
 #: Stars that have a length of their own at least, and those that are asked for it.
 _LEAST_STARS, _STARS = 200, 500
 #: Spacing of a level to that of the next finer one; cells of the coarsest along the shortest side
@@ -121,7 +129,7 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
     learned = "length" in config.model.learn
     widest = config.model.length / SPACINGS_OF_LENGTH if learned else math.inf
     taken: Config | None = None
-    for spacing in _spacings(config.grid.size):
+    for spacing in spacings_of(config.grid.size):
         trial = replace(config, grid=replace(config.grid, spacing=spacing))
         if not may_fit(trial):
             break
@@ -185,7 +193,7 @@ def _trials(config: Config) -> list[Config]:
     """The configuration with each of the spacings of few nodes that the memory holds, from the
     coarsest on."""
     trials = []
-    for spacing in _spacings(config.grid.size):
+    for spacing in spacings_of(config.grid.size):
         trial = replace(config, grid=replace(config.grid, spacing=spacing))
         if _model.grid_of(trial.grid).size > _kernel.MOST_NODES or not may_fit(trial):
             break
@@ -193,12 +201,47 @@ def _trials(config: Config) -> list[Config]:
     return trials
 
 
-def _spacings(size: tuple[float, ...]) -> list[float]:
+def spacings_of(size: tuple[float, ...]) -> list[float]:
     """Divisors of the sides of a box, from the coarsest on, that are short to write."""
     widest = math.gcd(*(round(side * _PARTS) for side in size)) / _PARTS
     cells = (math.ceil(_FEWEST * widest / min(size)), int(_MOST * widest / max(size)))
     spacings = (widest / n for n in range(max(1, cells[0]), cells[1] + 1))
     return [h for h in spacings if math.isclose(float(f"{h:g}"), h, rel_tol=1e-9)]
+
+
+def check_of_length(config: Config, fit: StarFit, is_smooth: bool) -> Check:
+    """Check that a learned length is two spacings, less its error, and at most half of the box;
+    is_smooth: whether the dust hardly differs from its mean, and has no length."""
+    grid, at, error = config.grid, fit.hyperparameters, fit.errors.get("length", 0.0)
+    length, most = at.length / grid.finest, _MOST_OF_BOX * max(grid.size) / grid.finest
+    hold = "hold one that is known (model.length, without length in model.learn)"
+    finer = f"set grid.spacing = {_finer(config, at.length):.4g} pc, at most a third of the length"
+    advice = f"held by the grid, not by the data: {finer}, or {hold}"
+    if length > most:
+        edge = 1.2 * at.length / _MOST_OF_BOX
+        advice = f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
+        advice += hold
+    elif is_smooth:
+        advice = f"dust that hardly differs from its mean has no length: {hold}"
+    elif error is not None and length > _AT_THE_GRID:
+        advice = (
+            f"so few spacings that the grid has a part in it: {finer}, or hold it (model.length = "
+            f"{at.length:.3g} pc, without length in model.learn)"
+        )
+    if length < _LEAST_SPACINGS and at.noise > _MAY_BE_DUST:
+        advice += (
+            f"; of noise that is {at.noise:.2g} times what is stated some may be dust, which "
+            "errors of extinctions then lack"
+        )
+    least = max(_LEAST_SPACINGS - (error or 0.0) / grid.finest, _LEAST_WITH_ERROR)
+    return Check("learned length in spacings", length, least, most, advice)
+
+
+def _finer(config: Config, length: float) -> float:
+    """The coarsest spacing that divides the box and has three of it in a length, or those three."""
+    widest = length / SPACINGS_OF_LENGTH
+    fitting = (h for h in spacings_of(config.grid.size) if h <= widest)
+    return widest if config.grid.levels else next(fitting, widest)
 
 
 def with_levels(config: Config, stars: StarTable) -> Config:
