@@ -20,6 +20,7 @@ from pipelines.reproduce.dust import experiment as dust
 from pipelines.reproduce.engines import experiment as engines
 from pipelines.reproduce.export_scale import experiment as export_scale
 from pipelines.reproduce.families import experiment as families
+from pipelines.reproduce.fine_skies import experiment as fine_skies
 from pipelines.reproduce.flights import experiment as flights
 from pipelines.reproduce.fuzz import experiment as fuzz
 from pipelines.reproduce.gpu import experiment as gpu
@@ -164,6 +165,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "masses",
         "masses of dense clouds in maps over the true ones, against resolution, stars and noise",
         masses.run,
+    ),
+    Experiment(
+        "fine_skies",
+        "dust that is finer than the grid of its starting length, and the grid that stars ask for",
+        fine_skies.run,
     ),
     Experiment(
         "kernels",

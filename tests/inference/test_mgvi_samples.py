@@ -58,7 +58,7 @@ def test_draws_of_many_data_are_exact_to_what_these_determine(
         return float(posterior.predict(data.functional).variance.mean())
 
     exact = variance(1e-6)
-    rough = 0.035 if curved else 0.025  # curved draws take several steps, and end closer
+    rough = 0.04 if curved else 0.025  # curved draws take several steps, and end closer
     assert abs(variance(rough) / exact - 1.0) < 0.03
     monkeypatch.setattr(_mgvi_samples, "_FINE", math.inf)
     assert variance(rough) / exact - 1.0 > 0.03
