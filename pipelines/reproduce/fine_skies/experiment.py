@@ -225,8 +225,8 @@ def draw(rows: Sequence[Row]) -> Figure:
                 text = kind if seed == 0 else None
                 up = [number(row, key) for row in own]
                 axis.plot(across, up, "o-", color=colour, markersize=3, linewidth=1, label=text)
-        label(axis, f"{words}; left: asked for", "spacing of nodes [pc]", words)
+        label(axis, f"{words.partition(' [')[0]}; left: asked for", "spacing of nodes [pc]", words)
     axes[1].axhline(0.683, color="0.6", linewidth=1)
-    axes[2].set_yscale("log")
+    axes[2].set_ylim(bottom=0.0)
     axes[0].legend(fontsize=7, frameon=False)
     return figure
