@@ -16,6 +16,7 @@ from dustmap.runs.reports import Check, Predictions
 from dustmap.runs.stars._checks import checks_of_fit, checks_of_held_out
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
+from dustmap.runs.stars._resolution import _finer
 from tests.runs.test_relative_scatter import fitted, sky
 
 
@@ -105,6 +106,9 @@ def test_a_length_of_two_spacings_but_for_its_error_is_the_datas(fit: StarFit) -
         for side in config().grid.size:
             assert side / float(named) == pytest.approx(round(side / float(named)), abs=1e-9)
     assert float(named) <= 39.8 / 3.0
+    # 400 and 241 have 1 pc in common, of which no map is made.
+    odd = config("grid.size=[400, 400, 241]", "grid.spacing=1")
+    assert _finer(odd, 20.0) == pytest.approx(20.0 / 3.0)
 
 
 def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:

@@ -1,5 +1,6 @@
 """Nodes for the stars and stars for the nodes: spacings that stars ask for (grid.spacing = "auto",
-grid.levels = "auto"), and stars that the nodes cannot tell apart (data.combine).
+grid.levels = "auto"), whether they hold the length that a fit has learned, and stars that the nodes
+cannot tell apart (data.combine).
 """
 
 import logging
@@ -238,9 +239,10 @@ def check_of_length(config: Config, fit: StarFit, is_smooth: bool) -> Check:
 
 
 def _finer(config: Config, length: float) -> float:
-    """The coarsest spacing that divides the box and has three of it in a length, or those three."""
+    """The coarsest spacing that divides the box and has three of it in a length; a third of that
+    where none is half as wide."""
     widest = length / SPACINGS_OF_LENGTH
-    fitting = (h for h in spacings_of(config.grid.size) if h <= widest)
+    fitting = (h for h in spacings_of(config.grid.size) if 0.5 * widest <= h <= widest)
     return widest if config.grid.levels else next(fitting, widest)
 
 
