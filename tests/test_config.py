@@ -85,7 +85,7 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("data", {"catalog": "s.fits", "kind": "galaxies"}, '"stars", "regression"'),
         ("grid", {"center": [0, 0, 0, 0]}, "expected a list of 1 or 2 or 3 lengths"),
         ("grid", {"center": [0, 0]}, "expected 3 lengths"),
-        ("grid", {"size": [100, 100, 50]}, "along Z = 50 pc: expected a multiple"),
+        ("grid", {"size": [100, 100, 50]}, "pc, such as [100, 100, 40]"),
         ("grid", {"outside": "ignore"}, '"truncate", "drop", "error"'),
         ("model", {"density": "uniform"}, '"auto", "lognormal", "gaussian"'),
         ("model", {"mean": "bulge"}, '"constant", "disc"'),
@@ -226,10 +226,12 @@ def test_set_refuses_what_is_no_assignment(override: str) -> None:
     assert refusal(override) == f"--set {override}: expected section.key=value"
 
 
-def test_the_nearest_sizes_are_named_once() -> None:
-    assert "such as 15" in refusal(grid={"size": [5, 30, 30], "spacing": 15})
-    assert " or " not in refusal(grid={"size": [5, 30, 30], "spacing": 15})
-    assert "such as 30 or 45" in refusal(grid={"size": [31, 30, 30], "spacing": 15})
+def test_the_nearest_sizes_are_named_together() -> None:
+    for size, nearest in (([5, 30, 30], "15, 30, 30"), ([31, 44, 100], "30, 45, 105")):
+        refused = refusal(grid={"size": size, "spacing": 15})
+        assert f"expected multiples of grid.spacing = 15 pc, such as [{nearest}]" in refused
+        named = tuple(map(float, nearest.split(", ")))
+        assert read(grid={"size": list(named), "spacing": 15}).grid.size == named
 
 
 def test_names_of_columns_add_to_those_of_the_file() -> None:

@@ -195,13 +195,13 @@ def _check_box(grid: GridConfig) -> None:
                 f"grid.size along {axis} = {size:g} pc is {cells:.4g} times grid.spacing = "
                 f"{grid.spacing:g} pc: expected at most {_MOST_CELLS:g} cells between its nodes"
             )
-        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            near = sorted({max(1, int(cells)), int(cells) + 1})
-            sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
-            raise UserError(
-                f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
-            )
+    fitting = tuple(grid.spacing * max(1, round(size / grid.spacing)) for size in grid.size)
+    if any(abs(a - b) > 1e-6 * grid.spacing for a, b in zip(fitting, grid.size, strict=True)):
+        sizes, near = (", ".join(f"{size:g}" for size in each) for each in (grid.size, fitting))
+        raise UserError(
+            f"grid.size = [{sizes}] pc: expected multiples of grid.spacing = {grid.spacing:g} pc, "
+            f"such as [{near}]"
+        )
 
 
 def _check_levels(config: "Config") -> None:
