@@ -127,3 +127,15 @@ def test_differences_between_near_rows_are_those_of_the_exact_engine(
         )
         stds.append(apart)
     np.testing.assert_allclose(stds[1], stds[0], rtol=0.25, atol=2e-3)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_what_rounding_leaves_at_nodes_is_not_drawn_jointly(dim: int) -> None:
+    """K_** − ΦΦᵀ of spacings and places that are no powers of 2 is some 1e-16 of the variance."""
+    grid = RegularGrid((-0.7,) * dim, (0.1,) * dim, (6, 5, 4)[:dim])
+    features = LocalFeatures(GridPrior.padded(Matern32(0.3, 2.0, dim=dim), grid))
+    at_nodes = residuals_at(features, grid.points())
+    assert at_nodes.root.ndim == 1
+    assert float(at_nodes.root.max()) < 1e-7
+    between = residuals_at(features, grid.points()[:4] + 0.05)
+    assert between.root.ndim == 2

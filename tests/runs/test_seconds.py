@@ -193,5 +193,5 @@ def test_fits_by_matrices_need_as_many_as_the_estimate_says(
     """Within a factor of 2.5 where they learn, by the turns of kernel and noise."""
     config = fitted(tmp_path, stars, learn, "gaussian")
     assert _duration.takes_matrices(config, 9 * stars // 10, 21 * 21 * 13)
-    expected = _duration.expected_covariances(config)
+    expected = _duration.expected_covariances(config, 9 * stars // 10)
     assert expected / factor <= count["covariances"] <= factor * expected

@@ -23,6 +23,7 @@ from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
+from dustmap.gp.features._dense_covariance import MOST_KEPT as MOST_KEPT
 from dustmap.gp.features._dense_covariance import DenseCovariance as DenseCovariance
 from dustmap.gp.features._dense_covariance import JointResiduals as JointResiduals
 from dustmap.gp.features._dense_covariance import dense_bytes as dense_bytes

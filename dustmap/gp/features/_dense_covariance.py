@@ -41,7 +41,9 @@ _MOST, _CUBE_PER_NODE = 5000, 1e7
 #: of its derivatives.
 _MOST_NODES = 10_000
 #: Data whose ΦΦᵀ is kept for other noise, at most.
-_KEPT = 1_000
+MOST_KEPT = 1_000
+#: Standard deviation of residuals over the field's that is rounding.
+_ROUNDING = 1e-7
 #: Residuals that are known together at most, and the numbers in their rows of Φ.
 _JOINT, _JOINT_NUMBERS = 2048, 2**26
 #: Matrices (N, N) in float64 at most: two factors of earlier points, and three of the present one
@@ -264,7 +266,7 @@ class DenseCovariance:
         A, phi = dense_covariance(features, functional), features.operator(functional)
         groups = phi.right.to_dense() if isinstance(phi, SideBySide) else A.new_empty(len(A), 0)
         A.addmm_(groups, groups.mT)
-        signal = A.clone() if len(A) <= _KEPT else None
+        signal = A.clone() if len(A) <= MOST_KEPT else None
         factor = _factor(A, sigma)
         return None if factor is None else DenseCovariance(factor, phi, groups, functional, signal)
 
@@ -334,7 +336,7 @@ class JointResiduals:
         """
         root = variance.double().sqrt()
         every = torch.arange(len(root), device=root.device)
-        if not isinstance(functional, PointValues) or not bool(root.any()):  # as at nodes
+        if not isinstance(functional, PointValues) or _is_rounding(features, functional, root):
             return JointResiduals(root, every)
         first, index = different_places(functional.x)
         if len(first) == len(every):
@@ -363,6 +365,14 @@ class JointResiduals:
         white = standard_normal((count, len(self.root)), generator, self.root)
         drawn = white @ self.root.mT if self.root.ndim == 2 else white * self.root
         return drawn[:, self.index]
+
+
+def _is_rounding(features: AbstractFeatureMap, functional: PointValues, root: Tensor) -> bool:
+    """Whether standard deviations (N,) of residuals are rounding of the field's, as at nodes."""
+    if not bool(root.any()):
+        return True
+    field = features.prior_covariance(functional[:1])
+    return field is not None and bool(root.max() <= _ROUNDING * field.sqrt())
 
 
 def different_places(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,9 +40,10 @@ PRODUCTS = {"lognormal": (400, 2_600, 200), "gaussian": (0, 8000, 38)}
 _ROWS_TO_ONE, _ALL_OVER_PRODUCTS = 4.0, 2.2
 #: What another fit, with other noise, adds to one.
 _ROUND_SHARE = {"lognormal": 0.25, "gaussian": 0.7}
-#: Covariances of few stars as matrices: of a solve, and of learning (26 with 1,000 stars at 20 pc,
-#: 134 with 2,000); and operations of one, for each pair of nodes, and of a star and a node.
-COVARIANCES, _LOOKED_UP = (5, 60), (200, 2000)
+#: Covariances of few stars as matrices: of a solve, and of learning (134 with 2,000 at 20 pc), and
+#: of so few that they are kept (22 with 1,000); and operations of one, for each pair of nodes, and
+#: of a star and a node.
+COVARIANCES, _KEPT_COVARIANCES, _LOOKED_UP = (5, 60), (2, 20), (200, 2000)
 #: Fits of a Gaussian density with scales of groups, which are linearised about the one before.
 SCALED_FITS = 2
 #: Rows of kriging weights, beside those that interpolate: nodes across a ray.
@@ -123,7 +124,8 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
     nodes = nodes_of(config.grid).size
     if takes_matrices(config, len(rays), nodes):
         once = nodes * (_LOOKED_UP[0] * nodes + _LOOKED_UP[1] * len(rays))
-        return expected_covariances(config) * once * _machine.seconds_per_operation(rays.device)
+        count = expected_covariances(config, len(rays))
+        return count * once * _machine.seconds_per_operation(rays.device)
     if is_lognormal(config):
         return expected_products(config) * _several_seconds(config, rays)
     dtype = dtype_of(config.compute)
@@ -182,9 +184,10 @@ def takes_matrices(config: Config, n: int, nodes: int) -> bool:
     return config.density == "gaussian" and fits
 
 
-def expected_covariances(config: Config) -> int:
-    """Count the covariances that a fit by matrices makes."""
-    once = COVARIANCES[0] + _learns(config) * COVARIANCES[1]
+def expected_covariances(config: Config, n: int) -> int:
+    """Count the covariances that a fit of n stars by matrices makes."""
+    solve, learning = _KEPT_COVARIANCES if n <= features.MOST_KEPT else COVARIANCES
+    once = solve + _learns(config) * learning
     return SCALED_FITS * once if config.model.group_scale > 0 else once
 
 
