@@ -131,11 +131,11 @@ def test_differences_between_near_rows_are_those_of_the_exact_engine(
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_what_rounding_leaves_at_nodes_is_not_drawn_jointly(dim: int) -> None:
-    """K_** − ΦΦᵀ of spacings and places that are no powers of 2 is some 1e-16 of the variance."""
+    """A solve for weights may leave some 1e-16 of the variance of 2."""
     grid = RegularGrid((-0.7,) * dim, (0.1,) * dim, (6, 5, 4)[:dim])
     features = LocalFeatures(GridPrior.padded(Matern32(0.3, 2.0, dim=dim), grid))
-    at_nodes = residuals_at(features, grid.points())
-    assert at_nodes.root.ndim == 1
-    assert float(at_nodes.root.max()) < 1e-7
-    between = residuals_at(features, grid.points()[:4] + 0.05)
-    assert between.root.ndim == 2
+    nodes = PointValues(grid.points())
+    left = JointResiduals.of(features, nodes, torch.full((grid.size,), 4e-16))
+    assert left.root.tolist() == pytest.approx([2e-8] * grid.size)
+    assert residuals_at(features, grid.points()).root.ndim == 1
+    assert residuals_at(features, grid.points()[:4] + 0.05).root.ndim == 2
