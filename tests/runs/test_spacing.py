@@ -187,6 +187,14 @@ def test_clouds_below_a_third_of_the_length_ask_for_a_finer_grid(
     assert prepared(tmp_path).grid.spacing[0] == 20.0
 
 
+@pytest.mark.parametrize(
+    "kernel", ["matern", "matern32+matern12", "squared-exponential", "matern13"]
+)
+def test_stars_have_a_length_by_any_kernel(tmp_path: Path, kernel: str) -> None:
+    with_cloudy_stars(tmp_path, 300, radius=6.0)
+    assert prepared(tmp_path, f"model.kernel={kernel}").grid.spacing[0] < 10.0
+
+
 def test_smooth_dust_keeps_the_grid_of_its_start(tmp_path: Path) -> None:
     """The field of `plain_sky` has the length where learning starts."""
     write_plain_sky(tmp_path, plain_sky(300, 3, SIZE))

@@ -132,11 +132,10 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
 
 def length_of_stars(config: Config, observed: Observations) -> float:
     """The length of the density by the covariances of all stars observed, on the grid of config."""
-    config = with_kernel(config, FALLBACK) if is_open(config) else config
-    config = replace(config, model=_model.without_relative_scatter(config.model))
+    config = compared_on(with_kernel(config, FALLBACK) if is_open(config) else config)
     return engines.ray_length(
         _ray_data(config, observed, torch.arange(len(observed))),
-        config.model.kernel,
+        config.model.kernel_name,
         config.model.length,
         outliers=config.model.noise == "student-t",
     )

@@ -108,7 +108,8 @@ def _is_open(config: Config) -> bool:
 def with_spacing(config: Config, stars: StarTable) -> Config:
     """The configuration with a spacing in place of "auto": the coarsest that divides the sides of
     the box, leaves out less than the errors, and is at most a third of `model.length` where
-    that is learned; or the finest that the memory holds.
+    that is learned, or of a shorter length that the stars have; or the finest that the memory
+    holds.
 
     What it leaves out of the median star's extinction A over the distance d has the variance
     Λ ∫ E[ρ²] ds = Λ exp(std²) A² / d of a log-normal density, Λ d of a Gaussian one.
@@ -166,11 +167,12 @@ def _for_own_length(config: Config, stars: StarTable) -> Config:
 
     Such a length ends at the spacing, and dust that is finer is taken for noise.
     """
+    if not (_model.is_lognormal(config) and "length" in config.model.learn):
+        return config
+    finer = [trial for trial in _trials(config) if trial.grid.spacing < config.grid.spacing]
     places = cartesian(stars.l, stars.b, stars.distances.median)
     inside = stars[_model.grid_of(config.grid).contains(torch.from_numpy(places)).numpy()]
-    finer = [trial for trial in _trials(config) if trial.grid.spacing < config.grid.spacing]
-    learns = _model.is_lognormal(config) and "length" in config.model.learn
-    if not (finer and learns and len(inside) >= _LEAST_STARS):
+    if not finer or len(inside) < _LEAST_STARS:
         return config
     grid = _model.grid_of(finer[-1].grid)
     observed = observe(thinned(inside, _STARS), grid, OutsidePolicy.PRIOR)
