@@ -30,7 +30,14 @@ from dustmap import config as configuration
 from dustmap.gp import RegularGrid
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.sky import DustMap
-from dustmap.sky.simulation import AbstractDust, Measurements, SimulatedSky, SkyModel, simulate
+from dustmap.sky.simulation import (
+    AbstractDust,
+    Measurements,
+    SimulatedSky,
+    SkyModel,
+    Turbulence,
+    simulate,
+)
 from dustmap.sky.simulation._sky import sky_table
 from dustmap.tables import write_table
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
@@ -45,49 +52,37 @@ Array = NDArray[np.float64]
 COARSE, AUTO = "20 pc", "auto"
 #: Mean density in mag/pc, and errors of extinctions in mag.
 _MEAN, _ERROR = 0.002, 0.02
+#: Outer scale of turbulence in pc: waves of 2π of it, 100 pc.
+_OUTER = 16.0
 #: Errors of "auto" to those of the coarse grid, at most, and truths in its 68 % intervals at least.
 MOST_ERROR, LEAST_INSIDE = 0.95, 0.62
 
 
-def turbulence(shape: Sequence[int], step: float, rng: np.random.Generator) -> Array:
-    """exp(1.2 g) of a field g of unit variance."""
-    return np.asarray(np.exp(1.2 * _field(shape, step, 11.0 / 3.0, 100.0, rng)))
+def turbulence(grid: RegularGrid, rng: np.random.Generator) -> Array:
+    """exp(1.2 g) of a field g of unit variance with Kolmogorov's spectrum."""
+    return np.asarray(np.exp(Turbulence(1.2, _OUTER).field(grid, rng)))
 
 
-def cascade(shape: Sequence[int], step: float, rng: np.random.Generator) -> Array:
+def cascade(grid: RegularGrid, rng: np.random.Generator) -> Array:
     """Product over levels: each half of a cell is e^{±0.3} times as dense, and e^{0.25 n}."""
-    side = 1 << max(count - 1 for count in shape).bit_length()
+    side = 1 << max(count - 1 for count in grid.shape).bit_length()
     made = np.ones((1, 1, 1))
     while len(made) < side:
         made = made.repeat(2, 0).repeat(2, 1).repeat(2, 2)
         made *= np.exp(rng.choice([-0.3, 0.3], made.shape) + 0.25 * rng.standard_normal(made.shape))
     # So that the Sun is at no corner of the largest cells.
     made = np.roll(made, rng.integers(0, side, 3), (0, 1, 2))
-    return made[tuple(slice(count) for count in shape)]
+    return made[tuple(slice(count) for count in grid.shape)]
 
 
-def clouds(shape: Sequence[int], step: float, rng: np.random.Generator) -> Array:
+def clouds(grid: RegularGrid, rng: np.random.Generator) -> Array:
     """0.15, and where a field is above 0.9 of its standard deviation 6 e^{g/2} more."""
-    edges = _field(shape, step, 3.4, 60.0, rng)
-    inside = 6.0 * np.exp(0.5 * _field(shape, step, 11.0 / 3.0, 100.0, rng))
+    edges = Turbulence(1.0, 0.6 * _OUTER, slope=-3.4).field(grid, rng)
+    inside = 6.0 * np.exp(Turbulence(0.5, _OUTER).field(grid, rng))
     return np.asarray(0.15 + np.where(edges > 0.9, inside, 0.0))
 
 
-def _field(
-    shape: Sequence[int], step: float, slope: float, outer: float, rng: np.random.Generator
-) -> Array:
-    """A periodic Gaussian field of mean 0 and variance 1, of the spectrum (k² + outer⁻²)^{−s/2}."""
-    n = max(shape)
-    along = np.fft.fftfreq(n, step)
-    square = along[:, None, None] ** 2 + along[:, None] ** 2 + np.fft.rfftfreq(n, step) ** 2
-    root = (square + outer**-2) ** (-slope / 4.0)
-    white = np.fft.rfftn(rng.standard_normal((n, n, n)))
-    made = np.fft.irfftn(white * root, (n, n, n), (0, 1, 2))
-    made = (made - made.mean()) / made.std()
-    return np.asarray(made[tuple(slice(count) for count in shape)])
-
-
-KINDS: dict[str, Callable[[Sequence[int], float, np.random.Generator], Array]] = {
+KINDS: dict[str, Callable[[RegularGrid, np.random.Generator], Array]] = {
     "turbulence": turbulence,
     "cascade": cascade,
     "clouds": clouds,
@@ -102,7 +97,7 @@ class FineDust(AbstractDust):
     kind: str
 
     def density(self, grid: RegularGrid, seed: int) -> Array:
-        made = KINDS[self.kind](grid.shape, grid.spacing[0], np.random.default_rng(seed))
+        made = KINDS[self.kind](grid, np.random.default_rng(seed))
         return np.asarray(_MEAN * made / made.mean())
 
 
