@@ -27,6 +27,8 @@ DONE, FAILED, BAD_INPUT, CHECK_FAILED, PREEMPTED = 0, 1, 2, 3, 75
 #: Seconds that a run may take to keep a state after it was asked to end; what it has kept before
 #: is there in any case. Batch systems kill after some 30 s.
 PATIENCE = 20.0
+#: Seconds between two tries to raise what ends a command.
+AGAIN = 1.0
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -41,7 +43,7 @@ class Preempted(BaseException):
 @contextmanager
 def terminating() -> Iterator[None]:
     """Raise `Terminated` on SIGTERM in this context."""
-    with handling((signal.SIGTERM,), _terminate):
+    with handling((signal.SIGTERM, signal.SIGALRM), _terminate):
         yield
 
 
@@ -50,10 +52,7 @@ def preempting() -> Iterator["Notice"]:
     """Raise `Preempted` on SIGTERM and SIGUSR1, once a state that is near is saved."""
     notice = Notice()
     with handling((*_PREEMPTING, signal.SIGALRM), notice.arrives):
-        try:
-            yield notice
-        finally:
-            notice.wait_no_more()
+        yield notice
 
 
 @final
@@ -75,7 +74,7 @@ class Notice:
             self.end()
 
     def end(self) -> NoReturn:
-        self.wait_no_more()
+        _wait_no_more()
         raise Preempted
 
     def arrives(self, number: int, frame: FrameType | None) -> None:
@@ -86,22 +85,15 @@ class Notice:
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             return
         self.pending = True
-        for each in _PREEMPTING:
-            # A third one must not interrupt the clearing up.
-            signal.signal(each, signal.SIG_IGN)
-        self.end()
-
-    def wait_no_more(self) -> None:
-        """Cancel the alarm that would end the run."""
-        if threading.current_thread() is threading.main_thread():
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        # A third one must not interrupt the clearing up.
+        _insist(Preempted, *_PREEMPTING)
 
 
 @contextmanager
 def handling(
     signals: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Handle signals by `handler` in this context."""
+    """Handle signals by `handler` in this context, at whose end no alarm is left."""
     # Python hands signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,6 +102,7 @@ def handling(
     try:
         yield
     finally:
+        _wait_no_more()
         for number, earlier in before:
             signal.signal(number, earlier)
 
@@ -117,8 +110,40 @@ def handling(
 def _terminate(number: int, frame: FrameType | None) -> None:
     del number, frame
     # A second one must not interrupt the clearing up.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+    _insist(Terminated, signal.SIGTERM)
+
+
+def _insist(request: type[BaseException], *ignored: signal.Signals) -> NoReturn:
+    """Raise the request, every second anew until it is being handled; signals have no more effect.
+
+    Python drops an exception of a signal's handler that interrupts a finalizer or a callback of a
+    weak reference.
+    """
+
+    def again(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if not any(isinstance(error, request) for error in _being_handled()):
+            raise request
+
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
+    raise request
+
+
+def _being_handled() -> Iterator[BaseException]:
+    """The exception whose clearing up is under way, and those that it interrupted."""
+    error = sys.exception()
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def _wait_no_more() -> None:
+    """Cancel the alarm that would end the command."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 #: The file name in the error where stdout takes nothing more.

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from dustmap.cli import BAD_INPUT, DONE, PREEMPTED, main
-from dustmap.cli._console import Preempted, preempting
+from dustmap.cli import BAD_INPUT, DONE, PREEMPTED, _console, main
+from dustmap.cli._console import Preempted, Terminated, preempting, terminating
 from dustmap.runs import status_of
 from dustmap.runs.checkpoints._status import holder, holding, lines_of
 from tests.run_outputs import differences, left_over
@@ -274,6 +276,37 @@ def test_a_first_signal_waits_for_a_state_and_a_second_does_not() -> None:
 def test_a_signal_ends_at_once_what_keeps_no_state() -> None:
     with pytest.raises(Preempted), preempting():
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("context", "error"), [(preempting, Preempted), (terminating, Terminated)])
+def test_a_signal_that_a_finalizer_swallows_is_raised_again(
+    context: Callable[[], AbstractContextManager[object]],
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_console, "AGAIN", 0.05)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    cleared: list[str] = []
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    def work() -> None:
+        Finalized()
+        cleared.append("went on")
+        try:
+            time.sleep(30.0)
+        finally:
+            # The clearing up is not interrupted, however long it takes.
+            time.sleep(0.2)
+            cleared.append("cleared")
+
+    with pytest.raises(error), context():
+        work()
+    assert cleared == ["went on", "cleared"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def started(folder: Path, name: str) -> "subprocess.Popen[str]":
