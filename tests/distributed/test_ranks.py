@@ -115,8 +115,8 @@ def test_more_ranks_find_what_one_process_finds(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.slow
-def test_ranks_differ_from_one_process_by_what_solves_leave(tmp_path: Path) -> None:
-    """Rounding alone sets them apart, which solves magnify up to the residual they may leave."""
+def test_ranks_differ_from_one_process_by_no_more_than_solves_leave(tmp_path: Path) -> None:
+    """Rounding alone sets them apart, which solves may magnify up to the residual they leave."""
     cases = ("lognormal-loose", "lognormal-tight")
     run_ranks(tmp_path, [f"{name}:{size}" for name in cases for size in (1, 2, 3)])
     for size in (2, 3):
@@ -125,7 +125,6 @@ def test_ranks_differ_from_one_process_by_what_solves_leave(tmp_path: Path) -> N
         )
         assert max(loose.values()) <= 1e-2, loose
         assert max(tight.values()) <= 1e-6, tight
-        assert max(tight.values()) <= 1e-2 * max(loose.values()), (loose, tight)
 
 
 @pytest.mark.slow
