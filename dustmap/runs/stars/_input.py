@@ -239,6 +239,7 @@ def places_of(
         parallax_zero_point=data.parallax_zero_point,
         with_extinctions=with_extinctions,
         system=system_of(data),
+        invalid=data.invalid or None,
     )
     if places.extinctions is not None:
         log.info("%s: extinctions are taken as %s", path, places.extinctions.system)

@@ -347,6 +347,7 @@ def read_places(
     parallax_zero_point: float | u.Quantity = 0.0,
     with_extinctions: bool = False,
     system: ExtinctionSystem | None = None,
+    invalid: str | None = None,
 ) -> Places:
     """Read every row that has a direction and a distance as a place: none is cut.
 
@@ -361,11 +362,14 @@ def read_places(
         Read the extinctions, too, which the file must then have columns of.
     system
         Of the extinctions where neither card nor file says.
+    invalid
+        "error" refuses rows with an impossible direction or distance, "drop" takes them for no
+        places and says how many they are; None: as the card says.
 
     Raises
     ------
     UserError
-        Where no row has a direction and a distance, where one has an impossible one, or the file
+        Where no row has a direction and a distance, where an impossible one is refused, or the file
         cannot be read.
 
     Examples
@@ -386,7 +390,8 @@ def read_places(
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions, with_identifiers=False)
     check_frame(path, reader, schema, binding)
-    values, rows = _values_of_places(path, reader, binding)
+    policy = _selection.policy_of(invalid, schema)
+    values, rows = _selection.values_of_places(path, reader, binding, policy)
     l, b = directions(binding.position, values)
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
@@ -427,22 +432,3 @@ def _extinctions(
     bad = np.any([*_rules.extinction_problems(kind, values).values()], axis=0)
     value, error = _rules.extinctions(kind, values)
     return Extinctions(np.where(bad, np.nan, value), np.where(bad, np.nan, error), system)
-
-
-def _values_of_places(
-    path: Path, reader: AbstractReader, binding: Binding
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-    """Read the rows that are places, and tell which of the rows are: all that miss no number."""
-    chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
-    if not chunks:
-        raise UserError(f"{path}: the table has no rows")
-    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    absent = _rules.not_finite(values, (*binding.position.columns, *binding.distance.columns))
-    rows = ~np.any(list(absent.values()), axis=0)
-    if not rows.any():
-        reasons = [f"{why} in {bad.sum()} of them" for why, bad in absent.items() if bad.any()]
-        raise UserError(f"{path}: no row is a place; {', '.join(reasons)}")
-    for reason, bad in _selection.problems_of_places(binding, values).items():
-        if reason not in absent and (bad & rows).any():
-            raise _selection.invalid_row(path, reason, np.flatnonzero(bad & rows), "remove them")
-    return {name: column[rows] for name, column in values.items()}, rows

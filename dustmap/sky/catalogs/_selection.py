@@ -340,6 +340,43 @@ def _chunks(file: CatalogFile) -> Iterator[Chunk]:
         ) from None
 
 
+def policy_of(invalid: str | None, card: SchemaCard) -> InvalidRows:
+    """Return what becomes of invalid rows: what is asked for, else as the card has it."""
+    policy = next((p for p in InvalidRows if p.value == invalid), card.invalid)
+    if invalid not in (None, "", policy.value):
+        raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
+    return policy
+
+
+def values_of_places(
+    path: Path, reader: AbstractReader, binding: Binding, invalid: InvalidRows
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """Read the rows that are places, and tell which are: all with a direction and a distance.
+
+    Rows where these are impossible are refused, or no places either, with a word of each reason.
+    """
+    chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
+    if not chunks:
+        raise UserError(f"{path}: the table has no rows")
+    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    absent = _rules.not_finite(values, (*binding.position.columns, *binding.distance.columns))
+    wrong = {why: bad for why, bad in problems_of_places(binding, values).items() if bad.any()}
+    places = ~np.any(list(absent.values()), axis=0)
+    for reason in wrong.keys() - absent.keys():
+        rows = np.flatnonzero(wrong[reason] & places)
+        if len(rows) and invalid is InvalidRows.ERROR:
+            raise invalid_row(path, reason, rows, "remove them")
+    usable = ~np.any([*absent.values(), *wrong.values()], axis=0)
+    if not usable.any():
+        reasons = [f"{why} in {bad.sum()} of them" for why, bad in wrong.items()]
+        raise UserError(f"{path}: no row is a place; {', '.join(reasons)}")
+    for reason in sorted(wrong.keys() - absent.keys()):
+        rows = np.flatnonzero(wrong[reason] & places)
+        words = "%s: %s in %d rows, such as row %d (counted from 0): no answers there"
+        log.warning(words, path, reason, len(rows), rows[0])
+    return {name: column[usable] for name, column in values.items()}, usable
+
+
 def problems_of_places(binding: Binding, values: Values) -> _rules.Problems:
     """Return the rows that are wrong, by what is wrong with their directions and distances."""
     problems = _rules.position_problems(binding.position, values)

@@ -351,7 +351,7 @@ def test_no_such_preset_policy_and_path(tmp_path: Path) -> None:
 
 
 def test_places_without_a_direction(tmp_path: Path) -> None:
-    """Rows without one have no answers; an impossible one, and a table of none, are refused."""
+    """Rows without one have no answers; a table of none is refused, as impossible ones are."""
     table = plain()
     table["l"][2] = table["distance_pc"][4] = np.nan
     places = read_places(write(tmp_path, "fits", table))
@@ -365,13 +365,39 @@ def test_places_without_a_direction(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"b is not between -90 and 90 degrees in row 5"):
         read_places(write(tmp_path, "parquet", table))
     table["distance_pc"] = np.nan
-    with pytest.raises(UserError, match=r"place; l is .* in 1 of them, distance is .* in 7 of"):
+    with pytest.raises(
+        UserError, match=r"place; l is .* in 1 of them, b .* in 1 of them, distance .* 7 of"
+    ):
         read_places(write(tmp_path, "ecsv", table))
-    with pytest.raises(UserError, match=r"no row is a place; distance is not finite in 3 of them"):
+    with pytest.raises(
+        UserError, match=r"no row is a place; b .* in 1 of them, distance is .* 3 of"
+    ):
         read_places(write(tmp_path, "hdf5", table[3:6]))
     table.remove_column("distance_pc")
     with pytest.raises(UserError, match=r"missing distance \(card generic\) for distances"):
         read_places(write(tmp_path, "csv", table))
+
+
+def test_impossible_places_have_no_answers_where_the_card_drops_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dias et al. (2021) print errors of distances as whole pc: those of the nearest are 0."""
+    table = plain()
+    table["distance_error"] = 5.0
+    table["distance_error"][3], table["b"][5], table["distance_pc"][6] = 0.0, 91.0, np.nan
+    path = write(tmp_path, "fits", table)
+    with pytest.raises(UserError, match="in row 3"):
+        read_places(path, invalid="error")
+    places = read_places(path, invalid="drop")
+    np.testing.assert_array_equal(places.rows, np.setdiff1d(np.arange(len(table)), [3, 5, 6]))
+    reasons = [record.getMessage() for record in caplog.records]
+    assert any("distance_error is not > 0 in 1 rows, such as row 3" in each for each in reasons)
+    assert any(
+        "b is not between -90 and 90 degrees in 1 rows, such as row 5" in each for each in reasons
+    )
+    table["distance_error"] = -1.0
+    with pytest.raises(UserError, match=r"no row is a place; .*distance_error is not > 0 in"):
+        read_places(write(tmp_path, "parquet", table), invalid="drop")
 
 
 def test_most_identifiers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
