@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,15 +203,16 @@ def test_what_the_user_can_mend_is_one_line(
     assert error(capsys) == "dustmap: error: first line second line"
 
 
-def test_a_full_disk_is_not_bad_input(
-    sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.ESTALE])
+def test_a_full_or_lost_disk_is_not_bad_input(
+    sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("dustmap.runs.execute_run", fail)
     assert run(sky) == FAILED
-    assert "No space left on device" in error(capsys)
+    assert os.strerror(number) in error(capsys)
 
 
 def test_a_lost_rank_is_not_bad_input(

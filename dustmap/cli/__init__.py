@@ -67,8 +67,9 @@ COMMANDS: dict[str, tuple[Callable[[Commands], None], Callable[[argparse.Namespa
 
 log = logging.getLogger(__name__)
 
-#: Errors of a machine, not of what it was given: a full disk or quota, and one that is broken.
-_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+#: Errors of a machine, not of what it was given: a full disk, a quota or a limit of file sizes, a
+#: disk that is broken or was mounted anew, and a server of files that is gone.
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

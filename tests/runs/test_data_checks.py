@@ -255,6 +255,15 @@ def test_stars_in_the_box_are_counted_in_a_sample_unless_few_are_there(
     assert (found.name, found.value, found.high) == (name, value, value or N)
 
 
+def test_a_catalog_of_few_stars_is_said_to_be_one(tmp_path: Path) -> None:
+    few = {name: values[:3] for name, values in sky().items()}
+    run = prepare(config(tmp_path, few))
+    assert isinstance(run, StarRun)
+    (found,) = (check for check in run.checks if check.name == "stars within the box")
+    assert (found.passed, found.low) == (False, 5.0)
+    assert found.advice == "the catalog has 3 stars, and a map needs at least 5"
+
+
 @pytest.mark.parametrize(
     ("spoil", "settings", "words"),
     [

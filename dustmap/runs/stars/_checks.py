@@ -109,6 +109,8 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
         f"hardly a star lies within the box {box}: are the distances in pc, the parallaxes in mas? "
         "else move or enlarge it (grid.center, grid.size)"
     )
+    if share.total < enough:
+        advice = f"the catalog has {share.total:,} stars, and a map needs at least {enough:,}"
     of_sample = f" of {looked_at:,} that were looked at" if looked_at < share.total else ""
     name = f"stars within the box{of_sample}"
     return Check(name, float(number), float(enough), float(max(enough, looked_at)), advice)
