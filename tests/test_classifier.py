@@ -70,6 +70,31 @@ def test_probabilities_are_calibrated(dim: int) -> None:
     assert score > best - 0.05
 
 
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_far_from_all_rows_a_rare_class_is_as_rare_as_among_them(link: str) -> None:
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(600, 2))
+    rare = rng.uniform(size=600) < 0.03
+    model = HIPGPClassifier(link=link).fit(X, rare)
+    inside = model.predict_proba(rng.uniform(size=(200, 2)))[:, 1]
+    far = model.predict_proba(np.array([[3.0, 3.0], [100.0, 100.0]]))[:, 1]
+    assert inside.mean() == pytest.approx(rare.mean(), rel=0.3)
+    np.testing.assert_allclose(far, rare.mean(), rtol=0.5)
+    third = np.where(X[:, 0] > 0.5, "left", "right")
+    three = HIPGPClassifier(link=link, epochs=5).fit(X, np.where(rare, "rare", third))
+    assert three.predict_proba([[100.0, 100.0]])[0, 1] == pytest.approx(rare.mean(), rel=0.5)
+
+
+def test_labels_of_which_the_columns_say_nothing_are_said_to_be_such() -> None:
+    rng = np.random.default_rng(2)
+    X = rng.uniform(size=(400, 2))
+    (report,) = HIPGPClassifier().fit(X, rng.uniform(size=400) < 0.1).report_
+    assert any("X may say nothing of the class" in each for each in report["advice"])
+    X, _, y = simulated(300, 2)
+    (report,) = HIPGPClassifier().fit(X, y).report_
+    assert report["advice"] == []
+
+
 def test_three_classes() -> None:
     X, _, _ = simulated(400, 2)
     y = np.digitize(X[:, 0], [-0.7, 0.7]) + 5

@@ -41,8 +41,9 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Inducing points, at first the centres of clusters of X; "auto" is one for five rows, from
         100 to 500, or as many as rows differ. The cost of a step grows with their cube.
     mean : "constant" or "linear"
-        "linear" has a slope for every column, without a prior: for classes that planes tell apart,
-        where rows are many times the columns.
+        The constant starts where P(y = 1) without f is the frequency of the class. "linear" has a
+        slope for every column, without a prior: for classes that planes tell apart, where rows are
+        many times the columns.
     link : "logit" or "probit"
         σ: the logistic function, or the distribution function of the normal distribution.
     learn : bool or names out of "length", "variance", "mean", "inducing"

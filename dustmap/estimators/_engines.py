@@ -27,7 +27,7 @@ from dustmap.estimators._arguments import (
     noise_std_of,
     one_of,
 )
-from dustmap.gp import Batch, GPModel, RegularGrid
+from dustmap.gp import AbstractMean, Batch, ConstantMean, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
@@ -387,10 +387,25 @@ def fit_latent(
     """
     if search_start:
         model = _best_start(model, Batch(points, 2.0 * targets - 1.0), settings.seed)
+    if model.mean.is_learned:
+        model = replace(model, mean=_mean_of_frequency(model, targets))
     settings = replace(settings, most_points=auto_points(len(targets), settings.most_points))
     engine = engines.FreePointsEngine(settings, collapsed=False)
     fit = engine.fit(Problem(model, Batch(points, targets)), Watch())
-    return replace(fit, report={"n": len(targets), **fit.report})
+    advice = [*fit.report["advice"], *_frequency_advice(fit, targets)]
+    return replace(fit, report={"n": len(targets), **fit.report, "advice": advice})
+
+
+def _frequency_advice(fit: EngineFit, targets: Tensor) -> list[str]:
+    """Advice where one probability for all rows has more evidence than f."""
+    share = targets.mean()
+    constant = float(-len(targets) * torch.special.entr(torch.stack([share, 1.0 - share])).sum())
+    if fit.evidence is None or fit.evidence >= constant:
+        return []
+    return [
+        f"ln P(y) is at least {fit.evidence:.4g}, and {constant:.4g} where all rows have the "
+        f"probability {float(share):.3g}: X may say nothing of the class"
+    ]
 
 
 def auto_points(n: int, most: int) -> int:
@@ -401,9 +416,28 @@ def auto_points(n: int, most: int) -> int:
     return min(most, max(_LEAST_POINTS, n // _ROWS_PER_POINT))
 
 
+def _mean_of_frequency(model: GPModel, targets: Tensor) -> AbstractMean:
+    """The mean with the constant at which the prior's P(y = 1) is the share of targets (N,) of 1.
+
+    E Φ(f) = Φ(m/√(1 + v)) and E σ(f) ≈ σ(m/√(1 + π v/8)) under f ~ N(m, v) (MacKay 1992). From 0
+    steps on minibatches would end far from the log-odds of a rare class.
+    """
+    assert isinstance(model.likelihood, BernoulliLikelihood)
+    with torch.no_grad():
+        variance, share = model.kernel.variance(), targets.mean()
+        if model.likelihood.link is BernoulliLink.PROBIT:
+            constant = torch.special.ndtri(share) * (1.0 + variance).sqrt()
+        else:
+            constant = torch.logit(share) * (1.0 + math.pi / 8.0 * variance).sqrt()
+        coefficients = model.mean.coefficients().clone()
+        coefficients[0] = constant
+    return model.mean.with_coefficients(coefficients)
+
+
 def _best_start(model: GPModel, labels: Batch, seed: int) -> GPModel:
-    """The model at the best length scale for labels with Gaussian noise."""
-    gaussian = replace(model, likelihood=GaussianLikelihood(jitter=0.5))
+    """The model at the best length scale for labels about their mean with Gaussian noise."""
+    middle = ConstantMean(float(labels.y.mean()), learn=False)
+    gaussian = replace(model, mean=middle, likelihood=GaussianLikelihood(jitter=0.5))
     how = engines.EvidenceSettings(_PROBE, seed=seed, search_start=True)
     kernel = engines.searched_start(gaussian, labels, how).kernel
     likelihood = model.likelihood
