@@ -5,12 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.stats import t
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dustmap import HIPGPRegressor
+from dustmap.engines import choose_kernel, plain_part, plain_rows
+from dustmap.gp import Batch, ConstantMean, GPModel
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
 
 Array = NDArray[np.float64]
 
@@ -66,6 +72,62 @@ def test_gross_outliers_do_not_ruin_the_fit(engine: str, n: int) -> None:
     mean, std = robust.predict(Q, return_std=True)
     assert 0.4 < np.sqrt(np.mean(((mean - surface(Q)) / std) ** 2)) < 1.6
     assert robust.score(X[:200], surface(X[:200])) > 0.98
+
+
+def step(X: Array) -> Array:
+    return np.asarray(5.0 * (X[:, 0] > 0.52))
+
+
+TRUTHS: dict[str, tuple[int, Callable[[Array], Array], float]] = {
+    "step": (2, step, 0.05),
+    "plateau": (2, lambda X: np.asarray(5.0 * (X[:, 0] > 0.8)), 0.05),
+    "spike": (1, lambda X: np.asarray(5.0 * np.exp(-0.5 * ((X[:, 0] - 0.3) / 0.01) ** 2)), 0.1),
+    "no noise": (3, lambda X: np.sin(6.0 * X).sum(1), 0.0),
+    "five columns": (5, lambda X: np.sin(3.0 * X).sum(1), 0.05),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_outliers_are_told_from_steps_plateaus_and_spikes(name: str) -> None:
+    dim, truth, noise = TRUTHS[name]
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(2_000, dim))
+    y = truth(X) + noise * rng.standard_normal(len(X))
+    assert len(plain_rows(X, y)) > 0.99 * len(X)
+    wild = rng.uniform(size=len(X)) < 0.2
+    kept = plain_rows(X, np.where(wild, -99.0, y))
+    assert len(np.intersect1d(kept, wild.nonzero()[0])) <= 0.02 * wild.sum()
+    assert len(np.intersect1d(kept, (~wild).nonzero()[0])) > 0.99 * (~wild).sum()
+    few = plain_rows(1e6 + 1e-3 * X, y, most=500, seed=1)
+    assert 490 < len(few) <= 500
+
+
+def test_rows_on_the_other_side_of_a_step_are_no_outliers() -> None:
+    """More than half of the rows are at 0: their median deviation is that of the noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 2))
+    y = step(X) + 0.05 * rng.standard_normal(len(X))
+    y[::40] += 3.0
+    Q = rng.uniform(size=(300, 2))
+    Q = Q[np.abs(Q[:, 0] - 0.52) > 0.05]
+    fitted = HIPGPRegressor("matern12", noise="student-t").fit(X, y)
+    assert np.sqrt(np.mean((fitted.predict(Q) - step(Q)) ** 2)) < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_outliers_do_not_hide_how_smooth_a_function_is(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(2_500, 2))
+    f = np.sin(5.0 * X[:, 0]) + 2.0 * X[:, 1] ** 2
+    y, wild = f + 0.2 * rng.standard_normal(len(X)), rng.uniform(size=len(X)) < 0.05
+    y[wild] += rng.choice([-1.0, 1.0], wild.sum()) * rng.uniform(2.0, 20.0, wild.sum())
+    start = GPModel(Matern32([1.0, 1.0], 1.0), ConstantMean(), GaussianLikelihood(jitter=0.1))
+    data = Batch(PointValues(torch.from_numpy((X - 0.5) / 0.29)), torch.from_numpy(y))
+    hidden, plain = (choose_kernel(start, each) for each in (data, plain_part(data, 100_000)))
+    assert plain.name in ("matern32", "matern52")
+    assert hidden.candidates[0].difference > -0.01
+    assert plain.candidates[0].difference < -0.015
 
 
 def test_noise_of_t_is_learned_with_and_without_its_errors() -> None:

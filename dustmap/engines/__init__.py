@@ -73,6 +73,7 @@ from dustmap.engines._inducing_grid import InducingPlan as InducingPlan
 from dustmap.engines._inducing_grid import InducingSettings as InducingSettings
 from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
+from dustmap.engines._kernel_choice import MOST_OF_CHOICE as MOST_OF_CHOICE
 from dustmap.engines._kernel_choice import KernelChoice as KernelChoice
 from dustmap.engines._kernel_choice import choice_bytes as choice_bytes
 from dustmap.engines._kernel_choice import choose_kernel as choose_kernel
@@ -108,4 +109,5 @@ from dustmap.engines._ray_kernels import ray_choice_component as ray_choice_comp
 from dustmap.engines._ray_kernels import ray_length as ray_length
 from dustmap.engines._student_t import MOST_STUDENT_T as MOST_STUDENT_T
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
+from dustmap.engines._student_t import plain_part as plain_part
 from dustmap.engines._student_t import plain_rows as plain_rows

@@ -52,7 +52,7 @@ CANDIDATES, FALLBACK = ("matern12", "matern32", "matern52"), "matern32"
 #: learn in; and the longer scale over that of its term alone, where learning starts.
 SUMS, _MOST_COLUMNS, _LONGER = ("matern12+matern12", "matern12+matern32"), 4, 2.0
 #: Distinct rows that a choice needs, and that make one window; rows among which windows are sought.
-LEAST_ROWS, _ONE_WINDOW, _MOST_ROWS = 30, 1_000, 100_000
+LEAST_ROWS, _ONE_WINDOW, MOST_OF_CHOICE = 30, 1_000, 100_000
 #: Windows at most, of which the first learn, their rows, and the rows of the patch in each.
 # Of 12,000 smooth values in four columns with a tenth of noise, the patches of 10 windows chose
 # each of the kernels for one seed or another; those of 80 the smoothest for five of six.
@@ -328,7 +328,7 @@ def windows_of(data: Batch, seed: int) -> list[Window]:
     """
     assert isinstance(data.functional, PointValues)
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(len(data), generator=generator)[:_MOST_ROWS]
+    rows = torch.randperm(len(data), generator=generator)[:MOST_OF_CHOICE]
     rows = rows[different_places(data.functional.x[rows])[0]]
     x = data.functional.x[rows]
     if len(rows) < LEAST_ROWS:

@@ -23,7 +23,16 @@ from dustmap.engines._learning import EvidenceSettings, learn, most_exact, searc
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
-from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, Parameters, fit_hyperparameters
+from dustmap.gp import (
+    Batch,
+    ExactGP,
+    FitStatus,
+    GPModel,
+    Parameters,
+    fit_hyperparameters,
+    nearest,
+)
+from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     Sites,
@@ -38,8 +47,11 @@ from dustmap.inference import (
 _Solution: TypeAlias = inference.GlobalSolution | inference.DataSpaceSolution
 #: Rows that kernel and noise are learned from by dense algebra, at most.
 LEARNING_ROWS = 1_000
-#: Robust standard deviations beyond which a target has no part in the start.
-_GROSS = 10.0
+#: Rows that are asked for outliers where the evidence of some of them starts the learning.
+_MOST_SCREENED = 20_000
+#: Robust standard deviations from the median of all beyond which a target is far from it,
+#: neighbours of a row, and widths beyond which it is unlike one of them.
+_GROSS, _NEIGHBOURS, _UNLIKE = 10.0, 16, 5.0
 #: Turns of kernel and noise, rounds of sites in each, the change of the sites below which they
 #: rest, and draws of a round of the global engine.
 _TURNS, _ROUNDS, _REST, _SAMPLES = 10, 25, 0.01, 16
@@ -147,17 +159,57 @@ class RobustModel:
 SiteFit: TypeAlias = tuple[RobustModel, Sites, bool]
 
 
-def plain_rows(y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell which targets y (N,) do not stand out grossly from their median: (N,) bool.
+def plain_rows(
+    x: NDArray[np.float64], y: NDArray[np.float64], *, most: int = 20_000, seed: int = 0
+) -> NDArray[np.int64]:
+    """Indices of the rows, of `most` random ones, that are no gross outliers.
+
+    A row is alike to a neighbour where they differ by less than 5 widths, and an outlier where it
+    is alike to less than a quarter of its neighbours; to less than half where it is far from the
+    median of all, too. Width: of its neighbours about their median, and at least what rows deviate
+    from that in the median. So rows beside a step, and those on a plateau, are none, while one of
+    a few times the signal is, which normal noise would take for a rough signal.
+
+    x (N, D), whose columns are divided by their standard deviations; y (N,).
 
     Examples
     --------
-    >>> plain_rows(np.array([1.0, 1.1, 0.9, 1.05, 300.0]))
-    array([ True,  True,  True,  True, False])
+    >>> x = np.linspace(0.0, 1.0, 100)[:, None]
+    >>> y = np.sin(9.0 * x[:, 0]) + 0.1 * np.cos(99.0 * x[:, 0]) + 5.0 * (x[:, 0] > 0.7)
+    >>> y[[20, 60]] += 4.0
+    >>> sorted(set(range(100)) - set(plain_rows(x, y)))
+    [20, 60]
     """
+    rows = np.random.default_rng(seed).permutation(len(y))[:most]
+    rows.sort()
+    x, y = x[rows], y[rows]
+    places = torch.from_numpy(x / np.where(np.ptp(x, axis=0) > 0, x.std(axis=0), 1.0))
+    near = nearest(places, places, 1 + _NEIGHBOURS).numpy()
+    others = np.where(near >= 0, y[near], np.nan)
+    middle = np.nanmedian(others, axis=1)
+    spread = np.nanmedian(np.abs(others - middle[:, None]), axis=1)
+    width = 1.4826 * np.maximum(spread, np.median(np.abs(y - middle)))
+    alike = np.nanmean(np.abs(y[:, None] - others) <= _UNLIKE * width[:, None], axis=1)
     off = np.abs(y - np.median(y))
-    width = 1.4826 * float(np.median(off))
-    return np.asarray(off <= _GROSS * width if width > 0 else np.ones(len(y), bool))
+    is_far = (off > _GROSS * 1.4826 * np.median(off)) & (np.median(off) > 0)
+    # Where most rows are equal there is no width to measure others by.
+    least = np.where(is_far, 0.5, np.where(width > 0, 0.25, 0.0))
+    return np.asarray(rows[alike > least])
+
+
+def plain_part(data: Batch, most: int, seed: int = 0) -> Batch:
+    """The rows of point values, of `most` random ones, that are no gross outliers.
+
+    Examples
+    --------
+    >>> x = torch.linspace(0.0, 1.0, 50, dtype=torch.float64)
+    >>> y = torch.where(x == 1.0, 99.0, x.square())
+    >>> len(plain_part(Batch(PointValues(x[:, None]), y), 100))
+    49
+    """
+    assert isinstance(data.functional, PointValues)
+    x, y = data.functional.x.cpu().numpy(), data.y.double().cpu().numpy()
+    return data[torch.from_numpy(plain_rows(x, y, most=most, seed=seed))]
 
 
 def learn_robustly(
@@ -167,7 +219,7 @@ def learn_robustly(
 
     They start from the maximum under normal noise of rows that do not stand out.
     """
-    plain = data[torch.from_numpy(plain_rows(data.y.numpy())).nonzero().squeeze(-1)]
+    plain = plain_part(data, _MOST_SCREENED, settings.seed)
     model = searched_start(model, plain, settings)
     plain = plain.random_part(LEARNING_ROWS, settings.seed)
     model = learn(model, plain, replace(settings, rows=LEARNING_ROWS), Watch()).model
@@ -259,7 +311,7 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
 
 def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
     """Raise the widths to `_LEAST_WIDTH` at least."""
-    plain = data.y[torch.from_numpy(plain_rows(data.y.numpy()))]
+    plain = plain_part(data, LEARNING_ROWS).y
     least = _LEAST_WIDTH * max(float(model.kernel.variance().sqrt()), float(plain.std()))
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:

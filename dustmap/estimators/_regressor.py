@@ -244,7 +244,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inputs, targets = _arguments.forwards(inputs), _arguments.forwards(targets)
         std = _arguments.noise_std_of(noise_std, len(targets))
         named = not isinstance(self.kernel, AbstractKernel)
-        plain = plain_rows(targets) if self._is_student_t else slice(None)
+        plain = plain_rows(inputs, targets) if self._is_student_t else slice(None)
         scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
         arguments = self._engine_arguments(inputs, scaling)
         model = self._model(targets[plain], std is not None, scaling)

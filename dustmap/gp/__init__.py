@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import HeldOutRows as HeldOutRows
     from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
+    from dustmap.gp._neighbours import nearest as nearest
     from dustmap.gp._nested_prior import NestedPrior as NestedPrior
     from dustmap.gp._nested_prior import tori_for as tori_for
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
