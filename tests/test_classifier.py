@@ -144,6 +144,8 @@ def test_saved_and_loaded(labels: list[Any], tmp_path: Path) -> None:
         model.save(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match=r"expected a directory with classifier\.json"):
         HIPGPClassifier.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"which HIPGPClassifier\.load reads"):
+        HIPGPRegressor.load(tmp_path / "model")
 
 
 def test_labels_that_are_not_there_are_counted_as_pandas_writes_them() -> None:

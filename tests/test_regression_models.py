@@ -42,6 +42,8 @@ def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -
         model.save(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match=r"expected a directory with model\.json"):
         HIPGPRegressor.load(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=r"which HIPGPRegressor\.load reads"):
+        HIPGPClassifier.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["model.json", "arrays.npz"])

@@ -66,7 +66,7 @@ def add_export(commands: _options.Commands) -> None:
     )
     command.add_argument("--format", choices=(*CUBES, *LAYOUTS, SCENE), required=True)
     _options.add_output(command, "the file")
-    command.option("--box X0 X1 Y0 Y1 Z0 Z1", "the run's by default")
+    command.option("--box X0 X1 Y0 Y1 Z0 Z1", "of a map of dust; the run's by default")
     command.option("--step PC", "between voxels; the run's by default")
     command.option("--nside N", "pixels of shells [64]", type=int)
     command.option(
@@ -347,7 +347,10 @@ def _export_regression(finished: "RegressionResult", options: argparse.Namespace
         raise UserError(f"--format {options.format} is for maps of the dust; take zarr or fits")
     idle = _set_options(options, ("box", "step", "quantity", "samples", "dry_run"))
     if idle:
-        raise UserError(f"{idle}: for maps of the dust; [grid] says where this one is")
+        raise UserError(
+            f"{idle}: for maps of the dust; a regression is written on the nodes of its [grid], "
+            f"and `dustmap predict` answers at places of your own"
+        )
     result = finished.export(options.format, Path(options.output), options.overwrite)
     return print_result(result, options.json)
 

@@ -158,7 +158,10 @@ def _write(path: Path, name: str, content: _Json, arrays: Arrays) -> None:
 
 def _read(path: Path, name: str) -> tuple[_Json, dict[str, NDArray[Any]]]:
     if not (path / name).is_file():
-        raise FileNotFoundError(f"{path}: expected a directory with {name} and {ARRAYS}")
+        other = "HIPGPClassifier" if name == REGRESSOR else "HIPGPRegressor"
+        is_other = (path / (CLASSIFIER if name == REGRESSOR else REGRESSOR)).is_file()
+        instead = f"; that is of another model, which {other}.load reads" if is_other else ""
+        raise FileNotFoundError(f"{path}: expected a directory with {name} and {ARRAYS}{instead}")
     try:
         content: _Json = json.loads((path / name).read_text(encoding="utf-8"))
     except ValueError as damage:
