@@ -122,6 +122,11 @@ class InducingEngine(AbstractEngine):
         report["advice"] = [*advice, *(report["advice"] or coarse)]
         return replace(fit, report=report)
 
+    def prepared(self, problem: Problem) -> tuple[VariationalModel, InducingPlan]:
+        """The model at the present hyperparameters that data would be fitted with, and its plan."""
+        plan, _ = _inducing_grid.planned(problem, self.settings)
+        return self._model(problem.model.fixed(), plan), plan
+
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """q from its statistics, or computed again where none were saved."""
         if plan is None and not arrays:

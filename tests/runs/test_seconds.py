@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from astropy.table import Table
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.engines import InducingEngine, Problem
 from dustmap.gp import features
 from dustmap.gp.features import _dense_covariance
 from dustmap.gp.functionals import LineIntegrals
@@ -86,6 +88,7 @@ def test_covariances_are_timed_by_few_rays_and_counted_where_something_is_learne
         return 1.0
 
     monkeypatch.setattr(timing, "measured_seconds", counted)
+    monkeypatch.setattr(_duration, "inducing_seconds", lambda config, data: 0.0)
     table = Table.read(catalog)
     table["distance_error"] = 0.1 * table["distance_pc"]
     table.write(catalog.with_name("uncertain.fits"), overwrite=True)
@@ -101,6 +104,32 @@ def test_covariances_are_timed_by_few_rays_and_counted_where_something_is_learne
     conditioned = rounds * rows[-1] ** 2 / min(pairs) if weighted else 0.0
     assert held == pytest.approx(_duration._OVERHEAD + conditioned)
     assert learned > held + 0.8 * _duration.DENSE_COVARIANCES
+
+
+def test_rows_of_inducing_points_are_counted_by_passes_and_steps_by_epochs(
+    catalog: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that takes a second, and a step that takes ten, of 120 stars in parts of 50."""
+
+    def seen(work: Callable[[], Any], device: torch.device) -> float:
+        made = work()
+        return float(made.phi.shape[0]) if isinstance(made, features.Features) else 10.0
+
+    monkeypatch.setattr(timing, "measured_seconds", seen)
+    monkeypatch.setattr(_duration, "estimated_seconds", lambda config, rays: 0.0)
+    monkeypatch.setattr(_duration, "rounded", lambda total: total - _duration._OVERHEAD)
+    given = "fit.engine=hip", "model.learn=[]", "data.holdout=0.2", "fit.distance_rounds=0"
+    assert seconds(catalog, *given) == pytest.approx(120 + 10)
+    many = (*given, "fit.epochs=7", "fit.batch=50")
+    assert seconds(catalog, *many) == pytest.approx(120 + 7 * 3 * 10)
+    prepared = InducingEngine.prepared
+
+    def without_room(engine: InducingEngine, problem: Problem) -> Any:
+        model, plan = prepared(engine, problem)
+        return model, replace(plan, max_memory=0)
+
+    monkeypatch.setattr(InducingEngine, "prepared", without_room)
+    assert seconds(catalog, *many) == pytest.approx(8 * 120 + 7 * 3 * 10)
 
 
 def test_keys_without_effect_are_named_before_a_run(

@@ -6,13 +6,15 @@ import math
 import numpy as np
 import torch
 
-from dustmap import engines
+from dustmap import engines, inference
 from dustmap.config import Config
 from dustmap.gp import (
+    Batch,
     NestedGrids,
     RegularGrid,
     covariances,
     features,
+    own_batch,
     tori_for,
     torus_for,
 )
@@ -21,6 +23,7 @@ from dustmap.linalg import AbstractOperator, SparseOperator, circulant_block
 from dustmap.runs import _machine
 from dustmap.runs._machine import Products, dtype_of, rounded
 from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._model import (
     PADDING,
     grid_of,
@@ -55,6 +58,8 @@ STEP_SECONDS = 4.5e-4
 _OVERHEAD, _REFIT_SHARE = 5.0, 0.26
 #: Rays that are timed.
 TRIAL_ROWS = 2000
+#: Stars whose rows of inducing points are timed.
+TRIAL_STARS = 16
 #: Covariances of all rows in learning, gradients included, and the rays of a trial.
 DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
 #: What threads are timed by: vectors, rows, rays among them, points of the torus, and rows of the
@@ -83,15 +88,18 @@ def _field_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
     """Estimate the whole run, roughly; refits: to all stars."""
-    seen = own_rays(data.batch.functional[train])
-    fit = estimated_seconds(config, seen)
+    batch = data.batch[train]
+    seen = own_rays(batch.functional)
+    fit = estimated_seconds(config, seen) + inducing_seconds(config, batch)
     if config.fit.distance_rounds > 0 and not data.exact:
         fit *= 1.0 + _ROUND_SHARE[config.density]
     total = _OVERHEAD + choice_seconds(config, seen) + fit
     if refits and config.engine == "lognormal":
         total += _REFIT_SHARE * fit
     elif refits:
-        total += estimated_seconds(_model.held(config), own_rays(data.batch.functional))
+        again, every = _model.held(config), data.batch
+        total += estimated_seconds(again, own_rays(every.functional))
+        total += inducing_seconds(again, every)
     return rounded(total)
 
 
@@ -109,6 +117,39 @@ def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
         seen = rays if n <= engines.WEIGHTED_ROWS else plain
         return learning + _pair_seconds(config, seen) * n**2 + operation * n**3
     return learning + operation * n * grid_of(config.grid).size
+
+
+def inducing_seconds(config: Config, data: Batch) -> float:
+    """Time the rows of "hip", which are made once or in every pass over the stars, and its steps.
+
+    Of some stars, whose rows stand for those of a minibatch; 0 for other engines.
+    """
+    engine, own = engine_of(config), own_batch(data)
+    if not isinstance(engine, engines.InducingEngine):
+        return 0.0
+    model, plan = engine.prepared(problem_of(config, own))
+    n, some, device = len(own), own[:TRIAL_STARS], own.y.device
+    with torch.no_grad():
+        of_some, of_one = (
+            _machine.measured_seconds(functools.partial(model.features.rows, part), device)
+            for part in (some.functional, some.functional[:1])
+        )
+        rows, size = model.features.rows(some.functional), min(n, config.fit.batch)
+    repeated = torch.arange(size, device=device) % len(some)
+    take = functools.partial(
+        inference.natural_step,
+        model,
+        model.family.prior(model.features.dtype, device),
+        rows[repeated],
+        some[repeated],
+        n / size,
+        inference.SVISettings(batch_size=size).lengths(0),
+    )
+    step = _machine.measured_seconds(take, device)
+    is_stored = plan.bytes_rows <= plan.max_memory // 2
+    passes = 1 if is_stored else config.fit.epochs + 1
+    once = n * max(0.0, of_some - of_one) / max(1, len(some) - 1)
+    return passes * once + max(1, config.fit.epochs) * math.ceil(n / size) * step
 
 
 def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
