@@ -83,7 +83,7 @@ def add_export(commands: _options.Commands) -> None:
     command.option("--samples N", "how many samples", type=int)
     command.option(
         "--iso MAG/PC...",
-        "glb: densities of the surfaces [3, 6 and 12 times the mean of the map]",
+        "glb: densities of the surfaces [3, 6 and 12 times the mean, up to the largest]",
         type=float,
     )
     command.option("--clouds FILE", "glb: mark the clouds of this table")

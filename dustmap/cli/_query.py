@@ -143,7 +143,9 @@ def _many(options: argparse.Namespace) -> int:
     refuse_taken(places.table, (*counted, *_answered(levels), COVERAGE, *labels(source.system)))
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
-    log.info("%d of %d places are outside the box, or what the map has", outside, len(places))
+    if outside:
+        words = "%d of %d places are outside the box, or what the map has: no answers"
+        log.info(words, outside, len(places))
     counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
     filled = places.filled(answers)
     return _print_table(places.table, filled, source.system, counts if options.json else None)

@@ -198,7 +198,7 @@ class TextReader(_columns.AbstractReader):
         if not header:
             raise UserError(f"{path}: expected a line with the names of the columns, got none")
         self._description = _columns.NO_DESCRIPTION
-        self._separator = next((s for s in ",\t;|" if s in header), " ")
+        self._separator = _separator(header, after)
         if comments and comments[0].startswith("%ECSV"):
             with _columns.translating(path, "ECSV"):
                 self._description = _columns.TableDescription.parse(comments[1:])
@@ -397,6 +397,20 @@ def _check_length(line: bytes, size: int = 0) -> None:
     """Refuse a line, or lines of `size` bytes so far, without end: a packed file may have one."""
     if max(len(line), size) > _LONGEST:
         raise UserError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
+
+
+def _separator(header: str, after: list[str]) -> str:
+    """Return what divides the fields of a line: a comma where all is one column, whose values may
+    have blanks in them, but for rows with numbers that have no name."""
+    for separator in ",\t;|":
+        if separator in header:
+            return separator
+    is_one = len(header.split()) == 1 and not _are_numbers([header.strip()])
+    return (
+        " "
+        if not is_one or _are_numbers([line.split()[0] for line in after if line.strip()])
+        else ","
+    )
 
 
 def _words(line: str, separator: str, squeeze: bool) -> list[str]:

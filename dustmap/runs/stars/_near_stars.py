@@ -195,11 +195,15 @@ class Residuals:
                 "at all explains; look for a zero point of the extinctions, and subtract it, or "
                 "name the column of surveys or types that have one each in data.groups"
             )
+        too_high = (
+            "; or their extinctions are too high, as medians of what cannot be negative are beside "
+            "errors as large: then the map is right to be below them"
+        )
         return of_stars + (
             "the dust there is not as smooth as all stars together have taught, and its densities "
             "are far less certain than the map says; hold a shorter length and a wider std, such "
             "as model.length of two spacings and model.std = 1, without length and std in "
-            "model.learn"
+            f"model.learn{too_high if self.total > 0.0 else ''}"
         )
 
 

@@ -299,6 +299,20 @@ def test_an_index_without_a_name(tmp_path: Path) -> None:
     assert found["x"].tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_one_column_may_have_blanks_in_its_values(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "clouds.csv"
+    lines = ["name", "Northern Coalsack", '"Ophiuchus North"', "Taurus", "Pipe B59"]
+    path.write_text(ending.join(lines) + ending)
+    reader = open_table(path)
+    assert [column.name for column in reader.columns] == ["name"]
+    names = ["Northern Coalsack", "Ophiuchus North", "Taurus", "Pipe B59"]
+    assert read_all(reader, {"name": ColumnType.TEXT})["name"].tolist() == names
+    assert list(reader.whole()["name"]) == names
+    path.write_text("  name\n0 Taurus\n1 Orion\n")
+    assert [column.name for column in open_table(path).columns] == ["index", "name"]
+
+
 def test_a_column_name_that_occurs_twice(tmp_path: Path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("l,b,b\n1,2,3\n")
