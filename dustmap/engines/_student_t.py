@@ -47,7 +47,7 @@ from dustmap.inference import (
 _Solution: TypeAlias = inference.GlobalSolution | inference.DataSpaceSolution
 #: Rows that kernel and noise are learned from by dense algebra, at most.
 LEARNING_ROWS = 1_000
-#: Rows that are asked for outliers where the evidence of some of them starts the learning.
+#: Rows without whose outliers learning starts, by the evidence of some of them.
 _MOST_SCREENED = 20_000
 #: Robust standard deviations from the median of all beyond which a target is far from it,
 #: neighbours of a row, and widths beyond which it is unlike one of them.

@@ -406,11 +406,8 @@ def _separator(header: str, after: list[str]) -> str:
         if separator in header:
             return separator
     is_one = len(header.split()) == 1 and not _are_numbers([header.strip()])
-    return (
-        " "
-        if not is_one or _are_numbers([line.split()[0] for line in after if line.strip()])
-        else ","
-    )
+    first = [line.split()[0] for line in after if line.strip()]
+    return "," if is_one and not _are_numbers(first) else " "
 
 
 def _words(line: str, separator: str, squeeze: bool) -> list[str]:

@@ -360,21 +360,21 @@ def values_of_places(
         raise UserError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     absent = _rules.not_finite(values, (*binding.position.columns, *binding.distance.columns))
-    wrong = {why: bad for why, bad in problems_of_places(binding, values).items() if bad.any()}
-    places = ~np.any(list(absent.values()), axis=0)
-    for reason in wrong.keys() - absent.keys():
-        rows = np.flatnonzero(wrong[reason] & places)
+    there = ~np.any(list(absent.values()), axis=0)
+    problems = problems_of_places(binding, values)
+    wrong = {why: np.flatnonzero(bad & there) for why, bad in problems.items()}
+    for reason, rows in wrong.items():
         if len(rows) and invalid is InvalidRows.ERROR:
             raise invalid_row(path, reason, rows, "remove them")
-    usable = ~np.any([*absent.values(), *wrong.values()], axis=0)
-    if not usable.any():
-        reasons = [f"{why} in {bad.sum()} of them" for why, bad in wrong.items()]
+    places = ~np.any([*absent.values(), *problems.values()], axis=0)
+    if not places.any():
+        reasons = [f"{why} in {bad.sum()} of them" for why, bad in problems.items() if bad.any()]
         raise UserError(f"{path}: no row is a place; {', '.join(reasons)}")
-    for reason in sorted(wrong.keys() - absent.keys()):
-        rows = np.flatnonzero(wrong[reason] & places)
-        words = "%s: %s in %d rows, such as row %d (counted from 0): no answers there"
-        log.warning(words, path, reason, len(rows), rows[0])
-    return {name: column[usable] for name, column in values.items()}, usable
+    for reason, rows in wrong.items():
+        if len(rows):
+            words = "%s: %s in %d rows, such as row %d (counted from 0): no answers there"
+            log.warning(words, path, reason, len(rows), rows[0])
+    return {name: column[places] for name, column in values.items()}, places
 
 
 def problems_of_places(binding: Binding, values: Values) -> _rules.Problems:

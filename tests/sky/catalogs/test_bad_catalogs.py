@@ -385,8 +385,9 @@ def test_impossible_places_have_no_answers_where_the_card_drops_them(
     table = plain()
     table["distance_error"] = 5.0
     table["distance_error"][3], table["b"][5], table["distance_pc"][6] = 0.0, 91.0, np.nan
+    table["l"][6] = 999.0  # of a row that has no distance anyway
     path = write(tmp_path, "fits", table)
-    with pytest.raises(UserError, match="in row 3"):
+    with pytest.raises(UserError, match="b is not between -90 and 90 degrees in row 5"):
         read_places(path, invalid="error")
     places = read_places(path, invalid="drop")
     np.testing.assert_array_equal(places.rows, np.setdiff1d(np.arange(len(table)), [3, 5, 6]))
