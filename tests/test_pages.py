@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 #: Pages whose blocks run as they are, in this order, in one folder.
 IN_ORDER = ("own_catalog", "reading_maps", "choosing_a_grid")
+#: The one with a table of what its plans say.
+PAGE_OF_PLANS = ROOT / "docs" / "choosing_a_grid.md"
 #: What a shell has in place of the commands of the environment; for the tutorial, whose map is a
 #: coarse one here, with a length that its nodes resolve.
 DUSTMAP = (
@@ -83,8 +85,8 @@ def test_every_page_is_in_the_contents() -> None:
     assert not [page.stem for page in PAGES if f"docs/{page.stem}>" not in contents]
 
 
-def run_page(page: Path, folder: Path, shell: str) -> None:
-    """All its blocks in one process: Python as it stands, shells with these commands."""
+def run_page(page: Path, folder: Path, shell: str) -> str:
+    """What all its blocks print in one process: Python as it stands, shells with these commands."""
     script = ["import subprocess"]
     for kind, block in blocks(page):
         if kind == "sh":
@@ -104,12 +106,21 @@ def run_page(page: Path, folder: Path, shell: str) -> None:
     assert done.returncode == 0, (
         f"{page.name}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     )
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_pages_on_a_simulated_sky_run(tmp_path: Path) -> None:
-    for name in IN_ORDER:
-        run_page(ROOT / "docs" / f"{name}.md", tmp_path, DUSTMAP)
+    printed = {name: run_page(ROOT / "docs" / f"{name}.md", tmp_path, DUSTMAP) for name in IN_ORDER}
+    said = re.findall(r"\d+ pc \| [\d ×]+ \| ([\d.]+ [MG]iB)", PAGE_OF_PLANS.read_text())
+    plans = re.findall(r"at most ([\d.]+ [MG]iB) at a time", printed[PAGE_OF_PLANS.stem])
+    assert [mib(plan) for plan in plans] == [pytest.approx(mib(each), rel=0.05) for each in said]
+    assert len(said) == 3
+
+
+def mib(size: str) -> float:
+    number, unit = size.split()
+    return float(number) * {"MiB": 1.0, "GiB": 1024.0}[unit]
 
 
 @pytest.mark.slow
