@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from astropy.table import Table
 
-from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
 
 CONFIG = """
 [data]
@@ -69,10 +69,10 @@ def unchanged(folder: Path) -> Iterator[None]:
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a command that ends with 2."""
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = BAD_INPUT) -> str:
+    """The one line of a command that ends with this code."""
     capsys.readouterr()
-    assert main(arguments) == BAD_INPUT
+    assert main(arguments) == code
     said = capsys.readouterr().err.splitlines()
     lines = [line for line in said if line.startswith("dustmap: error: ")]
     assert len(lines) == 1
@@ -183,11 +183,11 @@ def full_after(bytes_: int) -> Iterator[None]:
 def test_a_full_disk(folder: Path, capsys: pytest.CaptureFixture[str], room: int) -> None:
     """The echo, the stars, the checkpoint or the map: whatever does not fit, nothing stays."""
     with full_after(room):
-        refused(capsys, *run(folder))
+        refused(capsys, *run(folder), code=FAILED)
     kept = (folder / "made" / "report.json").read_text()
     with full_after(room):
-        refused(capsys, *run(folder, output="made"), "--overwrite")
+        refused(capsys, *run(folder, output="made"), "--overwrite", code=FAILED)
     assert (folder / "made" / "report.json").read_text() == kept
     with full_after(room):
         small = ["--stars", "200", "--seed", "1", "--size", "100", "100", "60"]
-        refused(capsys, "simulate", *small, "--output", str(folder / "sky.fits"))
+        refused(capsys, "simulate", *small, "--output", str(folder / "sky.fits"), code=FAILED)

@@ -203,6 +203,17 @@ def test_what_the_user_can_mend_is_one_line(
     assert error(capsys) == "dustmap: error: first line second line"
 
 
+def test_tracebacks_are_shown_where_they_are_asked_for(
+    sky: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sky, "--set", "grid.spacing=-5pc") == BAD_INPUT
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(sky, "--set", "grid.spacing=-5pc", "--verbose") == BAD_INPUT
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("dustmap: error: ")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.ESTALE])
 def test_a_full_or_lost_disk_is_not_bad_input(
     sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dustmap import __version__
 from dustmap.cli import _analysis, _catalogs, _export, _options, _plot, _query, _run
@@ -108,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PREEMPTED
     except Exception as error:
         if _of_memory(error):
-            log.debug("the error in full:", exc_info=True)
             return _fail(_said(error), FAILED, error)
         traceback.print_exc()
         words = f"a fault of dustmap, please report it with the lines above: {error!r}"
@@ -170,7 +169,17 @@ def _is_of_machine(error: Exception) -> bool:
     """Whether it is an error of the machine, or of another rank, and not of what was given."""
     if isinstance(error, ConnectionError):
         return True
-    return isinstance(error, OSError) and (error.filename == STDOUT or error.errno in _LOST)
+    if isinstance(error, OSError) and error.filename == STDOUT:
+        return True
+    # Those of astropy have the words of others, and not their numbers.
+    return any(isinstance(each, OSError) and each.errno in _LOST for each in _with_causes(error))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _of_memory(error: Exception) -> bool:
@@ -180,6 +189,8 @@ def _of_memory(error: Exception) -> bool:
 def _fail(what: object, code: int, error: BaseException | None = None) -> int:
     # An error is one line, whatever the library that raised it had to say, with the notes that were
     # added to it, such as how to go on.
+    if error is not None:
+        log.debug("the error in full:", exc_info=error)
     text = "; ".join((str(what), *getattr(error, "__notes__", ())))
     sys.stderr.write(f"dustmap: error: {' '.join(text.split())}\n")
     return code

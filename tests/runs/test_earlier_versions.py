@@ -23,7 +23,9 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of every engine on 60 simulated stars, a regression, and saved estimators."""
     folder = tmp_path_factory.mktemp("earlier")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+        # `filter=` came with Python 3.11.4; before, this says nothing.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
     return folder / "runs_0_1"
 
 
