@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from dustmap import __version__
 from dustmap.cli import _analysis, _catalogs, _export, _options, _plot, _query, _run
@@ -24,7 +24,7 @@ from dustmap.cli._console import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._console import DONE as DONE
 from dustmap.cli._console import FAILED as FAILED
 from dustmap.cli._console import PREEMPTED as PREEMPTED
-from dustmap.cli._console import STDOUT, Preempted, Terminated, terminating, write
+from dustmap.cli._console import STDOUT, Preempted, Terminated, chained, terminating, write
 from dustmap.cli._options import Commands
 from dustmap.errors import UserError
 
@@ -109,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if _of_memory(error):
             return _fail(_said(error), FAILED, error)
-        traceback.print_exc()
+        if not options.verbose:  # which shows that of every error
+            traceback.print_exc()
         words = f"a fault of dustmap, please report it with the lines above: {error!r}"
         return _fail(words, FAILED, error)
 
@@ -172,14 +173,7 @@ def _is_of_machine(error: Exception) -> bool:
     if isinstance(error, OSError) and error.filename == STDOUT:
         return True
     # Those of astropy have the words of others, and not their numbers.
-    return any(isinstance(each, OSError) and each.errno in _LOST for each in _with_causes(error))
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it came from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return any(isinstance(each, OSError) and each.errno in _LOST for each in chained(error))
 
 
 def _of_memory(error: Exception) -> bool:
@@ -187,10 +181,10 @@ def _of_memory(error: Exception) -> bool:
 
 
 def _fail(what: object, code: int, error: BaseException | None = None) -> int:
-    # An error is one line, whatever the library that raised it had to say, with the notes that were
-    # added to it, such as how to go on.
     if error is not None:
         log.debug("the error in full:", exc_info=error)
+    # An error is one line, whatever the library that raised it had to say, with the notes that were
+    # added to it, such as how to go on.
     text = "; ".join((str(what), *getattr(error, "__notes__", ())))
     sys.stderr.write(f"dustmap: error: {' '.join(text.split())}\n")
     return code

@@ -122,7 +122,7 @@ def _insist(request: type[BaseException], *ignored: signal.Signals) -> NoReturn:
 
     def again(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if not any(isinstance(error, request) for error in _being_handled()):
+        if not any(isinstance(error, request) for error in chained(sys.exception())):
             raise request
 
     for each in ignored:
@@ -132,12 +132,11 @@ def _insist(request: type[BaseException], *ignored: signal.Signals) -> NoReturn:
     raise request
 
 
-def _being_handled() -> Iterator[BaseException]:
-    """The exception whose clearing up is under way, and those that it interrupted."""
-    error = sys.exception()
+def chained(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those during whose handling, or from which, it was raised."""
     while error is not None:
         yield error
-        error = error.__context__
+        error = error.__context__ or error.__cause__
 
 
 def _wait_no_more() -> None:

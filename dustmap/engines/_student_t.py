@@ -33,6 +33,7 @@ from dustmap.gp import (
     nearest,
 )
 from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     Sites,
@@ -296,10 +297,11 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
     """Rounds of posterior, noise and sites at a fixed kernel, by dense algebra."""
     nats, step = list[float](), None
     covariance = ExactGP(robust.model.kernel, robust.model.mean).covariance(data.functional)
+    least = _least_width(robust.model.kernel, data)
     for k in range(_ROUNDS):
         model, mean, variance = _posterior(robust.model, data, covariance, sites)
         robust, before = replace(robust, model=model), robust.law
-        best = _widened(model, data, inference.fitted_around(before, data, mean, variance))
+        best = _widened(least, data, inference.fitted_around(before, data, mean, variance))
         nats.append(noise_nats(before.logs(), best.logs(), len(data)))
         law, step = relaxed(before, best, step)
         robust = RobustModel(replace(model, likelihood=law.likelihood), law.noise)
@@ -309,10 +311,14 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
     return robust, sites, False
 
 
-def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
-    """Raise the widths to `_LEAST_WIDTH` at least."""
+def _least_width(kernel: AbstractKernel, data: Batch) -> float:
+    """`_LEAST_WIDTH` of the prior's standard deviation, or of that of rows that are no outliers."""
     plain = plain_part(data, LEARNING_ROWS).y
-    least = _LEAST_WIDTH * max(float(model.kernel.variance().sqrt()), float(plain.std()))
+    return _LEAST_WIDTH * max(float(kernel.variance().sqrt()), float(plain.std()))
+
+
+def _widened(least: float, data: Batch, law: StudentTModel) -> StudentTModel:
+    """Raise the widths to `least` at least."""
     typical = float(law.likelihood.noise_variance(data).median().sqrt())
     if typical >= least:
         return law

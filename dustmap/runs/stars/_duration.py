@@ -89,18 +89,19 @@ def _field_seconds(config: Config, rays: LineIntegrals) -> float:
 def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
     """Estimate the whole run, roughly; refits: to all stars."""
     batch = data.batch[train]
-    seen = own_rays(batch.functional)
-    fit = estimated_seconds(config, seen) + inducing_seconds(config, batch)
+    fit = _fit_seconds(config, batch)
     if config.fit.distance_rounds > 0 and not data.exact:
         fit *= 1.0 + _ROUND_SHARE[config.density]
-    total = _OVERHEAD + choice_seconds(config, seen) + fit
+    total = _OVERHEAD + choice_seconds(config, own_rays(batch.functional)) + fit
     if refits and config.engine == "lognormal":
         total += _REFIT_SHARE * fit
     elif refits:
-        again, every = _model.held(config), data.batch
-        total += estimated_seconds(again, own_rays(every.functional))
-        total += inducing_seconds(again, every)
+        total += _fit_seconds(_model.held(config), data.batch)
     return rounded(total)
+
+
+def _fit_seconds(config: Config, data: Batch) -> float:
+    return estimated_seconds(config, own_rays(data.functional)) + inducing_seconds(config, data)
 
 
 def estimated_seconds(config: Config, rays: LineIntegrals) -> float:
