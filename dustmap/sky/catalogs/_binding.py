@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
 from astropy import units as u
 from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError, did_you_mean
-from dustmap.sky.catalogs import _card, _rules
+from dustmap.sky.catalogs import _names, _rules
 from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
@@ -34,24 +34,24 @@ _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinctio
     for name in ("distance", "extinction")
     for end in ("p16", "p84", "error_lower", "error_upper")
 }
-#: In names of columns of errors.
-_OF_ERRORS = re.compile(f"{_card.ERROR_WORDS}|(^|_)e_|^s_|^d_")
-#: In names of the lower and of the upper side of a value.
-_SIDES = (
-    re.compile("(^|_)(lo|low|lower|min|minus)(_|$)|16$"),
-    re.compile("(^|_)(hi|high|up|upper|max|plus)(_|$)|84$"),
-)
 
 
 @final
 @dataclass(frozen=True)
 class Source:
-    """A column of the file: card value = factor * file value."""
+    """A column of the file: card value = factor * file value. An error of 0 that its file has
+    rounded is half of a `step`, in the card's unit."""
 
     ref: ColumnRef
     kind: ColumnType
     factor: float
     unit: str
+    step: float = 0.0
+
+    def values(self, chunk: Chunk) -> Any:
+        """Return the column in the card's unit."""
+        values = chunk[self.ref] if self.factor == 1.0 else chunk[self.ref] * self.factor
+        return np.where(values == 0.0, self.step / 2.0, values) if self.step else values
 
     def __str__(self) -> str:
         return f"{self.ref} [{self.unit}]" if self.unit else str(self.ref)
@@ -81,14 +81,17 @@ class Binding:
 
     def values(self, chunk: Chunk) -> Values:
         """Return the columns of the card, in its units."""
-        columns = {
-            name: chunk[s.ref] if s.factor == 1.0 else chunk[s.ref] * s.factor
-            for name, s in self.sources.items()
-        }
+        columns = {name: source.values(chunk) for name, source in self.sources.items()}
         rows = len(next(iter(chunk.values())))
         if self.group is not None:
             columns[_rules.GROUP] = chunk[self.group.ref]
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
+
+    def rounded(self, values: Values) -> dict[str, int]:
+        """Count the errors, by column, that were 0 in the file."""
+        steps = {name: source.step for name, source in self.sources.items() if source.step}
+        counts = {name: int((values[name] == step / 2.0).sum()) for name, step in steps.items()}
+        return {name: count for name, count in counts.items() if count}
 
 
 @final
@@ -104,7 +107,7 @@ class _Matcher:
     @classmethod
     def of(cls, path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> Self:
         """Take units in names, `dist (kpc)`, for those of columns that have no other."""
-        parts = {c.name: found for c in columns if (found := _card.unit_in_name(c.name))}
+        parts = {c.name: found for c in columns if (found := _names.unit_in_name(c.name))}
         filled = (
             replace(c, unit=parts[c.name][1]) if c.name in parts and not c.unit else c
             for c in columns
@@ -121,7 +124,8 @@ class _Matcher:
             match = self._find(alias.ref)
             if match is not None:
                 factor, unit = self._unit(match, alias, column)
-                return Source(ColumnRef(match.name, alias.ref.entry), column.kind, factor, unit)
+                ref = ColumnRef(match.name, alias.ref.entry)
+                return Source(ref, column.kind, factor, unit, column.step)
         return None
 
     def has(self, name: str) -> bool:
@@ -138,7 +142,7 @@ class _Matcher:
     def likeness(self, name: str, column: str) -> float:
         """Compare a column of the file with one of the card: 1 where they are the same, 0 of what
         is called an extinction with anything else."""
-        if not name.startswith("extinction") and _card.CALLED_EXTINCTION.search(column.lower()):
+        if not name.startswith("extinction") and _names.CALLED_EXTINCTION.search(column.lower()):
             return 0.0
         words = [*self._words(name), name]
         matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)
@@ -381,11 +385,17 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
 def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     """Guess which of the columns `close` is the one of the card: the first that looks like an error
     or one side of a value where it is one, and like none where it is none."""
-    likely = [c for c in close if matcher.likeness(name, c) > 0.0]
-    alike = [c for c in likely if bool(_OF_ERRORS.search(c.lower())) == (_ERROR in name)]
-    if not any(side.search(name) for side in _SIDES):
-        alike = [c for c in alike if not any(side.search(c.lower()) for side in _SIDES)]
-    return next(iter(sorted(alike, key=lambda c: -matcher.likeness(name, c))), "NAME")
+    value = matcher.source(_VALUES.get(name, ""))
+    others = [] if value is None else [c.name for c in matcher.columns if c.name != value.ref.name]
+    alike = [c for c in close if matcher.likeness(name, c) > 0.0 and _names.may_be(name, c)]
+    if value is not None:
+        alike = [
+            column
+            for column in alike
+            if _names.is_error_of(column, value.ref.name)
+            or not any(_names.is_error_of(column, other) for other in others)
+        ]
+    return max(alike, key=lambda c: matcher.likeness(name, c), default="NAME")
 
 
 def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
@@ -397,8 +407,10 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
     unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
     names = [read[role] for role in ("distance", "x", "y", "z") if role in read]
     distance = f"distance dist d {' '.join(names)}"
-    if ignored := [name for name in unread if _card.is_error_of(name, distance)]:
-        remedy = f"name them, such as {_named_errors(ignored, read.get('distance', 'NAME'))}"
+    if ignored := [name for name in unread if _names.is_error_of(name, distance)]:
+        remedy = (
+            f"name them, such as {_names.options_of_errors(ignored, read.get('distance', 'NAME'))}"
+        )
         if "x" in read:
             remedy = "make a column of distances and one of their errors, and name both"
         raise UserError(
@@ -406,20 +418,6 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
             f"look like their errors; {remedy}, or say that there are none: --column "
             f"{error}={NO_COLUMN}"
         )
-
-
-def _named_errors(columns: Sequence[str], distance: str) -> str:
-    """Options that name these as the errors of distances, or as both sides of them."""
-    sides = [next((c for c in columns if side.search(c.lower())), None) for side in _SIDES]
-    low, high = sides
-    if low is None or high is None:
-        roles = {"error": columns[0]}
-    elif _OF_ERRORS.search(low.lower()) and _OF_ERRORS.search(high.lower()):
-        roles = {"error_lower": low, "error_upper": high}
-    else:
-        roles = {"p16": low, "p50": distance, "p84": high}
-    named = (shlex.quote(f"distance_{role}={column}") for role, column in roles.items())
-    return " ".join(f"--column {name}" for name in named)
 
 
 def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:

@@ -33,23 +33,6 @@ _TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": Co
 NO_CUTS = "none"
 #: What the user calls a column that the file does not have, or that is not to be read.
 NO_COLUMN = "none"
-#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
-#: anywhere; and units.
-ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
-_BOUNDS = (
-    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|"
-    "rel(ative)?|frac(tional)?|var(iance)?"
-)
-_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{ERROR_WORDS}|0?5|16|84|95|68")
-#: The same where one of these is there: err1, lerr.
-_MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{ERROR_WORDS}|\d+")
-_UNITS = frozenset(("pc", "kpc"))
-#: Units behind names, in brackets, are of angles, lengths and magnitudes, for A(V) has none.
-_BRACKETED, _LONGEST_UNIT = (u.deg, u.pc, u.mag), 16
-#: What columns of extinctions and their errors are called: A_G, e_A0, ext50, E(BP-RP), ebv.
-CALLED_EXTINCTION = re.compile(
-    r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
-)
 _ENDING = ".toml"
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -68,13 +51,15 @@ class Alias:
 class CardColumn:
     """A column by its names in files, of which the first there counts.
 
-    `unit` is what its values are converted to: the unit of the role, or the card's own.
+    `unit` is what its values are converted to: the unit of the role, or the card's own. `step` is
+    what files round errors to, in this unit, and 0 where they do not.
     """
 
     name: str
     aliases: tuple[Alias, ...]
     kind: ColumnType
     unit: u.UnitBase
+    step: float = 0.0
 
     @classmethod
     def called(cls, name: str, written: str, kind: ColumnType, unit: u.UnitBase) -> Self:
@@ -250,7 +235,7 @@ def _choices(kind: type[Kind]) -> str:
 
 
 def _column(table: CardTable, name: str) -> CardColumn:
-    table.only(("names", "unit", "type"))
+    table.only(("names", "unit", "type", "rounded_to"))
     fixed, kind = _rules.TYPES.get(name), _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
@@ -267,7 +252,17 @@ def _column(table: CardTable, name: str) -> CardColumn:
     for alias in aliases:
         if not alias.unit.is_equivalent(unit):
             raise table.error(f"unit {alias.unit}: expected one like {unit}")
-    return CardColumn(name, aliases, fixed or kind, unit)
+    return CardColumn(name, aliases, fixed or kind, unit, _step(table, name, declared, unit))
+
+
+def _step(table: CardTable, name: str, declared: u.UnitBase, unit: u.UnitBase) -> float:
+    """Parse what files round an error to, in the unit of the column."""
+    if "rounded_to" not in table:
+        return 0.0
+    step = table.number("rounded_to")
+    if "_error" not in name or step <= 0.0:
+        raise table.error(f"rounded_to = {step:g}: expected of columns of errors, and above 0")
+    return step * float((declared if "unit" in table else unit).to(unit))
 
 
 def _alias(table: CardTable, raw: object, unit: u.UnitBase) -> Alias | None:
@@ -397,54 +392,3 @@ def _content(path: Path, name: str) -> dict[str, Any]:
         others = ", ".join(f'"{card}"' for card in known_cards() if card != name)
         raise UserError(f"card {name}: inherits = {parent!r}: expected one of {others}")
     return inherited(content, _content(card_directory() / f"{parent}{_ENDING}", parent))
-
-
-def is_error_of(column: str, quantity: str) -> bool:
-    """Tell whether the name of a column says that it has errors or percentiles of another.
-
-    It does where words of errors are in it, and what is left of it are words of the other.
-
-    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
-    [True, True, False, False]
-    >>> [is_error_of(name, "dist_pc") for name in ("dist_lerr", "edist", "dist_err2", "dist_2")]
-    [True, True, True, False]
-    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
-    (True, True)
-    """
-    of, left, is_marked = _words(quantity), set[str](), False
-    pattern = _MARKED if re.search(ERROR_WORDS, column.lower()) else _ERRORS
-    for word in _words(column) - _UNITS - of:
-        of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
-        # Twice: the p of p16 is a word once 16 is gone.
-        rest = word[1:] if of_letter else re.sub(pattern, " ", re.sub(pattern, " ", word))
-        is_marked, left = is_marked or rest != word, left | _words(rest)
-    left |= _words(column) & of - _UNITS
-    return is_marked and bool(left) and left <= of
-
-
-def _words(name: str) -> set[str]:
-    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
-
-
-def unit_in_name(column: str) -> tuple[str, str] | None:
-    """Split the name of a column from the unit behind it in brackets; None where there is none.
-
-    >>> unit_in_name("dist [kpc]"), unit_in_name("plx(mas)"), unit_in_name("E(B-V)")
-    (('dist', 'kpc'), ('plx', 'mas'), None)
-    """
-    at = max(column.rfind("("), column.rfind("["))
-    name, written = column[:at].strip(), column[at + 1 : -1].strip()
-    if at < 1 or not name or column[-1] not in ")]" or not _is_unit(written):
-        return None
-    return name, written
-
-
-@functools.cache
-def _is_unit(written: str) -> bool:
-    if not (written.isalpha() and 1 < len(written) < _LONGEST_UNIT):
-        return False
-    try:
-        unit = u.Unit(written)
-    except (ValueError, TypeError):
-        return False
-    return any(unit.is_equivalent(other) for other in _BRACKETED)

@@ -18,7 +18,7 @@ from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rules, _selection
 from dustmap.sky.catalogs._binding import Binding, bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
-from dustmap.sky.catalogs._frames import check_frame, directions
+from dustmap.sky.catalogs._frames import check_frame, directions, distances
 from dustmap.sky.catalogs._selection import Counts, Selection
 from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
@@ -395,8 +395,8 @@ def read_places(
     l, b = directions(binding.position, values)
     zero_point = float(u.Quantity(parallax_zero_point, u.mas).value)
     before = prior or ToLearn().stated
-    distances = _selection.distances(binding.distance, values, before, zero_point)
-    _refuse_kiloparsecs(path, reader, binding, distances)
+    lengths = distances(binding.distance, values, before, zero_point)
+    _refuse_kiloparsecs(path, reader, binding, lengths)
     table = reader.whole()
     if len(table) != len(rows):
         raise UserError(f"{path}: {len(rows)} places in {len(table)} rows; remove lines of remarks")
@@ -406,7 +406,7 @@ def read_places(
         known = system_of_file(path, reader, schema, binding, system)
         extinctions = _extinctions(binding.extinction, values, known)
     groups, places = values.get(_rules.GROUP), None if rows.all() else np.flatnonzero(rows)
-    return Places(table, l, b, distances, measured, groups, extinctions, places)
+    return Places(table, l, b, lengths, measured, groups, extinctions, places)
 
 
 def _refuse_kiloparsecs(

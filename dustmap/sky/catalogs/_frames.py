@@ -1,4 +1,4 @@
-"""Directions of places, and the frames that they are in: one that is not read is refused."""
+"""Directions and distances of places, and frames: one that is not read is refused."""
 
 import re
 from dataclasses import replace
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky import stars
 from dustmap.sky._coordinates import cartesian, direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._binding import Binding, bind
@@ -43,6 +44,26 @@ def directions(kind: _rules.PositionKind, values: Values) -> tuple[Array, Array]
     if kind is _rules.PositionKind.CARTESIAN:
         return direction(first, *others)
     return first % 360.0, others[0]
+
+
+def distances(
+    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
+) -> stars.AbstractDistances:
+    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
+    first, *others = (values[name] for name in kind.columns)
+    match kind:
+        case _rules.DistanceKind.PARALLAX:
+            return stars.ParallaxDistances(first - zero_point, others[0], prior)
+        case _rules.DistanceKind.POSITION:
+            return stars.ExactDistances(_rules.length_of(values))
+        case _rules.DistanceKind.EXACT:
+            return stars.ExactDistances(first)
+        case _rules.DistanceKind.GAUSSIAN:
+            return stars.GaussianDistances(first, *others)
+        case _rules.DistanceKind.TWO_SIDED:
+            return stars.PercentileDistances(first - others[0], first, first + others[1])
+        case _rules.DistanceKind.PERCENTILES:
+            return stars.PercentileDistances(first, *others)
 
 
 def check_frame(path: Path, reader: AbstractReader, card: SchemaCard, binding: Binding) -> None:

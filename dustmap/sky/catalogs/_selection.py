@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from dustmap.sky import stars
 from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named
-from dustmap.sky.catalogs._frames import check_frame, directions
+from dustmap.sky.catalogs._frames import check_frame, directions, distances
 from dustmap.sky.catalogs._rules import InvalidRows, Values
 from dustmap.sky.catalogs._systems import system_of_file
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
@@ -44,7 +44,8 @@ class Counts:
     """rows = Σ cuts + Σ invalid + duplicates + kept.
 
     A row is counted once, by the first cut that it fails, else by the first reason why it is no
-    star, else as a duplicate of an earlier star.
+    star, else as a duplicate of an earlier star. `rounded`: errors of 0, by column, that stand for
+    half of what the file rounds to.
 
     Examples
     --------
@@ -56,6 +57,7 @@ class Counts:
     cuts: Mapping[str, int]
     invalid: Mapping[str, int]
     duplicates: int
+    rounded: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:
@@ -66,14 +68,17 @@ class Counts:
     def as_dict(self) -> dict[str, Any]:
         """Return all counts as plain values."""
         lost = {"cuts": dict(self.cuts), "invalid": dict(self.invalid)}
-        return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
+        rounded = {"rounded": dict(self.rounded)} if self.rounded else {}
+        counts = {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
+        return counts | rounded
 
     def summary(self) -> dict[str, int]:
         """Return the same without levels, for people: what happened, and to how many rows."""
         cuts = {f"cut, not {name}": count for name, count in self.cuts.items()}
         invalid = {f"invalid, {name}": count for name, count in self.invalid.items()}
         twice = {"duplicates": self.duplicates} if self.duplicates else {}
-        return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept}
+        rounded = {f"{name} of 0, half of a rounding step": n for name, n in self.rounded.items()}
+        return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept, **rounded}
 
     def lines(self) -> list[str]:
         """Return `what: number`, one a line."""
@@ -133,18 +138,16 @@ class Selection:
         zero_point: float | u.Quantity,
     ) -> None:
         self.card = card if isinstance(card, SchemaCard) else card_named(card)
-        policy = next((p for p in InvalidRows if p.value == invalid), self.card.invalid)
-        if invalid not in (None, "", policy.value):
-            raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
         if not paths:
             raise UserError("expected at least one catalog, got none")
         self._preset, self._declared, self._prior = cuts, system, prior or ToLearn()
         self._stated = self._prior.stated if isinstance(self._prior, ToLearn) else self._prior
-        self.invalid, self._zero_point = policy, float(u.Quantity(zero_point, u.mas).value)
+        self.invalid = policy_of(invalid, self.card)
+        self._zero_point = float(u.Quantity(zero_point, u.mas).value)
         self.rows, self.twice = 0, np.empty(0, np.int64)
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
-        self._invalid: Counter[str] = Counter()
+        self._invalid, self._rounded = Counter[str](), Counter[str]()
         self._sample = stars.ParallaxSample()
         self._groups: dict[str, int] = {}
         self.files = tuple(self._open(Path(path)) for path in paths)
@@ -182,8 +185,9 @@ class Selection:
     @property
     def counts(self) -> Counts:
         """Account for the rows of all chunks so far."""
-        cuts, invalid = (MappingProxyType(dict(each)) for each in (self._cut, self._invalid))
-        return Counts(self.rows, cuts, invalid, len(self.twice))
+        each = (self._cut, self._invalid, self._rounded)
+        cuts, invalid, rounded = (MappingProxyType(dict(counter)) for counter in each)
+        return Counts(self.rows, cuts, invalid, len(self.twice), rounded)
 
     @property
     def has_identifiers(self) -> bool:
@@ -282,6 +286,7 @@ class Selection:
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
+        self._rounded.update(binding.rounded(values))
         extinction, error = _rules.extinctions(binding.extinction, values)
         identifiers = values["source_id"] if binding.has_identifiers else first + kept[valid]
         l, b = directions(binding.position, values)
@@ -428,23 +433,3 @@ def _kinds(binding: Binding) -> str:
         f"distances by {binding.distance.value}, extinctions by {binding.extinction.value} and "
         f"identifiers from {identifiers}{'' if binding.group is None else ', with groups'}"
     )
-
-
-def distances(
-    kind: _rules.DistanceKind, values: Values, prior: stars.AbstractDistancePrior, zero_point: float
-) -> stars.AbstractDistances:
-    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
-    first, *others = (values[name] for name in kind.columns)
-    match kind:
-        case _rules.DistanceKind.PARALLAX:
-            return stars.ParallaxDistances(first - zero_point, others[0], prior)
-        case _rules.DistanceKind.POSITION:
-            return stars.ExactDistances(_rules.length_of(values))
-        case _rules.DistanceKind.EXACT:
-            return stars.ExactDistances(first)
-        case _rules.DistanceKind.GAUSSIAN:
-            return stars.GaussianDistances(first, *others)
-        case _rules.DistanceKind.TWO_SIDED:
-            return stars.PercentileDistances(first - others[0], first, first + others[1])
-        case _rules.DistanceKind.PERCENTILES:
-            return stars.PercentileDistances(first, *others)

@@ -2,12 +2,12 @@
 
 import logging
 import math
-import re
 from pathlib import Path
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs._binding import Binding
-from dustmap.sky.catalogs._card import SchemaCard, unit_in_name
+from dustmap.sky.catalogs._card import SchemaCard
+from dustmap.sky.catalogs._names import spelled_as, unit_in_name
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader
 
@@ -16,8 +16,6 @@ log = logging.getLogger(__name__)
 #: Names that are written for systems that differ by less than this factor: av for A0, ebv for the
 #: reddening of any map. ag is A_G alone.
 _LOOSE, _OF_A_KIND = ("A_V", "A0", "E(B-V)"), 1.4
-#: The end of a name of medians: av50, av_p50, av_median.
-_MEDIAN = re.compile(r"_?(p?50|med|median)$")
 
 
 def system_of_file(
@@ -76,18 +74,3 @@ def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> Exti
         return declared
     log.warning("%s: column %s is %s by its name: converted to %s", path, column, own, declared)
     return own
-
-
-def spelled_as(name: str) -> str:
-    """The system that is spelled so, however its letters, or with medians; empty of others.
-
-    >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "red")]
-    ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', '']
-    """
-    spelled = {_letters(known): known for known in known_systems()}
-    plain = _letters(_MEDIAN.sub("", name.lower()))
-    return spelled.get(_letters(name)) or spelled.get(plain, "")
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -146,6 +146,19 @@ def test_of_ways_that_lack_columns_the_likeliest_is_named(tmp_path: Path) -> Non
     refused(path, "of distance moduli make distances first, 10^(modulus")
 
 
+@pytest.mark.parametrize("own", ["", "e_plx_hip2"])
+def test_errors_of_another_column_are_not_proposed(tmp_path: Path, own: str) -> None:
+    table = plain()
+    table.rename_columns(["distance_pc"], ["plx_hip2"])
+    table["plx_gaia"], table["plx_gaia_error"] = 1.0, 0.1
+    if own:
+        table[own] = 0.1
+    path = write(tmp_path, "csv", table)
+    card = card_named("generic", columns={"parallax": "plx_hip2"})
+    with pytest.raises(UserError, match=f"such as --column parallax_error={own or 'NAME'} or"):
+        read_catalog(path, card, system=A_V)
+
+
 def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
     """In few words."""
     table = plain()

@@ -111,6 +111,12 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
     assert card.flags["flag"]["bad"] == 2
 
 
+def test_errors_are_rounded_in_the_unit_of_their_column(tmp_path: Path) -> None:
+    text = 'inherits = "generic"\n[columns.distance_error]\nnames = ["e_d"]\n'
+    text += 'unit = "kpc"\nrounded_to = 0.01\n'
+    assert card_named(own(tmp_path, text)).columns["distance_error"].step == pytest.approx(10.0)
+
+
 def test_a_card_that_inherits_says_what_differs(tmp_path: Path) -> None:
     text = 'inherits = "generic"\nsystem = "A_G"\n[columns.l]\nnames = ["LON"]\n'
     text += "[constants]\nextinction_error = 0.1\n"
@@ -163,6 +169,7 @@ def test_names_that_no_card_has(names: dict[str, str], words: str) -> None:
         ('unit = "kpc"', 'units = "kpc"', "columns: distance: unknown key 'units'"),
         ('type = "integer"', 'type = "int"', "type: expected number, integer, text"),
         ('type = "integer"', "", "flag needs type ="),
+        ('names = ["d"]', 'names = ["d"]\nrounded_to = 1', "expected of columns of errors"),
         ('names = ["d"]', 'names = "d"', "names = 'd': expected a list of names"),
         ('names = ["d"]', 'type = "text"\nnames = ["d"]', "columns of distance are numbers"),
         ("distance_error = 5.0", "distance_err = 5.0", "unknown key 'distance_err'"),

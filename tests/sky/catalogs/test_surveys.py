@@ -299,6 +299,11 @@ def test_cluster_cards(tmp_path: Path) -> None:
     dias["e_AV"][3] = 0.0
     counts = read_catalog(write(tmp_path, "csv", Table(dias), "dias"), "dias2021").counts
     assert counts.invalid == {"extinction_error is not > 0": 1}
+    dias["e_dist_pc"][:2] = 0.0
+    catalog = read_catalog(write(tmp_path, "csv", Table(dias), "rounded"), "dias2021")
+    np.testing.assert_array_equal(catalog.stars.distances.error[:3], [0.5, 0.5, 9.0])
+    assert catalog.counts.rounded == {"distance_error": 2}
+    assert "distance_error of 0, half of a rounding step: 2" in catalog.counts.lines()
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real files are not here")
@@ -307,7 +312,7 @@ def test_cluster_cards(tmp_path: Path) -> None:
     [
         ("ananke_train.csv", "ananke", 4000, 4000),
         ("clusters_hunt2023_train.csv.gz", "hunt2023", 5444, 3219),
-        ("clusters_dias2021.csv.gz", "dias2021", 1741, 1729),
+        ("clusters_dias2021.csv.gz", "dias2021", 1741, 1741),
         ("stars_extinction_train.csv.gz", "miglio2021", 4189, 4189),
     ],
 )

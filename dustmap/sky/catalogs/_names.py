@@ -1,0 +1,135 @@
+"""What names of columns say: errors of which quantity, one side of it, a unit, an extinction."""
+
+import functools
+import re
+import shlex
+from collections.abc import Sequence
+
+from astropy import units as u
+
+from dustmap.sky.systems import known_systems
+
+#: Parts of names of columns that hold errors; of those that hold percentiles, too, whole words or
+#: anywhere; and units.
+_ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
+_BOUNDS = (
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|"
+    "rel(ative)?|frac(tional)?|var(iance)?"
+)
+_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{_ERROR_WORDS}|0?5|16|84|95|68")
+#: The same where one of these is there: err1, lerr.
+_MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{_ERROR_WORDS}|\d+")
+_UNITS = frozenset(("pc", "kpc"))
+#: Units behind names, in brackets, are of angles, lengths and magnitudes, for A(V) has none.
+_BRACKETED, _LONGEST_UNIT = (u.deg, u.pc, u.mag), 16
+#: What columns of extinctions and their errors are called: A_G, e_A0, ext50, E(BP-RP), ebv.
+CALLED_EXTINCTION = re.compile(
+    r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
+)
+#: In names of columns of errors.
+_OF_ERRORS = re.compile(f"{_ERROR_WORDS}|(^|_)e_|^s_|^d_")
+#: In names of the lower and of the upper side of a value.
+_SIDES = (
+    re.compile("(^|_)(lo|low|lower|min|minus)(_|$)|16$"),
+    re.compile("(^|_)(hi|high|up|upper|max|plus)(_|$)|84$"),
+)
+#: The end of a name of medians: av50, av_p50, av_median.
+_MEDIAN = re.compile(r"_?(p?50|med|median)$")
+
+
+def may_be(role: str, column: str) -> bool:
+    """Tell whether a column may have a role by its name: errors those of errors, one side of a
+    value that of one.
+
+    >>> [may_be(role, "e_dist") for role in ("distance", "distance_error")]
+    [False, True]
+    >>> [may_be("distance_error", name) for name in ("dist_lo_err", "dist")]
+    [False, False]
+    """
+    if bool(_OF_ERRORS.search(column.lower())) != ("_error" in role):
+        return False
+    return _is_one_side(role) or not _is_one_side(column.lower())
+
+
+def _is_one_side(name: str) -> bool:
+    return any(side.search(name) for side in _SIDES)
+
+
+def is_error_of(column: str, quantity: str) -> bool:
+    """Tell whether the name of a column says that it has errors or percentiles of another.
+
+    It does where words of errors are in it, and what is left of it are words of the other.
+
+    >>> [is_error_of(name, "dist_pc") for name in ("sigma_dist", "dist84_pc", "dist_flag", "z84")]
+    [True, True, False, False]
+    >>> [is_error_of(name, "dist_pc") for name in ("dist_lerr", "edist", "dist_err2", "dist_2")]
+    [True, True, True, False]
+    >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
+    (True, True)
+    """
+    of, left, is_marked = _words(quantity), set[str](), False
+    pattern = _MARKED if re.search(_ERROR_WORDS, column.lower()) else _ERRORS
+    for word in _words(column) - _UNITS - of:
+        of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
+        # Twice: the p of p16 is a word once 16 is gone.
+        rest = word[1:] if of_letter else re.sub(pattern, " ", re.sub(pattern, " ", word))
+        is_marked, left = is_marked or rest != word, left | _words(rest)
+    left |= _words(column) & of - _UNITS
+    return is_marked and bool(left) and left <= of
+
+
+def options_of_errors(columns: Sequence[str], distance: str) -> str:
+    """Options that name these as the errors of distances, or as both sides of them."""
+    sides = [next((c for c in columns if side.search(c.lower())), None) for side in _SIDES]
+    low, high = sides
+    if low is None or high is None:
+        roles = {"error": columns[0]}
+    elif _OF_ERRORS.search(low.lower()) and _OF_ERRORS.search(high.lower()):
+        roles = {"error_lower": low, "error_upper": high}
+    else:
+        roles = {"p16": low, "p50": distance, "p84": high}
+    named = (shlex.quote(f"distance_{role}={column}") for role, column in roles.items())
+    return " ".join(f"--column {name}" for name in named)
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split("[^a-z0-9]+", name.lower()) if word}
+
+
+def unit_in_name(column: str) -> tuple[str, str] | None:
+    """Split the name of a column from the unit behind it in brackets; None where there is none.
+
+    >>> unit_in_name("dist [kpc]"), unit_in_name("plx(mas)"), unit_in_name("E(B-V)")
+    (('dist', 'kpc'), ('plx', 'mas'), None)
+    """
+    at = max(column.rfind("("), column.rfind("["))
+    name, written = column[:at].strip(), column[at + 1 : -1].strip()
+    if at < 1 or not name or column[-1] not in ")]" or not _is_unit(written):
+        return None
+    return name, written
+
+
+@functools.cache
+def _is_unit(written: str) -> bool:
+    if not (written.isalpha() and 1 < len(written) < _LONGEST_UNIT):
+        return False
+    try:
+        unit = u.Unit(written)
+    except (ValueError, TypeError):
+        return False
+    return any(unit.is_equivalent(other) for other in _BRACKETED)
+
+
+def spelled_as(name: str) -> str:
+    """The system that is spelled so, however its letters, or with medians; empty of others.
+
+    >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "red")]
+    ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', '']
+    """
+    spelled = {_letters(known): known for known in known_systems()}
+    plain = _letters(_MEDIAN.sub("", name.lower()))
+    return spelled.get(_letters(name)) or spelled.get(plain, "")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
