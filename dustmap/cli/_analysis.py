@@ -5,17 +5,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dustmap import runs, sky, tables
 from dustmap.cli import _options
 from dustmap.cli._console import print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
-
-if TYPE_CHECKING:
-    from dustmap.sky.agreement import AbstractSource, MapSource, Pairs, Segments
-    from dustmap.sky.clouds import Clouds
-    from dustmap.sky.maps import DustMap
+from dustmap.sky import agreement, clouds, figures, maps, systems
 
 log = logging.getLogger(__name__)
 
@@ -58,47 +55,45 @@ def add_clouds(commands: _options.Commands) -> None:
 
 
 def execute_clouds(options: argparse.Namespace) -> int:
-    from dustmap.sky.clouds import Criteria, NamedPlaces, find_clouds
     from dustmap.sky.clouds._clouds import default_threshold
-    from dustmap.tables import table_format, write_table
 
     output = _options.output_of(options, options.names, map_or_run=options.map)
-    if table_format(output).bare:
+    if tables.table_format(output).bare:
         raise UserError(f"--output {output}: expected .ecsv, .fits or another that keeps units")
-    known = NamedPlaces.read(Path(options.names) if options.names else None)
+    known = clouds.NamedPlaces.read(Path(options.names) if options.names else None)
     density = _options.opened(options, Path(options.map)).on_one_grid()
     threshold = default_threshold(density) if options.threshold is None else options.threshold
-    clouds = find_clouds(density, Criteria(threshold, options.contrast, options.voxels), known)
-    table = clouds.table()
+    found = clouds.find_clouds(
+        density, clouds.Criteria(threshold, options.contrast, options.voxels), known
+    )
+    table = found.table()
     table.meta["HISTORY"] = [_options.command_line(options)]
-    write_table(output, table, options.overwrite)
-    return print_result({"output": str(output), **_summary(clouds)}, options.json)
+    tables.write_table(output, table, options.overwrite)
+    return print_result({"output": str(output), **_summary(found)}, options.json)
 
 
-def _summary(clouds: "Clouds") -> dict[str, Any]:
+def _summary(found: "clouds.Clouds") -> dict[str, Any]:
     """Count the clouds, and say by what they were found; JSON has no NaN."""
     import numpy as np
 
-    from dustmap.sky.clouds import solar_masses
-
-    mass = solar_masses(clouds.system) * float(clouds.mean.dust.sum())
-    known = np.isfinite(clouds.name_distance)
-    off = np.abs(clouds.mean.distance - clouds.name_distance)[known]
-    share = off / clouds.name_distance[known]
-    error = clouds.error("distance")[known]
-    sure = int((clouds.probability >= 0.9).sum())
+    mass = clouds.solar_masses(found.system) * float(found.mean.dust.sum())
+    known = np.isfinite(found.name_distance)
+    off = np.abs(found.mean.distance - found.name_distance)[known]
+    share = off / found.name_distance[known]
+    error = found.error("distance")[known]
+    sure = int((found.probability >= 0.9).sum())
     return {
-        "clouds": len(clouds),
-        "clouds_in_nine_of_ten_samples": sure if clouds.samples else None,
-        "clouds_with_a_name": sum(bool(name) for name in clouds.names),
+        "clouds": len(found),
+        "clouds_in_nine_of_ten_samples": sure if found.samples else None,
+        "clouds_with_a_name": sum(bool(name) for name in found.names),
         "median_difference_to_published_distances": float(np.median(share)) if len(off) else None,
         "published_distances_within_one_error": (
-            float(np.mean(off <= error)) if len(off) and clouds.samples else None
+            float(np.mean(off <= error)) if len(off) and found.samples else None
         ),
         "mass_in_suns": mass if np.isfinite(mass) else None,
-        "threshold": clouds.criteria.threshold,
-        "samples": len(clouds.samples),
-        "extinction_system": clouds.system.name,
+        "threshold": found.criteria.threshold,
+        "samples": len(found.samples),
+        "extinction_system": found.system.name,
     }
 
 
@@ -135,40 +130,37 @@ def add_compare(commands: _options.Commands) -> None:
 
 
 def execute_compare(options: argparse.Namespace) -> int:
-    from dustmap.sky import check_output
-    from dustmap.sky.agreement import compare_maps, score_table
-    from dustmap.sky.figures import agreement_figure, check_picture, save_figure
-    from dustmap.tables import table_format, write_table
-
     output, path = Path(options.output), Path(options.map)
     files = [name for other in options.others for name in _files(other)]
     inputs = list(_options.inputs_of(options.catalog, *files, map_or_run=path))
     for target in filter(None, (options.output, options.figure)):
-        check_output(Path(target), options.overwrite, inputs)
-    table_format(output)
+        sky.check_output(Path(target), options.overwrite, inputs)
+    tables.table_format(output)
     if options.figure:
-        check_picture(options.figure)
+        figures.check_picture(options.figure)
     if not options.others and options.catalog is None:
         raise UserError("compare: expected an OTHER or a --catalog to compare with")
     if options.catalog is None or not _options.is_run(path):
         _options.refuse_device(options, "none is asked for extinctions of stars here")
     ours = _map_source(options, path)
     segments = _segments(options, ours.density)
-    compared: list[Pairs] = []
+    compared: list[agreement.Pairs] = []
     for source in _sources(options):
-        compared += compare_maps(ours, source, segments)
+        compared += agreement.compare_maps(ours, source, segments)
     if options.catalog is not None:
         compared.append(_stars(options, ours.density))
-    table = score_table(compared)
+    table = agreement.score_table(compared)
     table.meta["HISTORY"] = [_options.command_line(options)]
-    write_table(output, table, options.overwrite)
+    tables.write_table(output, table, options.overwrite)
     if options.figure:
         history = (_options.command_line(options),)
-        save_figure(agreement_figure(compared), options.figure, options.overwrite, history)
+        figures.save_figure(
+            figures.agreement_figure(compared), options.figure, options.overwrite, history
+        )
     return print_result(_printed(compared, options), options.json)
 
 
-def _printed(compared: "list[Pairs]", options: argparse.Namespace) -> Mapping[str, Any]:
+def _printed(compared: "list[agreement.Pairs]", options: argparse.Namespace) -> Mapping[str, Any]:
     """All pairs of each comparison; JSON has no NaN."""
     scores = {}
     for pairs in compared:
@@ -192,7 +184,7 @@ def _is_path(other: str) -> bool:
     return looks_like_one or Path(other).exists()
 
 
-def _sources(options: argparse.Namespace) -> "Iterator[AbstractSource]":
+def _sources(options: argparse.Namespace) -> "Iterator[agreement.AbstractSource]":
     """All OTHERs; files of one published map are called as they are given."""
     names = [other.partition("=")[0] for other in options.others]
     for name, other in zip(names, options.others, strict=True):
@@ -200,25 +192,19 @@ def _sources(options: argparse.Namespace) -> "Iterator[AbstractSource]":
         yield replace(source, name=other) if names.count(name) > 1 else source
 
 
-def _source(options: argparse.Namespace, other: str) -> "AbstractSource":
-    from dustmap.sky.agreement import published_source
-
+def _source(options: argparse.Namespace, other: str) -> "agreement.AbstractSource":
     if _is_path(other):
         return _map_source(options, Path(other))
     name, _, file = other.partition("=")
-    return published_source(name, Path(file) if file else None, options.system)
+    return agreement.published_source(name, Path(file) if file else None, options.system)
 
 
-def _map_source(options: argparse.Namespace, path: Path) -> "MapSource":
-    from dustmap.sky.agreement import MapSource
-
-    return MapSource(str(path), _options.opened(options, path))
+def _map_source(options: argparse.Namespace, path: Path) -> "agreement.MapSource":
+    return agreement.MapSource(str(path), _options.opened(options, path))
 
 
-def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
+def _segments(options: argparse.Namespace, density: "maps.DustMap") -> "agreement.Segments":
     import numpy as np
-
-    from dustmap.sky.agreement import Segments
 
     grid = density.grid
     step = VOXELS * min(grid.spacing) if options.step is None else parsecs(options.step)
@@ -226,16 +212,15 @@ def _segments(options: argparse.Namespace, density: "DustMap") -> "Segments":
     far = far if options.distance is None else parsecs(options.distance)
     if not 0.0 < step <= far:
         raise UserError(f"--step {step:g}, --distance {far:g}: expected 0 < step <= distance in pc")
-    return Segments.of_pixels(options.nside, step * np.arange(int(far / step + 1e-9) + 1.0))
+    return agreement.Segments.of_pixels(
+        options.nside, step * np.arange(int(far / step + 1e-9) + 1.0)
+    )
 
 
-def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
+def _stars(options: argparse.Namespace, density: "maps.DustMap") -> "agreement.Pairs":
     """Pair measured extinctions with those of a run, or of a map at the median distances."""
-    from dustmap.sky import read_catalog
     from dustmap.sky._coordinates import places_at
-    from dustmap.sky.agreement import Pairs
     from dustmap.sky.agreement._scores import INTEGRATED
-    from dustmap.sky.systems import conversion, system_named
 
     catalog, card = Path(options.catalog), _options.card_of(options)
     if _options.is_run(Path(options.map)):
@@ -244,12 +229,12 @@ def _stars(options: argparse.Namespace, density: "DustMap") -> "Pairs":
         away = stars.distance
         ours = finished.at_stars(stars.l, stars.b, stars.distances)["extinction_mean"]
     else:
-        system = system_named(options.system) if options.system else None
-        stars = read_catalog([catalog], card, system=system).stars
+        system = systems.system_named(options.system) if options.system else None
+        stars = sky.read_catalog([catalog], card, system=system).stars
         away = stars.distance
         ours = density.query(places_at(stars.l, stars.b, away), integrated=True)
-    theirs = conversion(stars.system, density.system) * stars.extinction
-    both = Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)
+    theirs = systems.conversion(stars.system, density.system) * stars.extinction
+    both = agreement.Pairs(options.catalog, INTEGRATED, density.system, theirs, ours, away, stars.b)
     pairs = both.known()
     log.info("%d of %d stars are outside the box", len(stars) - len(pairs), len(stars))
     if not len(pairs):
@@ -275,10 +260,8 @@ def add_evaluate(commands: _options.Commands) -> None:
 
 
 def execute_evaluate(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_run
-
     run = Path(options.run)
-    finished = open_run(run, _options.computing(options, run))
+    finished = runs.open_run(run, _options.computing(options, run))
     card = _options.run_card_of(options)
     arguments = Path(options.catalog), card, options.truth_column, options.system
     with progress() as shown:

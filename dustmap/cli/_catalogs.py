@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dustmap import config as configuration
+from dustmap import runs, sky, tables
 from dustmap.cli import _options
 from dustmap.cli._console import CHECK_FAILED, DONE, print_plan, print_result, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
-
-if TYPE_CHECKING:
-    from dustmap.sky.catalogs import SchemaCard
-    from dustmap.sky.simulation import SkyModel
+from dustmap.sky import catalogs, maps, simulation, stars, systems
 
 #: Between two lines of a log that say how far the reading is.
 LINE_SECONDS = 30.0
@@ -44,16 +42,14 @@ def add_catalogs(commands: _options.Commands) -> None:
 
 
 def execute_catalogs(options: argparse.Namespace) -> int:
-    from dustmap.sky.catalogs import card_named, card_path, known_cards
-
     if options.card is not None and options.json:
         raise UserError("catalogs: --json is for the list; a card is TOML")
     if options.query:
         return _print_query(options.card)
     if options.card is not None:
-        write(card_path(options.card).read_text(encoding="utf-8"))
+        write(catalogs.card_path(options.card).read_text(encoding="utf-8"))
         return DONE
-    cards = [card_named(name) for name in known_cards()]
+    cards = [catalogs.card_named(name) for name in catalogs.known_cards()]
     if options.json:
         return print_result({card.name: _described(card) for card in cards}, True)
     width = max(len(card.name) for card in cards)
@@ -67,7 +63,7 @@ def execute_catalogs(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _described(card: "SchemaCard") -> dict[str, Any]:
+def _described(card: "catalogs.SchemaCard") -> dict[str, Any]:
     """System, columns by their roles as files call them first, and the query of a card."""
     return {
         "title": card.title,
@@ -79,13 +75,13 @@ def _described(card: "SchemaCard") -> dict[str, Any]:
 
 
 def _print_query(name: str | None) -> int:
-    from dustmap.sky.catalogs import card_named, known_cards
-
     if name is None:
         raise UserError("catalogs: --query goes with the NAME of a card")
-    card = card_named(name)
+    card = catalogs.card_named(name)
     if not card.query:
-        known = ", ".join(other for other in known_cards() if card_named(other).query)
+        known = ", ".join(
+            other for other in catalogs.known_cards() if catalogs.card_named(other).query
+        )
         raise UserError(f"catalogs {name}: no query known; {known} have one")
     write(f"-- {card.service}\n{card.query}\n")
     return DONE
@@ -155,11 +151,6 @@ def _add_parallaxes(command: _options.Command) -> None:
 
 
 def execute_ingest(options: argparse.Namespace) -> int:
-    from dustmap.runs import store_checks
-    from dustmap.sky.catalogs import ingest
-    from dustmap.sky.stars import prior_named
-    from dustmap.sky.systems import system_named
-
     output = Path(options.output)
     if output.suffix != ".zarr":
         raise UserError(f"--output {output}: expected a name that ends in .zarr")
@@ -168,19 +159,19 @@ def execute_ingest(options: argparse.Namespace) -> int:
         _options.use_threads(_options.compute_alone(options).threads)
         card = _options.card_of(options).with_group(options.groups)
         scale, furthest = parsecs(options.distance_scale), parsecs(options.distance_max)
-        counts = ingest(
+        counts = catalogs.ingest(
             options.catalogs,
             card if options.magnitude is None else card.with_magnitude(options.magnitude),
             output,
             cuts=options.cuts,
-            system=None if options.system is None else system_named(options.system),
-            prior=prior_named(options.distance_prior, scale, furthest),
+            system=None if options.system is None else systems.system_named(options.system),
+            prior=stars.prior_named(options.distance_prior, scale, furthest),
             invalid=options.invalid,
             parallax_zero_point=options.parallax_zero_point,
             overwrite=options.overwrite,
             progress=progress,
         )
-    checks = store_checks(output)
+    checks = runs.store_checks(output)
     failed = [str(check) for check in checks if not check.passed]
     result = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
     read_as = _read_as(output)
@@ -206,9 +197,7 @@ def _warn_of_idle(options: argparse.Namespace, distances: str) -> None:
 
 def _read_as(store: Path) -> dict[str, Any]:
     """Say what the stars of a store were taken from, by the first of its files."""
-    from dustmap.sky.stars import open_star_store
-
-    catalog = open_star_store(store).attributes["catalog"]
+    catalog = stars.open_star_store(store).attributes["catalog"]
     first = catalog["files"][0]
     named, factor = first["extinction_system"], first["extinction_factor"]
     converted = named if factor == 1.0 else f"{catalog['system']} = {factor:.4g} {named}"
@@ -270,37 +259,31 @@ def add_simulate(commands: _options.Commands) -> None:
 
 
 def execute_simulate(options: argparse.Namespace) -> int:
-    from dustmap.runs import sky_plan
-    from dustmap.sky import Provenance, check_output, write_map
-    from dustmap.sky.maps import form_of
-    from dustmap.sky.simulation import simulate, write_sky
-    from dustmap.tables import table_format
-
     output = _options.output_of(options, options.from_prior)
     truth = options.truth and Path(options.truth)
     if truth:
-        check_output(truth, options.overwrite, _options.inputs_of(options.from_prior, output))
-    table_format(output)
+        sky.check_output(truth, options.overwrite, _options.inputs_of(options.from_prior, output))
+    tables.table_format(output)
     if truth:
-        form_of(truth)
+        maps.form_of(truth)
     compute, model = _options.compute_alone(options), _model(options)
     _options.use_threads(compute.threads)
-    plan = sky_plan(model, options.stars, compute)
+    plan = runs.sky_plan(model, options.stars, compute)
     plan.check()
     if options.dry_run:
         return print_plan(plan, None, options.json)
-    sky = simulate(model, options.stars, options.seed)
+    drawn = simulation.simulate(model, options.stars, options.seed)
     steps = _options.command_line(options), f"dust on nodes {model.spacing:g} pc apart"
     # As a run of this sky would have it.
     sha256 = configuration.sha256(_drawn_prior(options)) if options.from_prior is not None else ""
-    made = Provenance(sha256, steps, seed=options.seed)
-    write_sky(output, sky, options.exact_distances, options.overwrite, made)
+    made = sky.Provenance(sha256, steps, seed=options.seed)
+    simulation.write_sky(output, drawn, options.exact_distances, options.overwrite, made)
     if truth:
-        write_map(truth, sky.truth, made, options.overwrite)
+        sky.write_map(truth, drawn.truth, made, options.overwrite)
     return print_result(
         {
-            "stars": len(sky),
-            "outliers": int(sky.outlier.sum()),
+            "stars": len(drawn),
+            "outliers": int(drawn.outlier.sum()),
             "spacing_of_the_dust_pc": model.spacing,
             "output": str(output),
             "truth": str(truth or "not written"),
@@ -314,23 +297,19 @@ def _drawn_prior(options: argparse.Namespace) -> configuration.Config:
     return configuration.load(options.from_prior, [catalog])
 
 
-def _model(options: argparse.Namespace) -> "SkyModel":
-    from dustmap.runs import prior_sky
-    from dustmap.sky.simulation import SkyModel
-    from dustmap.sky.systems import system_named
-
-    model = SkyModel()
+def _model(options: argparse.Namespace) -> "simulation.SkyModel":
+    model = simulation.SkyModel()
     changes: dict[str, Any] = {}
     if options.from_prior is not None:
         if options.size is not None:
             raise UserError("--size: [grid] of the configuration says where its sky is")
-        model = prior_sky(_drawn_prior(options), options.step and parsecs(options.step))
+        model = runs.prior_sky(_drawn_prior(options), options.step and parsecs(options.step))
     elif options.step is not None:
         changes["spacing"] = parsecs(options.step)
     if options.size is not None:
         changes["size"] = tuple(parsecs(size) for size in options.size)
     if options.system is not None:
-        changes["system"] = system_named(options.system)
+        changes["system"] = systems.system_named(options.system)
     if options.limit is not None:
         changes["population"] = dataclasses.replace(model.population, limit=options.limit)
     errors = {

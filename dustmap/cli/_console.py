@@ -16,10 +16,11 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
+from dustmap import runs
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from dustmap.runs import Plan, Progress
 
 #: 3: finished, but a solver or a calibration check failed; outputs are written.
 #: 75: asked to end before it was done, as EX_TEMPFAIL: the same command with --resume goes on.
@@ -175,7 +176,7 @@ def print_result(values: Mapping[str, Any], as_json: bool) -> int:
     return DONE
 
 
-def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> int:
+def print_plan(plan: "runs.Plan", seconds: float | None, as_json: bool) -> int:
     """Print a plan: one JSON object, or a table of what takes memory; return as `print_result`.
 
     seconds: None where they are too few to plan.
@@ -201,14 +202,12 @@ def _shown(value: object) -> str:
 
 
 @contextmanager
-def progress() -> Iterator["Progress"]:
+def progress() -> Iterator["runs.Progress"]:
     """Yield the progress that a run reports to: bars on a terminal, else lines of the log."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from dustmap.runs import LogProgress
-
     if not sys.stderr.isatty():
-        lines = LogProgress()
+        lines = runs.LogProgress()
         with _beating(lines.beat):
             yield lines
         return

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dustmap import runs
 from dustmap.cli import _options
 from dustmap.cli._console import print_plan, print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
+from dustmap.sky import figures, layouts, maps, view
 
 if TYPE_CHECKING:
     from dustmap.gp import RegularGrid
-    from dustmap.runs import Plan, RegressionResult, StarMap
-    from dustmap.sky.layouts import LayoutRequest
-    from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +91,11 @@ def add_export(commands: _options.Commands) -> None:
 
 
 def execute_export(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_star_map, regression_at
-
     run = Path(options.run)
     output = _options.output_of(options, options.clouds, map_or_run=run)
     _refuse_idle_options(options)
     if options.format == SCENE:
-        from dustmap.sky.view import check_scene
-
-        check_scene(output)
+        view.check_scene(output)
     if options.format == SCENE and not _options.is_run(run):
         return _export_map(options)
     if run.suffix.lower() in (".zarr", ".fits", ".fit") and not _options.is_run(run):
@@ -109,10 +104,10 @@ def execute_export(options: argparse.Namespace) -> int:
             "it is of, or take DustMap.open(...).to_xarray() or .to_healpix() in Python"
         )
     compute = _options.computing(options, run)
-    regression = regression_at(run, compute)
+    regression = runs.regression_at(run, compute)
     if regression is not None:
         return _export_regression(regression, options)
-    finished = open_star_map(run, compute)
+    finished = runs.open_star_map(run, compute)
     if options.dry_run:
         return print_plan(_plan(finished, options), None, options.json)
     result = _write(finished, output, options)
@@ -165,45 +160,41 @@ def _refuse_other_quantities(options: argparse.Namespace) -> None:
         )
 
 
-def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
-    from dustmap.runs import export_plan
-
+def _plan(finished: "runs.StarMap", options: argparse.Namespace) -> "runs.Plan":
     request = _request(finished, finished.field(), options)
-    return export_plan(finished, _grid(finished, options), request)
+    return runs.export_plan(finished, _grid(finished, options), request)
 
 
-def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
-    from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
-    from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
-    from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, finest_grid
-
+def _write(finished: "runs.StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     field, grid = finished.field(), _grid(finished, options)
     finer = finished.finer if options.box is None and options.step is None else ()
     request, provenance = _request(finished, field, options), finished.made
     _warn_of_voxels(finished, grid, options)
     with progress() as shown:
-        watched = WatchedField(field, f"writing {output.name}", shown)
+        watched = runs.WatchedField(field, f"writing {output.name}", shown)
         if options.format == SCENE:
-            whole = finest_grid(grid, (level.spacing for level in finer))
-            mean = DustMap.from_field(watched, whole, MapRequest((Quantity.MEAN,)))
+            whole = maps.finest_grid(grid, (level.spacing for level in finer))
+            mean = maps.DustMap.from_field(watched, whole, maps.MapRequest((maps.Quantity.MEAN,)))
             return _write_scene(mean, options, provenance.history())
         if options.format in CUBES:
             compute, kind = finished.run.config.compute, options.format
-            check_export(export_plan(finished, grid, request), grid, request, output)
-            slabs = Slabs.of_field(watched, grid, request, finer)
-            write_in_slabs(output, slabs, provenance, options.overwrite, compute, kind)
+            runs.check_export(runs.export_plan(finished, grid, request), grid, request, output)
+            slabs = maps.Slabs.of_field(watched, grid, request, finer)
+            runs.write_in_slabs(output, slabs, provenance, options.overwrite, compute, kind)
             return {
                 "voxels": list(grid.shape),
                 "quantities": [quantity.value for quantity in request.quantities],
                 "samples": request.samples,
             }
         asked = _layout(request, grid, options)
-        writer = LAYOUT_WRITERS[options.format]
+        writer = layouts.LAYOUTS[options.format]
         counts = writer(output, watched, asked, provenance, options.overwrite)
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
 
 
-def _warn_of_voxels(finished: "StarMap", grid: "RegularGrid", options: argparse.Namespace) -> None:
+def _warn_of_voxels(
+    finished: "runs.StarMap", grid: "RegularGrid", options: argparse.Namespace
+) -> None:
     """Say what a cube of one spacing leaves of the nodes and levels of a run."""
     if options.format not in BOXED or options.format == SCENE:
         return
@@ -268,24 +259,20 @@ def _set_options(options: argparse.Namespace, names: Sequence[str]) -> str:
 
 
 def _write_scene(
-    density: "DustMap", options: argparse.Namespace, history: Sequence[str]
+    density: "maps.DustMap", options: argparse.Namespace, history: Sequence[str]
 ) -> dict[str, Any]:
     """Write surfaces, the Sun and clouds; return what was written."""
     import numpy as np
 
-    from dustmap.sky.view import scene_at
-
     names: list[str] = []
     places = np.empty((0, 3))
     if options.clouds is not None:
-        from dustmap.sky.figures import CloudMarks
-
-        marks = CloudMarks.read(Path(options.clouds))
+        marks = figures.CloudMarks.read(Path(options.clouds))
         known = [name.partition(";")[0] for name in marks.names]
         names = [name or f"cloud {k}" for k, name in enumerate(known, 1)]
         places = marks.places
     made_by = (*history, _options.command_line(options))
-    scene = scene_at(density, options.iso or (), names, places, made_by)
+    scene = view.scene_at(density, options.iso or (), names, places, made_by)
     scene.save(options.output, options.overwrite)
     return {
         "levels": [surface.level for surface in scene.surfaces],
@@ -295,7 +282,7 @@ def _write_scene(
     }
 
 
-def _grid(finished: "StarMap", options: argparse.Namespace) -> "RegularGrid":
+def _grid(finished: "runs.StarMap", options: argparse.Namespace) -> "RegularGrid":
     if options.box is None and options.step is None:
         return finished.run.grid
     box = None if options.box is None else [parsecs(face) for face in options.box]
@@ -303,11 +290,9 @@ def _grid(finished: "StarMap", options: argparse.Namespace) -> "RegularGrid":
 
 
 def _request(
-    finished: "StarMap", field: "AbstractDensityField", options: argparse.Namespace
-) -> "MapRequest":
+    finished: "runs.StarMap", field: "maps.AbstractDensityField", options: argparse.Namespace
+) -> "maps.MapRequest":
     """Return the request of the options, or that of the [export] section of the run."""
-    from dustmap.sky.maps import MapRequest
-
     export = finished.run.config.export
     most = min(export.samples, field.n_samples)
     samples = most if options.samples is None else options.samples
@@ -323,26 +308,24 @@ def _request(
             names = (*names, "samples")
         if "samples" in names and not samples:
             raise UserError(f"--quantity samples: this run keeps {field.n_samples} samples")
-    return MapRequest.named(names, samples)
+    return maps.MapRequest.named(names, samples)
 
 
 def _layout(
-    request: "MapRequest", grid: "RegularGrid", options: argparse.Namespace
-) -> "LayoutRequest":
-    from dustmap.sky.layouts import LayoutRequest, RadialBins, Shells
-
+    request: "maps.MapRequest", grid: "RegularGrid", options: argparse.Namespace
+) -> "layouts.LayoutRequest":
     bins, shells = None, None
     if options.shells is not None:
-        shells = Shells(tuple(map(parsecs, options.shells)))
+        shells = layouts.Shells(tuple(map(parsecs, options.shells)))
     if options.distances is not None:
         nearest, farthest, count = options.distances
         if not count.isdecimal():
             raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
-        bins = RadialBins(parsecs(nearest), parsecs(farthest), int(count))
-    return LayoutRequest(request, grid, options.nside, bins, shells)
+        bins = layouts.RadialBins(parsecs(nearest), parsecs(farthest), int(count))
+    return layouts.LayoutRequest(request, grid, options.nside, bins, shells)
 
 
-def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
+def _export_regression(finished: "runs.RegressionResult", options: argparse.Namespace) -> int:
     if options.format not in CUBES:
         raise UserError(f"--format {options.format} is for maps of the dust; take zarr or fits")
     idle = _set_options(options, ("box", "step", "quantity", "samples", "dry_run"))
@@ -375,12 +358,10 @@ def add_merge(commands: _options.Commands) -> None:
 
 
 def execute_merge(options: argparse.Namespace) -> int:
-    from dustmap.runs import sky_of_tiles
-
     memory = _options.compute_alone(options).memory_bytes
     output = _options.output_of(options, *options.tiles)
     form = _format(output, options.format)
-    sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
+    sky = runs.sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)
     return print_result({"output": str(output), "format": form, **sky.counts()}, options.json)

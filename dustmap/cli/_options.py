@@ -10,16 +10,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from dustmap import config as configuration
+from dustmap import runs, sky
 from dustmap.cli._console import DONE, write
 from dustmap.errors import UserError
-
-if TYPE_CHECKING:
-    from dustmap.runs import StarMap
-    from dustmap.sky import SchemaCard
-    from dustmap.sky.maps import DustMap
+from dustmap.sky import maps
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[Command]"
@@ -118,19 +115,15 @@ def add_schema(command: Command, meaning: str, default: str = "generic") -> None
     add_columns(command)
 
 
-def run_card_of(options: argparse.Namespace) -> "SchemaCard | str":
+def run_card_of(options: argparse.Namespace) -> "sky.SchemaCard | str":
     """Read the card that the options of `add_catalog` name; "" for that of the run."""
-    from dustmap.sky import card_named
-
     columns = columns_of(options)
-    return card_named(options.schema or "generic", columns) if options.schema or columns else ""
+    return sky.card_named(options.schema or "generic", columns) if options.schema or columns else ""
 
 
-def card_of(options: argparse.Namespace) -> "SchemaCard":
+def card_of(options: argparse.Namespace) -> "sky.SchemaCard":
     """Read the card that --schema and --column name."""
-    from dustmap.sky import card_named
-
-    return card_named(options.schema, columns_of(options))
+    return sky.card_named(options.schema, columns_of(options))
 
 
 def add_columns(command: Command) -> None:
@@ -155,11 +148,9 @@ def add_map(command: Command, metavar: str = "MAP") -> None:
     command.add_argument("map", metavar=metavar, help="a run, a map.zarr or a map.fits")
 
 
-def star_map(options: argparse.Namespace) -> "StarMap":
+def star_map(options: argparse.Namespace) -> "runs.StarMap":
     """Open the run of stars that MAP is, computing as the options say."""
-    from dustmap.runs import open_star_map
-
-    return open_star_map(Path(options.map), computing(options, Path(options.map)))
+    return runs.open_star_map(Path(options.map), computing(options, Path(options.map)))
 
 
 def add_output(command: Command, meaning: str, metavar: str = "FILE") -> None:
@@ -174,11 +165,9 @@ def output_of(
     schema: str = "",
 ) -> Path:
     """Return --output; refuse one that would replace what it must not, or what is read."""
-    from dustmap.sky import check_output
-
     output = Path(options.output)
     inputs = inputs_of(*paths, map_or_run=map_or_run, schema=schema)
-    check_output(output, options.overwrite, inputs)
+    sky.check_output(output, options.overwrite, inputs)
     return output
 
 
@@ -221,7 +210,7 @@ def computing(options: argparse.Namespace, path: Path) -> list[str]:
     return overrides
 
 
-def map_at(options: argparse.Namespace, path: Path) -> "DustMap":
+def map_at(options: argparse.Namespace, path: Path) -> "maps.DustMap":
     """Open a map in a file, which has float32 numbers on no device, in half of the memory."""
     refuse_device(options, f"{path} is a map")
     return opened(options, path)
@@ -234,13 +223,11 @@ def refuse_device(options: argparse.Namespace, why: str) -> None:
             raise UserError(f"--{name} is for runs, and {why}: leave it out")
 
 
-def opened(options: argparse.Namespace, path: Path) -> "DustMap":
+def opened(options: argparse.Namespace, path: Path) -> "maps.DustMap":
     """Open the map in a file, or that which a run has written, in half of the memory."""
-    from dustmap.sky.maps import DustMap
-
     compute = compute_alone(options)
     use_threads(compute.threads)
-    return DustMap.open(path, memory=compute.memory_bytes // 2)
+    return maps.DustMap.open(path, memory=compute.memory_bytes // 2)
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:

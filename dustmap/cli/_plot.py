@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
+from dustmap import runs, sky, tables
 from dustmap.cli import _options
 from dustmap.cli._console import print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
+from dustmap.sky import clouds, figures, maps
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from dustmap.runs import RegressionResult
-    from dustmap.sky.figures import CloudMarks, Target
-    from dustmap.sky.maps import DustMap
 
 #: Options that say more of a picture -> the options of the pictures that they belong to.
 BELONGS = {
@@ -91,9 +90,7 @@ _OF_RUNS = {
 
 
 def execute_plot(options: argparse.Namespace) -> int:
-    from dustmap.sky.figures import check_picture, save_figure
-
-    check_picture(options.output)
+    figures.check_picture(options.output)
     inputs = options.truth, options.clouds
     output = _options.output_of(options, *inputs, map_or_run=options.map)
     chosen = _check(options)
@@ -104,18 +101,16 @@ def execute_plot(options: argparse.Namespace) -> int:
         regression.plot(options.slice or "", output, options.overwrite, history)
     else:
         figure = _DRAWN_FOR[chosen](options)
-        save_figure(figure, output, options.overwrite, history)
+        figures.save_figure(figure, output, options.overwrite, history)
     return print_result({"output": options.output}, options.json)
 
 
-def _regression(options: argparse.Namespace) -> "RegressionResult | None":
+def _regression(options: argparse.Namespace) -> "runs.RegressionResult | None":
     """Open a run with data.kind = "regression"; None for other runs and for maps."""
     path = Path(options.map)
     if not _options.is_run(path):
         return None
-    from dustmap.runs import regression_at  # takes torch, where the file of a map takes none
-
-    return regression_at(path, _options.computing(options, path))
+    return runs.regression_at(path, _options.computing(options, path))
 
 
 def _check(options: argparse.Namespace) -> str:
@@ -130,22 +125,20 @@ def _check(options: argparse.Namespace) -> str:
 
 
 def _slice(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import Axis, slice_figure
-
     plane = options.slice or "z=0"
     name, equals, level = plane.partition("=")
-    if name.upper() not in Axis.__members__ or not equals:
+    if name.upper() not in figures.Axis.__members__ or not equals:
         raise UserError(f"--slice {plane}: expected x, y or z=PC, such as z=0 or x=-20pc")
-    axis = Axis[name.upper()]
-    return slice_figure(_map(options), axis, parsecs(level), _truth(options), _clouds(options))
+    axis = figures.Axis[name.upper()]
+    return figures.slice_figure(
+        _map(options), axis, parsecs(level), _truth(options), _clouds(options)
+    )
 
 
 def _slices(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import Axis, slices_figure
-
     name, _, levels = options.slices.partition("=")
     bounds = levels.split(":")
-    if name.upper() not in Axis.__members__ or len(bounds) != 3:
+    if name.upper() not in figures.Axis.__members__ or len(bounds) != 3:
         raise UserError(
             f"--slices {options.slices}: expected x, y or z=FROM:TO:STEP, such as z=-200:200:50"
         )
@@ -157,67 +150,59 @@ def _slices(options: argparse.Namespace) -> "Figure":
             f"{_MOST_SLICES} slices, got {max(0, count)}"
         )
     planes = [start + k * step for k in range(count)]
-    return slices_figure(_map(options), Axis[name.upper()], planes, _clouds(options))
+    return figures.slices_figure(
+        _map(options), figures.Axis[name.upper()], planes, _clouds(options)
+    )
 
 
 def _projection(options: argparse.Namespace, axis: str) -> "Figure":
-    from dustmap.sky.figures import Axis, projection_figure
-
-    return projection_figure(_map(options), Axis[axis], _truth(options), _clouds(options))
+    return figures.projection_figure(
+        _map(options), figures.Axis[axis], _truth(options), _clouds(options)
+    )
 
 
 def _sky(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure, skies_figure
-
     distances, path = [parsecs(written) for written in options.sky], Path(options.map)
-    pixels = None if options.zoom is None else Pixels.around(*options.zoom)
+    pixels = None if options.zoom is None else figures.Pixels.around(*options.zoom)
     if len(distances) > 1:
         if options.truth is not None:
             raise UserError("--truth: expected one distance of --sky to draw it beside")
         several = _map(options), distances, pixels, options.integrated, _clouds(options)
-        return skies_figure(*several)
+        return figures.skies_figure(*several)
     distance = distances[0]
     what, clouds = (_map(options), distance, pixels, _truth(options)), _clouds(options)
     if options.integrated:
-        return extinction_sky_figure(*what, clouds)
+        return figures.extinction_sky_figure(*what, clouds)
     if not _options.is_run(path):
-        return shell_figure(*what, clouds=clouds)
+        return figures.shell_figure(*what, clouds=clouds)
     finished = _options.star_map(options)
-    return shell_figure(*what, finished.field(), finished.device, clouds)
+    return figures.shell_figure(*what, finished.field(), finished.device, clouds)
 
 
 def _los(options: argparse.Namespace) -> "Figure":
     """Draw a line of sight of a run's posterior with its stars, or of a map."""
-    from dustmap.sky.figures import BEAM, line_of_sight_figure, profile_of_map
-
     l, b, target = _towards(options.los)
     path, truth = Path(options.map), _truth(options)
     if not _options.is_run(path):
         if options.beam is not None:
             raise UserError(f"--beam needs the stars of a run, and {path} is a map")
-        profile = profile_of_map(_map(options), l, b, truth)
-        return line_of_sight_figure(profile, target=target)
-    from dustmap.sky.figures import profile_of_field
-
+        profile = figures.profile_of_map(_map(options), l, b, truth)
+        return figures.line_of_sight_figure(profile, target=target)
     finished = _options.star_map(options)
     step = 0.25 * finished.run.config.grid.finest
-    profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
-    beam = BEAM if options.beam is None else options.beam
-    return line_of_sight_figure(profile, finished.run.stars, beam, target)
+    profile = figures.profile_of_field(finished.field(), step, l, b, truth, finished.device)
+    beam = figures.BEAM if options.beam is None else options.beam
+    return figures.line_of_sight_figure(profile, finished.run.stars, beam, target)
 
 
-def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
+def _towards(words: Sequence[str]) -> "tuple[float, float, figures.Target | None]":
     """Return l, b in degrees, and the cloud if it is one that is named."""
-    from dustmap.sky.figures import Target
-
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        from dustmap.sky.clouds import NamedPlaces
-
         name = " ".join(words)
-        l, b, distance = NamedPlaces.read().place(name)
-        return l, b, Target(name, distance)
+        l, b, distance = clouds.NamedPlaces.read().place(name)
+        return l, b, figures.Target(name, distance)
     if len(numbers) != 2:
         raise UserError(
             f"--los {' '.join(words)}: expected L and B in degrees, or the name of a cloud"
@@ -226,9 +211,7 @@ def _towards(words: Sequence[str]) -> "tuple[float, float, Target | None]":
 
 
 def _of_held_out(options: argparse.Namespace, name: str) -> "Figure":
-    from dustmap.sky.figures import held_out_figure
-
-    return held_out_figure(name, _options.star_map(options).held_out())
+    return figures.held_out_figure(name, _options.star_map(options).held_out())
 
 
 #: By the option that asks for it.
@@ -243,27 +226,21 @@ _DRAWN_FOR: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
 }
 
 
-def _map(options: argparse.Namespace) -> "DustMap":
-    from dustmap.sky.maps import DustMap
-
+def _map(options: argparse.Namespace) -> "maps.DustMap":
     path = Path(options.map)
     if not _options.is_run(path):
         return _options.map_at(options, path).on_one_grid()
     # The threads of the run, and its memory or another.
     compute = configuration.load(path / "config.toml", _options.computing(options, path)).compute
-    return DustMap.open(path, memory=compute.memory_bytes // 2).on_one_grid()
+    return maps.DustMap.open(path, memory=compute.memory_bytes // 2).on_one_grid()
 
 
-def _truth(options: argparse.Namespace) -> "DustMap | None":
-    from dustmap.sky.maps import DustMap
-
-    return DustMap.open(options.truth) if options.truth else None
+def _truth(options: argparse.Namespace) -> "maps.DustMap | None":
+    return maps.DustMap.open(options.truth) if options.truth else None
 
 
-def _clouds(options: argparse.Namespace) -> "CloudMarks | None":
-    from dustmap.sky.figures import CloudMarks
-
-    return CloudMarks.read(Path(options.clouds)) if options.clouds else None
+def _clouds(options: argparse.Namespace) -> "figures.CloudMarks | None":
+    return figures.CloudMarks.read(Path(options.clouds)) if options.clouds else None
 
 
 def add_view(commands: _options.Commands) -> None:
@@ -288,7 +265,6 @@ def add_view(commands: _options.Commands) -> None:
 
 
 def execute_view(options: argparse.Namespace) -> int:
-    from dustmap.sky.maps import DustMap
     from dustmap.sky.view._page import check_page, faces_of, page_of
 
     check_page(options.output)
@@ -296,7 +272,7 @@ def execute_view(options: argparse.Namespace) -> int:
     output = _options.output_of(options, options.points, map_or_run=path, schema=options.schema)
     if not options.max_size > 0:
         raise UserError(f"--max-size {options.max_size:g}: expected more than 0 MB")
-    density = DustMap.open(path)
+    density = maps.DustMap.open(path)
     names, places = _points(options)
     title = options.title or f"Dust density of {path.resolve().name}"
     words = {"title": title, "history": _options.history(options)}
@@ -325,13 +301,9 @@ def _points(options: argparse.Namespace) -> "tuple[list[str], NDArray[np.float64
         if options.column or options.schema != "generic":
             raise UserError("view: --column and --schema go with --points")
         return [], np.empty((0, 3))
-    from dustmap.runs import places_of_map
-    from dustmap.sky import cartesian
-    from dustmap.tables import text_column
-
-    places = places_of_map(Path(options.map), Path(options.points), _options.card_of(options))
+    places = runs.places_of_map(Path(options.map), Path(options.points), _options.card_of(options))
     columns = {name.lower(): name for name in places.table.colnames[::-1]}
     named = next((columns[name] for name in _NAME_COLUMNS if name in columns), None)
     rows = range(len(places)) if places.rows is None else places.rows
-    words = ("",) * len(places.table) if named is None else text_column(places.table, named)
-    return [words[row] for row in rows], cartesian(places.l, places.b, places.distances.median)
+    words = ("",) * len(places.table) if named is None else tables.text_column(places.table, named)
+    return [words[row] for row in rows], sky.cartesian(places.l, places.b, places.distances.median)

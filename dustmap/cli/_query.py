@@ -8,21 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dustmap import runs, sky, tables
 from dustmap.cli import _options
 from dustmap.cli._console import DONE, print_result, progress, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
+from dustmap.sky import clouds, maps, stars, systems
 
 if TYPE_CHECKING:
     import numpy as np
     from astropy.table import Table
     from numpy.typing import NDArray
-
-    from dustmap.runs import StarMap
-    from dustmap.sky import Places, SchemaCard
-    from dustmap.sky.maps import DustMap
-    from dustmap.sky.stars import AbstractDistances
-    from dustmap.sky.systems import ExtinctionSystem
 
     Columns: TypeAlias = dict[str, NDArray[np.float64]]
 
@@ -105,8 +101,6 @@ def _refuse_half_a_place(options: argparse.Namespace) -> None:
 def _one(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.sky import labels, unit_of
-
     l, b, distance = _direction(options)
     if options.distance is not None:
         distance = _positive(options.distance, "--distance")
@@ -121,26 +115,27 @@ def _one(options: argparse.Namespace) -> int:
     asked = {} if options.name is None else {"l": l, "b": b, "distance_pc": distance}
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
-        return print_result(asked | first | labels(source.system), True)
-    lines = {name: f"{values[0]:.6g} {unit_of(name)}".rstrip() for name, values in answers.items()}
+        return print_result(asked | first | sky.labels(source.system), True)
+    lines = {
+        name: f"{values[0]:.6g} {sky.unit_of(name)}".rstrip() for name, values in answers.items()
+    }
     return print_result(asked | lines | {"extinction_system": source.system.name}, False)
 
 
 def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.runs import places_of_map
-    from dustmap.sky import labels
     from dustmap.sky.maps._quantities import COVERAGE
-    from dustmap.tables import refuse_taken
 
     card = _options.card_of(options)
     named = _names_of_file(Path(options.file), card)
-    places = named or places_of_map(Path(options.map), Path(options.file), card)
+    places = named or runs.places_of_map(Path(options.map), Path(options.file), card)
     source = _opened(options)
     levels = options.percentiles or ()
     counted = _COUNTS if options.json else ()
-    refuse_taken(places.table, (*counted, *_answered(levels), COVERAGE, *labels(source.system)))
+    tables.refuse_taken(
+        places.table, (*counted, *_answered(levels), COVERAGE, *sky.labels(source.system))
+    )
     answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     if outside:
@@ -157,37 +152,34 @@ def _answered(levels: Sequence[float]) -> list[str]:
     return [f"{quantity}_{kind}" for quantity in _IS_INTEGRATED for kind in kinds]
 
 
-def _names_of_file(path: Path, card: "SchemaCard") -> "Places | None":
+def _names_of_file(path: Path, card: "sky.SchemaCard") -> "sky.Places | None":
     """Read a table with names of clouds and no coordinates; None for any other table.
 
     Its distances, where it has them, count before those of the clouds.
     """
     import numpy as np
 
-    from dustmap.sky import Places
-    from dustmap.sky.clouds import NamedPlaces
-    from dustmap.sky.stars import ExactDistances
-    from dustmap.tables import in_unit, numbers_or_nan, open_table, read_tables, text_column
-
-    held = {column.name.lower(): column.name for column in open_table(path).columns}
+    held = {column.name.lower(): column.name for column in tables.open_table(path).columns}
     roles = [card.columns[role] for role in _COORDINATES if role in card.columns]
     known = {alias.ref.name.lower() for role in roles for alias in role.aliases}
     if "name" not in held or known & set(held):
         return None
-    table, clouds = read_tables(path), NamedPlaces.read()
-    places = [clouds.place(name) for name in text_column(table, held["name"])]
+    table, named = tables.read_tables(path), clouds.NamedPlaces.read()
+    places = [named.place(name) for name in tables.text_column(table, held["name"])]
     l, b, distance = np.array(places).reshape(-1, 3).T
     column = card.columns.get("distance")  # of a card of parallaxes there is none
     own = [alias for alias in column.aliases if alias.ref.name.lower() in held] if column else []
     if own:
         name, unit = held[own[0].ref.name.lower()], own[0].unit.to_string()
-        given = in_unit(table, name, numbers_or_nan(table, name), unit) * own[0].unit.to("pc")
+        given = tables.in_unit(table, name, tables.numbers_or_nan(table, name), unit) * own[
+            0
+        ].unit.to("pc")
         distance = np.where(np.isnan(given), distance, given)
         if not (distance > 0.0).all():
             raise UserError(f"{path}: {name}: expected more than 0 pc")
     columns = {"l": l, "b": b, "distance_pc": distance}
     table.update({name: values for name, values in columns.items() if name not in held})
-    return Places(table, l, b, ExactDistances(distance), False)
+    return sky.Places(table, l, b, stars.ExactDistances(distance), False)
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -208,22 +200,19 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _distances(
-    source: "StarMap | DustMap", l: float, b: float, step: float | None
+    source: "runs.StarMap | maps.DustMap", l: float, b: float, step: float | None
 ) -> "NDArray[np.float64]":
     """Multiples of a step, of the box's spacing by default, as far as they are in the box."""
     import numpy as np
 
-    from dustmap.sky import cartesian
-    from dustmap.sky.maps import DustMap, within_box
-
-    grid = source.grid if isinstance(source, DustMap) else source.run.grid
+    grid = source.grid if isinstance(source, maps.DustMap) else source.run.grid
     step = min(grid.spacing) if step is None else step
     far = float(np.linalg.norm(np.maximum(np.abs(grid.lower), np.abs(grid.upper))))
     if far > MOST * step:
         raise UserError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
     distance = step * np.arange(1.0, far // step + 1.0)
-    ahead = cartesian(l, b, 1.0)
-    inside: NDArray[np.float64] = distance[within_box(grid, distance[:, None] * ahead)]
+    ahead = sky.cartesian(l, b, 1.0)
+    inside: NDArray[np.float64] = distance[maps.within_box(grid, distance[:, None] * ahead)]
     if len(inside) == 0:
         raise UserError(
             f"l = {l:g}, b = {b:g}: none of the places every {step:g} pc is inside the box"
@@ -234,9 +223,7 @@ def _distances(
 def _direction(options: argparse.Namespace) -> tuple[float, float, float]:
     """Galactic l, b in degrees, and of a name the distance in pc, else NaN."""
     if options.name is not None:
-        from dustmap.sky.clouds import NamedPlaces
-
-        return NamedPlaces.read().place(options.name)
+        return clouds.NamedPlaces.read().place(options.name)
     name = "b" if options.ra is None else "dec"
     latitude = getattr(options, name)
     if not abs(latitude) <= 90.0:
@@ -248,9 +235,7 @@ def _direction(options: argparse.Namespace) -> tuple[float, float, float]:
         return options.l, options.b, math.nan
     import numpy as np
 
-    from dustmap.sky import galactic_from_icrs
-
-    l, b = galactic_from_icrs(np.array([options.ra]), np.array([options.dec]))
+    l, b = sky.galactic_from_icrs(np.array([options.ra]), np.array([options.dec]))
     return float(l[0]), float(b[0]), math.nan
 
 
@@ -264,18 +249,15 @@ def _positive(written: str, option: str) -> float:
 def _print_table(
     table: "Table",
     answers: "Columns",
-    system: "ExtinctionSystem",
+    system: "systems.ExtinctionSystem",
     counts: Mapping[str, int] | None,
 ) -> int:
     """The rows with their answers: CSV, or JSON with these counts; return as `print_result`."""
-    from dustmap.sky import add_answers, labels
-    from dustmap.tables import csv_text
-
     if counts is not None:
         own = {name: table[name] for name in table.colnames}
-        return print_result({**_json(own), **counts, **_json(answers), **labels(system)}, True)
-    add_answers(table, answers, system, labelled=True)
-    write(csv_text(table))
+        return print_result({**_json(own), **counts, **_json(answers), **sky.labels(system)}, True)
+    sky.add_answers(table, answers, system, labelled=True)
+    write(tables.csv_text(table))
     return DONE
 
 
@@ -294,7 +276,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
+def _opened(options: argparse.Namespace) -> "runs.StarMap | maps.DustMap":
     """A run's posterior, which knows what uncertain distances mean, or a map."""
     path = Path(options.map)
     if _options.is_run(path):
@@ -303,23 +285,20 @@ def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
 
 
 def _answers(
-    source: "StarMap | DustMap",
+    source: "runs.StarMap | maps.DustMap",
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
-    distances: "AbstractDistances | NDArray[np.float64]",
+    distances: "stars.AbstractDistances | NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
     """density_mean, extinction_mean, their std and percentiles, coverage (N,), NaN outside; of a
     map at the median distance. distances: in pc where they are exact."""
     import numpy as np
 
-    from dustmap.sky.maps import DustMap, muted_reports
     from dustmap.sky.maps._quantities import COVERAGE
 
-    if not isinstance(source, DustMap):
-        from dustmap.sky.stars import ExactDistances  # and scipy, which maps need not
-
-        far = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
+    if not isinstance(source, maps.DustMap):
+        far = stars.ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
             answers = dict(source.at_stars(l, b, far, shown))
         if levels:
@@ -334,7 +313,7 @@ def _answers(
             )
         median = distances if isinstance(distances, np.ndarray) else distances.median
         # Four questions about the same places would count those outside four times.
-        with muted_reports():
+        with maps.muted_reports():
             answers = dict(_of_map(source, l, b, median, levels))
     _report_lacking(answers)
     return answers
@@ -361,7 +340,7 @@ def _named(quantity: str, levels: Sequence[float], values: "NDArray[np.float64]"
 
 
 def _of_map(
-    density: "DustMap",
+    density: "maps.DustMap",
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
     distance: "NDArray[np.float64]",
@@ -369,7 +348,6 @@ def _of_map(
 ) -> "Columns":
     """Ask a map; the std and percentiles of extinctions need samples."""
     from dustmap.sky._coordinates import places_at
-    from dustmap.sky.maps import Quantity
     from dustmap.sky.maps._answers import spread_of
     from dustmap.sky.maps._quantities import COVERAGE
 
@@ -388,7 +366,7 @@ def _of_map(
             continue  # the cubes of percentiles are those of densities
         values = density.query(places, "percentile", levels, integrated)
         answers |= _named(quantity, levels, values.T)
-    if Quantity.COVERAGE in density.available:
+    if maps.Quantity.COVERAGE in density.available:
         answers[COVERAGE] = density.coverage(places)
     return answers
 
@@ -417,20 +395,18 @@ def add_predict(commands: _options.Commands) -> None:
 
 
 def execute_predict(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_run, open_star_map
-
     run = Path(options.run)
     output = _options.output_of(options, options.catalog, map_or_run=run, schema=options.schema)
     computing = _options.computing(options, run)
     card = _options.run_card_of(options)
     wanted = Path(options.catalog), card, output, options.overwrite
     if options.distances:
-        opened = open_star_map(run, computing)
+        opened = runs.open_star_map(run, computing)
         predict = partial(opened.predict, distances=True, system=options.system)
     elif options.system:
         raise UserError("predict: --system goes with --distances, which reads extinctions")
     else:
-        predict = partial(open_run(run, computing).predict)
+        predict = partial(runs.open_run(run, computing).predict)
     with progress() as shown:
         result = predict(*wanted, shown)
     return print_result(result, options.json)

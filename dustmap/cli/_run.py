@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
+from dustmap import runs, sky
 from dustmap.cli import _console, _options
 from dustmap.cli._console import print_plan, print_result, progress, write
 from dustmap.errors import UserError
@@ -96,10 +97,8 @@ def execute_run(options: argparse.Namespace) -> int:
         if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         _end_with_launcher()
-        from dustmap.runs import keep_freed_memory, ranks_of
-
-        keep_freed_memory()
-        with ranks_of(config) as world:
+        runs.keep_freed_memory()
+        with runs.ranks_of(config) as world:
             if world.rank > 0:
                 logging.getLogger("dustmap").setLevel(logging.WARNING)
             return _on_ranks(options, config, notice, world)
@@ -113,31 +112,30 @@ def _on_ranks(
 ) -> int:
     """All ranks do the same; what is written and result is the first's."""
     from dustmap.linalg import in_one_part, unwatched
-    from dustmap.runs import Stage, choose_threads, execute_run, prepare, report_of
 
-    output, until = Path(options.output), Stage(options.until)
+    output, until = Path(options.output), runs.Stage(options.until)
     if _is_finished(options, config, world):
         if world.rank > 0:
             return _console.DONE
         log.info("%s is finished: there is nothing to go on with", output)
-        return _print_report(report_of(output), output, options.json)
+        return _print_report(runs.report_of(output), output, options.json)
     with progress() as shown:
         with in_one_part(shown if world.rank == 0 else unwatched, "reading the data"):
             earlier = output if options.resume else None
-            prepared = prepare(config, earlier, world)
-            if config.data.kind == "regression" and until is not Stage.EXPORT:
+            prepared = runs.prepare(config, earlier, world)
+            if config.data.kind == "regression" and until is not runs.Stage.EXPORT:
                 raise UserError(
                     f'--until {until.value}: a run with data.kind = "regression" has no such '
                     "stage; leave it out"
                 )
-        threads = choose_threads(config, prepared.products, earlier, world.size)
+        threads = runs.choose_threads(config, prepared.products, earlier, world.size)
         if options.dry_run:
             plan = prepared.plan()
             plan = replace(plan, counts={**plan.counts, "threads": str(threads)})
             if world.rank == 0:
                 print_plan(plan, prepared.seconds(), options.json)
             return _console.DONE if plan.passed else _console.CHECK_FAILED
-        report = execute_run(
+        report = runs.execute_run(
             prepared,
             output,
             config,
@@ -158,17 +156,14 @@ def _is_finished(
     options: argparse.Namespace, config: configuration.Config, world: "AbstractWorld"
 ) -> bool:
     """Whether a run that is to go on is finished; refuses a directory that cannot be used."""
-    from dustmap.runs import Stage, check_free, check_resumable
-    from dustmap.sky import refuse_inputs
-
     output, finished = Path(options.output), False
     if world.rank == 0:
-        refuse_inputs(output, _inputs(options, config))
+        sky.refuse_inputs(output, _inputs(options, config))
         if options.resume:
-            ended = check_resumable(output, config, world.size)
-            finished = ended is not None and Stage(options.until).reached_by(ended)
+            ended = runs.check_resumable(output, config, world.size)
+            finished = ended is not None and runs.Stage(options.until).reached_by(ended)
         else:
-            check_free(output, options.overwrite)
+            runs.check_free(output, options.overwrite)
     return world.texts("finished" if finished else "")[0] == "finished"
 
 
@@ -275,12 +270,10 @@ def add_status(commands: _options.Commands) -> None:
 
 
 def execute_status(options: argparse.Namespace) -> int:
-    from dustmap.runs import status_of
-
     statuses, refused = [], list[str]()
     for run in options.runs:
         try:
-            statuses.append(status_of(Path(run)))
+            statuses.append(runs.status_of(Path(run)))
         except (UserError, OSError) as error:
             refused.append(str(error))
     now = time.time()
