@@ -1,6 +1,9 @@
 """Bad input, each tried through the command line: one line, exit code 2, nothing half-written."""
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,3 +194,38 @@ def test_a_full_disk(folder: Path, capsys: pytest.CaptureFixture[str], room: int
     with full_after(room):
         small = ["--stars", "200", "--seed", "1", "--size", "100", "100", "60"]
         refused(capsys, "simulate", *small, "--output", str(folder / "sky.fits"), code=FAILED)
+        places = ["--catalog", str(folder / "stars.csv"), "--output", str(folder / "places.fits")]
+        words = refused(capsys, "predict", str(folder / "made"), *places, code=FAILED)
+    assert "places.fits" in words
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_answers_that_do_not_fit(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+    with (tmp_path / "answers.csv").open("w") as answers, full_after(3000):
+        query = ("query", str(folder / "made"), "--l", "30", "--b", "5", "--profile")
+        done = subprocess.run(
+            [sys.executable, "-m", "dustmap", *query, "--step", "0.1"],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=answers,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == FAILED, done.stderr
+    assert "stdout" in done.stderr
+
+
+def test_a_place_that_may_not_be_written_to(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere but to what is mounted for reading."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    export = (
+        "export",
+        str(folder / "made"),
+        "--format",
+        "fits",
+        "--output",
+        str(folder / "x.fits"),
+    )
+    for command in (run(folder, output="x"), export):
+        assert "may not be written to; choose another --output" in refused(capsys, *command)

@@ -24,7 +24,7 @@ from dustmap.cli._console import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._console import DONE as DONE
 from dustmap.cli._console import FAILED as FAILED
 from dustmap.cli._console import PREEMPTED as PREEMPTED
-from dustmap.cli._console import STDOUT, Preempted, Terminated, chained, terminating, write
+from dustmap.cli._console import STDOUT, Preempted, Terminated, chained, terminating
 from dustmap.cli._options import Commands
 from dustmap.errors import UserError
 
@@ -70,6 +70,8 @@ log = logging.getLogger(__name__)
 #: Errors of a machine, not of what it was given: a full disk, a quota or a limit of file sizes, a
 #: disk that is broken or was mounted anew, and a server of files that is gone.
 _LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+#: What numpy says where the disk takes a part of an array.
+_CUT = re.compile(r"\d+ requested and \d+ written")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,12 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = parser().parse_args(_values(typed), argparse.Namespace(arguments=typed))
-    except SystemExit:
-        try:
-            write("")  # what is left of the help
-        except OSError as error:
-            return _fail(error, FAILED)
-        raise
+    except OSError as error:  # the help could not be written
+        return _fail(error, FAILED)
     except KeyboardInterrupt as error:
         return _fail("interrupted", FAILED, error)
     level = logging.DEBUG if options.verbose else logging.INFO
@@ -172,8 +170,11 @@ def _is_of_machine(error: Exception) -> bool:
         return True
     if isinstance(error, OSError) and error.filename == STDOUT:
         return True
-    # Those of astropy have the words of others, and not their numbers.
-    return any(isinstance(each, OSError) and each.errno in _LOST for each in chained(error))
+    # Those of astropy have the words of others, and not their numbers; those of numpy have words.
+    return any(
+        isinstance(each, OSError) and (each.errno in _LOST or _CUT.search(str(each)))
+        for each in chained(error)
+    )
 
 
 def _of_memory(error: Exception) -> bool:

@@ -5,6 +5,7 @@ failure, and a run first keeps what it can go on from. Progress is bars on a ter
 elsewhere.
 """
 
+import io
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ class Notice:
             self.end()
 
     def end(self) -> NoReturn:
+        """End the run as a signal to this rank does, where another rank has had one."""
+        self.pending = True
         _wait_no_more()
         raise Preempted
 
@@ -158,7 +161,14 @@ def write(text: str) -> None:
     A reader that has gone, as `head` does, has had enough, which is no failure of the command.
     """
     try:
-        sys.stdout.write(text)
+        raw = getattr(sys.stdout, "buffer", None)
+        if isinstance(raw, io.RawIOBase):
+            # Unbuffered, Python drops the end of what the disk has taken a part of.
+            left = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+            while left:
+                left = left[raw.write(left) or 0 :]
+        else:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         # What is left in the buffer would fail again at the end of the process.

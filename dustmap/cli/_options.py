@@ -7,6 +7,7 @@ of all commands and hold every word, so that no shell waits for Python when a ke
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,13 @@ class Command(argparse.ArgumentParser):
         else:
             more["metavar"] = values[0]
         (group or self).add_argument(name, help=meaning, **more)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # That of argparse ignores errors of writing, of a full disk, too.
+        if file is sys.stdout:
+            write(message)
+        else:
+            super()._print_message(message, file)
 
 
 def new(commands: Commands, name: str, meaning: str, *examples: str, about: str = "") -> Command:

@@ -205,6 +205,8 @@ def naming(partial: Path, target: Path) -> Iterator[None]:
             error.filename = _renamed(error.filename, partial, target)
         elif isinstance(error, OSError) and error.errno is not None:
             error.strerror, error.filename = f"{error.strerror}, writing", str(target)
+        elif type(error) is OSError and target.name not in str(error):  # of numpy: no number
+            error.args = (f"{target}: {error}",)
         raise
 
 
@@ -281,6 +283,16 @@ def check_output(
         _refuse_other_directory(target)
     if place.exists() and not overwrite:
         raise FileExistsError(f"{target} exists already; choose another name or pass --overwrite")
+    check_place(place)
+
+
+def check_place(path: Path) -> None:
+    """Refuse an output that could not be made: hours of fitting would be in vain."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")
+    if not os.access(above, os.W_OK):
+        raise PermissionError(f"{path}: {above} may not be written to; choose another --output")
 
 
 def followed(target: Path) -> Path:

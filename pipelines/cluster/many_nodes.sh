@@ -33,7 +33,8 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 # A rank that ends ends the others by itself; srun must not, or states would be lost half-written.
 # shellcheck disable=SC2016 # the variables are those of each task
-ranks=(srun --kill-on-bad-exit=0 --wait=600
+# Slurm 22.05 to 23.02 does not hand --cpus-per-task of the job on to srun.
+ranks=(srun --kill-on-bad-exit=0 --wait=600 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"
     bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' rank)
 
 "${ranks[@]}" "${command[@]}" --dry-run

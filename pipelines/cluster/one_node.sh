@@ -23,9 +23,17 @@ source "${SLURM_SUBMIT_DIR}/requeue.sh"
 
 config=$1 run=$2
 shift 2
-memory=${DUSTMAP_MEMORY:-60GiB}
+# Ranks share processors and memory.
+ranks=1 before=""
+for argument in "$@"; do
+    [[ $before == --ranks ]] && ranks=$argument
+    [[ $argument == --ranks=* ]] && ranks=${argument#*=}
+    before=$argument
+done
+threads=$((${SLURM_CPUS_PER_TASK:-1} / ranks))
+memory=${DUSTMAP_MEMORY:-$((60 / ranks))GiB} # of each rank
 command=(dustmap run "$config" --output "$run" --resume
-    --threads "${SLURM_CPUS_PER_TASK:-1}" --memory "$memory" "$@")
+    --threads "$((threads > 0 ? threads : 1))" --memory "$memory" "$@")
 
 # What it would do, in bytes and seconds; ends the job here if the memory is too small.
 "${command[@]}" --dry-run

@@ -7,16 +7,17 @@ readonly PREEMPTED=75
 # run_or_requeue COMMAND...
 #
 # Slurm sends SIGUSR1 to this shell alone (#SBATCH --signal=B:USR1@120), two minutes before the
-# time limit or the pre-emption; some sites send SIGTERM. Either goes on to the command as SIGTERM.
+# time limit or the pre-emption; some sites send SIGTERM. Either goes on to the command as SIGUSR1,
+# which ends dustmap as SIGTERM does: srun hands it to the tasks, and kills them at a SIGTERM.
 # A shell that waits for a program in the foreground would hear of a signal only when it is over,
 # so the program is in the background and `wait` is what the signal interrupts.
 run_or_requeue() {
     local child="" told=0 code=0
     # Once is enough: what follows cannot be interrupted again.
-    trap 'trap "" USR1 TERM; told=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' USR1 TERM
+    trap 'trap "" USR1 TERM; told=1; [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true' USR1 TERM
     "$@" &
     child=$!
-    if ((told)); then kill -TERM "$child" 2>/dev/null || true; fi
+    if ((told)); then kill -USR1 "$child" 2>/dev/null || true; fi
     wait "$child" || code=$?
     # The signal ended `wait`, or came when it was over: the shell still knows the command's code.
     if ((told)); then
@@ -24,8 +25,8 @@ run_or_requeue() {
         wait "$child" || code=$?
     fi
     trap - USR1 TERM
-    # 143: SIGTERM came before the program had begun to listen.
-    if ((code == PREEMPTED || (told && code == 143))); then
+    # SIGUSR1 or SIGTERM came before the program had begun to listen.
+    if ((code == PREEMPTED || (told && (code == 138 || code == 143)))); then
         echo "pre-empted: job ${SLURM_JOB_ID} goes back to the queue" >&2
         scontrol requeue "${SLURM_JOB_ID}"
         exit "$PREEMPTED"

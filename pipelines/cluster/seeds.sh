@@ -30,6 +30,10 @@ if ((task >= seeds * ${#configs[@]})); then
     echo "task $task: ${#configs[@]} configurations with $seeds seeds are fewer tasks" >&2
     exit 2
 fi
+if (($(basename -a -s .toml "${configs[@]}" | sort -u | wc -l) < ${#configs[@]})); then
+    echo "configurations of one name would share their runs in $runs: rename all but one" >&2
+    exit 2
+fi
 config=${configs[task / seeds]} seed=$((task % seeds))
 run="$runs/$(basename "$config" .toml)-$seed"
 memory=${DUSTMAP_MEMORY:-30GiB}

@@ -109,7 +109,7 @@ def _preempt(process: "subprocess.Popen[bytes]", when: Path, options: dict[str, 
 
 
 def srun(arguments: Sequence[str]) -> int:
-    """The command as often as there are tasks; SIGTERM goes on to all of them."""
+    """The command as often as there are tasks; SIGUSR1 goes on to all, SIGTERM kills all."""
     command = list(arguments)
     while command[0].startswith("--"):
         command.pop(0)
@@ -124,10 +124,12 @@ def srun(arguments: Sequence[str]) -> int:
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for task in tasks:
-            task.send_signal(number)
+            task.send_signal(signal.SIGKILL if number == signal.SIGTERM else number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    return max(task.wait() for task in tasks)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, pass_on)
+    codes = [task.wait() for task in tasks]
+    return max(128 - code if code < 0 else code for code in codes)
 
 
 def scontrol(arguments: Sequence[str]) -> int:

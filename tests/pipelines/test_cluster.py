@@ -101,20 +101,27 @@ def test_shellcheck() -> None:
 CASES = {
     "done": ("true", 0, False),
     "a check failed": ("exit 3", 3, False),
-    "pre-empted": ('trap "exit 75" TERM; kill -USR1 $PPID; while :; do sleep 0.05; done', 75, True),
+    "pre-empted": ('trap "exit 75" USR1; kill -USR1 $PPID; while :; do sleep 0.05; done', 75, True),
     "slow to end": (
-        'trap "sleep 0.3; exit 75" TERM; kill -USR1 $PPID; while :; do sleep 0.05; done',
+        'trap "sleep 0.3; exit 75" USR1; kill -USR1 $PPID; while :; do sleep 0.05; done',
         75,
         True,
     ),
-    "done in the last moment": ('trap "exit 0" TERM; kill -USR1 $PPID; sleep 0.3', 0, False),
+    "done in the last moment": ('trap "exit 0" USR1; kill -USR1 $PPID; sleep 0.3', 0, False),
     "told twice": (
-        "trap 'trap \"\" TERM; kill -USR1 $PPID; sleep 0.3; exit 75' TERM; kill -TERM $PPID; "
+        "trap 'trap \"\" USR1; kill -USR1 $PPID; sleep 0.3; exit 75' USR1; kill -TERM $PPID; "
         "while :; do sleep 0.05; done",
         75,
         True,
     ),
     "before it listens": ("kill -USR1 $PPID; exec sleep 30", 75, True),
+    "tasks of srun": (
+        "export SLURM_NTASKS=2; "
+        'exec srun bash -c \'trap "exit 75" USR1; sleep 0.5; kill -USR1 $JOB; '
+        "while :; do sleep 0.05; done'",
+        75,
+        True,
+    ),
     "by itself": ("exit 75", 75, True),
     "killed": ("kill -TERM $$", 143, False),
 }
@@ -125,7 +132,7 @@ def test_pre_emption(case: str, cluster: Path) -> None:
     command, code, queued = CASES[case]
     (cluster / "command.sh").write_text(command + "\n")
     script = (
-        "set -euo pipefail\nsource requeue.sh\n"
+        "set -euo pipefail\nsource requeue.sh\nexport JOB=$$\n"
         "run_or_requeue bash command.sh || { code=$?; echo code $code; exit $code; }\n"
     )
     found = submit(cluster, "bash", "-c", script, SLURM_JOB_ID="7")
@@ -176,6 +183,26 @@ def test_seeds_and_configurations(sky: Path) -> None:
     assert "fewer tasks" in log_of(sky, "seeds.sh-4")
 
 
+def test_configurations_of_one_name_are_refused(cluster: Path) -> None:
+    command = ("sbatch", "--array=0-1", "seeds.sh", "1", "runs", "a/run.toml", "b/run.toml")
+    assert submit(cluster, *command).returncode == 0
+    assert [job["code"] for job in jobs(cluster)] == [2, 2]
+    assert "rename all but one" in log_of(cluster, "seeds.sh-0")
+
+
+def test_ranks_of_a_node_share_it(cluster: Path) -> None:
+    program = cluster / "echo" / "dustmap"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    script = "PATH=$PWD/echo:$PATH SLURM_SUBMIT_DIR=. SLURM_JOB_ID=1 bash one_node.sh"
+    script = f"SLURM_CPUS_PER_TASK=16 {script}"
+    found = submit(cluster, "bash", "-c", f"unset DUSTMAP_MEMORY; {script} a.toml r --ranks 4")
+    assert "--threads 4 --memory 15GiB --ranks 4" in found.stdout
+    found = submit(cluster, "bash", "-c", f"unset DUSTMAP_MEMORY; {script} a.toml r")
+    assert "--threads 16 --memory 60GiB" in found.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["one_node.sh", "many_nodes.sh"])
 def test_one_run(script: str, sky: Path) -> None:
@@ -186,6 +213,19 @@ def test_one_run(script: str, sky: Path) -> None:
     # A job that starts again finds that there is nothing left to do.
     assert submit(sky, *command).returncode == 0
     assert [job["code"] for job in jobs(sky)] == [0, 0], log_of(sky, script)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_pre_empted(sky: Path) -> None:
+    found = submit(
+        sky,
+        *("sbatch", "many_nodes.sh", "run.toml", "run"),
+        STUB_NTASKS="2",
+        STUB_PREEMPT="many_nodes.sh",
+        STUB_WHEN=str(sky / "run" / "stars.zarr"),
+    )
+    assert found.returncode == 0, found.stderr
+    assert [job["code"] for job in jobs(sky)] == [75, 0], log_of(sky, "many_nodes.sh")
 
 
 @pytest.mark.slow

@@ -351,6 +351,7 @@ def test_errors_name_the_target(tmp_path: Path) -> None:
         lambda partial: OSError(errno.EFBIG, "File too large"),
         lambda partial: ValueError(f"{partial} is odd"),
         lambda partial: FileExistsError("plain"),
+        lambda partial: OSError("8 requested and 5 written"),
     ]
 
     def fail(error: Callable[[Path], Exception]) -> None:
@@ -367,6 +368,7 @@ def test_errors_name_the_target(tmp_path: Path) -> None:
         f"[Errno 27] File too large, writing: '{target}'",
         f"{target} is odd",
         "plain",
+        f"{target}: 8 requested and 5 written",
     ]
 
 

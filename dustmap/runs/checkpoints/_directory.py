@@ -305,7 +305,7 @@ def _is_taken(path: Path) -> bool:
     _outputs.clear_leftovers(place)
     _outputs.refuse_special(path)
     if not place.exists():
-        _check_place(place)
+        _outputs.check_place(place)
         return False
     return not place.is_dir() or any(place.iterdir())
 
@@ -367,12 +367,3 @@ def _end_line(path: Path) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-
-
-def _check_place(path: Path) -> None:
-    """Refuse a directory that could not be made: hours of fitting would be in vain."""
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")
-    if not os.access(above, os.W_OK):
-        raise PermissionError(f"{path}: {above} may not be written to; choose another --output")
