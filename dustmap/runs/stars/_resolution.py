@@ -172,6 +172,9 @@ def _for_own_length(config: Config, stars: StarTable) -> Config:
     finer = [trial for trial in _trials(config) if trial.grid.spacing < config.grid.spacing]
     places = cartesian(stars.l, stars.b, stars.distances.median)
     inside = stars[_model.grid_of(config.grid).contains(torch.from_numpy(places)).numpy()]
+    if not finer:
+        words = "a finer grid.spacing has more than %s nodes, or than memory holds: yours to set"
+        log.info(words, f"{_kernel.MOST_NODES:,}")
     if not finer or len(inside) < _LEAST_STARS:
         return config
     grid = _model.grid_of(finer[-1].grid)
