@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import galactic_from_icrs, read_catalog, read_places
-from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, PercentileDistances
+from dustmap.sky.stars import (
+    ExponentialDensity,
+    GaussianDistances,
+    ParallaxDistances,
+    PercentileDistances,
+)
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, write
 
@@ -301,7 +306,9 @@ def test_cluster_cards(tmp_path: Path) -> None:
     assert counts.invalid == {"extinction_error is not > 0": 1}
     dias["e_dist_pc"][:2] = 0.0
     catalog = read_catalog(write(tmp_path, "csv", Table(dias), "rounded"), "dias2021")
-    np.testing.assert_array_equal(catalog.stars.distances.error[:3], [0.5, 0.5, 9.0])
+    distances = catalog.stars.distances
+    assert isinstance(distances, GaussianDistances)
+    np.testing.assert_array_equal(distances.error[:3], [0.5, 0.5, 9.0])
     assert catalog.counts.rounded == {"distance_error": 2}
     assert "distance_error of 0, half of a rounding step: 2" in catalog.counts.lines()
 
