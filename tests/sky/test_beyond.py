@@ -194,60 +194,6 @@ def test_measurements_are_so_many_times_the_dust_beyond() -> None:
     torch.testing.assert_close(twice.shared, 4.0 * once.shared)
 
 
-def crowded() -> tuple[Observations, torch.Tensor]:
-    """60 groups of 10 stars behind the same dust and one star in the box, and the groups (601,)."""
-    groups, rng = np.repeat(np.arange(60), 10), np.random.default_rng(3)
-    sin_b = (groups + 0.5) / 30.0 - 1.0  # a spiral over the sky
-    l, b = (137.5 * groups) % 360.0, np.degrees(np.arcsin(sin_b))
-    distance = ExactDistances(np.append(np.full(len(groups), 250.0), 30.0))
-    stars = replace(table(distance), l=np.append(l, 0.0), b=np.append(b, 0.0))
-    prior = dust(KERNELS["matern12"], lognormal=True)
-    observed = seen(stars)
-    noisy = observed.with_added(observed.uniform(2e-3, prior))
-    beyond = np.sqrt(observed.parts_beyond(prior)[1][:-1:10].numpy()) * rng.normal(size=60)
-    errors = np.append(beyond[groups], 0.0) + 0.02 * rng.normal(size=len(stars))
-    y = noisy.expected_beyond + torch.from_numpy(errors)
-    measured = replace(observed, measured=y, batch=replace(observed.batch, y=y))
-    return measured.with_added(observed.uniform(2e-3, prior)), torch.from_numpy(groups)
-
-
-def test_noise_to_learn_from_is_as_large_as_its_residuals() -> None:
-    """Ten stars behind one cloud count as one, whose residuals are those of one."""
-    observed, groups = crowded()
-    every = torch.arange(len(observed))
-    taken, learnt = observed.training(every), observed.learning(every, 1)
-    assert taken.noise_variance is not None
-    torch.testing.assert_close(learnt.noise_variance, taken.noise_variance, rtol=0, atol=0)
-    behind = slice(0, len(groups))
-    small, right = (
-        float((data.y.square() / taken.noise_variance)[behind].mean()) for data in (taken, learnt)
-    )
-    assert small < 0.3
-    assert right == pytest.approx(1.0, abs=0.2)
-    assert observed.shared is not None
-    drawn = (learnt.y - taken.y)[behind] / observed.shared[behind].sqrt()
-    assert float(drawn.std()) == pytest.approx(1.0, abs=0.1)
-    assert abs(float(drawn.mean())) < 0.15
-    assert learnt.y[-1] == taken.y[-1]
-    assert observed.shared_part(every) > 0.5
-    assert observed.shared_part(every[-1:]) == 0.0
-
-
-def test_a_star_has_the_same_noise_whatever_stars_are_with_it() -> None:
-    observed, _ = crowded()
-    some = torch.tensor([400, 7, 31])
-    whole = observed.learning(torch.arange(len(observed)), 1).y
-    torch.testing.assert_close(observed.learning(some, 1).y, whole[some], rtol=0, atol=0)
-    assert not torch.equal(observed.learning(some, 2).y, whole[some])
-
-
-def test_of_stars_that_see_nothing_alike_a_fit_learns_as_it_is() -> None:
-    observed = seen(table(ExactDistances(np.array([30.0, 40.0]))))
-    some = torch.arange(2)
-    assert observed.shared_part(some) == 0.0
-    torch.testing.assert_close(observed.learning(some, 1).y, observed.training(some).y)
-
-
 def test_an_uncertain_level_adds_to_the_variance() -> None:
     observed = seen(table(ExactDistances(np.array([250.0]))))
     prior = dust(KERNELS["matern32"], lognormal=True)

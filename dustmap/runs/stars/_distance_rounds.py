@@ -34,9 +34,6 @@ log = logging.getLogger(__name__)
 #: Mean relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
-#: The part of the noise that stars share from which on hyperparameters are learned from data of
-#: their own, and draws there, which the fit that follows only starts from.
-_SHARED, _DRAWS = 2 / 3, 8
 #: Rounds of weighted distances at most, unless none are asked for.
 WEIGHTED_ROUNDS = 3
 #: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
@@ -47,12 +44,6 @@ _NONE: Arrays = {}
 #: The names in files of what is added, and of the weights of distances.
 _ADDED = ("expected_beyond", "added_variance", "shared_variance", "variance_beyond")
 _LOG_WEIGHT = "selection_log_weight"
-
-
-def is_crowded(observed: Observations, index: Tensor) -> bool:
-    """Whether most of the noise of stars is of dust that others see, too: data with that noise
-    drawn are to be learned from, then."""
-    return observed.shared_part(index) > _SHARED
 
 
 @final
@@ -149,25 +140,14 @@ def kept_fit(
     beyond: Mapping[str, Any],
     field: Arrays = _NONE,
     is_first: bool = False,
-    learning: Batch | None = None,
 ) -> StarFit:
     """Fit, or take what the checkpointer of `watch` has kept of that; beyond: the dust beyond the
     box (`Hyperparameters.beyond_the_box`), which no engine knows; is_first: whether another fit
-    follows, of data that this one changes; learning: data to learn from in place of `data`."""
+    follows, of data that this one changes."""
     state = watch.checkpointer.load()
     if state is not None:
         return StateReader.of(state, _FIT).read(_FitState).fit(config, data)
-    if learning is None:
-        fit = fit_stars(config, data, start, watch.within("engine"), field, is_first)
-    else:
-        few = replace(config.fit, samples=min(config.fit.samples, _DRAWS))
-        part = watch.within("learning")
-        taught = fit_stars(replace(config, fit=few), learning, start, part, field, is_first)
-        mean = tuple(name for name in config.model.learn if name == "mean")
-        held = replace(config, model=replace(config.model, learn=mean))
-        at, part = taught.hyperparameters, watch.within("engine")
-        fit = fit_stars(held, data, at, part, taught.start, is_first)
-        fit = replace(fit, learning=taught.learning, errors=taught.errors)
+    fit = fit_stars(config, data, start, watch.within("engine"), field, is_first)
     fit = replace(fit, hyperparameters=fit.hyperparameters.with_beyond(beyond))
     watch.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
     return fit
@@ -264,9 +244,7 @@ class _Rounds:
         added, dust = first_added(self.config, observed)
         noisy = _beyond.first(self.config, observed.with_added(added), dust)
         most = self.config.fit.distance_rounds
-        crowded = most > 0 and is_crowded(noisy, self.train)
-        beyond = dust.beyond_the_box()
-        fit = self._fit(0, noisy, None, beyond, is_first=most > 0, crowded=crowded)
+        fit = self._fit(0, noisy, None, dust.beyond_the_box(), is_first=most > 0)
         data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         if self.limit is not None and most > 0:
             most = WEIGHTED_ROUNDS  # more, for the dust moves with weighted distances
@@ -279,8 +257,7 @@ class _Rounds:
             # Of other data, the first of which are those of the column, there is no start.
             same = _beyond.takes_part(data.noisy) == _beyond.takes_part(fresh.noisy)
             data, start = fresh, fit.start if same else _NONE
-            at, number = fit.hyperparameters, len(rounds)
-            fit = self._fit(number, data.noisy, at, line, start, crowded=crowded)
+            fit = self._fit(len(rounds), data.noisy, fit.hyperparameters, line, start)
         at = _beyond.judged(self.config, fit, data.observed, data.added, self.train)
         return DistanceFit(replace(fit, hyperparameters=at), data, tuple(rounds))
 
@@ -292,26 +269,10 @@ class _Rounds:
         beyond: Mapping[str, Any] = _NONE,
         field: Arrays = _NONE,
         is_first: bool = False,
-        crowded: bool = False,
     ) -> StarFit:
-        """Fit from `start` and its `field`; beyond: the dust there; crowded: whether most of its
-        noise is of dust that stars see alike.
-
-        Then nothing is learned beside that of a first fit, which is a guess and may be far larger
-        than what stars scatter, and from then on by data of its own.
-        """
-        config, train = self.config, self.train
-        part, data = self.watch.within(f"fit-{number}"), observed.training(train)
-        held = _model.held(config)
-        if held == config or not crowded:
-            return kept_fit(config, data, start, part, beyond, field, is_first)
-        if not is_first:
-            learning = observed.learning(train, config.fit.seed)
-            return kept_fit(config, data, start, part, beyond, field, is_first, learning)
-        fit, begin = kept_fit(held, data, start, part, beyond, field, True), _model.start_of(config)
-        learned = {"relative_scatter": begin.relative_scatter, "projection": begin.projection}
-        at = replace(fit.hyperparameters, **learned)
-        return replace(fit, hyperparameters=at, is_rough=True)
+        """Fit from `start` and its `field`; beyond: the dust there."""
+        part, data = self.watch.within(f"fit-{number}"), observed.training(self.train)
+        return kept_fit(self.config, data, start, part, beyond, field, is_first)
 
     def _refreshed(
         self, number: int, fit: StarFit, data: FitData

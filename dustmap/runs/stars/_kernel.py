@@ -22,7 +22,7 @@ from dustmap.inference import StateReader, state_of
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars import _model
-from dustmap.runs.stars._distance_rounds import first_added, is_crowded
+from dustmap.runs.stars._distance_rounds import first_added
 from dustmap.sky.observations import Observations, sky_patches
 
 log = logging.getLogger(__name__)
@@ -145,9 +145,7 @@ def _ray_data(config: Config, observed: Observations, some: Tensor) -> RayData:
     """What the stars `some` say, at the nodes of the grid of config, before any fit."""
     noisy = observed if observed.exact else observed.with_added(first_added(config, observed)[0])
     noisy = replace(noisy, column=None)  # patches are of stars
-    crowded, relative = is_crowded(noisy, some), None
-    data = noisy.learning(some, config.fit.seed) if crowded else noisy.training(some)
-    data = whole_batch(data)
+    data, relative = whole_batch(noisy.training(some)), None
     model = _model.model_of(config, _model.start_for(config, data), data)
     if _model.is_lognormal(config):
         relative = _model.profile_of(config.model, 1.0).to(data.y.device)

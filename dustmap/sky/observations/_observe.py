@@ -33,7 +33,7 @@ from dustmap.gp.functionals import (
     own_rays,
 )
 from dustmap.inference import LogNormalPosterior
-from dustmap.linalg import AbstractWorld, Progress, chunks, keyed_normal, unwatched
+from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky._coordinates import pixel_directions, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
@@ -44,8 +44,6 @@ from dustmap.sky.stars._priors import Array
 
 #: Stars to read at once, and rays whose rows are made at once.
 STARS, RAYS = 2**16, 2**11
-#: Distinguishes the noise that is drawn for learning from other uses of a seed.
-_DRAWN = 0x5EED
 #: Rows of few rays on the columns of a field.
 RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
 #: A number (N,) for each datum.
@@ -234,28 +232,6 @@ class Observations:
             noise, added = data.noise_variance + more, data.added_variance + more
             data = replace(data, noise_variance=noise, added_variance=added)
         return data if self.column is None else self.column.before(data)
-
-    def learning(self, index: Tensor, seed: int) -> Batch:
-        """Return the data of `training` with noise of the shared variance drawn on top.
-
-        A fit takes V n_n for the variance V of what n_n stars see alike, as if it were independent:
-        their weights are right then, and their residuals, of variance V, too small for it. Whoever
-        learns variances from these finds all others too small.
-        """
-        if self.shared is None:
-            return self.training(index)
-        keys = torch.from_numpy(self.rows).to(self.shared.device)
-        drawn = keyed_normal(seed ^ _DRAWN, keys, 1)[0] * self.shared.clamp_min(0.0).sqrt()
-        y = self.batch.y + drawn.to(self.batch.y)
-        return replace(self, batch=replace(self.batch, y=y)).training(index)
-
-    def shared_part(self, index: Tensor) -> float:
-        """Return the mean part of the noise of a fit that the shared variance is."""
-        if self.shared is None or len(index) == 0:
-            return 0.0
-        assert self.batch.noise_variance is not None
-        more = self.shared[index]
-        return float((more / (more + self.batch.noise_variance[index])).mean())
 
 
 def observe(
