@@ -194,6 +194,19 @@ def test_measurements_are_so_many_times_the_dust_beyond() -> None:
     torch.testing.assert_close(twice.shared, 4.0 * once.shared)
 
 
+def test_the_part_of_the_noise_that_stars_share() -> None:
+    """Of 40 behind the same dust most; of one alone, and of one in the box, none."""
+    prior = dust(KERNELS["matern12"], lognormal=True)
+    far = table(ExactDistances(np.append(np.full(40, 250.0), 30.0)))
+    observed = seen(far)
+    noisy = observed.with_added(observed.uniform(2e-3, prior))
+    every = torch.arange(41)
+    assert observed.shared_part(every) == 0.0
+    assert noisy.shared_part(every[:-1]) > 0.9
+    assert noisy.shared_part(every[-1:]) == 0.0
+    assert noisy.shared_part(every) == pytest.approx(40 / 41 * noisy.shared_part(every[:-1]))
+
+
 def test_an_uncertain_level_adds_to_the_variance() -> None:
     observed = seen(table(ExactDistances(np.array([250.0]))))
     prior = dust(KERNELS["matern32"], lognormal=True)

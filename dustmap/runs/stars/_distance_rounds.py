@@ -34,6 +34,13 @@ log = logging.getLogger(__name__)
 #: Mean relative change of the total noise at which the rounds end, and the root mean square
 #: change of the extinction expected beyond the box, in standard deviations of the noise.
 SETTLED, SHIFTED = 0.05, 0.1
+#: The part of the noise that is of dust which stars see alike, from which on there is an advice.
+_CROWDED = 2 / 3
+_ADVICE = (
+    "most stars are beyond the box and see the same dust there, beside whose noise a fit may learn "
+    "too small a std and too long a length, with errors of the map that are too small: compare with "
+    "a larger box (grid.size), or hold both (model.std, model.length, without them in model.learn)"
+)
 #: Rounds of weighted distances at most, unless none are asked for.
 WEIGHTED_ROUNDS = 3
 #: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
@@ -244,6 +251,8 @@ class _Rounds:
         added, dust = first_added(self.config, observed)
         noisy = _beyond.first(self.config, observed.with_added(added), dust)
         most = self.config.fit.distance_rounds
+        if "std" in self.config.model.learn and noisy.shared_part(self.train) > _CROWDED:
+            log.info(_ADVICE)
         fit = self._fit(0, noisy, None, dust.beyond_the_box(), is_first=most > 0)
         data, rounds = FitData(observed, noisy, added), list[Mapping[str, Any]]()
         if self.limit is not None and most > 0:

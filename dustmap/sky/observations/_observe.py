@@ -233,6 +233,14 @@ class Observations:
             data = replace(data, noise_variance=noise, added_variance=added)
         return data if self.column is None else self.column.before(data)
 
+    def shared_part(self, index: Tensor) -> float:
+        """Return the mean part of the noise of a fit that the shared variance is."""
+        if self.shared is None or len(index) == 0:
+            return 0.0
+        assert self.batch.noise_variance is not None
+        more = self.shared[index]
+        return float((more / (more + self.batch.noise_variance[index])).mean())
+
 
 def observe(
     stars: StarTable,
