@@ -39,7 +39,7 @@ _CROWDED = 2 / 3
 _ADVICE = (
     "most stars are beyond the box and see the same dust there, beside whose noise a fit may learn "
     "too small a std and too long a length, with errors of the map that are too small: compare "
-    "with a larger box (grid.size), or hold both (model.std, model.length, without them in model.learn)"
+    "with a larger box (grid.size), or hold both (model.std and model.length, not in model.learn)"
 )
 #: Rounds of weighted distances at most, unless none are asked for.
 WEIGHTED_ROUNDS = 3
