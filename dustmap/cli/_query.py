@@ -170,10 +170,9 @@ def _names_of_file(path: Path, card: "sky.SchemaCard") -> "sky.Places | None":
     column = card.columns.get("distance")  # of a card of parallaxes there is none
     own = [alias for alias in column.aliases if alias.ref.name.lower() in held] if column else []
     if own:
-        name, unit = held[own[0].ref.name.lower()], own[0].unit.to_string()
-        given = tables.in_unit(table, name, tables.numbers_or_nan(table, name), unit) * own[
-            0
-        ].unit.to("pc")
+        name, unit = held[own[0].ref.name.lower()], own[0].unit
+        given = tables.in_unit(table, name, tables.numbers_or_nan(table, name), unit.to_string())
+        given = given * unit.to("pc")
         distance = np.where(np.isnan(given), distance, given)
         if not (distance > 0.0).all():
             raise UserError(f"{path}: {name}: expected more than 0 pc")
