@@ -28,6 +28,7 @@ from dustmap.config._config import sha256 as sha256
 from dustmap.config._data import DataConfig as DataConfig
 from dustmap.config._idle import idle_keys as idle_keys
 from dustmap.config._schema import STAR_FIGURES as STAR_FIGURES
+from dustmap.config._schema import Boxes as Boxes
 from dustmap.config._schema import ComputeConfig as ComputeConfig
 from dustmap.config._schema import ExportConfig as ExportConfig
 from dustmap.config._schema import FitConfig as FitConfig

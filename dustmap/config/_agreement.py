@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dustmap.config._data import DataConfig, check_column, check_combined
-from dustmap.config._schema import GridConfig, ModelConfig
+from dustmap.config._schema import Boxes, GridConfig, ModelConfig
 from dustmap.config._values import shown
 from dustmap.errors import UserError
 
@@ -206,43 +206,63 @@ def _check_box(grid: GridConfig) -> None:
 
 def _check_levels(config: "Config") -> None:
     """Refuse levels that do not go with the rest, or not with each other."""
-    levels, grid = config.grid.levels, config.grid
-    if not levels:
+    grid = config.grid
+    if grid.levels:
+        _check_scope(config, "levels")
+    if isinstance(grid.levels, str) and grid.spacing == 0.0:
+        raise UserError(
+            'grid.levels = "auto" goes down to grid.spacing: name a length there, not "auto"'
+        )
+    if not isinstance(grid.levels, str):
+        _check_nested(grid, grid.levels, "levels")
+    if isinstance(grid.around, str) or not grid.around:
         return
+    _check_scope(config, "around")
+    if grid.spacing == 0.0 or isinstance(grid.levels, str):
+        raise UserError(
+            "grid.around, as a list, is around nodes that are known: name grid.spacing, and "
+            'grid.levels if there are any, not "auto", or give grid.around = "auto"'
+        )
+    _check_nested(grid, grid.fitted[: len(grid.around) + 1], "around")
+    outer, inner = (replace(grid, size=s, spacing=h) for s, h in (grid.around[-1], grid.boxes[0]))
+    for axis, outside, side in zip("XYZ", outer.size, inner.size, strict=False):
+        _check_side("around", axis, outside, side, outer.spacing)
+
+
+def _check_scope(config: "Config", key: str) -> None:
+    """Refuse nested grids where there is one grid alone."""
     if not config.solves_for_all_stars:
         raise UserError(
-            'grid.levels is for densities of stars by the engine "global" (data.kind = "stars", '
+            f'grid.{key} is for densities of stars by the engine "global" (data.kind = "stars", '
             'fit.engine = "global"): leave it out'
         )
     if config.engine != "lognormal" and config.model.line_integral != "table":
         raise UserError(
-            f'grid.levels does not go with model.line_integral = "{config.model.line_integral}": '
+            f'grid.{key} does not go with model.line_integral = "{config.model.line_integral}": '
             'rays through levels have weights from tables; take "table", or one grid'
         )
     if config.data.tile:
         raise UserError(
-            f'grid.levels does not go with data.tile = "{config.data.tile}": leave one of them out'
+            f'grid.{key} does not go with data.tile = "{config.data.tile}": leave one of them out'
         )
-    if isinstance(levels, str):
-        if grid.spacing == 0.0:
-            raise UserError(
-                'grid.levels = "auto" goes down to grid.spacing: name a length there, not "auto"'
-            )
-        return
-    for (size, spacing), (inner, fine) in itertools.pairwise(levels):
+
+
+def _check_nested(grid: GridConfig, boxes: Boxes, key: str) -> None:
+    """Refuse grids that do not go with each other, coarsest first."""
+    for (size, spacing), (inner, fine) in itertools.pairwise(boxes):
         ratio = spacing / fine
         if round(ratio) < 2 or abs(ratio - round(ratio)) > 1e-6 * ratio:
             raise UserError(
-                f"grid.levels: expected a spacing of 2, 3, .. times the next finer one, got "
+                f"grid.{key}: expected a spacing of 2, 3, .. times the next finer one, got "
                 f"{spacing:g} and {fine:g} pc"
             )
         for axis, outside, side in zip("XYZ", size, inner, strict=False):
-            _check_side(axis, outside, side, spacing)
-    for size, spacing in levels:
+            _check_side(key, axis, outside, side, spacing)
+    for size, spacing in boxes:
         _check_box(replace(grid, size=size, spacing=spacing))
 
 
-def _check_side(axis: str, outer: float, side: float, spacing: float) -> None:
+def _check_side(key: str, axis: str, outer: float, side: float, spacing: float) -> None:
     """Refuse a side of a level whose faces are not on nodes of the coarser one around it."""
     cells = (outer - side) / (2.0 * spacing)
     if abs(cells - round(cells)) <= 1e-6 and round(cells) >= 0:
@@ -250,6 +270,6 @@ def _check_side(axis: str, outer: float, side: float, spacing: float) -> None:
     near = sorted({math.floor(max(0.0, cells)), max(0, math.ceil(cells))})
     sizes = " or ".join(f"{outer - 2 * count * spacing:g}" for count in near)
     raise UserError(
-        f"grid.levels: a level of {side:g} pc along {axis} has no face on a node of the one around "
+        f"grid.{key}: a level of {side:g} pc along {axis} has no face on a node of the one around "
         f"it, {outer:g} pc with spacing {spacing:g}: expected {sizes}"
     )

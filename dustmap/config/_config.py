@@ -18,7 +18,7 @@ from dustmap.config import _values
 from dustmap.config._agreement import check
 from dustmap.config._data import DataConfig
 from dustmap.config._schema import ComputeConfig, ExportConfig, FitConfig, GridConfig, ModelConfig
-from dustmap.config._values import Key, Rejected, shown
+from dustmap.config._values import AUTO, Key, Rejected, shown
 from dustmap.errors import UserError
 
 _Tables = dict[str, dict[str, object]]
@@ -67,6 +67,8 @@ class Config:
         if isinstance(grid.levels, tuple) and grid.levels:
             size, spacing = grid.levels[0]
             grid = replace(grid, size=size, spacing=spacing)
+        if grid.around == AUTO and not self._asks_around:
+            grid = replace(grid, around=())
         if self.solves_for_all_stars:
             fit = replace(fit, engine="global")
         if model.noise == "auto":
@@ -79,6 +81,13 @@ class Config:
         if model.kernel == "auto" and not is_open:
             model = replace(model, kernel="matern32")
         return replace(self, grid=grid, model=model, fit=fit)
+
+    @property
+    def _asks_around(self) -> bool:
+        """Whether stars beyond the box may ask for grids around it: where dust is expected there,
+        of a density that many nodes cost little, and not of tiles, which have margins."""
+        is_whole = self.density == "lognormal" and not self.data.tile
+        return is_whole and self.grid.outside == "prior"
 
     def _learned(self) -> tuple[str, ...]:
         """model.learn with what "auto" stands for in place of it."""
@@ -98,13 +107,20 @@ class Config:
         is_learned = "mean" in self._learned()
         if self.density != "lognormal" or not (is_learned or given):
             return "constant"
-        reach = math.hypot(
-            *(abs(c) + size / 2 for c, size in zip(self.grid.center, self.grid.size, strict=True))
-        )
-        reaches = reach > _BEYOND_CAVITY * self.model.cavity_radius
-        if not (is_learned and reaches):
+        if not is_learned:
             return "disc"
-        return "bubble" if self.data.tile or self.data.groups else "auto"
+        if self.data.tile or self.data.groups:
+            return "bubble" if self.reaches_beyond_cavity else "disc"
+        may_grow = self.grid.around == AUTO and self._asks_around
+        return "auto" if self.reaches_beyond_cavity or may_grow else "disc"
+
+    @property
+    def reaches_beyond_cavity(self) -> bool:
+        """Whether the fit has dust enough beyond a cavity around the Sun to tell its depth."""
+        (size, _), *_ = self.grid.fitted
+        edges = zip(self.grid.center, size, strict=True)
+        reach = math.hypot(*(abs(c) + side / 2 for c, side in edges))
+        return reach > _BEYOND_CAVITY * self.model.cavity_radius
 
     @property
     def tile_margin(self) -> float:

@@ -5,7 +5,7 @@ checking, echoing and the commented example all follow from the declaration.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, final
+from typing import Annotated, TypeAlias, final
 
 from dustmap.config._values import (
     AUTO,
@@ -27,6 +27,8 @@ from dustmap.config._values import (
     with_unit,
 )
 
+#: Size and spacing of nested grids in pc, coarsest first.
+Boxes: TypeAlias = tuple[tuple[tuple[float, ...], float], ...]
 _MATERN = ("matern13", "matern12", "matern32", "matern52", "matern")
 #: Formats of maps, and what they hold.
 _MAP_FORMATS = ("zarr", "fits")
@@ -65,7 +67,7 @@ class GridConfig:
         "pc",
     ] = 20.0
     levels: Annotated[
-        tuple[tuple[tuple[float, ...], float], ...] | str,
+        Boxes | str,
         nested_boxes(),
         "stars, global engine: several grids around center, each {size, spacing}, finer ones "
         "in coarser ones, whose spacings are multiples; the coarsest is the box, in place of "
@@ -73,19 +75,40 @@ class GridConfig:
         "distance; empty for one grid",
         "pc",
     ] = ()
+    around: Annotated[
+        Boxes | str,
+        nested_boxes(none=True),
+        "stars, global engine: grids around the box, coarser and coarser, for the dust there that "
+        "its stars see, which no map shows; auto lays up to three, of log-normal densities, while "
+        "more than a quarter of the stars are beyond and the memory holds them; none, or a list "
+        "as that of levels",
+        "pc",
+    ] = AUTO
     outside: Annotated[
         str,
         choice("prior", "truncate", "drop", "error"),
-        "rays that leave the box go on through the prior's dust, or none (truncate: only where "
-        "there is none), or the star is left out, or the run stops; regression drops rows "
-        "outside it, or stops",
+        "rays that leave the box, and the grids around it, go on through the prior's dust, or none "
+        "(truncate: only where there is none), or the star is left out, or the run stops; "
+        "regression drops rows outside it, or stops",
     ] = "prior"
 
     @property
-    def boxes(self) -> tuple[tuple[tuple[float, ...], float], ...]:
-        """Size and spacing of every level, coarsest first; of the one grid where there are none."""
-        assert not isinstance(self.levels, str)
-        return self.levels or ((self.size, self.spacing),)
+    def boxes(self) -> Boxes:
+        """Size and spacing of every level of the box, coarsest first; of the one grid where there
+        are none, or none chosen yet."""
+        chosen = () if isinstance(self.levels, str) else self.levels
+        return chosen or ((self.size, self.spacing),)
+
+    @property
+    def fitted(self) -> Boxes:
+        """The same of all grids of a fit: those around the box, and those in it.
+
+        The last one around it may have the spacing of the box, whose nodes it then has.
+        """
+        around, boxes = self.around, self.boxes
+        if isinstance(around, str) or not around:
+            return boxes
+        return (*around, *boxes[around[-1][1] == boxes[0][1] :])
 
     @property
     def finest(self) -> float:

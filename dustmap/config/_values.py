@@ -229,12 +229,15 @@ def texts(paths: str = "") -> Parser:
     return Parser(parse, paths=paths)
 
 
-def nested_boxes() -> Parser:
-    """ "auto", or a list of {size, spacing}; afterwards (size, spacing) pairs, coarsest first."""
+def nested_boxes(none: bool = False) -> Parser:
+    """ "auto", or a list of {size, spacing}; afterwards (size, spacing) pairs, coarsest first.
+
+    none: whether "none" stands for an empty list.
+    """
     expected = (
         "a list of levels such as [{size = [400, 400, 200], spacing = 5}, "
         '{size = [2000, 2000, 800], spacing = 20}], or "auto"'
-    )
+    ) + (' or "none"' if none else "")
     side, size = parsecs(positive=True), several(parsecs(positive=True), (1, 2, 3), "lengths")
 
     def one(raw: object) -> tuple[tuple[float, ...], float]:
@@ -250,6 +253,8 @@ def nested_boxes() -> Parser:
     def parse(raw: object) -> tuple[tuple[tuple[float, ...], float], ...] | str:
         if raw == AUTO:
             return AUTO
+        if none and raw == "none":
+            return ()
         if not isinstance(raw, list | tuple):
             raise Rejected(expected)
         return tuple(sorted(map(one, raw), key=lambda level: -level[1]))

@@ -7,6 +7,7 @@ from pipelines.reproduce import growth
 from pipelines.reproduce._experiment import Experiment
 from pipelines.reproduce.accuracy_per_second import experiment as accuracy_per_second
 from pipelines.reproduce.ananke import experiment as ananke
+from pipelines.reproduce.around import experiment as around
 from pipelines.reproduce.between_nodes import experiment as between_nodes
 from pipelines.reproduce.beyond_memory import experiment as beyond_memory
 from pipelines.reproduce.calibration import experiment as calibration
@@ -165,6 +166,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "masses",
         "masses of dense clouds in maps over the true ones, against resolution, stars and noise",
         masses.run,
+    ),
+    Experiment(
+        "around",
+        "boxes beyond which most stars are, with and without nodes around them",
+        around.run,
     ),
     Experiment(
         "fine_skies",

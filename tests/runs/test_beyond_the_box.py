@@ -37,6 +37,7 @@ refit = false
 [grid]
 size = [160, 160, 120]
 spacing = 20
+around = "none"
 [model]
 mean_density = 0.001
 [fit]

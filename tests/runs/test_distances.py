@@ -12,7 +12,7 @@ from dustmap.config import Config, load
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.stars._distance_rounds import typical_density
-from dustmap.runs.stars._model import grid_of
+from dustmap.runs.stars._grids import grid_of
 from dustmap.sky import DustMap
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.observations import observe

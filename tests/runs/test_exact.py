@@ -13,7 +13,7 @@ from dustmap.engines._learning import at_mean_distances
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
-from dustmap.runs.stars._model import grid_of
+from dustmap.runs.stars._grids import grid_of
 from dustmap.sky.observations import Moments, Observations, observe
 from dustmap.sky.stars import GaussianDistances
 from tests.skies import SIZE, plain_sky

@@ -17,7 +17,7 @@ from dustmap.gp import NestedGrids, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import LogNormalPosterior, PathwisePosterior
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.runs.stars._model import nodes_of
+from dustmap.runs.stars._grids import nodes_of
 from dustmap.runs.stars._resolution import with_levels
 from dustmap.sky import DustMap
 from dustmap.sky.maps import MapRequest, Quantity

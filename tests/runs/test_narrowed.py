@@ -13,7 +13,7 @@ from dustmap.config import Config, from_mapping
 from dustmap.engines import Watch
 from dustmap.gp import Prediction
 from dustmap.runs import execute_run, open_star_map, prepare
-from dustmap.runs.stars import _between, _model
+from dustmap.runs.stars import _between, _grids, _model
 from dustmap.runs.stars._distance_rounds import FitData
 from dustmap.runs.stars._distances import predictions
 from dustmap.runs.stars._engines import StarFit, fit_stars
@@ -39,7 +39,7 @@ def config(*settings: str) -> Config:
 def observed_and_parts(stars: int) -> tuple[Observations, tuple[Tensor, Tensor]]:
     """Stars with errors of 0.03 mag; a third of them is held out."""
     sky = plain_sky(stars, seed=4, measurements=Measurements(error=0.03, outliers=0.0))
-    grid, policy = _model.grid_of(config().grid), _model.policy_beyond(config())
+    grid, policy = _grids.grid_of(config().grid), _model.policy_beyond(config())
     table = sky.at_true_distances()
     observed = observe(table, grid, policy, torch.float64)
     which = torch.randperm(len(observed), generator=torch.Generator().manual_seed(0))

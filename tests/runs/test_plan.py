@@ -16,7 +16,7 @@ from dustmap.gp.features import interpolation, row_bytes
 from dustmap.runs import Plan, prepare
 from dustmap.runs._interface import AbstractRun
 from dustmap.runs.stars._engines import engine_of, problem_of
-from dustmap.runs.stars._model import grid_of
+from dustmap.runs.stars._grids import grid_of
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 

@@ -17,7 +17,8 @@ from dustmap.gp.kernels import Matern32
 from dustmap.inference import Unresolved
 from dustmap.runs import Stage, execute_run, open_star_map, prepare, prior_sky
 from dustmap.runs.stars import _kernel
-from dustmap.runs.stars._resolution import GRID, with_spacing
+from dustmap.runs.stars._grids import GRID
+from dustmap.runs.stars._resolution import with_spacing
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky import DustMap
 from tests.cloudy import CloudySky, places_in, write_cloudy

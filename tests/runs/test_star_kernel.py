@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dustmap.engines import KernelChoice, Watch
 from dustmap.linalg import Alone
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.runs.checkpoints._state_file import DiskCheckpoints
-from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars import _grids, _kernel, _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._run import StarRun, assemble
 from dustmap.sky.simulation import (
@@ -208,12 +209,12 @@ def test_many_stars_and_fine_grids_are_thinned() -> None:
         1000,
     ]
     config = configured(Path("sky.fits"), "grid.spacing=2")
-    coarse = _model.grid_of(_kernel.compared_on(config).grid)
-    fine = _model.grid_of(config.grid)
+    coarse = _grids.grid_of(_kernel.compared_on(config).grid)
+    fine = _grids.grid_of(config.grid)
     assert coarse.size <= 60_000 < fine.size
     inside = torch.tensor([fine.lower, fine.upper], dtype=torch.float64)
     assert bool(coarse.contains(inside).all())
     config = configured(Path("sky.fits"))
-    assert _kernel.compared_on(config).grid == config.grid
+    assert replace(_kernel.compared_on(config).grid, around=config.grid.around) == config.grid
     assert "relative_scatter" in config.model.learn
     assert "relative_scatter" not in _kernel.compared_on(config).model.learn

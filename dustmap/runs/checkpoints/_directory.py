@@ -51,6 +51,12 @@ class RunDirectory:
         """Rank of this process among those at work on the run."""
         return 0 if self.checkpoints is None else self.checkpoints.world.rank
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether computations have left states or a report."""
+        states = self.path / _status.STATES
+        return (self.path / _status.REPORT).is_file() or _state_file.has_states(states)
+
     def config(self) -> Config:
         """Return the resolved configuration that the run had."""
         return configuration.load(self.path / _status.CONFIG)

@@ -27,7 +27,7 @@ from dustmap.gp import AbstractPosterior, LogDiscMean, Prediction, RegularGrid
 from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import predicted
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _grids, _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import ColumnMap, FarColumn, Moments, Observations, PriorDust
@@ -293,7 +293,7 @@ def first(config: Config, observed: Observations, at: Hyperparameters) -> Observ
         log.warning("far column: behind the box the prior has half of it everywhere: left out")
         return replace(observed, column=None)
     if silent.any():
-        grid = _model.grid_of(config.grid)
+        grid = _grids.whole_of(config.grid)
         column = _behind(config, grid, column.pixels.without(silent), column.value.device)
     return replace(observed, column=column.about(dust))
 
@@ -349,6 +349,6 @@ def restored(config: Config, observed: Observations, arrays: Arrays) -> Observat
     if before is not None:
         nside, missing = before.pixels.nside, before.pixels.missing
         pixels = ColumnMap(nside, l, b, value, missing, len(before) - len(value))
-    column = _behind(config, _model.grid_of(config.grid), pixels, observed.measured.device)
+    column = _behind(config, _grids.whole_of(config.grid), pixels, observed.measured.device)
     target, variance = (torch.from_numpy(arrays[name]) for name in (_TARGET, _VARIANCE))
     return replace(observed, column=column.with_data(target, variance))

@@ -24,12 +24,11 @@ from dustmap.runs import _machine
 from dustmap.runs._machine import Products, dtype_of, rounded
 from dustmap.runs.stars import _kernel, _model
 from dustmap.runs.stars._engines import engine_of, problem_of
+from dustmap.runs.stars._grids import grid_of, nodes_of
 from dustmap.runs.stars._model import (
     PADDING,
-    grid_of,
     held,
     is_lognormal,
-    nodes_of,
     start_kernel,
 )
 from dustmap.sky import Observations

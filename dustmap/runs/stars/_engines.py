@@ -23,7 +23,7 @@ from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSetti
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
 from dustmap.runs.reports import Predictions
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _grids, _model
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import HealpixBeams, Observations
 
@@ -195,7 +195,7 @@ def problem_of(
     """The data on the map's grid, from the configuration's values or from where an earlier fit
     ended, whose `StarFit.start` is `field`; priors stay around the configuration's. is_first: see
     `engines.Problem`."""
-    first, box = _model.start_for(config, data), _model.nodes_of(config.grid)
+    first, box = _model.start_for(config, data), _grids.nodes_of(config.grid)
     origin = _model.model_of(config, first, data)
     if start is None:
         return engines.Problem(origin, data, box, is_first=is_first)
@@ -240,7 +240,7 @@ def load_stars(config: Config, data: Batch, at: Hyperparameters, arrays: engines
     rest = dict(arrays)
     if (values := rest.pop(_PARAMETERS, None)) is not None:
         model = at_bits(model, torch.from_numpy(np.asarray(values)))
-    problem = engines.Problem(model, data, _model.nodes_of(config.grid), origin, at.nu)
+    problem = engines.Problem(model, data, _grids.nodes_of(config.grid), origin, at.nu)
     return _star_fit(config, engine_of(config).load(problem, rest), at, None)
 
 
@@ -279,7 +279,7 @@ def with_unresolved(config: Config, fit: StarFit, scale: float) -> StarFit:
         lacking = posterior.unresolved.scaled(scale)
     elif scale > 0.0:
         kernel = _model.kernel_of(config.model, at)
-        lacking = Unresolved.of(kernel, _model.nodes_of(config.grid), scale)
+        lacking = Unresolved.of(kernel, _grids.nodes_of(config.grid), scale)
     posterior = replace(posterior, unresolved=lacking)
     return replace(fit, posterior=posterior, hyperparameters=at, at_nodes=posterior.at_nodes)
 

@@ -22,7 +22,7 @@ from dustmap.runs import reports
 from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
-from dustmap.runs.stars._model import nodes_of
+from dustmap.runs.stars._grids import finer_of, nodes_of
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.maps._field import plane_points
@@ -62,7 +62,7 @@ def field_of(
     if isinstance(posterior, LogNormalPosterior):
         nodes, seed = nodes_of(config.grid), config.fit.seed
         if isinstance(nodes, NestedGrids):
-            return maps.NestedField(posterior, nodes, system, prior_std, seed)
+            return maps.NestedField(posterior, nodes, system, prior_std, seed, grid)
         return maps.NodeField(posterior, grid, system, prior_std, seed)
     # Every posterior but this one draws anew for each set of places.
     stored, covered = 0, None
@@ -83,6 +83,17 @@ def field_of(
         device=device,
         seed=config.fit.seed,
     )
+
+
+def truth_of(data: DataConfig, system: ExtinctionSystem) -> DustMap | None:
+    """The density that the stars were simulated from, where one is named; of their system."""
+    truth = DustMap.open(data.truth) if data.truth else None
+    if truth is not None and truth.system != system:
+        raise UserError(
+            f"{data.truth}: this truth is in {truth.system} and the stars are in {system}; set "
+            "data.system to the truth's, or leave data.truth out"
+        )
+    return truth
 
 
 def reach_of(data: DataConfig, stars: StarTable) -> maps.SurveyReach | None:
@@ -163,15 +174,10 @@ def export_run(
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = reports.WatchedField(field, f"writing map.{name}", progress)
-        slabs = maps.Slabs.of_field(watched, grid, request, finer_grids(config))
+        slabs = maps.Slabs.of_field(watched, grid, request, finer_of(config.grid))
         write_in_slabs(path, slabs, provenance, False, config.compute, name, world)
     outputs["samples_in_the_map"] = request.samples
     return outputs
-
-
-def finer_grids(config: Config) -> tuple[RegularGrid, ...]:
-    """Grids of the levels in the box."""
-    return nodes_of(config.grid).grids[1:]
 
 
 def write_in_slabs(
@@ -210,7 +216,7 @@ def drawn_map(
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
         if set(wanted) <= set(written.available):
             return written.on_one_grid()
-    grid = maps.finest_grid(grid, (finer.spacing for finer in finer_grids(config)))
+    grid = maps.finest_grid(grid, (finer.spacing for finer in finer_of(config.grid)))
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 

@@ -21,7 +21,7 @@ from dustmap.gp import whole_batch
 from dustmap.inference import StateReader, state_of
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.stars import _model
+from dustmap.runs.stars import _grids, _model
 from dustmap.runs.stars._distance_rounds import first_added
 from dustmap.sky.observations import Observations, sky_patches
 
@@ -75,10 +75,10 @@ def compared_stars(n: int) -> int:
 
 
 def compared_on(config: Config) -> Config:
-    """The configuration of a choice: its grid, at least as wide, is coarser than a fine one, and no
-    scatter is guessed."""
+    """The configuration of a choice: its one grid, at least as wide as all of the fit, is coarser
+    than a fine one, and no scatter is guessed."""
     grid = config.grid
-    cells = [round(size / grid.spacing) for size in grid.size]
+    cells = [round(size / grid.spacing) for size in grid.fitted[0][0]]
     for factor in itertools.count(1):
         fewer = [math.ceil(count / factor) for count in cells]
         if math.prod(count + 1 for count in fewer) <= MOST_NODES or max(fewer) == 1:
@@ -86,7 +86,9 @@ def compared_on(config: Config) -> Config:
     spacing = factor * grid.spacing
     size = tuple(count * spacing for count in fewer)
     model = _model.without_relative_scatter(config.model)
-    return replace(config, model=model, grid=replace(grid, size=size, spacing=spacing, levels=()))
+    return replace(
+        config, model=model, grid=replace(grid, size=size, spacing=spacing, levels=(), around=())
+    )
 
 
 def choose_kernel(
@@ -149,7 +151,7 @@ def _ray_data(config: Config, observed: Observations, some: Tensor) -> RayData:
     model = _model.model_of(config, _model.start_for(config, data), data)
     if _model.is_lognormal(config):
         relative = _model.profile_of(config.model, 1.0).to(data.y.device)
-    return RayData.of(model, data, _model.grid_of(config.grid), relative)
+    return RayData.of(model, data, _grids.grid_of(config.grid), relative)
 
 
 def _patches(observed: Observations, some: Tensor, width: float) -> list[Tensor]:

@@ -30,6 +30,7 @@ from dustmap.runs.stars import (
     _distance_rounds,
     _distances,
     _engines,
+    _grids,
     _input,
     _kernel,
     _model,
@@ -38,7 +39,6 @@ from dustmap.runs.stars import (
     _resolution,
     _run,
 )
-from dustmap.runs.stars._export import finer_grids
 from dustmap.sky import Observations, Places, Provenance, SchemaCard, observations
 from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
@@ -134,7 +134,7 @@ class StarMap(AbstractFinishedRun):
         _parts.warn_beyond(self.run.tile, stars.l, stars.b, stars.distances.median)
         _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
-        observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
+        observed = observations.observe(stars, self.run.whole, policy, torch.float64, self.device)
         if not observed.exact:
             added = observed.added(self.fit.for_many_rays(), self._dust)
             observed = observed.with_added(added.times(self.fit.gains(observed.batch.functional)))
@@ -234,7 +234,7 @@ class StarMap(AbstractFinishedRun):
         """Return what finds distances of stars by their extinctions."""
         run, outside = self.run, _model.policy_beyond(self.run.config)
         return _distances.DistanceFinder(
-            self.fit, run.grid, self._dust, outside, self.system, self.device
+            self.fit, run.whole, self._dust, outside, self.system, self.device
         )
 
     def _counts_of_distances(self, places: Places) -> dict[str, int | str]:
@@ -314,7 +314,7 @@ class StarMap(AbstractFinishedRun):
         at = np.flatnonzero(inside.cpu().numpy())
         if len(at) == 0:
             return columns
-        grid, outside = self.run.grid, _model.policy_beyond(self.run.config)
+        grid, outside = self.run.whole, _model.policy_beyond(self.run.config)
         lines = observations.sight_lines(l[at], b[at], distances[at], grid, outside, self.device)
         posterior = self.fit.posterior
         density = self._densities(PointValues(places[inside]))
@@ -373,7 +373,7 @@ class StarMap(AbstractFinishedRun):
         extinction, density = (np.full((len(levels), len(l)), np.nan) for _ in range(2))
         if at.any():
             density[:, at] = field.percentiles(PointValues(places[inside]), levels)
-        if at.any() and bool(self.run.grid.contains(torch.zeros_like(places[:1]))):
+        if at.any() and bool(self.run.whole.contains(torch.zeros_like(places[:1]))):
             rays = LineIntegrals.from_observer(places[inside])
             extinction[:, at] = field.percentiles(rays, levels)
         return extinction, density
@@ -381,7 +381,7 @@ class StarMap(AbstractFinishedRun):
     @property
     def finer(self) -> tuple[RegularGrid, ...]:
         """Grids of the levels in the box."""
-        return finer_grids(self.run.config)
+        return _grids.finer_of(self.run.config.grid)
 
     def _step_in(self, box: Sequence[float] | None) -> float:
         """The spacing of the finest level that has all of a box; of the run's grid without one."""
@@ -410,7 +410,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
         (_run.REFIT, _run.REFIT_POSTERIOR) if refitted else (_run.HYPERPARAMETERS, _run.POSTERIOR)
     )
     at = _model.Hyperparameters.from_dict(directory.read_json(learned))
-    config = _near_stars.with_cavity(_resolution.grid_of_run(directory, config), bool(at.cavity))
+    config = _near_stars.with_cavity(_grids.grid_of_run(directory, config), bool(at.cavity))
     archived = _input.archived_stars(directory.path)
     run = _run.assemble(_input.as_ingested(config, archived.provenance), archived)
     run = replace(run, config=_kernel.config_of_run(directory, run.config))

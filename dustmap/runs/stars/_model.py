@@ -14,7 +14,7 @@ from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from dustmap import gp, inference
-from dustmap.config import Config, GridConfig, ModelConfig
+from dustmap.config import Config, ModelConfig
 from dustmap.engines import FALLBACK
 from dustmap.errors import UserError
 from dustmap.gp.functionals import OutsidePolicy
@@ -371,20 +371,6 @@ def learns_scale_with_nu(model: ModelConfig) -> bool:
 def _learns_projection(config: Config) -> bool:
     """Whether the share of the projection is learned: with the length of a log-normal density."""
     return is_lognormal(config) and "length" in config.model.learn
-
-
-def grid_of(config: GridConfig) -> gp.RegularGrid:
-    """Nodes from face to face of the box."""
-    shape = tuple(round(size / config.spacing) + 1 for size in config.size)
-    lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
-    return gp.RegularGrid(lower, (config.spacing,) * len(shape), shape)
-
-
-def nodes_of(config: GridConfig) -> gp.RegularGrid | gp.NestedGrids:
-    """Nodes of the field: those of the box, or of the levels in it."""
-    levels = (replace(config, size=size, spacing=spacing) for size, spacing in config.boxes)
-    coarsest, *finer = map(grid_of, levels)
-    return gp.NestedGrids((coarsest, *finer)) if finer else coarsest
 
 
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: gp.Batch) -> GaussianLikelihood:

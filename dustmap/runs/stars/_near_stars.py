@@ -138,8 +138,9 @@ def asked(config: Config, share: StarShare) -> NearDust | None:
 
 def resolved(config: Config, near: NearDust | None) -> Config:
     """The configuration with the mean that the stars ask for in place of "auto": a disc where they
-    speak for it, else one with a cavity."""
-    return with_cavity(config, near is None or near.odds <= _ODDS)
+    speak for it or the fit has too little beyond a cavity, else one with a cavity."""
+    speaks = near is not None and near.odds > _ODDS
+    return with_cavity(config, config.reaches_beyond_cavity and not speaks)
 
 
 def with_cavity(config: Config, cavity: bool) -> Config:

@@ -23,16 +23,17 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.reports import Check, Progress
+from dustmap.runs.stars._grids import grid_of
 from dustmap.runs.stars._input import (
     ARCHIVE,
     StarInput,
+    archived_stars,
     columns_in_words,
     in_system,
     read_input,
     store_of,
     system_of,
 )
-from dustmap.runs.stars._model import grid_of
 from dustmap.sky import Provenance, cartesian, tiles
 from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
 from dustmap.sky.maps._field import EVERY
@@ -162,6 +163,24 @@ def part_of_sky(config: Config, catalog: StarInput) -> tuple[Config, StarInput, 
     provenance = {**catalog.provenance, "tile": part.counts()}
     kept = StarInput(stars if needed.all() else stars[needed], provenance)
     return replace(config, grid=replace(config.grid, center=center, size=size)), kept, part
+
+
+def provenance_of(
+    config: Config, part: TilePart | None, hyperparameters: Mapping[str, float], stars: int
+) -> Provenance:
+    """Describe where the maps of a fit to so many stars come from; part: its tile."""
+    tile, words = dict[str, Any](), tuple[str, ...]()
+    if part is not None:
+        tile = part.attributes(config, hyperparameters)
+        words = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",)
+    engine = f"engine {config.fit.engine}, density {config.density}"
+    return Provenance(
+        configuration.sha256(config),
+        (engine, f"{stars} stars fitted", *words),
+        catalog=tuple(str(name) for name in config.data.catalog),
+        seed=config.fit.seed,
+        tile=tile,
+    )
 
 
 @final
@@ -377,6 +396,16 @@ def share_of_store(config: Config, earlier: Path | None, world: AbstractWorld) -
         log.info("every rank reads the whole catalog: dustmap ingest makes a store to share")
         return None
     return StarShare.of_store(store, system_of(config.data), world)
+
+
+def catalog_of(config: Config, earlier: Path | None, world: AbstractWorld) -> StarInput | StarShare:
+    """The share of this rank of a store; else all stars, as an earlier run has read them."""
+    share = share_of_store(config, earlier, world)
+    if share is not None:
+        return share
+    if earlier is not None and (earlier / ARCHIVE).exists():
+        return archived_stars(earlier)
+    return read_part(config)
 
 
 def archive_stars(path: Path, config: Config, catalog: StarInput | None) -> None:

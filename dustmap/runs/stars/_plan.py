@@ -25,10 +25,9 @@ from dustmap.runs._machine import dtype_of
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
+from dustmap.runs.stars._grids import grid_of, nodes_of
 from dustmap.runs.stars._model import (
-    grid_of,
     is_lognormal,
-    nodes_of,
     start_kernel,
 )
 from dustmap.sky import Observations, StarTable, cartesian, catalogs, maps
@@ -99,11 +98,11 @@ def _combines(config: Config, number: int) -> bool:
 
 
 def spacing_at(config: GridConfig, stars: StarTable) -> NDArray[np.float64]:
-    """Spacing (N,) of the finest nodes around stars, of the coarsest outside of the box."""
+    """Spacing (N,) of the finest nodes around stars, of the coarsest outside of all."""
     places = cartesian(stars.l, stars.b, stars.distances.rough)
-    spacings = np.full(len(places), config.boxes[0][1])
-    center = np.asarray(config.center)
-    for size, spacing in config.boxes[1:]:
+    (_, coarsest), *finer = config.fitted
+    spacings, center = np.full(len(places), coarsest), np.asarray(config.center)
+    for size, spacing in finer:
         spacings[(np.abs(places - center) <= 0.5 * np.asarray(size)).all(1)] = spacing
     return spacings
 
@@ -144,8 +143,8 @@ def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:
 
 def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
     """Find the finest coarser spacing that divides all sides of the box as printed, and fits; none
-    for levels, which are the user's."""
-    if config.grid.levels:
+    for nested grids, which are the user's."""
+    if len(config.grid.fitted) > 1:
         return None
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
 

@@ -23,7 +23,7 @@ from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check
-from dustmap.runs.stars import _kernel, _model
+from dustmap.runs.stars import _grids, _kernel, _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._parts import SAMPLE
@@ -34,8 +34,6 @@ from dustmap.sky.stars import combined, concatenate, thinned
 
 log = logging.getLogger(__name__)
 
-#: The boxes of levels of a run whose configuration leaves them to the stars, coarsest first.
-GRID = "checkpoint/grid.json"
 #: Parts of a pc that sides of the box are whole multiples of; the fewest cells along the shortest
 #: side, and the most along the longest.
 _PARTS, _FEWEST, _MOST = 1000, 4, 2_000
@@ -61,48 +59,8 @@ def resolved(config: Config, stars: StarTable, earlier: Path | None = None) -> C
     """The configuration with spacing and levels in place of "auto"; stars: some or all; earlier:
     the directory of a run that is resumed, whose grid has been chosen."""
     if earlier is not None:
-        config = grid_of_run(RunDirectory(earlier), config)
-    return with_spacing(with_levels(config, stars), stars)
-
-
-def keep_grid(directory: RunDirectory, asked: Config, config: Config) -> None:
-    """Write what "auto" of the configuration asked for has become; `grid_of_run` reads it.
-
-    A run that is resumed has the one of before, which another memory may not hold.
-    """
-    if not _is_open(asked):
-        return
-    begun = (directory.path / GRID).is_file()
-    if begun and grid_of_run(directory, asked).grid.boxes != config.grid.boxes:
-        raise UserError(
-            f"the stars ask for nodes {config.grid.finest:g} pc apart, and the run has begun with "
-            "others: resume it with the memory of before (compute.memory), or begin again with "
-            "--overwrite"
-        )
-    directory.write_json(GRID, {"boxes": config.grid.boxes})
-
-
-def grid_of_run(directory: RunDirectory, config: Config) -> Config:
-    """The configuration of a finished run with the grid that its stars have asked for.
-
-    They would ask for another one with the kernel that the run has chosen since, or with another
-    memory.
-    """
-    if not (_is_open(config) and (directory.path / GRID).is_file()):
-        return config
-    try:
-        boxes = [
-            (tuple(map(float, size)), float(h)) for size, h in directory.read_json(GRID)["boxes"]
-        ]
-    except (KeyError, TypeError, ValueError):
-        boxes = []
-    if not (boxes and all(len(size) == 3 and h > 0.0 for size, h in boxes)):
-        raise UserError(f"{directory.path / GRID}: expected the boxes of a grid; run it again")
-    return _with_boxes(config, tuple(boxes))
-
-
-def _is_open(config: Config) -> bool:
-    return config.grid.spacing == 0.0 or config.grid.levels == "auto"
+        config = _grids.grid_of_run(RunDirectory(earlier), config)
+    return _grids.with_around(with_spacing(with_levels(config, stars), stars), stars)
 
 
 def with_spacing(config: Config, stars: StarTable) -> Config:
@@ -136,7 +94,7 @@ def with_spacing(config: Config, stars: StarTable) -> Config:
         if not may_fit(trial):
             break
         taken = trial
-        lacking = Unresolved.of(kernel, _model.grid_of(trial.grid)).length * weight
+        lacking = Unresolved.of(kernel, _grids.grid_of(trial.grid)).length * weight
         if spacing <= widest and lacking < error**2:
             log.info(
                 "grid.spacing = %g pc: extinctions lack %.2g mag of std, the median error is %.2g",
@@ -171,13 +129,13 @@ def _for_own_length(config: Config, stars: StarTable) -> Config:
         return config
     finer = [trial for trial in _trials(config) if trial.grid.spacing < config.grid.spacing]
     places = cartesian(stars.l, stars.b, stars.distances.median)
-    inside = stars[_model.grid_of(config.grid).contains(torch.from_numpy(places)).numpy()]
+    inside = stars[_grids.grid_of(config.grid).contains(torch.from_numpy(places)).numpy()]
     if not finer:
         words = "a finer grid.spacing has more than %s nodes, or than memory holds: yours to set"
         log.info(words, f"{_kernel.MOST_NODES:,}")
     if not finer or len(inside) < _LEAST_STARS:
         return config
-    grid = _model.grid_of(finer[-1].grid)
+    grid = _grids.grid_of(finer[-1].grid)
     observed = observe(thinned(inside, _STARS), grid, OutsidePolicy.PRIOR)
     length = _kernel.length_of_stars(finer[-1], observed)
     widest = length / SPACINGS_OF_LENGTH
@@ -201,7 +159,7 @@ def _trials(config: Config) -> list[Config]:
     trials = []
     for spacing in spacings_of(config.grid.size):
         trial = replace(config, grid=replace(config.grid, spacing=spacing))
-        if _model.grid_of(trial.grid).size > _kernel.MOST_NODES or not may_fit(trial):
+        if _grids.grid_of(trial.grid).size > _kernel.MOST_NODES or not may_fit(trial):
             break
         trials.append(trial)
     return trials
@@ -281,14 +239,8 @@ def with_levels(config: Config, stars: StarTable) -> Config:
         )
         levels.append((inner, spacing))
     for size, spacing in levels:
-        log.info("level of %g pc: %s pc", spacing, _sides(size))
-    return _with_boxes(config, tuple(levels))
-
-
-def _with_boxes(config: Config, levels: tuple[tuple[tuple[float, ...], float], ...]) -> Config:
-    """The configuration with levels, or one grid."""
-    taken, (size, spacing) = levels if len(levels) > 1 else (), levels[0]
-    return replace(config, grid=replace(config.grid, levels=taken, size=size, spacing=spacing))
+        log.info("level of %g pc: %s pc", spacing, _grids.sides(size))
+    return _grids.with_boxes(config, tuple(levels))
 
 
 def of_means(model: ModelConfig) -> ModelConfig:
@@ -312,7 +264,7 @@ def with_cells(config: Config, catalog: StarInput) -> tuple[Config, StarInput]:
     before = catalog.provenance.get("combined")
     if isinstance(before, Mapping):
         levels = tuple((tuple(size), spacing) for size, spacing in before["levels"])
-        return _with_boxes(config, levels), catalog
+        return _grids.with_boxes(config, levels), catalog
     config = resolved(config, thinned(stars, SAMPLE))
     if not config.data.groups:
         stars = replace(stars, groups=None)
@@ -393,32 +345,6 @@ def voxels(mine: RegularGrid, box: Sequence[float] | None, step: float) -> Regul
             raise UserError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
         shape.append(round(cells) + 1)
     return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
-
-
-def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
-    """Box, spacing and nodes, for the report; of levels those of the coarsest, and of each."""
-    faces = zip("XYZ", grid.lower, grid.upper, strict=True)
-    section = {
-        "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
-        "spacing": f"{_sides(grid.spacing)} pc",
-        "nodes": " × ".join(map(str, grid.shape)),
-    }
-    if config.grid.levels:
-        words = (f"{step:g} pc in {_sides(size)} pc" for size, step in config.grid.boxes)
-        section["levels"] = "; ".join(words)
-    return section
-
-
-def _sides(lengths: tuple[float, ...]) -> str:
-    return " × ".join(f"{length:g}" for length in lengths)
-
-
-def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
-    """Nodes of the box by axis, and of every finer level."""
-    counts = {"nodes": list(grid.shape)}
-    for level, finer in enumerate(_model.nodes_of(config.grid).grids[1:], start=1):
-        counts[f"nodes_of_level_{level}"] = list(finer.shape)
-    return counts
 
 
 def _reaches(distances: NDArray[np.float64], finest: float) -> list[float]:

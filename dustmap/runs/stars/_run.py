@@ -12,9 +12,8 @@ from typing import Any, final
 import torch
 
 from dustmap import config as configuration
-from dustmap.config import Config, check_scatter_of_means
+from dustmap.config import AUTO, Config, check_scatter_of_means
 from dustmap.engines import Arrays, Watch
-from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, own_rays
 from dustmap.linalg import AbstractWorld
@@ -32,6 +31,7 @@ from dustmap.runs.stars import (
     _duration,
     _engines,
     _export,
+    _grids,
     _input,
     _kernel,
     _model,
@@ -132,7 +132,12 @@ class StarRun(AbstractRun):
     @property
     def limit(self) -> _distances.MagnitudeLimit | None:
         """The limit by which distances are weighted, where the catalog has one."""
-        return _distances.MagnitudeLimit.of(self.config, self.share, self.observed, self.grid)
+        return _distances.MagnitudeLimit.of(self.config, self.share, self.observed, self.whole)
+
+    @property
+    def whole(self) -> RegularGrid:
+        """Nodes of the box of the fit, which has the dust around that of the map, too."""
+        return _grids.whole_of(self.config.grid)
 
     @property
     def refits(self) -> bool:
@@ -162,17 +167,17 @@ class StarRun(AbstractRun):
             "stars_fitted": len(self.train),
             "stars_held_out": len(self.holdout),
             "stars_in_the_map": len(self.mapped),
-            **self.observed.counts_at_the_box(),
+            **_grids.counts_at_the_box(self.config, self.observed),
             "stars_with_distances_cut": self.observed.cut,
             **self.observed.counts_of_the_column(),
-            **_resolution.node_counts(self.config, self.grid),
+            **_grids.node_counts(self.config, self.grid),
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         watch = reports.Stopwatch(on_stage=directory.record, device=self.device)
         work = _Work(directory, watch, progress, checks=list(self.checks))
         self._ingest(work)
-        _resolution.keep_grid(directory, self.asked, self.config)
+        _grids.keep_grid(directory, self.asked, self.config)
         run = self._with_kernel(work) if Stage.FIT.reached_by(until) else self
         return run._completed(work, until)
 
@@ -230,7 +235,7 @@ class StarRun(AbstractRun):
             "data": {**rows, **rest, **precision},
             **_near_stars.section_of(self.asked, self.config, self.near),
             "counts": self.counts(),
-            "grid": _resolution.grid_section(self.config, self.grid),
+            "grid": _grids.grid_section(self.config, self.grid),
         }
 
     def _fit(self, work: "_Work", refits: bool) -> DistanceFit:
@@ -348,18 +353,7 @@ class StarRun(AbstractRun):
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
         """Describe where the maps of a fit to so many stars come from."""
-        asked, tile, part = self.asked, dict[str, Any](), tuple[str, ...]()
-        if self.tile is not None:
-            tile = self.tile.attributes(asked, fit.hyperparameters.as_dict())
-            part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",)
-        engine = f"engine {asked.fit.engine}, density {asked.density}"
-        return Provenance(
-            configuration.sha256(asked),
-            (engine, f"{stars} stars fitted", *part),
-            catalog=tuple(str(name) for name in asked.data.catalog),
-            seed=asked.fit.seed,
-            tile=tile,
-        )
+        return _parts.provenance_of(self.asked, self.tile, fit.hyperparameters.as_dict(), stars)
 
 
 @final
@@ -388,22 +382,11 @@ def prepare_stars(
     if not config.data.tile and config.grid.spacing > 0.0 and config.grid.levels != "auto":
         _plan.refuse_nodes(config)
     start = time.perf_counter()
-    share = _parts.share_of_store(config, earlier, world)
-    if share is not None:
-        catalog = share.own
-    elif earlier is not None and (earlier / _input.ARCHIVE).exists():
-        catalog = _input.archived_stars(earlier)
-    else:
-        catalog = _parts.read_part(config)
-    seconds = time.perf_counter() - start
-    truth = DustMap.open(config.data.truth) if config.data.truth else None
-    if truth is not None and truth.system != catalog.stars.system:
-        raise UserError(
-            f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
-            f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
-        )
-    run = assemble(config, share or catalog, truth, seconds, world, earlier)
-    column = _beyond.column_of(run.config, run.grid, run.stars.system, run.device, world)
+    catalog = _parts.catalog_of(config, earlier, world)
+    own = catalog.own if isinstance(catalog, _parts.StarShare) else catalog
+    seconds, truth = time.perf_counter() - start, _export.truth_of(config.data, own.stars.system)
+    run = _within_memory(assemble(config, catalog, truth, seconds, world, earlier))
+    column = _beyond.column_of(run.config, run.whole, run.stars.system, run.device, world)
     run = replace(run, sight=run.sight.changed(lambda observed: replace(observed, column=column)))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
@@ -415,6 +398,19 @@ def prepare_stars(
         log.info("mean: %s", _near_stars.in_words(config, run.config, run.near)["mean"])
         _checks.warn_of(checks)
     return replace(run, checks=checks)
+
+
+def _within_memory(run: StarRun) -> StarRun:
+    """Return the run without those grids around the box that its stars ask for and its memory has
+    no place for."""
+    while run.asked.grid.around == AUTO and run.config.grid.around:
+        plan = run.plan()
+        too_much = torch.tensor(int(plan.bytes_needed > plan.bytes_allowed))
+        if int(run.share.world.total(too_much)) == 0:
+            break
+        config = _grids.with_fewer_around(run.config)
+        run = replace(run, config=config, sight=_sight_of(config, run.share))
+    return run
 
 
 def assemble(
@@ -443,8 +439,11 @@ def assemble(
     near = _near_stars.asked(config, share)
     config = _resolution.resolved(config, share.sample, earlier)
     config = _near_stars.resolved(config, near)
-    grid = _model.grid_of(config.grid)
-    policy = OutsidePolicy(config.grid.outside)
-    device = device_of(config.compute)
-    sight = _resolution.Sight(lambda: share.observed(grid, policy, device), config, share.own)
+    grid, sight = _grids.grid_of(config.grid), _sight_of(config, share)
     return StarRun(asked, config, share, grid, sight, truth, tile, seconds, near=near)
+
+
+def _sight_of(config: Config, share: _parts.StarShare) -> _resolution.Sight:
+    whole, policy = _grids.whole_of(config.grid), OutsidePolicy(config.grid.outside)
+    device = device_of(config.compute)
+    return _resolution.Sight(lambda: share.observed(whole, policy, device), config, share.own)

@@ -28,7 +28,8 @@ _CHUNK, _SLACK = 16_384, 1e-6
 class NestedField(AbstractDensityField):
     """ρ_s at the nodes of nested grids, multilinear between those of the finest grid at a place.
 
-    Parameters as of `NodeField`, whose answers are those of each of its grids.
+    Parameters as of `NodeField`, whose answers are those of each of its grids; shown: what is shown
+    of their box, None for all.
     """
 
     posterior: LogNormalPosterior
@@ -36,10 +37,12 @@ class NestedField(AbstractDensityField):
     extinction_system: ExtinctionSystem
     prior_std: float
     seed: int = 0
+    shown: RegularGrid | None = None
 
     @property
     def traits(self) -> _field.FieldTraits:
-        box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
+        shown, samples = self.shown or self.nodes, self.posterior.n_samples
+        box = shown.lower, shown.upper
         between = _field.between_nodes(self.posterior.unresolved)
         return _field.FieldTraits(self.extinction_system, *box, samples, True, between)
 
@@ -93,8 +96,11 @@ class NestedField(AbstractDensityField):
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
-        blocks = [_Block.of(grid, field) for field in self.fields[1:]]
-        for slab in self.fields[0].planes(grid, request, depth, part):
+        corners, grids = torch.tensor([grid.lower, grid.upper]).double(), self.nodes.grids
+        holding = [number for number, own in enumerate(grids) if bool(own.contains(corners).all())]
+        first = holding[-1] if holding else 0  # round-off may have put a corner beyond all
+        blocks = [_Block.of(grid, field) for field in self.fields[first + 1 :]]
+        for slab in self.fields[first].planes(grid, request, depth, part):
             for block in blocks:
                 if block is not None:
                     block.overlay(slab, request, depth)

@@ -199,7 +199,7 @@ def test_parallaxes_are_taken_as_the_run_takes_them(
 def test_a_box_without_the_sun_has_densities_and_extinctions_by_the_prior_before_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["grid.center=[60,0,0]", "grid.size=[80,60,60]"]
+    settings = ["grid.center=[60,0,0]", "grid.size=[80,60,60]", "grid.around=none"]
     config = load(run.parent / "run.toml", settings)
     execute_run(prepare(config), tmp_path / "run", config, False)
     place = ["--l", "0", "--b", "0", "--distance", "60"]

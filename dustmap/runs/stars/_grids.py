@@ -1,0 +1,258 @@
+"""Grids of a run: nodes of the box that is mapped, of levels in it, and around it.
+
+Dust beyond the box is in the extinctions of stars there. As noise it would hide what they say of
+the dust in the box: stars behind the same dust have no noise of their own, so that a fit has to
+take a variance for each that is as many times too large as they are (`Observations.training`), and
+learns from what is left. Nodes around the box, coarser and coarser, take part in the fit in its
+place, and no map shows them.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.config import AUTO, Boxes, Config, GridConfig
+from dustmap.errors import UserError
+from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.runs.checkpoints import RunDirectory
+from dustmap.sky import Observations, StarTable
+
+Box: TypeAlias = tuple[tuple[float, ...], float]
+Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
+
+#: Share of the stars beyond the outermost grid above which there is another one, and such grids,
+#: at most.
+_SHARE, _MOST = 0.25, 3
+#: Quantile of the stars, by axis, that a grid around them need not be wider than.
+_REACH = 0.98
+#: Part of a cell that round-off may take a face beyond a node.
+_SLACK = 1e-6
+#: Boxes and grids around of a run whose configuration leaves them to the stars, coarsest first.
+GRID = "checkpoint/grid.json"
+
+
+def grid_of(config: GridConfig) -> RegularGrid:
+    """Nodes from face to face of the box."""
+    shape = tuple(round(size / config.spacing) + 1 for size in config.size)
+    lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
+    return RegularGrid(lower, (config.spacing,) * len(shape), shape)
+
+
+def nodes_of(config: GridConfig) -> RegularGrid | NestedGrids:
+    """Nodes of the field: those of the box and of the levels in it, and those around it."""
+    coarsest, *finer = _grids(config, config.fitted)
+    return NestedGrids((coarsest, *finer)) if finer else coarsest
+
+
+def whole_of(config: GridConfig) -> RegularGrid:
+    """The coarsest of these grids, whose box is that of the fit."""
+    return _grids(config, config.fitted)[0]
+
+
+def around_of(config: GridConfig) -> tuple[RegularGrid, ...]:
+    """Grids around the box, coarsest first."""
+    return () if isinstance(config.around, str) else _grids(config, config.around)
+
+
+def finer_of(config: GridConfig) -> tuple[RegularGrid, ...]:
+    """Grids of the levels in the box."""
+    return _grids(config, config.boxes)[1:]
+
+
+def _grids(config: GridConfig, boxes: Boxes) -> tuple[RegularGrid, ...]:
+    return tuple(grid_of(replace(config, size=size, spacing=h)) for size, h in boxes)
+
+
+def keep_grid(directory: RunDirectory, asked: Config, config: Config) -> None:
+    """Write what "auto" of the configuration asked for has become; `grid_of_run` reads it.
+
+    A run that is resumed has the one of before, which another memory may not hold.
+    """
+    if not _is_open(asked):
+        return
+    begun = (directory.path / GRID).is_file()
+    if begun and grid_of_run(directory, asked).grid.fitted != config.grid.fitted:
+        raise UserError(
+            f"the stars ask for nodes {config.grid.finest:g} pc apart, and the run has begun with "
+            "others: resume it with the memory of before (compute.memory), or begin again with "
+            "--overwrite"
+        )
+    directory.write_json(GRID, {"boxes": config.grid.boxes, "around": config.grid.around})
+
+
+def grid_of_run(directory: RunDirectory, config: Config) -> Config:
+    """The configuration of a finished run with the grid that its stars have asked for.
+
+    They would ask for another one with the kernel that the run has chosen since, or with another
+    memory. Early versions laid nothing around the box.
+    """
+    if not _is_open(config):
+        return config
+    kept: Mapping[str, Any] = {"boxes": config.grid.boxes}
+    if (directory.path / GRID).is_file():
+        kept = directory.read_json(GRID)
+    elif not directory.has_begun:
+        return config
+    try:
+        levels, around = _boxes(kept["boxes"]), _boxes(kept.get("around", ()))
+        config = with_boxes(config, levels)
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{directory.path / GRID}: expected the boxes of a grid; run it again"
+        ) from None
+    return replace(config, grid=replace(config.grid, around=around))
+
+
+def _boxes(written: Any) -> Boxes:
+    """Boxes as they are in a file; TypeError or ValueError of others."""
+    boxes = tuple((tuple(map(float, size)), float(spacing)) for size, spacing in written)
+    if not all(len(size) == 3 and spacing > 0.0 for size, spacing in boxes):
+        raise ValueError("sizes along three axes and spacings")
+    return boxes
+
+
+def _is_open(config: Config) -> bool:
+    return config.grid.spacing == 0.0 or AUTO in (config.grid.levels, config.grid.around)
+
+
+def with_boxes(config: Config, levels: Boxes) -> Config:
+    """The configuration with levels, or one grid."""
+    taken, (size, spacing) = levels if len(levels) > 1 else (), levels[0]
+    return replace(config, grid=replace(config.grid, levels=taken, size=size, spacing=spacing))
+
+
+def with_around(config: Config, stars: StarTable) -> Config:
+    """The configuration with grids around the box in place of "auto".
+
+    There is another one while the Sun or many stars are beyond the last. It has twice the spacing,
+    three times where that has an odd number of cells along an axis, and as many times the sides,
+    but no longer ones than the stars need.
+
+    Parameters
+    ----------
+    stars
+        Some or all, whose places count.
+    """
+    grid = config.grid
+    if grid.around != AUTO:
+        return config
+    center = np.asarray(grid.center)
+    away, sun = np.abs(stars.positions() - center), np.abs(center)
+    taken = replace(config, grid=replace(grid, around=_around(grid.boxes[0], away, sun)))
+    if taken.grid.around:
+        words = ", ".join(f"{h:g} pc apart in {sides(size)} pc" for size, h in taken.grid.fitted)
+        share = 100.0 * _beyond(away, np.asarray(grid.boxes[0][0]))
+        log.info("%.0f %% of the stars are beyond the box: nodes of the fit are %s", share, words)
+    return taken
+
+
+def with_fewer_around(config: Config) -> Config:
+    """The configuration without the outermost of its grids around the box."""
+    grid = config.grid
+    assert not isinstance(grid.around, str)
+    (size, spacing), *others = grid.around
+    words = "compute.memory has no place for nodes %g pc apart in %s pc around the box: left out"
+    log.warning(words, spacing, sides(size))
+    rest = tuple(others)
+    if len(rest) == 1 and rest[0][1] == grid.boxes[0][1]:
+        rest = ()  # the box with the cells that only a grid around it needs
+    return replace(config, grid=replace(grid, around=rest))
+
+
+def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
+    """Box, spacing and nodes, for the report; of levels those of the coarsest, and of each."""
+    faces = zip("XYZ", grid.lower, grid.upper, strict=True)
+    section = {
+        "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
+        "spacing": f"{sides(grid.spacing)} pc",
+        "nodes": " × ".join(map(str, grid.shape)),
+    }
+    if config.grid.levels:
+        section["levels"] = _in_words(config.grid.boxes)
+    if around := config.grid.around:
+        assert not isinstance(around, str)
+        section["around"] = _in_words(around)
+    return section
+
+
+def _in_words(boxes: Boxes) -> str:
+    return "; ".join(f"{step:g} pc in {sides(size)} pc" for size, step in boxes)
+
+
+def node_counts(config: Config, grid: RegularGrid) -> dict[str, list[int]]:
+    """Nodes of the box by axis, of every finer level, and of grids around it from the nearest."""
+    counts = {"nodes": list(grid.shape)}
+    for level, finer in enumerate(finer_of(config.grid), start=1):
+        counts[f"nodes_of_level_{level}"] = list(finer.shape)
+    for number, each in enumerate(reversed(around_of(config.grid)), start=1):
+        counts[f"nodes_around_{number}"] = list(each.shape)
+    return counts
+
+
+def counts_at_the_box(config: Config, observed: Observations) -> dict[str, int]:
+    """Counts of the observations at the box of the fit, which is that of the map, or around it."""
+    name = "box_of_the_fit" if config.grid.around else "box"
+    counts = observed.counts_at_the_box().items()
+    return {key.replace("box", name): value for key, value in counts}
+
+
+def sides(lengths: tuple[float, ...]) -> str:
+    """Sides of a box for people."""
+    return " × ".join(f"{length:g}" for length in lengths)
+
+
+def _around(box: Box, away: Array, sun: Array) -> Boxes:
+    """Grids around a box, coarsest first.
+
+    Parameters
+    ----------
+    away, sun : (N, 3) and (3,)
+        Distances of the stars and of the Sun from its centre, by axis.
+    """
+    size, spacing = box
+    own = np.rint(np.asarray(size) / spacing).astype(np.int64)
+    cells, reach = _divisible(own), np.maximum(np.quantile(away, _REACH, axis=0), sun)
+    inner = () if (cells == own).all() else (_box(cells, spacing),)
+    outer = list[Box]()
+    while len(outer) < _MOST and (
+        _beyond(away, spacing * cells) > _SHARE or (sun > 0.5 * spacing * cells).any()
+    ):
+        ratio = _ratio(cells)
+        wanted = np.minimum(ratio * spacing * cells, 2.0 * reach)
+        spacing, cells = ratio * spacing, cells // ratio
+        more = np.maximum(0.0, np.ceil(0.5 * (wanted / spacing - cells) - _SLACK))
+        cells = _divisible(cells + 2 * more.astype(np.int64))
+        outer.insert(0, _box(cells, spacing))
+    return (*outer, *inner) if outer else ()
+
+
+def _beyond(away: Array, size: NDArray[np.floating]) -> float:
+    """Share of places beyond a box."""
+    return float((away > 0.5 * size).any(axis=1).mean())
+
+
+def _ratio(cells: NDArray[np.int64]) -> int:
+    return 2 if (cells % 2 == 0).all() else 3
+
+
+def _divisible(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """At least so many cells, as many more on both sides, of which two or three are one of the grid
+    around.
+
+    Examples
+    --------
+    >>> _divisible(np.array([40, 24, 6])), _divisible(np.array([25, 24, 7]))
+    (array([40, 24,  6]), array([27, 24,  9]))
+    """
+    ratio = _ratio(cells)
+    return cells if ratio == 2 else cells + 2 * (cells % ratio)
+
+
+def _box(cells: NDArray[np.int64], spacing: float) -> Box:
+    return tuple((cells * spacing).tolist()), spacing

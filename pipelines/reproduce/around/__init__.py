@@ -1,0 +1,1 @@
+"""Grids around the box, for the dust that stars beyond it see."""
