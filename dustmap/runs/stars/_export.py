@@ -63,7 +63,7 @@ def field_of(
         nodes, seed = nodes_of(config.grid), config.fit.seed
         if isinstance(nodes, NestedGrids):
             return maps.NestedField(posterior, nodes, system, prior_std, seed, grid)
-        return maps.NodeField(posterior, grid, system, prior_std, seed)
+        return maps.NodeField(posterior, nodes, system, prior_std, seed, shown=grid)
     # Every posterior but this one draws anew for each set of places.
     stored, covered = 0, None
     if isinstance(posterior, PathwisePosterior):

@@ -8,12 +8,12 @@ place, and no map shows them.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dustmap.config import AUTO, Boxes, Config, GridConfig
 from dustmap.errors import UserError
@@ -23,12 +23,15 @@ from dustmap.sky import Observations, StarTable
 
 Box: TypeAlias = tuple[tuple[float, ...], float]
 Array = NDArray[np.float64]
+Cells = NDArray[np.int64]
 
 log = logging.getLogger(__name__)
 
 #: Share of the stars beyond the outermost grid above which there is another one, and such grids,
 #: at most.
 _SHARE, _MOST = 0.25, 3
+#: Nodes of a box that is made larger rather than given a coarser grid around it.
+_FEW_NODES = 20_000
 #: Quantile of the stars, by axis, that a grid around them need not be wider than.
 _REACH = 0.98
 #: Part of a cell that round-off may take a face beyond a node.
@@ -130,9 +133,9 @@ def with_boxes(config: Config, levels: Boxes) -> Config:
 def with_around(config: Config, stars: StarTable) -> Config:
     """The configuration with grids around the box in place of "auto".
 
-    There is another one while the Sun or many stars are beyond the last. It has twice the spacing,
-    three times where that has an odd number of cells along an axis, and as many times the sides,
-    but no longer ones than the stars need.
+    A box of few nodes is made larger itself. Then there is another grid while the Sun or many stars
+    are beyond the last: of twice the spacing, three times where that has an odd number of cells
+    along an axis, and as many times the sides, but no longer ones than the stars need.
 
     Parameters
     ----------
@@ -143,11 +146,11 @@ def with_around(config: Config, stars: StarTable) -> Config:
     if grid.around != AUTO:
         return config
     center = np.asarray(grid.center)
-    away, sun = np.abs(stars.positions() - center), np.abs(center)
-    taken = replace(config, grid=replace(grid, around=_around(grid.boxes[0], away, sun)))
+    places, box = _Places(np.abs(stars.positions() - center), np.abs(center)), grid.boxes[0]
+    taken = replace(config, grid=replace(grid, around=places.grids(*box)))
     if taken.grid.around:
         words = ", ".join(f"{h:g} pc apart in {sides(size)} pc" for size, h in taken.grid.fitted)
-        share = 100.0 * _beyond(away, np.asarray(grid.boxes[0][0]))
+        share = 100.0 * places.share_beyond(box[0])
         log.info("%.0f %% of the stars are beyond the box: nodes of the fit are %s", share, words)
     return taken
 
@@ -159,10 +162,7 @@ def with_fewer_around(config: Config) -> Config:
     (size, spacing), *others = grid.around
     words = "compute.memory has no place for nodes %g pc apart in %s pc around the box: left out"
     log.warning(words, spacing, sides(size))
-    rest = tuple(others)
-    if len(rest) == 1 and rest[0][1] == grid.boxes[0][1]:
-        rest = ()  # the box with the cells that only a grid around it needs
-    return replace(config, grid=replace(grid, around=rest))
+    return replace(config, grid=replace(grid, around=tuple(others)))
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
@@ -207,41 +207,54 @@ def sides(lengths: tuple[float, ...]) -> str:
     return " × ".join(f"{length:g}" for length in lengths)
 
 
-def _around(box: Box, away: Array, sun: Array) -> Boxes:
-    """Grids around a box, coarsest first.
+@final
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Distances of N stars (N, 3) and of the Sun (3,) from the centre of a box, by axis."""
 
-    Parameters
-    ----------
-    away, sun : (N, 3) and (3,)
-        Distances of the stars and of the Sun from its centre, by axis.
-    """
-    size, spacing = box
-    own = np.rint(np.asarray(size) / spacing).astype(np.int64)
-    cells, reach = _divisible(own), np.maximum(np.quantile(away, _REACH, axis=0), sun)
-    inner = () if (cells == own).all() else (_box(cells, spacing),)
-    outer = list[Box]()
-    while len(outer) < _MOST and (
-        _beyond(away, spacing * cells) > _SHARE or (sun > 0.5 * spacing * cells).any()
-    ):
-        ratio = _ratio(cells)
-        wanted = np.minimum(ratio * spacing * cells, 2.0 * reach)
-        spacing, cells = ratio * spacing, cells // ratio
-        more = np.maximum(0.0, np.ceil(0.5 * (wanted / spacing - cells) - _SLACK))
-        cells = _divisible(cells + 2 * more.astype(np.int64))
-        outer.insert(0, _box(cells, spacing))
-    return (*outer, *inner) if outer else ()
+    stars: Array
+    sun: Array
+
+    def share_beyond(self, size: ArrayLike) -> float:
+        """Share of the stars beyond a box."""
+        return float((self.stars > 0.5 * np.asarray(size)).any(axis=1).mean())
+
+    def need_more(self, size: ArrayLike) -> bool:
+        """Whether many stars are beyond a box, or the Sun is."""
+        sun = bool((self.sun > 0.5 * np.asarray(size)).any())
+        return sun or self.share_beyond(size) > _SHARE
+
+    def grown(self, cells: Cells, spacing: float, ratio: int) -> Cells:
+        """Cells of `ratio` spacings around a box of so many cells, as far as there are stars."""
+        reach = np.maximum(np.quantile(self.stars, _REACH, axis=0), self.sun)
+        wanted = np.minimum(max(ratio, 2) * spacing * cells, 2.0 * reach) / (ratio * spacing)
+        more = np.maximum(0.0, np.ceil(0.5 * (wanted - cells // ratio) - _SLACK))
+        return np.asarray(cells // ratio + 2 * more.astype(np.int64))
+
+    def grids(self, size: Sequence[float], spacing: float) -> Boxes:
+        """Grids around a box, coarsest first."""
+        own = cells = np.rint(np.asarray(size) / spacing).astype(np.int64)
+        while self.need_more(spacing * cells):
+            larger = self.grown(cells, spacing, 1)
+            if (larger + 1).prod() > _FEW_NODES:
+                cells = _divisible(cells)
+                break
+            cells = larger
+        grids = [] if (cells == own).all() else [_box(cells, spacing)]
+        for _ in range(_MOST):
+            if not self.need_more(spacing * cells):
+                break
+            ratio = _ratio(cells)
+            cells, spacing = _divisible(self.grown(cells, spacing, ratio)), ratio * spacing
+            grids.insert(0, _box(cells, spacing))
+        return tuple(grids)
 
 
-def _beyond(away: Array, size: NDArray[np.floating]) -> float:
-    """Share of places beyond a box."""
-    return float((away > 0.5 * size).any(axis=1).mean())
-
-
-def _ratio(cells: NDArray[np.int64]) -> int:
+def _ratio(cells: Cells) -> int:
     return 2 if (cells % 2 == 0).all() else 3
 
 
-def _divisible(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+def _divisible(cells: Cells) -> Cells:
     """At least so many cells, as many more on both sides, of which two or three are one of the grid
     around.
 
@@ -254,5 +267,5 @@ def _divisible(cells: NDArray[np.int64]) -> NDArray[np.int64]:
     return cells if ratio == 2 else cells + 2 * (cells % ratio)
 
 
-def _box(cells: NDArray[np.int64], spacing: float) -> Box:
+def _box(cells: Cells, spacing: float) -> Box:
     return tuple((cells * spacing).tolist()), spacing

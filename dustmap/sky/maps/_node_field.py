@@ -258,6 +258,7 @@ class NodeField(AbstractDensityField):
     prior_std : of ln ρ before the data
     seed : of the normal numbers
     between : these numbers, where the nodes are some of those of nested grids
+    shown : what is shown of their box; None for all
     """
 
     posterior: LogNormalPosterior
@@ -266,6 +267,7 @@ class NodeField(AbstractDensityField):
     prior_std: float
     seed: int = 0
     between: NodeNoise | None = None
+    shown: RegularGrid | None = None
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
@@ -278,7 +280,8 @@ class NodeField(AbstractDensityField):
 
     @property
     def traits(self) -> _field.FieldTraits:
-        box, samples = (self.nodes.lower, self.nodes.upper), self.posterior.n_samples
+        shown, samples = self.shown or self.nodes, self.posterior.n_samples
+        box = shown.lower, shown.upper
         between = _field.between_nodes(self.posterior.unresolved)
         return _field.FieldTraits(self.extinction_system, *box, samples, True, between)
 
