@@ -152,7 +152,7 @@ def test_stars_ask_for_grids_around_the_box(
     again = configured(**grid, around=[list(each) for each in chosen.grid.around])
     assert again.grid == chosen.grid
     while chosen.grid.around:
-        chosen = with_fewer_around(chosen)
+        chosen = with_fewer_around(chosen, config)
         assert nodes_of(chosen.grid).size < nodes.size
     assert nodes_of(chosen.grid).size == box.size
 
@@ -297,7 +297,7 @@ def test_grids_around_the_box_give_way_to_the_memory(
     run = prepared(f"compute.memory={between}B")
     assert run.config.grid.around == ()
     assert run.plan().bytes_needed <= between
-    assert "no place for nodes 2 pc apart" in caplog.text
+    assert "no place for nodes 2 pc apart around the box" in caplog.text
 
 
 def test_the_dry_run_and_exports_know_the_box(

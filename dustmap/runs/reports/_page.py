@@ -428,6 +428,12 @@ TERMS: Mapping[str, Term] = {
         "Sight lines cut at the box", "whose dust beyond it is neglected"
     ),
     "stars_beyond_the_box": Term("Stars beyond the box", "at their median distances"),
+    "rays_that_leave_the_box_of_the_fit": Term(
+        "Sight lines that leave the box of the fit", "with the nodes around that of the map"
+    ),
+    "stars_beyond_the_box_of_the_fit": Term(
+        "Stars beyond the box of the fit", "with the nodes around that of the map"
+    ),
     "stars_dropped_outside_the_box": Term("Stars dropped, beyond the box"),
     "stars_with_distances_cut": Term("Distances cut at the box"),
     "system": Term("Extinction in"),

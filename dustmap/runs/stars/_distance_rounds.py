@@ -39,8 +39,8 @@ _CROWDED = 2 / 3
 _ADVICE = (
     "most stars are beyond the box and see the same dust there, beside whose noise a fit may learn "
     "too small a std and too long a length, with errors of the map that are too small: let the fit "
-    'have nodes around the box (grid.around = "auto"), or take a larger one (grid.size), or hold '
-    "both (model.std and model.length, not in model.learn)"
+    "have nodes around the box (grid.around), or take a larger one (grid.size), or hold both "
+    "(model.std and model.length, not in model.learn)"
 )
 #: Rounds of weighted distances at most, unless none are asked for.
 WEIGHTED_ROUNDS = 3

@@ -72,7 +72,8 @@ def choice_seconds(config: Config, rays: LineIntegrals) -> float:
         return 0.0
     n = _kernel.compared_stars(len(rays))
     made = engines.covariances_of_choice(len(_kernel.candidates(config)))
-    once = _field_seconds(_kernel.compared_on(config), rays[:n])
+    (*_, widest) = _kernel.boxes_to_compare(config)
+    once = _field_seconds(_kernel.compared_on(config, widest), rays[:n])
     return made * (n * once + 10 * n**3 * _machine.seconds_per_operation(rays.device))
 
 

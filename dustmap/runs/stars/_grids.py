@@ -8,7 +8,7 @@ place, and no map shows them.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -34,7 +34,7 @@ _SHARE, _MOST = 0.25, 3
 _FEW_NODES = 20_000
 #: Quantile of the stars, by axis, that a grid around them need not be wider than.
 _REACH = 0.98
-#: Part of a cell that round-off may take a face beyond a node.
+#: Part of a cell, or of a side, that round-off may take a place beyond a face.
 _SLACK = 1e-6
 #: Boxes and grids around of a run whose configuration leaves them to the stars, coarsest first.
 GRID = "checkpoint/grid.json"
@@ -82,7 +82,7 @@ def keep_grid(directory: RunDirectory, asked: Config, config: Config) -> None:
     begun = (directory.path / GRID).is_file()
     if begun and grid_of_run(directory, asked).grid.fitted != config.grid.fitted:
         raise UserError(
-            f"the stars ask for nodes {config.grid.finest:g} pc apart, and the run has begun with "
+            f"the stars ask for nodes {_in_words(config.grid.fitted)}, and the run has begun with "
             "others: resume it with the memory of before (compute.memory), or begin again with "
             "--overwrite"
         )
@@ -97,11 +97,10 @@ def grid_of_run(directory: RunDirectory, config: Config) -> Config:
     """
     if not _is_open(config):
         return config
-    kept: Mapping[str, Any] = {"boxes": config.grid.boxes}
-    if (directory.path / GRID).is_file():
-        kept = directory.read_json(GRID)
-    elif not directory.has_begun:
-        return config
+    if not (directory.path / GRID).is_file():
+        early = replace(config, grid=replace(config.grid, around=()))
+        return early if directory.has_begun else config
+    kept = directory.read_json(GRID)
     try:
         levels, around = _boxes(kept["boxes"]), _boxes(kept.get("around", ()))
         config = with_boxes(config, levels)
@@ -149,20 +148,20 @@ def with_around(config: Config, stars: StarTable) -> Config:
     places, box = _Places(np.abs(stars.positions() - center), np.abs(center)), grid.boxes[0]
     taken = replace(config, grid=replace(grid, around=places.grids(*box)))
     if taken.grid.around:
-        words = ", ".join(f"{h:g} pc apart in {sides(size)} pc" for size, h in taken.grid.fitted)
-        share = 100.0 * places.share_beyond(box[0])
+        share, words = 100.0 * places.share_beyond(box[0]), _in_words(taken.grid.fitted)
         log.info("%.0f %% of the stars are beyond the box: nodes of the fit are %s", share, words)
     return taken
 
 
-def with_fewer_around(config: Config) -> Config:
-    """The configuration without the outermost of its grids around the box."""
+def with_fewer_around(config: Config, asked: Config) -> Config:
+    """The configuration without the outermost of its grids around the box, and with the mean that
+    was asked for, which depends on them."""
     grid = config.grid
     assert not isinstance(grid.around, str)
-    (size, spacing), *others = grid.around
-    words = "compute.memory has no place for nodes %g pc apart in %s pc around the box: left out"
-    log.warning(words, spacing, sides(size))
-    return replace(config, grid=replace(grid, around=tuple(others)))
+    (_, spacing), *rest = grid.around
+    log.warning("compute.memory has no place for nodes %g pc apart around the box", spacing)
+    model = replace(config.model, mean=asked.model.mean)
+    return replace(config, grid=replace(grid, around=tuple(rest)), model=model)
 
 
 def grid_section(config: Config, grid: RegularGrid) -> dict[str, str]:
@@ -217,16 +216,16 @@ class _Places:
 
     def share_beyond(self, size: ArrayLike) -> float:
         """Share of the stars beyond a box."""
-        return float((self.stars > 0.5 * np.asarray(size)).any(axis=1).mean())
+        return float(_beyond(self.stars, size).mean())
 
     def need_more(self, size: ArrayLike) -> bool:
         """Whether many stars are beyond a box, or the Sun is."""
-        sun = bool((self.sun > 0.5 * np.asarray(size)).any())
-        return sun or self.share_beyond(size) > _SHARE
+        return self.share_beyond(size) > _SHARE or bool(_beyond(self.sun, size))
 
     def grown(self, cells: Cells, spacing: float, ratio: int) -> Cells:
         """Cells of `ratio` spacings around a box of so many cells, as far as there are stars."""
-        reach = np.maximum(np.quantile(self.stars, _REACH, axis=0), self.sun)
+        reach = np.quantile(self.stars, _REACH, axis=0, method="higher")  # that of a star
+        reach = np.maximum(reach, self.sun)
         wanted = np.minimum(max(ratio, 2) * spacing * cells, 2.0 * reach) / (ratio * spacing)
         more = np.maximum(0.0, np.ceil(0.5 * (wanted - cells // ratio) - _SLACK))
         return np.asarray(cells // ratio + 2 * more.astype(np.int64))
@@ -236,7 +235,7 @@ class _Places:
         own = cells = np.rint(np.asarray(size) / spacing).astype(np.int64)
         while self.need_more(spacing * cells):
             larger = self.grown(cells, spacing, 1)
-            if (larger + 1).prod() > _FEW_NODES:
+            if (larger + 1).prod() > _FEW_NODES or (larger == cells).all():
                 cells = _divisible(cells)
                 break
             cells = larger
@@ -248,6 +247,11 @@ class _Places:
             cells, spacing = _divisible(self.grown(cells, spacing, ratio)), ratio * spacing
             grids.insert(0, _box(cells, spacing))
         return tuple(grids)
+
+
+def _beyond(away: Array, size: ArrayLike) -> NDArray[np.bool_]:
+    """Whether places (..., 3) are beyond a box, more than by round-off."""
+    return np.asarray((away > (0.5 + _SLACK) * np.asarray(size)).any(axis=-1))
 
 
 def _ratio(cells: Cells) -> int:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from dustmap import engines
-from dustmap.config import Config
+from dustmap.config import Boxes, Config
 from dustmap.engines import FALLBACK, KernelChoice, RayData, Watch
 from dustmap.gp import whole_batch
+from dustmap.gp.functionals import gathered, own_rays
 from dustmap.inference import StateReader, state_of
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.checkpoints import RunDirectory
@@ -74,21 +75,26 @@ def compared_stars(n: int) -> int:
     return min(n, _MOST, max(_FEWEST, n // 5))
 
 
-def compared_on(config: Config) -> Config:
-    """The configuration of a choice: its one grid, at least as wide as all of the fit, is coarser
-    than a fine one, and no scatter is guessed."""
-    grid = config.grid
-    cells = [round(size / grid.spacing) for size in grid.fitted[0][0]]
+def boxes_to_compare(config: Config) -> Boxes:
+    """Boxes with their spacings, from that of the map to that of the fit, of which a choice takes
+    the first that has stars enough."""
+    around = config.grid.around
+    return (config.grid.boxes[0], *(() if isinstance(around, str) else reversed(around)))
+
+
+def compared_on(config: Config, box: _grids.Box | None = None) -> Config:
+    """The configuration of a choice: its one grid, at least as wide as the box, that of the map by
+    default, is coarser than a fine one, and no scatter is guessed."""
+    size, spacing = box or config.grid.boxes[0]
+    grid = replace(config.grid, size=size, spacing=spacing, levels=(), around=())
+    cells = [round(side / spacing) for side in size]
     for factor in itertools.count(1):
         fewer = [math.ceil(count / factor) for count in cells]
         if math.prod(count + 1 for count in fewer) <= MOST_NODES or max(fewer) == 1:
             break
-    spacing = factor * grid.spacing
-    size = tuple(count * spacing for count in fewer)
+    size = tuple(count * factor * spacing for count in fewer)
     model = _model.without_relative_scatter(config.model)
-    return replace(
-        config, model=model, grid=replace(grid, size=size, spacing=spacing, levels=(), around=())
-    )
+    return replace(config, model=model, grid=replace(grid, size=size, spacing=factor * spacing))
 
 
 def choose_kernel(
@@ -112,6 +118,7 @@ def choose_kernel(
 
 
 def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch) -> KernelChoice:
+    compared, train = _compared(config, observed, train)
     generator = torch.Generator().manual_seed(config.fit.seed)
     shuffled = torch.randperm(len(train), generator=generator)
     some = train[shuffled[: compared_stars(len(train))].sort().values]
@@ -123,13 +130,32 @@ def _choice(config: Config, observed: Observations, train: Tensor, watch: Watch)
         )
         return KernelChoice(FALLBACK, remark=remark)
     return engines.choose_ray_kernel(
-        _ray_data(compared_on(config), observed, some),
+        _ray_data(compared, observed, some),
         patches,
         candidates(config),
         config.model.length,
         outliers=config.model.noise == "student-t",
         progress=watch.progress,
     )
+
+
+def _compared(config: Config, observed: Observations, train: Tensor) -> tuple[Config, Tensor]:
+    """The configuration of a choice, and the stars of `train` that may take part in it.
+
+    Of nodes around the box those are left out that have structure too coarse to tell, if there are
+    stars enough whose rays end before.
+    """
+    rays, (*inner, whole) = observed.batch.functional, boxes_to_compare(config)
+    own = own_rays(rays)
+    ends = own.at(own.edges[:, -1:])[:, 0]
+    for box in inner:
+        compared = compared_on(config, box)
+        grid = _grids.grid_of(replace(compared.grid, size=box[0], spacing=box[1]))
+        within = gathered(rays, grid.contains(ends))[train]
+        has_sun = bool(grid.contains(torch.zeros_like(ends[:1])).all())
+        if has_sun and int(within.sum()) >= _FEWEST:
+            return compared, train[within]
+    return compared_on(config, whole), train
 
 
 def length_of_stars(config: Config, observed: Observations) -> float:

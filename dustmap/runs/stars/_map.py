@@ -148,7 +148,7 @@ class StarMap(AbstractFinishedRun):
         counts = {
             "rows": read.provenance["counts"],
             "stars_that_the_map_has_seen": "unknown" if seen is None else seen,
-            **observed.counts_at_the_box(),
+            **_grids.counts_at_the_box(self.run.config, observed),
             **groups,
         }
         return result | counts

@@ -154,7 +154,8 @@ def in_words(asked: Config, config: Config, near: NearDust | None) -> dict[str, 
     """The density of a run and its mean, and why, where it was left to the stars."""
     mean = config.model.mean
     if is_open(asked):
-        mean += f" (auto: {near or 'no stars near the Sun tell'})"
+        why = near or "no stars near the Sun tell"
+        mean += f" (auto: {why if config.reaches_beyond_cavity else 'the nodes end too near'})"
     return {"density": config.density, "mean": mean}
 
 

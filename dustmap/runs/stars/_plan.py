@@ -25,7 +25,7 @@ from dustmap.runs._machine import dtype_of
 from dustmap.runs.stars import _kernel
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
-from dustmap.runs.stars._grids import grid_of, nodes_of
+from dustmap.runs.stars._grids import around_of, grid_of, nodes_of
 from dustmap.runs.stars._model import (
     is_lognormal,
     start_kernel,
@@ -116,7 +116,8 @@ def _choice_components(config: Config, n: int) -> tuple[Component, ...]:
     """Count what the choice of a kernel holds, where it is left to the data."""
     if not _kernel.is_open(config):
         return ()
-    nodes = grid_of(_kernel.compared_on(config).grid)
+    grids = (_kernel.compared_on(config, box).grid for box in _kernel.boxes_to_compare(config))
+    nodes = max(map(grid_of, grids), key=lambda grid: grid.size)
     stars, names = _kernel.compared_stars(n), _kernel.candidates(config)
     return (engines.ray_choice_component(stars, nodes, len(names)),)
 
@@ -143,8 +144,8 @@ def _most_samples(config: Config, fits: Callable[[Config], bool]) -> int | None:
 
 def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
     """Find the finest coarser spacing that divides all sides of the box as printed, and fits; none
-    for nested grids, which are the user's."""
-    if len(config.grid.fitted) > 1:
+    of levels or grids around that are known, which go with one spacing."""
+    if config.grid.levels or around_of(config.grid):
         return None
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
 

@@ -177,7 +177,8 @@ def check_of_length(config: Config, fit: StarFit, is_smooth: bool) -> Check:
     """Check that a learned length is two spacings, less its error, and at most half of the box;
     is_smooth: whether the dust hardly differs from its mean, and has no length."""
     grid, at, error = config.grid, fit.hyperparameters, fit.errors.get("length", 0.0)
-    length, most = at.length / grid.finest, _MOST_OF_BOX * max(grid.size) / grid.finest
+    longest = _MOST_OF_BOX * max(grid.fitted[0][0])
+    length, most = at.length / grid.finest, longest / grid.finest
     hold = "hold one that is known (model.length, without length in model.learn)"
     finer = f"set grid.spacing = {_finer(config, at.length):.4g} pc, at most a third of the length"
     advice = f"held by the grid, not by the data: {finer}, or {hold}"

@@ -408,7 +408,7 @@ def _within_memory(run: StarRun) -> StarRun:
         too_much = torch.tensor(int(plan.bytes_needed > plan.bytes_allowed))
         if int(run.share.world.total(too_much)) == 0:
             break
-        config = _grids.with_fewer_around(run.config)
+        config = _near_stars.resolved(_grids.with_fewer_around(run.config, run.asked), run.near)
         run = replace(run, config=config, sight=_sight_of(config, run.share))
     return run
 

@@ -210,32 +210,41 @@ def noise_between(
     """Return numbers at the nodes of every grid, for what lies between these.
 
     Their variance is τ² times the share of it that data leave unknown: such that its mean along
-    rays from the Sun to places of the box is that of the rays.
+    rays from the Sun to places of the boxes is that of the rays.
     """
     lacking = posterior.unresolved
     assert lacking is not None
-    lower, upper = nodes.lower, nodes.upper
-    shape = tuple(min(count, _PLACES) for count in nodes.grids[0].shape)
-    lattice = RegularGrid.from_bounds(lower, upper, shape)
-    places = lattice.points()
-    rays = LineIntegrals.from_observer(places.to(posterior.log_samples.device))
-    inside, kept, _ = rays.clipped(lower, upper, OutsidePolicy.TRUNCATE)
+    lattices = [_lattice(grid) for grid in nodes.grids]
+    places = torch.cat([lattice.points() for lattice in lattices])
+    counts, device = [lattice.size for lattice in lattices], posterior.log_samples.device
+    rays = LineIntegrals.from_observer(places.to(device))
+    inside, kept, _ = rays.clipped(nodes.lower, nodes.upper, OutsidePolicy.TRUNCATE)
     wanted = posterior.unknown_share(inside).cpu().double()
     share = torch.ones(len(places), dtype=torch.float64)
     share[kept.cpu()] = wanted
+
+    def at_nodes() -> list[Tensor]:
+        parts = zip(torch.split(share, counts), lattices, nodes.grids, strict=True)
+        return [_resized(*part) for part in parts]
+
     for _ in range(_PASSES):
-        at = torch.cat([_resized(share, lattice, grid) for grid in nodes.grids])
-        here = posterior.unknown_share(inside, at.to(inside.device)).cpu().double()
+        here = posterior.unknown_share(inside, torch.cat(at_nodes()).to(device)).cpu().double()
         share[kept.cpu()] *= wanted / here.clamp_min(_FAINT)
         share.clamp_max_(1.0)
     found: list[NodeNoise] = []
     faded = nodes.faded() if isinstance(nodes, NestedGrids) else None
-    for number, (grid, place) in enumerate(zip(nodes.grids, nodes.places, strict=True)):
-        scale = lacking.scale * lacking.levels[number].node_variance
-        variance = scale * _resized(share, lattice, grid)
+    parts = zip(nodes.grids, nodes.places, lacking.levels, at_nodes(), strict=True)
+    for number, (grid, place, level, unknown) in enumerate(parts):
+        variance = lacking.scale * level.node_variance * unknown
         coarser, fades = (found[-1], faded[place]) if found and faded is not None else (None, None)
         found.append(NodeNoise(grid, variance, seed + number, coarser, fades))
     return tuple(found)
+
+
+def _lattice(grid: RegularGrid) -> RegularGrid:
+    """Places in the box of a grid, some along each axis."""
+    shape = tuple(min(count, _PLACES) for count in grid.shape)
+    return RegularGrid.from_bounds(grid.lower, grid.upper, shape)
 
 
 @final
