@@ -92,32 +92,29 @@ def finished(folder: Path, request: pytest.FixtureRequest) -> Path:
         # Stars within, or hardly beyond.
         ({}, (500.0, 500.0, 200.0), (0.0, 0.0, 0.0), ()),
         ({}, (500.0, 500.0, 250.0), (0.0, 0.0, 0.0), ()),
-        # As far as the stars are: above and below only.
-        ({}, (500.0, 500.0, 400.0), (0, 0, 0), (((1080.0, 1080.0, 960.0), 40.0),)),
-        # Twice the sides each time, so that the faces are nodes.
+        # As far as the stars are; three cells of one are one of the grid around it.
         (
-            {"size": [400, 400, 240], "spacing": 10},
-            (1500.0, 1500.0, 1500.0),
+            {},
+            (500.0, 500.0, 400.0),
+            (0, 0, 0),
+            (((1080.0, 1080.0, 1080.0), 60.0), ((1080.0, 1080.0, 480.0), 20.0)),
+        ),
+        # Twice the sides each time.
+        (
+            {"size": [420, 420, 240], "spacing": 10},
+            (600.0, 600.0, 300.0),
             (0, 0, 0),
             (
-                ((3040.0, 3040.0, 1920.0), 80.0),
-                ((1600.0, 1600.0, 960.0), 40.0),
-                ((800.0, 800.0, 480.0), 20.0),
+                ((1620.0, 1620.0, 1080.0), 90.0),
+                ((900.0, 900.0, 540.0), 30.0),
             ),
         ),
-        # Odd numbers of cells: three of them are one of the grid around the box.
-        (
-            {"size": [350, 400, 250], "spacing": 10},
-            (500.0, 500.0, 500.0),
-            (0, 0, 0),
-            (((990.0, 1080.0, 810.0), 30.0), ((390.0, 420.0, 270.0), 10.0)),
-        ),
-        # Few nodes: the box is made larger.
+        # Few nodes: the box is made larger before.
         (
             {"size": [240, 240, 240], "spacing": 20},
             (500.0, 500.0, 500.0),
             (0, 0, 0),
-            (((960.0, 960.0, 960.0), 40.0), ((480.0, 480.0, 480.0), 20.0)),
+            (((1080.0, 1080.0, 1080.0), 60.0), ((480.0, 480.0, 480.0), 20.0)),
         ),
         # The Sun is beyond, and the dust before the box on the way to every star.
         (

@@ -27,9 +27,9 @@ Cells = NDArray[np.int64]
 
 log = logging.getLogger(__name__)
 
-#: Share of the stars beyond the outermost grid above which there is another one, and such grids,
-#: at most.
-_SHARE, _MOST = 0.25, 3
+#: Share of the stars beyond the outermost grid above which there is another one, of so many times
+#: the spacing; such grids, at most.
+_SHARE, _RATIO, _MOST = 0.25, 3, 3
 #: Nodes of a box that is made larger rather than given a coarser grid around it.
 _FEW_NODES = 20_000
 #: Quantile of the stars, by axis, that a grid around them need not be wider than.
@@ -133,8 +133,8 @@ def with_around(config: Config, stars: StarTable) -> Config:
     """The configuration with grids around the box in place of "auto".
 
     A box of few nodes is made larger itself. Then there is another grid while the Sun or many stars
-    are beyond the last: of twice the spacing, three times where that has an odd number of cells
-    along an axis, and as many times the sides, but no longer ones than the stars need.
+    are beyond the last: of three times the spacing and twice the sides, so that it has a third of
+    the nodes, but no longer sides than the stars need.
 
     Parameters
     ----------
@@ -222,29 +222,26 @@ class _Places:
         """Whether many stars are beyond a box, or the Sun is."""
         return self.share_beyond(size) > _SHARE or bool(_beyond(self.sun, size))
 
-    def grown(self, cells: Cells, spacing: float, ratio: int) -> Cells:
-        """Cells of `ratio` spacings around a box of so many cells, as far as there are stars."""
+    def larger(self, cells: Cells, spacing: float) -> Array:
+        """Sides of twice a box, but no longer ones than the stars need."""
         reach = np.quantile(self.stars, _REACH, axis=0, method="higher")  # that of a star
-        reach = np.maximum(reach, self.sun)
-        wanted = np.minimum(max(ratio, 2) * spacing * cells, 2.0 * reach) / (ratio * spacing)
-        more = np.maximum(0.0, np.ceil(0.5 * (wanted - cells // ratio) - _SLACK))
-        return np.asarray(cells // ratio + 2 * more.astype(np.int64))
+        return np.asarray(np.minimum(2.0 * spacing * cells, 2.0 * np.maximum(reach, self.sun)))
 
     def grids(self, size: Sequence[float], spacing: float) -> Boxes:
         """Grids around a box, coarsest first."""
         own = cells = np.rint(np.asarray(size) / spacing).astype(np.int64)
         while self.need_more(spacing * cells):
-            larger = self.grown(cells, spacing, 1)
-            if (larger + 1).prod() > _FEW_NODES or (larger == cells).all():
+            more = _enclosing(cells, self.larger(cells, spacing) / spacing)
+            if (more + 1).prod() > _FEW_NODES or (more == cells).all():
                 cells = _divisible(cells)
                 break
-            cells = larger
+            cells = more
         grids = [] if (cells == own).all() else [_box(cells, spacing)]
         for _ in range(_MOST):
             if not self.need_more(spacing * cells):
                 break
-            ratio = _ratio(cells)
-            cells, spacing = _divisible(self.grown(cells, spacing, ratio)), ratio * spacing
+            wanted, spacing = self.larger(cells, spacing), _RATIO * spacing
+            cells = _divisible(_enclosing(cells // _RATIO, wanted / spacing))
             grids.insert(0, _box(cells, spacing))
         return tuple(grids)
 
@@ -254,21 +251,21 @@ def _beyond(away: Array, size: ArrayLike) -> NDArray[np.bool_]:
     return np.asarray((away > (0.5 + _SLACK) * np.asarray(size)).any(axis=-1))
 
 
-def _ratio(cells: Cells) -> int:
-    return 2 if (cells % 2 == 0).all() else 3
+def _enclosing(cells: Cells, wanted: Array) -> Cells:
+    """At least so many cells, and as many as wanted, as many more on both sides."""
+    more = np.maximum(0.0, np.ceil(0.5 * (wanted - cells) - _SLACK))
+    return np.asarray(cells + 2 * more.astype(np.int64))
 
 
 def _divisible(cells: Cells) -> Cells:
-    """At least so many cells, as many more on both sides, of which two or three are one of the grid
-    around.
+    """At least so many cells, as many more on both sides, of which three make one around them.
 
     Examples
     --------
-    >>> _divisible(np.array([40, 24, 6])), _divisible(np.array([25, 24, 7]))
-    (array([40, 24,  6]), array([27, 24,  9]))
+    >>> _divisible(np.array([25, 24, 8]))
+    array([27, 24, 12])
     """
-    ratio = _ratio(cells)
-    return cells if ratio == 2 else cells + 2 * (cells % ratio)
+    return cells + 2 * (cells % _RATIO)
 
 
 def _box(cells: Cells, spacing: float) -> Box:
