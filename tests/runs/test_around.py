@@ -288,13 +288,13 @@ def test_grids_around_the_box_give_way_to_the_memory(
         assert isinstance(run, StarRun)
         return run
 
-    needed = [prepared(f"grid.around={around}").plan().bytes_needed for around in ("none", "auto")]
-    assert needed[1] > 1.1 * needed[0]
-    between = int(1.02 * needed[0])
-    run = prepared(f"compute.memory={between}B")
-    assert run.config.grid.around == ()
-    assert run.plan().bytes_needed <= between
-    assert "no place for nodes 2 pc apart around the box" in caplog.text
+    plain, whole = (prepared(f"grid.around={around}") for around in ("none", "auto"))
+    allowed = plain.plan().bytes_needed
+    assert whole.plan().bytes_needed > 1.1 * allowed
+    run = prepared(f"compute.memory={allowed}B")
+    assert run.config.grid.around == whole.config.grid.around[1:]
+    assert run.plan().bytes_needed <= allowed
+    assert "no place for nodes 3 pc apart around the box" in caplog.text
 
 
 def test_the_dry_run_and_exports_know_the_box(
