@@ -27,10 +27,11 @@ Cells = NDArray[np.int64]
 
 log = logging.getLogger(__name__)
 
-#: Share of the stars beyond the outermost grid above which there is another one, of so many times
-#: the spacing; such grids, at most.
-_SHARE, _RATIO, _MOST = 0.25, 3, 3
-#: Nodes of a box that is made larger rather than given a coarser grid around it.
+#: Share of the stars beyond the outermost grid above which there is another one; such grids, at
+#: most.
+_SHARE, _MOST = 0.25, 3
+#: Nodes of a box that is made larger rather than given a coarser grid around it, and of a grid
+#: around which there is one of twice the spacing rather than three times.
 _FEW_NODES = 20_000
 #: Quantile of the stars, by axis, that a grid around them need not be wider than.
 _REACH = 0.98
@@ -133,8 +134,8 @@ def with_around(config: Config, stars: StarTable) -> Config:
     """The configuration with grids around the box in place of "auto".
 
     A box of few nodes is made larger itself. Then there is another grid while the Sun or many stars
-    are beyond the last: of three times the spacing and twice the sides, so that it has a third of
-    the nodes, but no longer sides than the stars need.
+    are beyond the last: of twice the sides, but no longer ones than the stars need, and of twice
+    the spacing around few nodes, three times around many, so that it has a third of them.
 
     Parameters
     ----------
@@ -240,8 +241,9 @@ class _Places:
         for _ in range(_MOST):
             if not self.need_more(spacing * cells):
                 break
-            wanted, spacing = self.larger(cells, spacing), _RATIO * spacing
-            cells = _divisible(_enclosing(cells // _RATIO, wanted / spacing))
+            ratio, wanted = _ratio(cells), self.larger(cells, spacing)
+            spacing *= ratio
+            cells = _divisible(_enclosing(cells // ratio, wanted / spacing))
             grids.insert(0, _box(cells, spacing))
         return tuple(grids)
 
@@ -257,15 +259,20 @@ def _enclosing(cells: Cells, wanted: Array) -> Cells:
     return np.asarray(cells + 2 * more.astype(np.int64))
 
 
+def _ratio(cells: Cells) -> int:
+    """Spacing of the grid around one of so many cells, in spacings of this."""
+    return 2 if (cells % 2 == 0).all() and (cells + 1).prod() <= _FEW_NODES else 3
+
+
 def _divisible(cells: Cells) -> Cells:
-    """At least so many cells, as many more on both sides, of which three make one around them.
+    """At least so many cells, as many more on both sides, of which the ratio is one around them.
 
     Examples
     --------
-    >>> _divisible(np.array([25, 24, 8]))
-    array([27, 24, 12])
+    >>> _divisible(np.array([25, 24, 8])), _divisible(np.array([26, 24, 8]))
+    (array([27, 24, 12]), array([26, 24,  8]))
     """
-    return cells + 2 * (cells % _RATIO)
+    return cells if _ratio(cells) == 2 else cells + 2 * (cells % 3)
 
 
 def _box(cells: Cells, spacing: float) -> Box:
