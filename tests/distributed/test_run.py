@@ -142,6 +142,7 @@ system = "A_V"
 [grid]
 size = [300, 300, 150]
 spacing = 75
+around = "none"
 outside = "prior"
 [model]
 density = "{density}"
@@ -212,6 +213,31 @@ def test_dust_beyond_the_box_is_the_same_on_two_ranks(
     assert isinstance(counts, dict)
     assert two["counts"] == {"ranks": 2, **counts}
     assert counts["rays_that_leave_the_box"] > 150
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_dust_around_the_box_is_the_same_on_two_ranks(tmp_path: Path) -> None:
+    """The ranks agree on the nodes that all stars ask for."""
+    write_stars_beyond(tmp_path / "stars.fits", "parallaxes")
+    config, keys = (
+        tmp_path / "run.toml",
+        ["--set", "grid.around=auto", "--set", "model.mean=constant"],
+    )
+    config.write_text(BEYOND.format(stars=tmp_path / "stars.fits", density="lognormal", std=0.5))
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    assert main(["run", str(config), *keys, "--output", str(alone)]) in (DONE, CHECK_FAILED)
+    ranks = ranks_of_run(2, "run", str(config), *keys, "--output", str(shared))
+    _, errors = ranks.communicate(timeout=500)
+    assert (shared / "report.json").is_file(), errors[-3000:]
+    same_map(alone, shared, 0.1)
+    one, two = (report(run) for run in (alone, shared))
+    counts = one["counts"]
+    assert isinstance(counts, dict)
+    assert two["counts"] == {"ranks": 2, **counts}
+    assert counts["nodes_around_1"]
+    chosen = [(run / "checkpoint" / "grid.json").read_text() for run in (alone, shared)]
+    assert chosen[0] == chosen[1]
 
 
 @pytest.mark.slow
