@@ -28,8 +28,13 @@ _CHUNK, _SLACK = 16_384, 1e-6
 class NestedField(AbstractDensityField):
     """ρ_s at the nodes of nested grids, multilinear between those of the finest grid at a place.
 
-    Parameters as of `NodeField`, whose answers are those of each of its grids; shown: what is shown
-    of their box, None for all.
+    Its answers are those of a `NodeField` for each of its grids.
+
+    Attributes
+    ----------
+    posterior, nodes : of values of ln ρ, and where they are, coarsest grid first
+    extinction_system, prior_std, seed : as of `NodeField`
+    shown : what is shown of the box of all; None for all of it
     """
 
     posterior: LogNormalPosterior
