@@ -152,7 +152,7 @@ def test_what_has_no_scales_says_so(sky: Path, settings: tuple[str, ...], words:
 @pytest.mark.slow
 def test_dust_beyond_the_box_is_scaled_as_that_within(sky: Path, tmp_path: Path) -> None:
     """What is taken from a survey's measurements is so many times what the prior expects."""
-    smaller = "grid.size=[60, 60, 40]", *DENSITIES["lognormal"], *SETTINGS
+    smaller = "grid.size=[60, 60, 40]", "grid.around=none", *DENSITIES["lognormal"], *SETTINGS
     finished = open_run(run(sky, tmp_path / "run", *smaller))
     assert isinstance(finished, StarMap)
     observed, fit = finished.run.observed, finished.fit
