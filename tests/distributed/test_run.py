@@ -217,21 +217,28 @@ def test_dust_beyond_the_box_is_the_same_on_two_ranks(
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_dust_around_the_box_is_the_same_on_two_ranks(tmp_path: Path) -> None:
-    """The ranks agree on the nodes that all stars ask for."""
+@pytest.mark.parametrize("chooses", [False, True])
+def test_dust_around_the_box_is_the_same_on_two_ranks(tmp_path: Path, chooses: bool) -> None:
+    """The ranks agree on the nodes that all stars ask for, and on the kernel."""
     write_stars_beyond(tmp_path / "stars.fits", "parallaxes")
-    config, keys = (
-        tmp_path / "run.toml",
-        ["--set", "grid.around=auto", "--set", "model.mean=constant"],
-    )
+    config, learned = tmp_path / "run.toml", '["length", "std", "mean"]' if chooses else '["mean"]'
+    settings = "grid.around=auto", "model.mean=constant", f"model.learn={learned}"
+    keys = [word for setting in settings for word in ("--set", setting)]
     config.write_text(BEYOND.format(stars=tmp_path / "stars.fits", density="lognormal", std=0.5))
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     assert main(["run", str(config), *keys, "--output", str(alone)]) in (DONE, CHECK_FAILED)
     ranks = ranks_of_run(2, "run", str(config), *keys, "--output", str(shared))
     _, errors = ranks.communicate(timeout=500)
     assert (shared / "report.json").is_file(), errors[-3000:]
-    same_map(alone, shared, 0.1)
     one, two = (report(run) for run in (alone, shared))
+    if chooses:  # a kernel: all are alike of uniform dust, whose length is anything
+        scores = [
+            [line["score"] for line in each["kernel_choice"]["candidates"]]  # type: ignore[index]
+            for each in (one, two)
+        ]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    else:
+        same_map(alone, shared, 0.1)
     counts = one["counts"]
     assert isinstance(counts, dict)
     assert two["counts"] == {"ranks": 2, **counts}

@@ -151,7 +151,7 @@ def _compared(config: Config, observed: Observations, train: Tensor) -> tuple[Co
     for box in inner:
         compared = compared_on(config, box)
         grid = _grids.grid_of(replace(compared.grid, size=box[0], spacing=box[1]))
-        within = gathered(rays, grid.contains(ends))[train]
+        within = gathered(rays, grid.contains(ends).double())[train] > 0.0
         has_sun = bool(grid.contains(torch.zeros_like(ends[:1])).all())
         if has_sun and int(within.sum()) >= _FEWEST:
             return compared, train[within]
