@@ -265,7 +265,7 @@ def _ratio(cells: Cells) -> int:
 
 
 def _divisible(cells: Cells) -> Cells:
-    """At least so many cells, as many more on both sides, of which the ratio is one around them.
+    """At least so many cells, as many more on both sides, so that faces are nodes around them.
 
     Examples
     --------
