@@ -27,7 +27,7 @@ def check(config: "Config") -> None:
     if config.data.kind == "stars":
         _check_box(config.grid)
         _check_density(config)
-    _check_levels(config)
+    _check_grids(config)
     _check_tile(config)
     _check_groups(config, config.solves_for_all_stars)
     check_combined(config.data)
@@ -204,8 +204,8 @@ def _check_box(grid: GridConfig) -> None:
         )
 
 
-def _check_levels(config: "Config") -> None:
-    """Refuse levels that do not go with the rest, or not with each other."""
+def _check_grids(config: "Config") -> None:
+    """Refuse nested grids that do not go with the rest, or not with each other."""
     grid = config.grid
     if grid.levels:
         _check_scope(config, "levels")
@@ -215,18 +215,24 @@ def _check_levels(config: "Config") -> None:
         )
     if not isinstance(grid.levels, str):
         _check_nested(grid, grid.levels, "levels")
-    if isinstance(grid.around, str) or not grid.around:
-        return
+    if grid.around and not isinstance(grid.around, str):
+        _check_around(config, grid.around)
+
+
+def _check_around(config: "Config", around: Boxes) -> None:
+    """Refuse grids around the box that do not go with it."""
+    grid = config.grid
     _check_scope(config, "around")
     if grid.spacing == 0.0 or isinstance(grid.levels, str):
         raise UserError(
             "grid.around, as a list, is around nodes that are known: name grid.spacing, and "
             'grid.levels if there are any, not "auto", or give grid.around = "auto"'
         )
-    _check_nested(grid, grid.fitted[: len(grid.around) + 1], "around")
-    outer, inner = (replace(grid, size=s, spacing=h) for s, h in (grid.around[-1], grid.boxes[0]))
-    for axis, outside, side in zip("XYZ", outer.size, inner.size, strict=False):
-        _check_side("around", axis, outside, side, outer.spacing)
+    _check_nested(grid, grid.fitted[: len(around) + 1], "around")
+    # The last one may be the box made larger, which is no pair of the nested grids.
+    (outer, spacing), (inner, _) = around[-1], grid.boxes[0]
+    for axis, outside, side in zip("XYZ", outer, inner, strict=False):
+        _check_side("around", axis, outside, side, spacing)
 
 
 def _check_scope(config: "Config", key: str) -> None:

@@ -1,9 +1,9 @@
 """Boxes beyond which most stars are, with and without nodes around them.
 
 The truth is no draw of a prior: a disc with a cavity at the Sun, bubbles with shells, and clouds,
-known at every place. Its stars reach 900 pc, and boxes of 240 and 400 pc have one in twenty and one
-in five of them, the box that comes with a configuration one half. Voxels are compared with the mean
-density in them, and extinctions at places in the box that no star has with the true ones.
+known at every place. Its stars reach 900 pc, and boxes of 240 and 400 pc have 2 and 7 % of them,
+the box that comes with a configuration 37 %. Voxels are compared with the mean density in them, and
+extinctions at places in the box that no star has with the true ones.
 """
 
 import itertools
