@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from dustmap.gp._model import ParameterErrors as ParameterErrors
     from dustmap.gp._model import fit_hyperparameters as fit_hyperparameters
     from dustmap.gp._model import mean_scale as mean_scale
+    from dustmap.gp._multilinear import AxisWeights as AxisWeights
+    from dustmap.gp._multilinear import resized as resized
     from dustmap.gp._neighbours import HeldOutRows as HeldOutRows
     from dustmap.gp._neighbours import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision

@@ -229,7 +229,7 @@ class NestedGrids:
 
         shares = [torch.zeros(self.outer.size, dtype=torch.float64)]
         for before, grid in itertools.pairwise(self.grids):
-            shares.append(1.0 - fading(grid, before.spacing).square())
+            shares.append(1.0 - fading(grid, before).square())
         return torch.cat(shares)
 
 
@@ -321,23 +321,31 @@ def interpolation_matrices(source: RegularGrid, target: RegularGrid) -> "tuple[T
     return tuple(matrices)
 
 
-def fading(grid: RegularGrid, spacing: Sequence[float]) -> "Tensor":
-    """g (M,) = Π_d sin²(π/2 · min(1, t_d)) at the nodes of a grid, t_d the distance from the nearer
-    face in units of `FADE` nodes of the coarser grid, whose `spacing` this is; float64.
+def fading(grid: RegularGrid, around: RegularGrid, wide: RegularGrid | None = None) -> "Tensor":
+    """g (M,) = Π_d sin²(π/2 · min(1, t_d)) at the nodes of a grid, or of a wider one with them, t_d
+    the distance from the nearer face in units of `FADE` nodes of the coarser grid around it, 0
+    beyond; float64.
+
+    Faces that both grids have do not count: nothing is beyond them.
 
     Examples
     --------
-    >>> fading(RegularGrid((0.0,), (1.0,), (9,)), (2.0,)).round(decimals=2)
-    tensor([0.0000, 0.1500, 0.5000, 0.8500, 1.0000, 0.8500, 0.5000, 0.1500, 0.0000],
+    >>> grid, around = RegularGrid((4.0,), (1.0,), (9,)), RegularGrid((0.0,), (2.0,), (7,))
+    >>> fading(grid, around).round(decimals=2)
+    tensor([0.0000, 0.1500, 0.5000, 0.8500, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000],
            dtype=torch.float64)
     """
     import torch
 
     parts = []
-    for h, m, coarse in zip(grid.spacing, grid.shape, spacing, strict=True):
-        place = torch.arange(m, dtype=torch.float64)
-        depth = torch.minimum(place, m - 1 - place) * h / (FADE * coarse)
-        parts.append((0.5 * math.pi * depth.clamp_max(1.0)).sin().square())
+    for axis, place in enumerate((wide or grid).axes()):
+        whole = FADE * around.spacing[axis]
+        slack, depth = _ON_NODE * grid.spacing[axis], torch.full_like(place, whole)
+        if grid.lower[axis] - around.lower[axis] > slack:
+            depth = torch.minimum(depth, place - grid.lower[axis])
+        if around.upper[axis] - grid.upper[axis] > slack:
+            depth = torch.minimum(depth, grid.upper[axis] - place)
+        parts.append((0.5 * math.pi * depth.clamp_min(0.0) / whole).sin().square())
     return torch.stack(torch.meshgrid(*parts, indexing="ij")).prod(0).flatten()
 
 

@@ -50,7 +50,7 @@ class Chain:
         wide = widened_grids(nested)
         links = tuple(Link.of(*pair, dtype, device) for pair in itertools.pairwise(wide))
         fades = [
-            _padded(fading(grid, before.spacing), grid, around)
+            fading(grid, before, around)
             for before, grid, around in zip(nested.grids, nested.grids[1:], wide[1:], strict=False)
         ]
         rests = [(1.0 - g.square()).clamp_min(0.0).sqrt() for g in fades]

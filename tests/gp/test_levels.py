@@ -123,6 +123,17 @@ def test_covariances_are_those_of_the_kernel(
     torch.testing.assert_close(found.diagonal(), expected.diagonal(), rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("name", ["matern12", "matern32"])
+def test_grids_do_not_fade_at_faces_they_share(name: str) -> None:
+    """Three grids with one upper face; short lengths, which the coarse ones do not resolve."""
+    sides = ((108.0, 9.0), (63.0, 3.0), (30.0, 1.0))
+    grids = [RegularGrid((-side,), (h,), (round(side / h) + 1,)) for side, h in sides]
+    K = NestedPrior.of(kernel_of(name, 1, 8.0), NestedGrids(tuple(grids))).covariance_products()
+    x = grids[-1].points()[-15:]
+    found, expected = K.to_dense()[-15:, -15:], kernel_of(name, 1, 8.0)(x[:, None] - x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.003)
+
+
 def test_a_rough_field_has_its_variance_at_every_node() -> None:
     nested = NestedGrids((grid_of(24, 1, 1), grid_of(12, 2, 1), grid_of(6, 8, 1)))
     K = NestedPrior.of(Matern12(3.0, dim=1), nested).covariance_products().to_dense()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import RegularGrid, ZeroPoints, features
+from dustmap.gp import NestedGrids, RegularGrid, ZeroPoints, features
 from dustmap.gp.features._grouped import GroupSamples
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, kernel_named
@@ -178,3 +178,19 @@ def test_what_a_grid_leaves_out_knows_no_order_of_the_axes(dim: int) -> None:
     torch.testing.assert_close(
         torch.tensor(found), torch.tensor(found[:1]).expand(dim, 2), rtol=0.03, atol=0.0
     )
+
+
+def test_a_face_lacks_what_the_coarser_grids_lack_there() -> None:
+    """A grid that begins where the next coarser one has hardly begun itself: within its fading."""
+    sides = ((54.0, 9.0), (36.0, 3.0), (33.0, 1.0))
+    grids = tuple(
+        RegularGrid.from_bounds((-side,) * 2, (side,) * 2, (round(2 * side / h) + 1,) * 2)
+        for side, h in sides
+    )
+    lacking = Unresolved.of(Matern12(8.0, 0.5, dim=2), NestedGrids(grids))
+    far, middle, _ = (level.length for level in lacking.levels)
+    assert isinstance(lacking.length, Tensor)
+    face = lacking.length[-67 * 67 :].reshape(67, 67)[0, 33]
+    g = math.sin(0.5 * math.pi * 3.0 / 18.0) ** 2
+    assert float(face) == pytest.approx(g**2 * middle + (1.0 - g**2) * far, rel=1e-6)
+    assert far > 5.0 * middle

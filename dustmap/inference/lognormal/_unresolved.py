@@ -20,6 +20,7 @@ follow that. Scales just below the grid are as well known as those just above, s
 √(S/V) of V = Λ ∫ w² E[ρ²] dt is unknown, S < V being the posterior variance of the integral.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import NestedGrids, RegularGrid, rows_by_grid
+from dustmap.gp import NestedGrids, RegularGrid, resized, rows_by_grid
 from dustmap.gp.features import in_cells
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
@@ -128,18 +129,19 @@ class Unresolved:
         levels = tuple(LevelLack.of(kernel, each) for each in grid.grids)
         return Unresolved(kernel, grid, levels, scale)
 
-    @property
+    @functools.cached_property
     def length(self) -> "float | Tensor":
         """Λ, or Λ (M,) at the nodes of nested grids: where one fades, between its own and that of
-        the coarser one."""
+        the coarser one there, which may fade itself."""
         if isinstance(self.grid, RegularGrid):
             return self.levels[0].length
-        faded = self.grid.faded()
-        here, before = torch.empty_like(faded), torch.empty_like(faded)
-        for number, place in enumerate(self.grid.places):
-            here[place] = self.levels[number].length
-            before[place] = self.levels[max(0, number - 1)].length
-        return here.lerp(before, faded)
+        faded, grids, lengths = self.grid.faded(), self.grid.grids, list[Tensor]()
+        for number, (grid, place) in enumerate(zip(grids, self.grid.places, strict=True)):
+            own = torch.full((grid.size,), self.levels[number].length, dtype=faded.dtype)
+            if number > 0:
+                own = own.lerp(resized(lengths[-1], grids[number - 1], grid), faded[place])
+            lengths.append(own)
+        return torch.cat(lengths)
 
     def scaled(self, scale: float) -> "Unresolved":
         """Return it with another scale."""

@@ -349,7 +349,8 @@ class StarRun(AbstractRun):
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps, without coverage where a magnitude limit hides it."""
         density = _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
-        return density if self.reach is None else LimitedField.of(density, self.grid, self.reach)
+        where = self.grid, self.whole
+        return density if self.reach is None else LimitedField.of(density, self.reach, *where)
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:
         """Describe where the maps of a fit to so many stars come from."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import AxisWeights, NestedGrids, RegularGrid, resized
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import LogNormalPosterior
@@ -63,32 +63,6 @@ class NodeTable:
             return along_z(shift).lerp_(along_z(shift + z), y_share)
 
         return along_y(0).lerp_(along_y(y * z), x_share)
-
-
-@final
-class AxisWeights:
-    """out_i = (1 − w_i) in_{c_i} + w_i in_{c_i + 1} along one axis, w in [0, 1].
-
-    cell (n,) int64, weight (n,) in `dtype`; points within 1e-6 of a cell of an end count as there.
-    """
-
-    def __init__(self, source: RegularGrid, target: RegularGrid, axis: int, dtype: torch.dtype):
-        nodes = source.shape[axis]
-        where = (target.axes()[axis] - source.lower[axis]) / source.spacing[axis]
-        # A point that is a node but for round-off takes the node's value, bit for bit.
-        nearest = where.round()
-        where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
-        self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
-        self.weight = (where - self.cell).to(dtype)
-        self.identity = torch.equal(where, torch.arange(nodes, dtype=where.dtype))
-
-    def along(self, values: Tensor, dim: int) -> Tensor:
-        """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
-        if self.identity:
-            return values
-        left = values.index_select(dim, self.cell)
-        right = values.index_select(dim, self.cell + 1)
-        return left.lerp_(right, self.weight if dim == -1 else self.weight[:, None])
 
 
 @final
@@ -191,7 +165,7 @@ class NodeNoise:
         own = self.variance.sqrt() * normal
         if self.coarser is None or self.faded is None:
             return own
-        around = _resized(self.coarser.draw(key), self.coarser.grid, self.grid)
+        around = resized(self.coarser.draw(key), self.coarser.grid, self.grid)
         return self.faded.sqrt() * around + (1.0 - self.faded).sqrt() * own
 
     @property
@@ -199,7 +173,7 @@ class NodeNoise:
         """Variance (M,) of n, with that of n' at the nodes around for that of P n'."""
         if self.coarser is None or self.faded is None:
             return self.variance
-        around = _resized(self.coarser.spread, self.coarser.grid, self.grid)
+        around = resized(self.coarser.spread, self.coarser.grid, self.grid)
         return self.faded * around + (1.0 - self.faded) * self.variance
 
 
@@ -225,7 +199,7 @@ def noise_between(
 
     def at_nodes() -> list[Tensor]:
         parts = zip(torch.split(share, counts), lattices, nodes.grids, strict=True)
-        return [_resized(*part) for part in parts]
+        return [resized(*part) for part in parts]
 
     for _ in range(_PASSES):
         here = posterior.unknown_share(inside, torch.cat(at_nodes()).to(device)).cpu().double()
@@ -402,19 +376,6 @@ class NodeField(AbstractDensityField):
         if self.posterior.explained is None:
             return _quantities.coverage(self.posterior.node_log_moments()[1], self.prior_std)
         return _quantities.sure_coverage(self.posterior.explained, self.posterior.independent)
-
-
-def _resized(values: Tensor, lattice: RegularGrid, grid: RegularGrid) -> Tensor:
-    """Values at the nodes of a lattice, multilinear at those of a grid in its box."""
-    block = values.reshape(lattice.shape)
-    if (lattice.lower, lattice.upper) == (grid.lower, grid.upper):
-        return torch.nn.functional.interpolate(
-            block[None, None], grid.shape, mode="trilinear", align_corners=True
-        ).flatten()
-    for axis in range(3):
-        weights = AxisWeights(lattice, grid, axis, values.dtype)
-        block = weights.along(block.movedim(axis, -1), -1).movedim(-1, axis)
-    return block.flatten()
 
 
 def _fill(

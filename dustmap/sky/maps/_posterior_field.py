@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, NestedGrids, Prediction, RegularGrid, rows_by_grid
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy, PointValues
 from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions, pixels_towards
 from dustmap.sky.maps import _field, _quantities
@@ -274,10 +274,13 @@ class Horizon:
     distance: Array
 
     @staticmethod
-    def of(density: Array, grid: RegularGrid, reach: SurveyReach) -> "Horizon":
+    def of(
+        density: Array, grid: RegularGrid, reach: SurveyReach, before: Callable[[Array], Array]
+    ) -> "Horizon":
         """Follow rays from the Sun to where they meet the reach.
 
-        density (x, y, z): mean at the nodes of the grid, 0 outside.
+        density (x, y, z): mean at the nodes of the grid; before: the mean extinction (N,) of places
+        X, Y, Z (N, 3), asked where rays enter the box of the grid.
         """
         corners = np.abs([grid.lower, grid.upper]).max(axis=0)
         farthest, step = float(np.linalg.norm(corners)), min(grid.spacing)
@@ -292,6 +295,7 @@ class Horizon:
             places = ahead[:, None] * (ends - 0.5 * step)[:, None]
             index = np.moveaxis((places - lower) / spacing, -1, 0)
             along = step * map_coordinates(density, index, order=1, cval=0.0).cumsum(1)
+            along += _foreground(ahead, ends, grid, before)
             hidden = along >= least
             first = ends[hidden.argmax(1)]
             distance[part] = np.where(hidden.any(1), first, np.inf)
@@ -305,6 +309,35 @@ class Horizon:
         return np.asarray((distance > 0.0) & (distance >= reached))
 
 
+def _foreground(
+    ahead: Array, ends: Array, grid: RegularGrid, before: Callable[[Array], Array]
+) -> Array:
+    """Extinction (N, E) of directions (N, 3) before the box of a grid, at distances in it.
+
+    From a step before the face on: places between it and the next distance are in the box.
+    """
+    found, step = np.zeros((len(ahead), len(ends))), min(grid.spacing)
+    entered = _entered(ahead, grid, 0.0)
+    # Of places at an edge, the direction of their pixel may just miss the box.
+    entered = np.where(np.isfinite(entered), entered, _entered(ahead, grid, 1.0))
+    far = np.flatnonzero(np.isfinite(entered) & (entered > 0.0))
+    if len(far):
+        faces = entered[far, None]
+        found[far] = np.where(ends >= faces - step, before(ahead[far] * faces)[:, None], 0.0)
+    return found
+
+
+def _entered(ahead: Array, grid: RegularGrid, cells: float) -> Array:
+    """Distance (N,) from the Sun at which directions (N, 3) enter the box of a grid, so many cells
+    wider, 0 where it is inside and infinite where they miss it."""
+    more = cells * np.array(grid.spacing)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        faces = np.stack([(grid.lower - more) / ahead, (grid.upper + more) / ahead])
+    faces = np.sort(np.nan_to_num(faces, nan=0.0, posinf=np.inf, neginf=-np.inf), axis=0)
+    enters, leaves = faces[0].max(axis=1).clip(0.0), faces[1].min(axis=1)
+    return np.where(enters < leaves, enters, np.inf)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class LimitedField(AbstractDensityField):
@@ -315,11 +348,22 @@ class LimitedField(AbstractDensityField):
     reach: SurveyReach
 
     @staticmethod
-    def of(field: AbstractDensityField, grid: RegularGrid, reach: SurveyReach) -> "LimitedField":
-        """Find what the mean of a field hides, from its values at the nodes of a grid."""
+    def of(
+        field: AbstractDensityField, reach: SurveyReach, grid: RegularGrid, whole: RegularGrid
+    ) -> "LimitedField":
+        """Find what the mean of a field hides, from its values at the nodes of a grid, and from its
+        integrals from the Sun to that grid in the box of a whole one."""
         planes = field.planes(grid, MapRequest((Quantity.MEAN,)))
-        cube = np.concatenate([slab.arrays["mean"] for slab in planes])
-        return LimitedField(field, Horizon.of(cube.T.astype(np.float64), grid, reach), reach)
+        cube = np.concatenate([slab.arrays["mean"] for slab in planes]).T.astype(np.float64)
+        box = whole.lower, whole.upper, OutsidePolicy.TRUNCATE
+
+        def before(places: Array) -> Array:
+            rays, kept, _ = LineIntegrals.from_observer(torch.from_numpy(places)).clipped(*box)
+            extinction = np.zeros(len(places))
+            extinction[kept.numpy()] = field.evaluate(rays, MapRequest((Quantity.MEAN,)))["mean"]
+            return extinction
+
+        return LimitedField(field, Horizon.of(cube, grid, reach, before), reach)
 
     @property
     def traits(self) -> _field.FieldTraits:

@@ -58,6 +58,18 @@ class Wall(AbstractDensityField):
             yield Planes(k, k + 1, arrays)
 
 
+class Even(Wall):
+    """Dust everywhere, that of a box without the Sun and before it."""
+
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        if isinstance(functional, LineIntegrals):
+            return {"mean": DENSITY * functional.moments()[:, 0].numpy().astype(np.float32)}
+        ones = np.ones(len(functional), np.float32)
+        return {"mean": DENSITY * ones, "coverage": ones}
+
+
 def reach() -> SurveyReach:
     """2 mag at 10 pc, falling to 1 mag at 1,000 pc: linear in ln d."""
     return SurveyReach(np.array([10.0, 1000.0]), np.array([2.0, 1.0]))
@@ -82,7 +94,7 @@ def test_the_reach_is_what_a_tenth_of_the_stars_is_seen_behind() -> None:
 
 
 def test_places_behind_too_much_dust_have_no_coverage() -> None:
-    field = LimitedField.of(Wall(), BOX, reach())
+    field = LimitedField.of(Wall(), reach(), BOX, BOX)
     (x,) = torch.meshgrid(torch.linspace(-190.0, 190.0, 39, dtype=torch.float64), indexing="ij")
     places = torch.stack([x, 0.0 * x, 0.0 * x], dim=-1)
     covered = field.evaluate(PointValues(places), REQUEST)["coverage"]
@@ -93,7 +105,7 @@ def test_places_behind_too_much_dust_have_no_coverage() -> None:
 
 
 def test_planes_agree_with_places_and_count_what_is_hidden() -> None:
-    field = LimitedField.of(Wall(), BOX, reach())
+    field = LimitedField.of(Wall(), reach(), BOX, BOX)
     planes = list(field.planes(BOX, REQUEST))
     cube = np.concatenate([slab.arrays["coverage"] for slab in planes])
     there = field.evaluate(PointValues(BOX.points()), REQUEST)["coverage"]
@@ -101,3 +113,18 @@ def test_planes_agree_with_places_and_count_what_is_hidden() -> None:
     assert 0 < field.hidden_nodes(BOX) == int((cube == 0.0).sum()) < BOX.size / 2
     mean = MapRequest((Quantity.MEAN,))
     assert all("coverage" not in slab.arrays for slab in field.planes(BOX, mean))
+
+
+def test_dust_before_a_box_without_the_sun_hides_what_is_in_it() -> None:
+    """Of 0.01 mag/pc, 2 mag are reached at 200 pc: before the box, or in it."""
+    flat = SurveyReach(np.array([10.0, 1000.0]), np.array([2.0, 2.0]))
+    lower, upper = (-60.0, -60.0), (60.0, 60.0)
+    behind = RegularGrid.from_bounds((220.0, *lower), (420.0, *upper), (21, 13, 13))
+    across = RegularGrid.from_bounds((100.0, *lower), (300.0, *upper), (21, 13, 13))
+    whole = RegularGrid.from_bounds((-60.0, *lower), (420.0, *upper), (9, 3, 3))
+    assert LimitedField.of(Even(), flat, behind, whole).hidden_nodes(behind) == behind.size
+    found = LimitedField.of(Even(), flat, across, whole)
+    covered = found.evaluate(PointValues(across.points()), REQUEST)["coverage"]
+    distance = across.points().norm(dim=1).numpy()
+    sure = np.abs(distance - 200.0) > 20.0
+    np.testing.assert_array_equal(covered[sure], (distance < 200.0)[sure])
