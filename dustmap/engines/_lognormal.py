@@ -392,7 +392,7 @@ def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:
 
 def _start_arrays(start: inference.MGVIStart) -> Arrays:
     """Arrays for `_start_of`."""
-    numbers = {n: torch.tensor(getattr(start, n)) for n in ("torus", "curved", "share")}
+    numbers = {n: torch.tensor(getattr(start, n)) for n in ("torus", "curved", "share", "std")}
     names = ("mode", "means", "deviations", "pull")
     return _engine.arrays_of(numbers | {name: getattr(start, name) for name in names})
 
@@ -405,8 +405,9 @@ def _start_of(problem: Problem) -> inference.MGVIStart | None:
     torus, curved = tuple(vectors.pop("torus").tolist()), bool(vectors.pop("curved"))
     if "mean" in vectors:  # Runs of earlier versions have one, and no share.
         vectors["means"] = vectors.pop("mean")[None]
-    share = float(vectors.pop("share", 1.0))
-    return inference.MGVIStart(torus, curved=curved, share=share, **vectors)
+    numbers = {"share": 1.0, "std": 0.0}
+    kept = {name: float(vectors.pop(name, none)) for name, none in numbers.items()}
+    return inference.MGVIStart(torus, curved=curved, **kept, **vectors)
 
 
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:

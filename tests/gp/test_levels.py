@@ -142,6 +142,34 @@ def test_a_rough_field_has_its_variance_at_every_node() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "length", "below", "near"),
+    [
+        ("matern12", 15.0, 0.934, 0.828),
+        ("matern12", 30.0, 0.961, 0.895),
+        ("matern12", 60.0, 0.979, 0.945),
+        ("matern32", 15.0, 0.938, 0.833),
+        ("matern32", 30.0, 0.979, 0.941),
+    ],
+)
+def test_short_lengths_lose_variance_where_a_grid_begins(
+    name: str, length: float, below: float, near: float
+) -> None:
+    """A node below a face, and two nodes from three of them; h_0 = 30."""
+    grids = tuple(
+        RegularGrid.from_bounds((-half,) * 3, (half,) * 3, (round(2 * half / h) + 1,) * 3)
+        for half, h in ((180.0, 30.0), (90.0, 10.0))
+    )
+    nested = NestedGrids(grids)
+    root = NestedPrior.of(kernel_of(name, 3, length), nested, padding=2.0).root()
+    fine = torch.arange(19**3).reshape(19, 19, 19) + nested.places[1].start
+    unit = torch.zeros(3, nested.size, dtype=torch.float64)
+    for row, at in zip(unit, ((1, 9, 9), (2, 2, 2), (9, 9, 9)), strict=True):
+        row[fine[at]] = 1.0
+    variances = root.rmatmul(unit).square().sum(1).tolist()
+    assert variances == pytest.approx([below, near, 1.0], abs=0.003)
+
+
 @pytest.mark.parametrize("dim", [1, 2])
 def test_away_from_finer_grids_the_coarsest_is_a_grid_of_its_own(dim: int) -> None:
     kernel, nested = Matern32(2.0, 0.5, dim=dim), nested_of(dim)

@@ -23,6 +23,7 @@ from dustmap.inference._state import AbstractCheckpointer
 from dustmap.inference.lognormal import _mgvi_means, _mgvi_samples
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, Descent, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from tests.inference.checkpointers import often_interrupted, same_bits
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
@@ -85,6 +86,33 @@ def test_a_fit_of_more_data_ends_where_one_from_scratch_ends(
     assert before > 2.0 * mean
     assert steps(started) < steps(scratch)
     assert started.status is scratch.status
+
+
+@pytest.mark.parametrize(("dim", "nodes", "stars"), [(1, 40, 60), (2, 9, 100)])
+@pytest.mark.parametrize("curved", [True, False])
+def test_a_fit_under_a_narrower_prior_starts_at_the_same_densities(
+    dim: int, nodes: int, stars: int, curved: bool
+) -> None:
+    """And ends where one from scratch ends, with fewer steps of solvers."""
+    data, settings = sky(dim, nodes, stars), replace(SETTINGS, curved=curved)
+    wide, narrow = (
+        model_of(box(dim, nodes), variance=v, learn=False, likelihood=GaussianLikelihood().fixed())
+        for v in (1.0, 0.5)
+    )
+    first = fit_mgvi(wide, data, settings)
+    before, there = (LogNormalProblem.of(each, data) for each in (wide, narrow))
+    start = first.start.under(there)
+    assert start.std == pytest.approx(0.5**0.5)
+    for name in ("mode", "means"):
+        old = before.log_density(getattr(first.start, name))
+        torch.testing.assert_close(there.log_density(getattr(start, name)), old)
+    started = fit_mgvi(narrow, data, settings, start=first.start)
+    scratch = fit_mgvi(narrow, data, settings)
+    mean, std = apart(started, scratch)
+    assert mean < 1 / 6
+    assert std < 0.08
+    assert steps(started) < steps(scratch)
+    assert first.start.under(before) is first.start
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,8 @@ def fit_mgvi(
     settings = settings or MGVISettings()
     _refuse_two_scales(model, settings)
     problem = LogNormalProblem.of(model, data, world, settings.among_nodes)
-    if start is not None and not start.fits(problem):
-        start = None
+    if start is not None:
+        start = start.under(problem) if start.fits(problem) else None
     reader = load_reader(checkpointer, MGVI)
     if reader is None:
         state = FitState.first(problem, settings, origin, start)

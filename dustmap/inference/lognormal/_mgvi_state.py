@@ -1,6 +1,7 @@
 """Settings, rounds and the complete state of a fit of a log-normal field."""
 
 import enum
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias, final
 
@@ -37,6 +38,8 @@ QUICK = 30
 _FAR, _NEARER = 100.0, 5.0
 #: Share of new data up to which the samples of an earlier fit are near.
 _NEW = 0.25
+#: Standard deviations that differ by no more of themselves are one.
+_SAME = 1e-5
 
 
 @final
@@ -53,6 +56,8 @@ class MGVIStart:
     curved : whether these follow the curvature of ρ
     pull : (N,), W^½ z of the mode's multipliers z, whose limit is Σ⁻¹ times its residuals
     share : of the numbers that its data determined (see `FitState`)
+    std : of ln ρ before the data, whose R was that many times as large; 0 of earlier versions,
+        which did not keep it
     """
 
     torus: tuple[int, ...]
@@ -62,6 +67,18 @@ class MGVIStart:
     curved: bool
     pull: Tensor
     share: float = 1.0
+    std: float = 0.0
+
+    def under(self, problem: LogNormalProblem) -> "MGVIStart":
+        """Return the same densities under a prior that may be wider or narrower: ξ of the fields
+        R ξ are as many times smaller or larger as R is larger or smaller."""
+        now, white = prior_std(problem), problem.model.prior.white_on(self.torus)
+        if self.std == 0.0 or math.isclose(now, self.std, rel_tol=_SAME):
+            return self
+        vectors = {name: getattr(self, name).clone() for name in ("mode", "means", "deviations")}
+        for each in vectors.values():
+            each[..., :white] *= self.std / now
+        return replace(self, std=now, **vectors)
 
     def in_order(self, order: Tensor) -> "MGVIStart":
         """Return the same for these data in another order (N,)."""
@@ -252,6 +269,7 @@ class FitState:
             self.curved,
             mode.residuals[0] / mode.problem.noise if at_nodes else mode.problem.noise.rsqrt() * z,
             self.share,
+            prior_std(mode.problem),
         )
 
     def at(self, phase: Phase, turn: int = 0) -> "FitState":
@@ -341,6 +359,11 @@ def mean_of_samples(samples: int, means: int) -> Tensor:
     tensor([0, 1, 0, 1, 0, 1, 0, 1])
     """
     return (torch.arange(samples // 2) % means).repeat(2)
+
+
+def prior_std(problem: LogNormalProblem) -> float:
+    """Standard deviation of the field R ξ at a node."""
+    return math.sqrt(float(problem.model.prior.kernel.variance()))
 
 
 def samples_at(means: Tensor, deviations: Tensor, sign: float = 1.0) -> Tensor:
