@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dustmap.gp._batch import whole_batch as whole_batch
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
+    from dustmap.gp._grid import FADE as FADE
     from dustmap.gp._grid import NestedGrids as NestedGrids
     from dustmap.gp._grid import RegularGrid as RegularGrid
     from dustmap.gp._grid import rows_by_grid as rows_by_grid

@@ -7,8 +7,8 @@ At the nodes of grid j the field is
 P_j interpolation (`interpolation_matrices`), g_j falling to 0 at the faces (`fading`), and R_j the
 root of a part of the spectrum (`divided_spectra`); `Chain` has the whole of it. Covariances that
 the grids of both places resolve are those of the kernel, and so is the variance at every node but
-where g_j < 1 and h_{j−1} is no shorter than the length: between coarse nodes an interpolated r_{j−1}
-has less.
+where g_j < 1 and h_{j−1} is no shorter than the length: between coarse nodes an interpolated
+r_{j−1} has less.
 
 The spectrum is divided among the fields. With S the spectral density of the kernel, φ_j a low pass
 at the resolution of grid j, and A_j(ω) = Σ_n S(ω + 2πn/h_j) that of values at its nodes, the fields

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dustmap.cli import main
 from dustmap.config import Config, from_mapping, load
 from dustmap.errors import UserError
+from dustmap.gp import NestedGrids
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
@@ -97,17 +98,21 @@ def finished(folder: Path, request: pytest.FixtureRequest) -> Path:
             {},
             (500.0, 500.0, 400.0),
             (0, 0, 0),
-            (((1080.0, 1080.0, 840.0), 60.0), ((1080.0, 1080.0, 480.0), 20.0)),
+            (((1080.0, 1080.0, 840.0), 60.0), ((1080.0, 1080.0, 600.0), 20.0)),
         ),
-        # Twice the sides each time.
+        # Twice the sides.
+        (
+            {"size": [420, 420, 240], "spacing": 10},
+            (480.0, 480.0, 300.0),
+            (0, 0, 0),
+            (((960.0, 960.0, 600.0), 30.0), ((480.0, 480.0, 300.0), 10.0)),
+        ),
+        # At once as wide as the stars, where that takes few nodes.
         (
             {"size": [420, 420, 240], "spacing": 10},
             (600.0, 600.0, 300.0),
             (0, 0, 0),
-            (
-                ((1200.0, 1200.0, 600.0), 60.0),
-                ((840.0, 840.0, 480.0), 30.0),
-            ),
+            (((1200.0, 1200.0, 600.0), 30.0), ((480.0, 480.0, 300.0), 10.0)),
         ),
         # Few nodes: the box is made larger before.
         (
@@ -152,6 +157,35 @@ def test_stars_ask_for_grids_around_the_box(
         chosen = with_fewer_around(chosen, config)
         assert nodes_of(chosen.grid).size < nodes.size
     assert nodes_of(chosen.grid).size == box.size
+
+
+def test_the_grid_around_a_far_box_is_as_narrow_as_its_stars() -> None:
+    """A cone of 12° × 8° to 2.8 kpc, and a box in it at 2 kpc: the way there has nodes as near as
+    those of the first grid around the box."""
+    rng = np.random.default_rng(5)
+    x = 2800.0 * rng.uniform(0.01, 1.0, 4000) ** 0.5
+    tangent = np.tan(np.radians(rng.uniform(-1.0, 1.0, (4000, 2)) * [6.0, 4.0]))
+    stars = stars_at(x[:, None] * np.column_stack([np.ones(4000), tangent]))
+    config = configured(size=[320, 320, 240], spacing=16, center=[2000, 0, 0])
+    (size, spacing), (inner, finer) = with_around(config, stars).grid.around
+    assert (spacing, finer) == (48.0, 16.0)
+    assert size[0] >= 4000.0
+    assert max(size[1:]) < 600.0
+    assert min(inner) >= 320.0
+
+
+def test_no_voxel_is_where_the_finest_grid_fades() -> None:
+    """Of a box of moderate size; of a larger one the finest grid has a quarter of its variance or
+    more at every face."""
+    for size, wide, least in ((240, 600.0, 1.0), (1000, 1000.0, 0.25)):
+        config = configured(size=[size] * 3, spacing=20)
+        chosen = with_around(config, uniform((wide,) * 3, (0.0, 0.0, 0.0)))
+        nodes = nodes_of(chosen.grid)
+        assert isinstance(nodes, NestedGrids)
+        shown = grid_of(config.grid).contains(nodes.grids[-1].points())
+        variance = 1.0 - nodes.faded()[nodes.places[-1]][shown]
+        assert least**3 - 1e-9 <= float(variance.min()) <= 1.0
+        assert float((variance > 0.99).double().mean()) > 0.5
 
 
 @pytest.mark.parametrize(

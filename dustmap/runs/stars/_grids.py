@@ -7,9 +7,12 @@ learns from what is left. Nodes around the box, coarser and coarser, take part i
 place, and no map shows them.
 """
 
+import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -17,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.config import AUTO, Boxes, Config, GridConfig
 from dustmap.errors import UserError
-from dustmap.gp import NestedGrids, RegularGrid
+from dustmap.gp import FADE, NestedGrids, RegularGrid
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.sky import Observations, StarTable
 
@@ -33,6 +36,9 @@ _SHARE, _MOST = 0.25, 3
 #: Nodes of a box that is made larger rather than given a coarser grid around it, and of a grid
 #: around which there is one of twice the spacing rather than three times.
 _FEW_NODES = 20_000
+#: Nodes of a grid that is as wide as all stars rather than twice as wide as the next, at most, and
+#: of a box with all of the nodes around it over which it fades rather than half of them.
+_MODERATE = 60_000
 #: Quantile of the stars, by axis, that a grid around them need not be wider than.
 _REACH = 0.98
 #: Part of a cell, or of a side, that round-off may take a place beyond a face.
@@ -215,6 +221,12 @@ class _Places:
     stars: Array
     sun: Array
 
+    @cached_property
+    def reach(self) -> Array:
+        """Sides of a box of nearly all stars and the Sun."""
+        reach = np.quantile(self.stars, _REACH, axis=0, method="higher")  # that of a star
+        return np.asarray(2.0 * np.maximum(reach, self.sun))
+
     def share_beyond(self, size: ArrayLike) -> float:
         """Share of the stars beyond a box."""
         return float(_beyond(self.stars, size).mean())
@@ -225,8 +237,7 @@ class _Places:
 
     def larger(self, cells: Cells, spacing: float) -> Array:
         """Sides of twice a box, but no longer ones than the stars need."""
-        reach = np.quantile(self.stars, _REACH, axis=0, method="higher")  # that of a star
-        return np.asarray(np.minimum(2.0 * spacing * cells, 2.0 * np.maximum(reach, self.sun)))
+        return np.asarray(np.minimum(2.0 * spacing * cells, self.reach))
 
     def grids(self, size: Sequence[float], spacing: float) -> Boxes:
         """Grids around a box, coarsest first."""
@@ -234,18 +245,38 @@ class _Places:
         while self.need_more(spacing * cells):
             more = _enclosing(cells, self.larger(cells, spacing) / spacing)
             if (more + 1).prod() > _FEW_NODES or (more == cells).all():
-                cells = _divisible(cells)
+                cells = self.with_margin(own, cells, spacing)
                 break
             cells = more
-        grids = [] if (cells == own).all() else [_box(cells, spacing)]
+        grids = list[Box]()
         for _ in range(_MOST):
             if not self.need_more(spacing * cells):
                 break
-            ratio, wanted = _ratio(cells), self.larger(cells, spacing)
-            spacing *= ratio
-            cells = _divisible(_enclosing(cells // ratio, wanted / spacing))
+            cells = _divisible(cells)
             grids.insert(0, _box(cells, spacing))
-        return tuple(grids)
+            cells, spacing = self.coarser(cells, spacing)
+        grids.insert(0, _box(cells, spacing))
+        return tuple(grids[:-1] if grids[-1] == _box(own, grids[-1][1]) else grids)
+
+    def coarser(self, cells: Cells, spacing: float) -> tuple[Cells, float]:
+        """Cells and spacing of the grid around one: twice as wide, or at once as wide as all stars
+        where another would have to follow and this one has few enough nodes."""
+        ratio = _ratio(cells)
+        spacing, within = ratio * spacing, cells // ratio
+        wide = _enclosing(within, self.larger(cells, spacing / ratio) / spacing)
+        whole = _enclosing(within, self.reach / spacing)
+        last = self.need_more(spacing * wide) and (whole + 1).prod() <= _MODERATE
+        return (whole if last else wide), spacing
+
+    def with_margin(self, own: Cells, cells: Cells, spacing: float) -> Cells:
+        """At least so many cells, and those around its own over which the grid fades: all of them,
+        half of them where these are many, and no more than the stars need."""
+        reach = _enclosing(cells, self.reach / spacing)
+        for share, ratio in itertools.product((1.0, 0.5), (2, 3)):
+            wide = np.maximum(cells, np.minimum(own + 2 * math.ceil(share * FADE * ratio), reach))
+            if _ratio(wide) == ratio and (wide + 1).prod() <= _MODERATE:
+                break
+        return wide
 
 
 def _beyond(away: Array, size: ArrayLike) -> NDArray[np.bool_]:
