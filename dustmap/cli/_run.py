@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RUN_ABOUT = """\
-A run keeps its state in RUN/checkpoint every compute.checkpoint (5 min), to go on from after a
+A run keeps its state in RUN/checkpoint every compute.checkpoint (20 s), to go on from after a
 kill, a crash or a full disk: the same command with --resume gives the same bits as a run that was
-never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
-batch script answers by queueing the same command again. `dustmap status RUN` says how far it is.
+never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps the state at the end of its present
+step, if that is within 20 s, and exits with 75, which a batch script answers by queueing the same
+command again. `dustmap status RUN` says how far it is.
 
 --ranks K shares a map of stars among K processes of this machine. Each reads its own part of a
 catalog that `dustmap ingest` has made a store of; of other files, all of them. On several machines

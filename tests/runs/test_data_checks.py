@@ -238,6 +238,20 @@ def test_extinctions_that_were_cut_at_zero_fail_a_check(tmp_path: Path) -> None:
     assert name == "share of extinctions of exactly 0, with none below"
 
 
+@pytest.mark.parametrize("kind", ["cut at 0", "cut at two errors", "floor", "limits"])
+def test_extinctions_without_their_lower_end_fail_a_check(tmp_path: Path, kind: str) -> None:
+    stars = sky()
+    y, error = stars["extinction"] - 0.1, stars["extinction_error"]
+    low = {"cut at 0": 0.0, "floor": 0.02}.get(kind, 2.0 * error)
+    if kind in ("floor", "limits"):
+        cut = {**stars, "extinction": np.maximum(y, low)}
+    else:
+        cut = {name: values[y >= low] for name, values in {**stars, "extinction": y}.items()}
+    assert failed(tmp_path, {**stars, "extinction": y}) == []
+    (name,) = failed(tmp_path, cut)
+    assert name == "share of extinctions at the lowest of them"
+
+
 @pytest.mark.parametrize(
     ("factor", "name", "value"),
     [

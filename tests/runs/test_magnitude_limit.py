@@ -110,3 +110,13 @@ def test_a_limit_that_stars_are_beyond_is_none(folder: Path) -> None:
         found[quantile] = checks["share of stars fainter than the limit"]
     assert found[0.5].value == pytest.approx(0.5, abs=0.02)
     assert [found[quantile].passed for quantile in (0.5, 1.0)] == [False, True]
+
+
+@pytest.mark.parametrize(("further", "passed"), [(0.5, True), (3.0, False)])
+def test_a_limit_far_beyond_the_stars_is_none(folder: Path, further: float, passed: bool) -> None:
+    """One in other units, or of another catalog: it would hide nothing."""
+    limit = float(np.max(Table.read(folder / "sky.fits")["g_mag"])) + further
+    run = prepare(load(folder / "run.toml", [f"data.magnitude_limit={limit}", LIMIT[1]]))
+    assert isinstance(run, StarRun)
+    checks = {check.name: check for check in run.checks}
+    assert checks["limit beyond the faintest star in mag"].passed is passed

@@ -207,6 +207,26 @@ def test_states_are_kept_when_the_last_is_old(tmp_path: Path) -> None:
     assert found.values == {"number": 2}
 
 
+@pytest.mark.parametrize(("interval", "kept"), [(20.0, [20, 130]), (0.0, list(range(0, 200, 10)))])
+def test_states_that_take_long_to_write_are_kept_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, kept: list[int]
+) -> None:
+    """Each takes two seconds: a fiftieth of the time, unless every one is asked for."""
+    clock, saved = Clock(), list[int]()
+
+    def write(path: Path, scope: str, place: object, state: State) -> str:
+        saved.append(int(str(state.values["number"])))
+        clock.now += 2.0
+        return ""
+
+    monkeypatch.setattr(_state_file, "write_state", write)
+    checkpointer = DiskCheckpoints(tmp_path, interval, clock=clock).checkpointer("fit")
+    for now in range(0, 200, 10):
+        clock.now = float(now)
+        checkpointer.save_if_due(numbered(now))
+    assert saved == kept
+
+
 def test_a_result_takes_the_place_of_what_its_parts_have_kept(tmp_path: Path) -> None:
     checkpoints = DiskCheckpoints(tmp_path, 0.0)
     checkpointer = checkpoints.checkpointer("fit")

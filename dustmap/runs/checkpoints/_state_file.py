@@ -66,6 +66,8 @@ _FAULTS = (TypeError, AttributeError, AssertionError)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SUFFIX = ".npz"
 _SAVED, _END = "saved", "end"
+#: Of the seconds that a state took to write, that pass at least before the next.
+_TIMES = 50.0
 _FOREIGN = "is no state that dustmap has kept: "
 
 
@@ -280,8 +282,8 @@ class Undisturbed:
 class DiskCheckpoints:
     """The files, the clock and the ranks that the checkpointers of one run share.
 
-    folder: of their files; interval: seconds between two states; world: the ranks of the run;
-    on_write: called with the scope of each state that is saved.
+    folder: of their files; interval: seconds between two states, at least, 0 for every one; world:
+    the ranks of the run; on_write: called with the scope of each state that is saved.
     """
 
     folder: Path
@@ -291,6 +293,8 @@ class DiskCheckpoints:
     on_write: Callable[[str], None] = lambda scope: None
     clock: Callable[[], float] = time.monotonic
     last: float = field(init=False)
+    # Seconds that writing the last one took.
+    cost: float = 0.0
     # Of each scope: the token of its last state, and the places passed since.
     passed: dict[str, tuple[str, int]] = field(default_factory=dict)
     # Scopes that have loaded a state, and passed no place since.
@@ -303,11 +307,20 @@ class DiskCheckpoints:
         return DiskCheckpointer(self, scope)
 
     def write(self, scope: str, state: State) -> None:
+        begun = self.clock()
         token = write_state(self.path(scope), scope, self.place(scope), state)
+        self.cost = self.clock() - begun
         self.passed[scope] = (token, 0)
         self.fresh.discard(scope)
         self.last = self.clock()
         self.on_write(scope)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last state is old enough for another one, which should take no more than a
+        small share of the time."""
+        least = max(self.interval, _TIMES * self.cost) if self.interval > 0.0 else 0.0
+        return self.clock() - self.last >= least
 
     def read(self, scope: str) -> State | None:
         """Return the state of the place that the computation is at now, if there is one."""
@@ -388,7 +401,7 @@ class DiskCheckpointer(AbstractCheckpointer):
     def save_if_due(self, make: Callable[[], State]) -> None:
         shared = self.checkpoints
         with shared.ending() as ending:
-            if self._leads and (ending or shared.clock() - shared.last >= shared.interval):
+            if self._leads and (ending or shared.is_due):
                 shared.write(self.scope, make())
             elif self._leads:
                 shared.pass_by(self.scope, make)

@@ -40,6 +40,8 @@ _LEAST_BEYOND = 0.05
 _LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
 #: Share of the stars that may be fainter than the limit of their catalog.
 _MOST_FAINTER = 0.02
+#: Magnitudes by which the limit of a catalog is beyond its faintest star, at most.
+_MOST_BEYOND = 1.0
 #: Part of the rays that may end at the faces of a box beyond which no dust is expected.
 _CUT = 0.05
 #: The most that is sound of what engines report; 0 of others.
@@ -177,7 +179,11 @@ def _magnitudes(config: Config, stars: StarTable) -> tuple[Check, ...]:
     if fainter == 1.0:
         raise UserError(f"every star is fainter than the limit; {advice}")
     name = "share of stars fainter than the limit"
-    return (Check(name, fainter, 0.0, _MOST_FAINTER, advice),)
+    beyond = max(0.0, limit - faintest)
+    return (
+        Check(name, fainter, 0.0, _MOST_FAINTER, advice),
+        Check("limit beyond the faintest star in mag", beyond, 0.0, _MOST_BEYOND, advice),
+    )
 
 
 def _refuse_precision(config: Config, observed: Observations) -> None:

@@ -206,7 +206,10 @@ def read_truth(
         constants={**card.constants, "extinction_error": 1.0},
         named=card.named.difference(measured) | {"extinction"},
     )
-    truth = read_stars(data, noise_free, stars.system).stars
+    try:
+        truth = read_stars(data, noise_free, stars.system).stars
+    except UserError as error:
+        raise UserError(f"with {column} in place of the extinction: {error}") from None
     order = np.argsort(truth.source_id)
     at = np.searchsorted(truth.source_id, stars.source_id, sorter=order)
     rows = order[np.minimum(at, len(order) - 1)]
