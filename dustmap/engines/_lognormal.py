@@ -405,9 +405,8 @@ def _start_of(problem: Problem) -> inference.MGVIStart | None:
     torus, curved = tuple(vectors.pop("torus").tolist()), bool(vectors.pop("curved"))
     if "mean" in vectors:  # Runs of earlier versions have one, and no share.
         vectors["means"] = vectors.pop("mean")[None]
-    numbers = {"share": 1.0, "std": 0.0}
-    kept = {name: float(vectors.pop(name, none)) for name, none in numbers.items()}
-    return inference.MGVIStart(torus, curved=curved, **kept, **vectors)
+    share, std = float(vectors.pop("share", 1.0)), float(vectors.pop("std", 0.0))
+    return inference.MGVIStart(torus, curved=curved, share=share, std=std, **vectors)
 
 
 def _numbers(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:

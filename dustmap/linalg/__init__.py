@@ -84,6 +84,7 @@ from dustmap.linalg._preconditioners import PreconditionedOperator as Preconditi
 from dustmap.linalg._preconditioners import RootPreconditioner as RootPreconditioner
 from dustmap.linalg._preconditioners import nystrom as nystrom
 from dustmap.linalg._row_products import has_programs as has_programs
+from dustmap.linalg._sparse import EnteredOperator as EnteredOperator
 from dustmap.linalg._sparse import SparseGram as SparseGram
 from dustmap.linalg._sparse import SparseOperator as SparseOperator
 from dustmap.linalg._sparse import entered_columns as entered_columns

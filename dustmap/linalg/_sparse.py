@@ -122,6 +122,66 @@ class SparseOperator(AbstractAdjointPair):
 
 @final
 @dataclass(frozen=True, eq=False)
+class EnteredOperator(AbstractAdjointPair):
+    """L (m, n) = E P of which only some columns have entries: E (m, a) of these alone, and P x =
+    x[index] takes them.
+
+    What goes between a vector and its product, such as factors for every column, is done for a of
+    them.
+
+    entries E; index (a,), ascending; columns n.
+
+    Examples
+    --------
+    >>> rows, cols = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 2])
+    >>> L = SparseOperator.from_coo(rows, cols, torch.tensor([5.0, 1.0, 2.0]), (2, 4))
+    >>> entered = EnteredOperator.of(L)
+    >>> entered.index, entered.entries.shape, torch.equal(entered.to_dense(), L.to_dense())
+    (tensor([0, 2]), (2, 2), True)
+    """
+
+    entries: SparseOperator
+    index: Tensor
+    columns: int
+
+    @staticmethod
+    @torch.no_grad()
+    def of(rows: SparseOperator, index: Tensor | None = None) -> "EnteredOperator":
+        """Leave out the other columns than `index`, those with entries."""
+        index, (m, n) = entered_columns(rows) if index is None else index, rows.shape
+        starts, cols, values = csr_parts(rows.matrix)
+        place = torch.zeros(n, dtype=cols.dtype, device=cols.device)
+        place[index] = torch.arange(len(index), dtype=cols.dtype, device=cols.device)
+        entries = SparseOperator.from_csr(starts, place[cols.long()], values, (m, len(index)))
+        return EnteredOperator(entries, index, n)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.entries.shape[0], self.columns
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return self.entries.bytes + self.index.nbytes
+
+    def taken(self, x: Tensor) -> Tensor:
+        """P x (..., a) of x (..., n)."""
+        return x.index_select(-1, self.index)
+
+    def spread(self, y: Tensor) -> Tensor:
+        """Pᵀ y (..., n) of y (..., a)."""
+        out = y.new_zeros(*y.shape[:-1], self.columns)
+        return out.index_copy_(-1, self.index, y)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return self.entries.matmul(self.taken(x))
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self.spread(self.entries.rmatmul(y))
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class SparseGram(AbstractSymmetric):
     """G = LᵀWL (a, a) among the a columns of L (m, n) that have entries, in compressed rows.
 

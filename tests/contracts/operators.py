@@ -17,6 +17,7 @@ from dustmap.linalg import (
     CirculantOperator,
     DenseOperator,
     DiagonalOperator,
+    EnteredOperator,
     HartleyOperator,
     SparseGram,
     SparseOperator,
@@ -220,6 +221,18 @@ def sparse_case() -> OperatorCase:
     )
 
 
+def entered_case() -> OperatorCase:
+    """The columns with entries of the same."""
+    case = sparse_case()
+
+    def make(dtype: torch.dtype) -> EnteredOperator:
+        rows = case.build(dtype)
+        assert isinstance(rows, SparseOperator)
+        return EnteredOperator.of(rows)
+
+    return OperatorCase("entered", make, case.dense)
+
+
 def sparse_gram_case() -> OperatorCase:
     """Weighted rows that leave a column empty."""
     L, weights = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]).double(), torch.tensor([1.0, 0.5])
@@ -288,6 +301,7 @@ OPERATOR_CASES: tuple[OperatorCase, ...] = (
     transposed_case(),
     diagonal_case(),
     sparse_case(),
+    entered_case(),
     sparse_gram_case(),
     circulant_case((8,)),
     circulant_case((7,), rows=(4,), columns=(5,)),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp import ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference.lognormal import _lognormal_descent
+from dustmap.inference.lognormal import _lognormal_descent, _lognormal_problem
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend_samples
 from dustmap.inference.lognormal._lognormal_energy import Iterate, preconditioner_at
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
@@ -18,7 +18,7 @@ from dustmap.inference.lognormal._sampled_metric import (
     SampledTangent,
     sampled_steps,
 )
-from dustmap.linalg import unwatched
+from dustmap.linalg import EnteredOperator, SparseOperator, unwatched
 from tests.inference.gridded import energy_gradient
 from tests.inference.test_group_scales import log_normal_model, observed
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
@@ -205,3 +205,40 @@ def test_relative_noise_is_that_of_the_problem() -> None:
     (step,) = sampled_steps([at], torch.tensor([1e-9]), None, 2000).moves
     expected = torch.linalg.solve(metric(at), -energy_gradient(at))
     torch.testing.assert_close(step.xi, expected, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nodes_that_no_datum_sees_change_nothing(
+    dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rays through one corner of the box: products, and steps of means, with and without the other
+    nodes."""
+    model = model_of(box(dim, {1: 16, 2: 8, 3: 5}[dim]), learn=True, dtype=dtype)
+    data = observe(model, draw_truth(model, 1), 0.4 * positions(20, dim, 2).abs(), 0.1, 3)
+    few = LogNormalProblem.of(model, data)
+    monkeypatch.setattr(_lognormal_problem, "_FEW_SEEN", 0.0)
+    whole = LogNormalProblem.of(model, data)
+    assert isinstance(few.rows, EnteredOperator)
+    assert isinstance(whole.rows, SparseOperator)
+    assert few.rows.entries.shape[1] < whole.rows.shape[1]
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+    (at, other), (same, _) = iterates_of(few, 2), iterates_of(whole, 2)
+    generator = torch.Generator().manual_seed(2)
+    for place, there in ((at.density, same.density), (at.densities, same.densities)):
+        count = len(place) if place.ndim > 1 else 3
+        x = torch.randn(count, few.n_latent, generator=generator, dtype=torch.float64).to(dtype)
+        y = torch.randn(count, len(few.y), generator=generator, dtype=torch.float64).to(dtype)
+        c = x[:, :0] if place.ndim > 1 else x[0, :0]
+        one, two = few.tangent(place, c), whole.tangent(there, c)
+        torch.testing.assert_close(one.matmul(x), two.matmul(x), **near)
+        torch.testing.assert_close(one.rmatmul(y), two.rmatmul(y), **near)
+        torch.testing.assert_close(one.spread(y), two.spread(y), **near)
+        torch.testing.assert_close(one.size, two.size, **near)
+    wanted = torch.full((2,), 1e-6 if dtype == torch.float64 else 1e-3)
+    steps = sampled_steps([at, other], wanted, None, 2000)
+    for step, expected in zip(
+        steps.moves, sampled_steps(iterates_of(whole, 2), wanted, None, 2000).moves, strict=True
+    ):
+        loose = {"rtol": 0.02, "atol": 0.02} if dtype == torch.float32 else {}
+        torch.testing.assert_close(step.field, expected.field, **loose)

@@ -29,6 +29,8 @@ from dustmap.inference.lognormal._tangent import (
 _SAME_ORDER = 1e-6
 #: Draws of the prior that are made at once.
 _TOGETHER = 16
+#: Share of the nodes that data see, up to which the others are left out of rows.
+_FEW_SEEN = 0.8
 #: Error that the field may have over the residual that is asked for: most of a residual is noise
 #: that no field answers. With 180,000 stars maps are 0.1 posterior standard deviations (rms) from
 #: where these solves end on the side of the data; with 0.3 and 1, 0.08 and 0.15 further, in no less
@@ -43,10 +45,11 @@ Preconditioner: TypeAlias = GramPreconditioner | NodePreconditioner
 class LogNormalProblem:
     """A model with its data at the present hyperparameters, ready for products.
 
-    rows L (N, M); root T (M, n), n = M_w + P + G; groups: terms of zero points and scales, None
-    for none; log_mean H β₀ (M,); covariance K (M, M); y (N,);
-    noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
-    graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
+    rows L (N, M), stored without the nodes that have no entries where these are many; root T
+    (M, n), n = M_w + P + G; groups: terms of zero points and scales, None for none; log_mean H β₀
+    (M,); covariance K (M, M); y (N,); noise Σ (N,), the likelihood's divided by weights (N,). All
+    in the prior's dtype, without a graph. Noise that grows with the response takes data.response,
+    at first that of ξ = 0.
 
     world: ranks that divide draws. Each has the rows of all data: `own_rows` are L as one rank
     applies it alone, `rows` as all do together. nodes: those that data see, where solves are made
@@ -92,6 +95,7 @@ class LogNormalProblem:
         # Groups have numbers beside the nodes, and gradients of the evidence take z itself.
         plain = among_nodes and points is None and len(model.learned().theta) == 0
         nodes = SeenNodes.of(rows, noise, world) if plain else None
+        rows = rows if nodes is not None or world.size > 1 else _entered(rows)
         return LogNormalProblem(
             model,
             data,
@@ -194,7 +198,10 @@ class LogNormalProblem:
             gains = groups.gains(c)
             seen = rows.matmul(density) if seen is None else seen
         here = self.root, self.covariance, self.noise.rsqrt()
-        return Tangent(rows, density, *here, groups, gains, seen, self.nodes)
+        if not isinstance(rows, linalg.EnteredOperator):
+            return Tangent(rows, density, *here, groups, gains, seen, self.nodes)
+        there = rows.taken(density)
+        return Tangent(rows.entries, there, *here, groups, gains, seen, index=rows.index)
 
     def log_density(self, xi: Tensor) -> Tensor:
         """H β₀ + T ξ (..., M) for ξ (..., n)."""
@@ -250,6 +257,16 @@ def metric_solver(tangent: Tangent, preconditioner: Preconditioner | None) -> Me
 
 
 @torch.no_grad()
+def _entered(rows: linalg.AbstractOperator) -> linalg.AbstractOperator:
+    """Rows without the nodes that no datum sees, where these are many: factors ρ of every sample
+    are then multiplied at the others alone."""
+    if not isinstance(rows, linalg.SparseOperator):
+        return rows
+    index = linalg.entered_columns(rows)
+    few = len(index) <= _FEW_SEEN * rows.shape[1]
+    return linalg.EnteredOperator.of(rows, index) if few else rows
+
+
 def shared_solve(
     world: linalg.AbstractWorld, count: int, solve: Callable[[slice], linalg.SolveResult]
 ) -> linalg.SolveResult:

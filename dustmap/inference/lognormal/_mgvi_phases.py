@@ -16,7 +16,7 @@ from dustmap.inference.lognormal._mgvi_samples import Probe, Sampler, probed
 from dustmap.inference.lognormal._mgvi_settings import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import QUICK, FitState, MGVIStart, Phase
 from dustmap.inference.lognormal._tangent import GramPreconditioner
-from dustmap.linalg import AT_MOST, Progress, SparseOperator
+from dustmap.linalg import AT_MOST, EnteredOperator, Progress, SparseOperator
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
@@ -305,7 +305,7 @@ def _widest(problem: LogNormalProblem) -> int:
     """The rank, a power of two, from which on a product with a preconditioner, whose vectors are
     read twice, reads more than one with L and Lᵀ; none where rows are not stored."""
     rows = problem.own_rows
-    if not isinstance(rows, SparseOperator):
+    if not isinstance(rows, SparseOperator | EnteredOperator):
         return MGVISettings.most_rank
     even = rows.bytes // max(1, 2 * rows.shape[0] * rows.dtype.itemsize)
     return max(_WIDE, 1 << max(1, even).bit_length() - 1)

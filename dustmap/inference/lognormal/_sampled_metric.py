@@ -69,9 +69,9 @@ class SampledTangent:
 
     def response(self, field: Tensor, c: Tensor) -> Tensor:
         """Ĵ x (K, S N) for T x (K, M) and the last variables (K, V) of x."""
-        each = self._own_count
-        every, own_c = (v.repeat_interleave(each, dim=0) for v in (field, c))
-        own = self.root_weights * self.tangents.of_field(every, own_c)
+        each, tangents = self._own_count, self.tangents
+        every, own_c = (v.repeat_interleave(each, dim=0) for v in (tangents.entered(field), c))
+        own = self.root_weights * tangents.of_entered(every, own_c)
         whole = own.reshape(self.shape[0], each, -1).transpose(0, 1)
         return self.world.stacked(whole, self.shape[1]).transpose(0, 1).flatten(1)
 
@@ -81,9 +81,9 @@ class SampledTangent:
         own = z.reshape(means, count, -1)[:, self.world.share(count)].flatten(0, 1)
         pull, c = (
             self.world.total(part.reshape(means, self._own_count, part.shape[-1]).sum(1))
-            for part in self.tangents.pulled(self.root_weights * own)
+            for part in self.tangents.pulled_entered(self.root_weights * own)
         )
-        return pull, c
+        return self.tangents.whole(pull), c
 
     def taken(self, which: Tensor) -> "SampledTangent":
         """Of the means `which` (W,), ascending."""

@@ -213,7 +213,8 @@ class Tangent:
     Vectors are any number (..., n) and (..., N) at one place, and one (S, n) and (S, N) for each of
     several.
 
-    rows L (N, M); density ρ (M,) or (S, M); root T; covariance K (M, M); root_weights W^½ (N,);
+    rows L (N, a) of the nodes that they have entries at; density ρ (a,) or (S, a) there; index (a,)
+    of these nodes, None for all M; root T; covariance K (M, M); root_weights W^½ (N,);
     groups: terms C of zero points and scales, None for none; gains g = 1 + κ c'_g (N,) or (S, N),
     None without scales; seen L ρ (N,) or (S, N), which scales need; nodes: where solves are made
     among the nodes that data see.
@@ -228,6 +229,7 @@ class Tangent:
     gains: Tensor | None = None
     seen: Tensor | None = None
     nodes: SeenNodes | None = None
+    index: Tensor | None = None
 
     @property
     def is_stack(self) -> bool:
@@ -254,13 +256,22 @@ class Tangent:
 
     def of_field(self, field: Tensor, c: Tensor) -> Tensor:
         """J x (..., N) for T x (..., M) and the last variables (..., V) of x."""
-        seen = self.response(field)
+        return self.of_entered(self.entered(field), c)
+
+    def of_entered(self, field: Tensor, c: Tensor) -> Tensor:
+        """The same for T x where rows have entries (..., a)."""
+        seen = self._answered(field)
         return seen if self.groups is None else seen + self.groups.derivative(c, self.seen)
 
     def pulled(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """The pull ρ Lᵀ diag(g) v (..., M) on the log-density, and Cᵀ v (..., V)."""
+        pull, c = self.pulled_entered(v)
+        return self.whole(pull), c
+
+    def pulled_entered(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where rows have entries (..., a)."""
         c = v[..., :0] if self.groups is None else self.groups.pulled(v, self.seen)
-        return self.spread(v), c
+        return self._met(v), c
 
     def pull_of(self, multipliers: Tensor) -> tuple[Tensor, Tensor]:
         """The same of W^½ z for multipliers (..., Q): z, or those of nodes."""
@@ -270,11 +281,30 @@ class Tangent:
 
     def response(self, field: Tensor) -> Tensor:
         """diag(g) L diag(ρ) v (..., N) of fields v (..., M)."""
-        return self._gained(self.rows.matmul(_side_by_side(self.density, field)))
+        return self._answered(self.entered(field))
 
     def spread(self, v: Tensor) -> Tensor:
-        """ρ Lᵀ diag(g) v (..., M) of v (..., N), one vector after the other in memory, as
-        transforms want them: products of rows have them side by side."""
+        """ρ Lᵀ diag(g) v (..., M) of v (..., N)."""
+        return self.whole(self._met(v))
+
+    def entered(self, field: Tensor) -> Tensor:
+        """A field (..., M) where rows have entries (..., a)."""
+        return field if self.index is None else field.index_select(-1, self.index)
+
+    def whole(self, values: Tensor) -> Tensor:
+        """The field (..., M) of values (..., a) there, 0 elsewhere."""
+        if self.index is None:
+            return values
+        field = values.new_zeros(*values.shape[:-1], self.covariance.shape[0])
+        return field.index_copy_(-1, self.index, values)
+
+    def _answered(self, field: Tensor) -> Tensor:
+        """diag(g) L diag(ρ) v (..., N) of v (..., a)."""
+        return self._gained(self.rows.matmul(_side_by_side(self.density, field)))
+
+    def _met(self, v: Tensor) -> Tensor:
+        """ρ Lᵀ diag(g) v (..., a), one vector after the other in memory, as transforms want them:
+        products of rows have them side by side."""
         return self.rows.rmatmul(self._gained(v)).contiguous().mul_(self.density)
 
     def covaried(self, pull: Tensor) -> Tensor:
