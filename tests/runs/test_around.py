@@ -167,7 +167,9 @@ def test_the_grid_around_a_far_box_is_as_narrow_as_its_stars() -> None:
     tangent = np.tan(np.radians(rng.uniform(-1.0, 1.0, (4000, 2)) * [6.0, 4.0]))
     stars = stars_at(x[:, None] * np.column_stack([np.ones(4000), tangent]))
     config = configured(size=[320, 320, 240], spacing=16, center=[2000, 0, 0])
-    (size, spacing), (inner, finer) = with_around(config, stars).grid.around
+    around = with_around(config, stars).grid.around
+    assert not isinstance(around, str)
+    (size, spacing), (inner, finer) = around
     assert (spacing, finer) == (48.0, 16.0)
     assert size[0] >= 4000.0
     assert max(size[1:]) < 600.0
@@ -323,7 +325,7 @@ def test_grids_around_the_box_give_way_to_the_memory(
         return run
 
     plain, whole = (prepared(f"grid.around={around}") for around in ("none", "auto"))
-    allowed = int(0.95 * plain.plan().bytes_needed)
+    allowed = int(1.1 * plain.plan().bytes_needed)
     assert whole.plan().bytes_needed > 1.1 * allowed
     run = prepared(f"compute.memory={allowed}B")
     assert run.config.grid.around == whole.config.grid.around[1:]
