@@ -201,7 +201,7 @@ class LogNormalProblem:
         if not isinstance(rows, linalg.EnteredOperator):
             return Tangent(rows, density, *here, groups, gains, seen, self.nodes)
         there = rows.taken(density)
-        return Tangent(rows.entries, there, *here, groups, gains, seen, index=rows.index)
+        return Tangent(rows.entries, there, *here, groups, gains, seen, among=rows)
 
     def log_density(self, xi: Tensor) -> Tensor:
         """H β₀ + T ξ (..., M) for ξ (..., n)."""

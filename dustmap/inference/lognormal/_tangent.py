@@ -213,8 +213,8 @@ class Tangent:
     Vectors are any number (..., n) and (..., N) at one place, and one (S, n) and (S, N) for each of
     several.
 
-    rows L (N, a) of the nodes that they have entries at; density ρ (a,) or (S, a) there; index (a,)
-    of these nodes, None for all M; root T; covariance K (M, M); root_weights W^½ (N,);
+    rows L (N, a) of the nodes that they have entries at, and these among all M nodes, `among`, None
+    where a = M; density ρ (a,) or (S, a) there; root T; covariance K (M, M); root_weights W^½ (N,);
     groups: terms C of zero points and scales, None for none; gains g = 1 + κ c'_g (N,) or (S, N),
     None without scales; seen L ρ (N,) or (S, N), which scales need; nodes: where solves are made
     among the nodes that data see.
@@ -229,7 +229,7 @@ class Tangent:
     gains: Tensor | None = None
     seen: Tensor | None = None
     nodes: SeenNodes | None = None
-    index: Tensor | None = None
+    among: linalg.EnteredOperator | None = None
 
     @property
     def is_stack(self) -> bool:
@@ -289,14 +289,11 @@ class Tangent:
 
     def entered(self, field: Tensor) -> Tensor:
         """A field (..., M) where rows have entries (..., a)."""
-        return field if self.index is None else field.index_select(-1, self.index)
+        return field if self.among is None else self.among.taken(field)
 
     def whole(self, values: Tensor) -> Tensor:
         """The field (..., M) of values (..., a) there, 0 elsewhere."""
-        if self.index is None:
-            return values
-        field = values.new_zeros(*values.shape[:-1], self.covariance.shape[0])
-        return field.index_copy_(-1, self.index, values)
+        return values if self.among is None else self.among.spread(values)
 
     def _answered(self, field: Tensor) -> Tensor:
         """diag(g) L diag(ρ) v (..., N) of v (..., a)."""
