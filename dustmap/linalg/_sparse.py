@@ -100,6 +100,22 @@ class SparseOperator(AbstractAdjointPair):
         counts = torch.bincount(place // shape[1], minlength=shape[0])
         return SparseOperator.from_csr(_starts(counts), place % shape[1], values, shape)
 
+    @staticmethod
+    def from_both(matrix: Tensor, transposed: Tensor) -> "SparseOperator":
+        """Take a matrix (m, n) and its transpose, both in compressed rows with int32 indices, as
+        they are.
+
+        Examples
+        --------
+        >>> A = SparseOperator.from_coo(torch.tensor([0]), torch.tensor([1]), torch.ones(1), (1, 2))
+        >>> SparseOperator.from_both(A.transposed, A.matrix).shape
+        (2, 1)
+        """
+        made = object.__new__(SparseOperator)
+        object.__setattr__(made, "matrix", matrix)
+        object.__setattr__(made, "transposed", transposed)
+        return made
+
     @property
     def bytes(self) -> int:
         """Memory held: entries and indices of the matrix and of its transpose."""
@@ -152,8 +168,14 @@ class EnteredOperator(AbstractAdjointPair):
         starts, cols, values = csr_parts(rows.matrix)
         place = torch.zeros(n, dtype=cols.dtype, device=cols.device)
         place[index] = torch.arange(len(index), dtype=cols.dtype, device=cols.device)
-        entries = SparseOperator.from_csr(starts, place[cols.long()], values, (m, len(index)))
-        return EnteredOperator(entries, index, n)
+        parts = starts, place.index_select(0, cols), values
+        # Of the transpose empty rows go, and all else is as it was.
+        starts, cols, values = csr_parts(rows.transposed)
+        turned = torch.cat([starts.index_select(0, index), starts[-1:]]), cols, values
+        shape = m, len(index)
+        matrix = csr_from_parts(*parts, shape, check_invariants=False)
+        transposed = csr_from_parts(*turned, shape[::-1], check_invariants=False)
+        return EnteredOperator(SparseOperator.from_both(matrix, transposed), index, n)
 
     @property
     def shape(self) -> tuple[int, int]:

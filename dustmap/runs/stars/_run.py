@@ -349,7 +349,7 @@ class StarRun(AbstractRun):
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps, without coverage where a magnitude limit hides it."""
         density = _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
-        where = self.grid, self.whole
+        where = self.grid, self.whole, self.device
         return density if self.reach is None else LimitedField.of(density, self.reach, *where)
 
     def provenance(self, fit: _engines.StarFit, stars: int) -> Provenance:

@@ -349,18 +349,25 @@ class LimitedField(AbstractDensityField):
 
     @staticmethod
     def of(
-        field: AbstractDensityField, reach: SurveyReach, grid: RegularGrid, whole: RegularGrid
+        field: AbstractDensityField,
+        reach: SurveyReach,
+        grid: RegularGrid,
+        whole: RegularGrid,
+        device: torch.device | None = None,
     ) -> "LimitedField":
         """Find what the mean of a field hides, from its values at the nodes of a grid, and from its
-        integrals from the Sun to that grid in the box of a whole one."""
+        integrals from the Sun to that grid in the box of a whole one; device: of the field."""
         planes = field.planes(grid, MapRequest((Quantity.MEAN,)))
         cube = np.concatenate([slab.arrays["mean"] for slab in planes]).T.astype(np.float64)
         box = whole.lower, whole.upper, OutsidePolicy.TRUNCATE
 
         def before(places: Array) -> Array:
-            rays, kept, _ = LineIntegrals.from_observer(torch.from_numpy(places)).clipped(*box)
+            ends = torch.from_numpy(places).to(device)
+            rays, kept, _ = LineIntegrals.from_observer(ends).clipped(*box)
             extinction = np.zeros(len(places))
-            extinction[kept.numpy()] = field.evaluate(rays, MapRequest((Quantity.MEAN,)))["mean"]
+            extinction[kept.cpu().numpy()] = field.evaluate(rays, MapRequest((Quantity.MEAN,)))[
+                "mean"
+            ]
             return extinction
 
         return LimitedField(field, Horizon.of(cube, grid, reach, before), reach)
