@@ -77,10 +77,7 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
     of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
-    of_extinctions = (
-        *(_signs(stars), _cut(stars), _edge(stars)),
-        *(_errors(stars), _densities(stars)),
-    )
+    of_extinctions = (_signs(stars), _cut(stars), _edge(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
     return (*of_places, *of_extinctions, _sentinels(stars), *of_distances, _repetitions(stars))
 
@@ -288,7 +285,8 @@ def _edge(stars: StarTable) -> Check:
     ratio = stars.extinction / np.maximum(stars.extinction_error, LEAST_ERROR)
     lowest = float(ratio.min())
     share = float(np.mean(ratio < lowest + _EDGE))
-    if share > _ALIKE or not _cut(stars).passed:  # of errors that are a part of the extinction
+    # Errors that are a part of the extinction say nothing, and zeros have a check of their own.
+    if share > _ALIKE or not _cut(stars).passed:
         share = 0.0
     advice = (
         f"column extinction: none is below {lowest:.2g} errors, and that many are within half an "
