@@ -38,7 +38,7 @@ _MOST_REPEATED = 1e-2
 _MOST_AT_ZERO = 1e-2
 #: Errors above the lowest extinction within which stars are at the edge, share of these and number
 #: of them, and the share from which on all are alike. Catalogs and skies with noise have shares of
-#: 0.0001 to 0.012, those cut at 0, at two errors, or with a floor or limits 0.06 to 0.6.
+#: 0.012 at most, those cut at 0, at two errors, or with a floor or limits 0.06 to 0.6.
 _EDGE, _MOST_AT_EDGE, _FEW_AT_EDGE, _ALIKE = 0.5, 0.03, 20.0, 0.9
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
