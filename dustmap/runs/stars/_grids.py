@@ -139,9 +139,10 @@ def with_boxes(config: Config, levels: Boxes) -> Config:
 def with_around(config: Config, stars: StarTable) -> Config:
     """The configuration with grids around the box in place of "auto".
 
-    A box of few nodes is made larger itself. Then there is another grid while the Sun or many stars
-    are beyond the last: of twice the sides, but no longer ones than the stars need, and of twice
-    the spacing around few nodes, three times around many, so that it has a third of them.
+    A box of few nodes is made larger itself, and any by a margin over which its grid fades. Then
+    there is another grid while the Sun or many stars are beyond the last: of twice the spacing
+    around few nodes, three times around many, and of twice the sides or at once as wide as all
+    stars, but no wider than these.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Arrays, Planes
 from dustmap.sky.maps._node_field import NodeTable
 from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity
-from dustmap.sky.maps._trilinear import Cells
+from dustmap.sky.maps._trilinear import Cells, chord
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -331,10 +331,8 @@ def _entered(ahead: Array, grid: RegularGrid, cells: float) -> Array:
     """Distance (N,) from the Sun at which directions (N, 3) enter the box of a grid, so many cells
     wider, 0 where it is inside and infinite where they miss it."""
     more = cells * np.array(grid.spacing)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        faces = np.stack([(grid.lower - more) / ahead, (grid.upper + more) / ahead])
-    faces = np.sort(np.nan_to_num(faces, nan=0.0, posinf=np.inf, neginf=-np.inf), axis=0)
-    enters, leaves = faces[0].max(axis=1).clip(0.0), faces[1].min(axis=1)
+    enters, leaves = chord(grid.lower - more, grid.upper + more, ahead)
+    enters = enters.clip(0.0)
     return np.where(enters < leaves, enters, np.inf)
 
 
@@ -357,7 +355,8 @@ class LimitedField(AbstractDensityField):
     ) -> "LimitedField":
         """Find what the mean of a field hides, from its values at the nodes of a grid, and from its
         integrals from the Sun to that grid in the box of a whole one; device: of the field."""
-        planes = field.planes(grid, MapRequest((Quantity.MEAN,)))
+        request = MapRequest((Quantity.MEAN,))
+        planes = field.planes(grid, request)
         cube = np.concatenate([slab.arrays["mean"] for slab in planes]).T.astype(np.float64)
         box = whole.lower, whole.upper, OutsidePolicy.TRUNCATE
 
@@ -365,9 +364,7 @@ class LimitedField(AbstractDensityField):
             ends = torch.from_numpy(places).to(device)
             rays, kept, _ = LineIntegrals.from_observer(ends).clipped(*box)
             extinction = np.zeros(len(places))
-            extinction[kept.cpu().numpy()] = field.evaluate(rays, MapRequest((Quantity.MEAN,)))[
-                "mean"
-            ]
+            extinction[kept.cpu().numpy()] = field.evaluate(rays, request)["mean"]
             return extinction
 
         return LimitedField(field, Horizon.of(cube, grid, reach, before), reach)
