@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import nearest as nearest
     from dustmap.gp._nested_prior import NestedPrior as NestedPrior
     from dustmap.gp._nested_prior import tori_for as tori_for
+    from dustmap.gp._nested_prior import zero_covariance as zero_covariance
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter

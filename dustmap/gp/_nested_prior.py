@@ -207,6 +207,33 @@ def tori_for(
     return tuple(tori)
 
 
+def zero_covariance(
+    nodes: RegularGrid | NestedGrids,
+    tori: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> linalg.AbstractOperator:
+    """K (M, M) of spectra of zeros on the tori of all fields: products that take as long as those
+    of a prior (`covariance_products`), before there is one.
+
+    Examples
+    --------
+    >>> grids = (RegularGrid((0.0,), (h,), (m,)) for h, m in ((1.0, 61), (0.25, 81)))
+    >>> K = zero_covariance(NestedGrids(tuple(grids)), ((80,), (100,), (80,)), torch.float32)
+    >>> K.shape, float(K.matmul(torch.ones(142)).abs().max())
+    ((142, 142), 0.0)
+    """
+
+    def block(torus: tuple[int, ...], box: RegularGrid) -> linalg.AbstractOperator:
+        half = torch.zeros(*torus[:-1], torus[-1] // 2 + 1, dtype=dtype, device=device)
+        return linalg.circulant_block(half, torus, box.shape, dtype)
+
+    if isinstance(nodes, RegularGrid):
+        return block(tori[0], nodes)
+    chain = Chain.of(nodes, dtype, device)
+    return NestedCovariance(chain, [block(*of) for of in zip(tori, chain.boxes, strict=True)])
+
+
 def _padded_torus(grid: RegularGrid, spacing: Sequence[float]) -> tuple[int, ...]:
     """Points of a torus with `_PADDING` of the spacing around a grid."""
     cells = zip(grid.shape, grid.spacing, spacing, strict=True)

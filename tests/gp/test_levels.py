@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import GridPrior, NestedGrids, NestedPrior, RegularGrid
+from dustmap.gp import (
+    GridPrior,
+    NestedGrids,
+    NestedPrior,
+    RegularGrid,
+    tori_for,
+    zero_covariance,
+)
+from dustmap.gp._nested_operators import NestedCovariance
 from dustmap.gp.features import interpolation, row_bytes
 from dustmap.gp.functionals import LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, ProjectedKernel
@@ -180,6 +188,21 @@ def test_away_from_finer_grids_the_coarsest_is_a_grid_of_its_own(dim: int) -> No
     torch.testing.assert_close(
         found[outside][:, outside], expected[outside][:, outside], rtol=0, atol=2e-3
     )
+
+
+def test_products_before_there_is_a_kernel_are_those_of_the_prior() -> None:
+    """The same operators of the same shapes, for the time they take; also of one grid."""
+    nodes, kernel = nested_of(2), kernel_of("matern32", 2, 2.0)
+    tori = tori_for(kernel, nodes, 4.0)
+    K = NestedPrior.of(kernel, nodes, dtype=torch.float32).covariance_products()
+    zero = zero_covariance(nodes, tori, torch.float32)
+    assert isinstance(K, NestedCovariance)
+    assert isinstance(zero, NestedCovariance)
+    assert [(type(b), b.shape) for b in zero.blocks] == [(type(b), b.shape) for b in K.blocks]
+    grid = nodes.grids[-1]
+    one = zero_covariance(grid, tori_for(kernel, grid, 4.0), torch.float32)
+    assert one.shape == GridPrior.padded(kernel, grid, padding=4.0).covariance_products().shape
+    assert not one.matmul(torch.ones(grid.size)).any()
 
 
 @pytest.mark.parametrize("projected", [False, True])

@@ -116,6 +116,29 @@ def test_no_rounds_leave_the_start(sky: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoint" / "distances.npz").is_file()
 
 
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize("density", ["gaussian", "lognormal"])
+def test_held_out_stars_have_the_noise_of_the_density_that_was_fitted(
+    sky: Path, tmp_path: Path, rounds: int, density: str
+) -> None:
+    """The report scores them as `evaluate` does, though no round has settled what is added."""
+    kernel, model = 'model.kernel="matern32"', f'model.density="{density}"'
+    outside = 'grid.around="none"', "grid.size=[80, 80, 60]"
+    ln = () if density == "gaussian" else ("model.std=0.5", 'model.noise="gaussian"')
+    settings = f"fit.distance_rounds={rounds}", model, kernel, "data.refit=false", *outside, *ln
+    config = configured(sky, *settings)
+    report = execute_run(prepare(config), tmp_path / "run", config, False, Stage.EVALUATE)
+    done = open_run(tmp_path / "run")
+    assert isinstance(done, StarMap)
+    assert done.run.observed.counts.truncated > 10
+    table = Table.read(sky / "stars.ecsv")
+    ids = done.run.stars.source_id[done.run.observed.rows[done.run.holdout.numpy()]]
+    table[np.isin(table["source_id"], ids)].write(tmp_path / "held_out.ecsv")
+    told = done.evaluate(tmp_path / "held_out.ecsv", system="A_V")
+    for name in ("n", "rmse", "loglike", "chi2", "coverage68"):
+        assert told[name] == pytest.approx(report.sections["held_out_stars"][name], rel=1e-6), name
+
+
 def test_ignoring_the_errors_is_overconfident(sky: Path, finished: StarMap) -> None:
     told = finished.evaluate(sky / "stars.ecsv", system="A_V")
     assert 0.2 < told["chi2"] < 3.0

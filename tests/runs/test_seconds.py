@@ -53,6 +53,7 @@ def test_beams_are_timed_where_the_fit_has_them(
         return 1.0
 
     monkeypatch.setattr(_duration, "_product_seconds", seen)
+    monkeypatch.setattr(_duration, "_prior_seconds", lambda config, device: 1.0)
     seconds(catalog)
     own, one = shapes
     nodes = own[1]

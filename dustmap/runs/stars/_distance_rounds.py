@@ -22,6 +22,7 @@ from dustmap.engines._engine import arrays_of, tensors_of
 from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _beyond, _model
 from dustmap.runs.stars._distances import MagnitudeLimit
@@ -110,6 +111,17 @@ class DistanceFit:
     fit: StarFit
     data: FitData
     rounds: tuple[Mapping[str, Any], ...] = ()
+
+    def left(self, config: Config, progress: Progress = unwatched) -> Observations:
+        """Return the observations with what this fit says that distances and dust beyond the box
+        add, which is not what it had before it where the last round was not a settled one."""
+        settled = bool(self.rounds) and not self.rounds[-1].get("refitted", False)
+        if self.data.added is None or settled:
+            return self.data.noisy
+        observed, fit = self.data.observed, self.fit
+        dust = _beyond.prior_dust(config, fit.hyperparameters)
+        added = observed.added(fit.for_many_rays(), dust, progress)
+        return self.data.noisy.with_added(added.times(fit.gains(observed.batch.functional)))
 
 
 def fit_distances(

@@ -17,9 +17,10 @@ from dustmap.gp import (
     own_batch,
     tori_for,
     torus_for,
+    zero_covariance,
 )
 from dustmap.gp.functionals import LineIntegrals, own_rays
-from dustmap.linalg import AbstractOperator, SparseOperator, circulant_block
+from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.runs import _machine
 from dustmap.runs._machine import Products, dtype_of, rounded
 from dustmap.runs.stars import _kernel, _model
@@ -82,8 +83,8 @@ def _field_seconds(config: Config, rays: LineIntegrals) -> float:
     grid = grid_of(config.grid)
     torus = torus_for(start_kernel(config), grid, 2.0)
     rows = features.interpolation(rays, grid=grid, dtype=torch.float64)
-    once = _covariance_seconds(torus, grid.shape, torch.float64, rays.device)
-    return once + 2 * _product_seconds(rows, VECTORS)
+    prior = zero_covariance(grid, (torus,), torch.float64, rays.device)
+    return _product_seconds(prior, VECTORS) + 2 * _product_seconds(rows, VECTORS)
 
 
 def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
@@ -185,20 +186,8 @@ def _several_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def _prior_seconds(config: Config, device: torch.device) -> float:
     """Time the product of the prior's covariance with a field, of several at once."""
-    nodes, dtype, tori = nodes_of(config.grid), dtype_of(config.compute), _tori(config)
-    if isinstance(nodes, NestedGrids):
-        return sum(_fft_seconds(torus, dtype, device) for torus in tori)
-    return _covariance_seconds(tori[0], nodes.shape, dtype, device)
-
-
-def _covariance_seconds(
-    torus: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> float:
-    """Time the same on a torus."""
-    spectrum = torch.zeros(*torus[:-1], torus[-1] // 2 + 1, dtype=dtype, device=device)
-    covariance = circulant_block(spectrum, torus, box, dtype)
-    x = torch.zeros((VECTORS, covariance.shape[1]), dtype=dtype, device=device)
-    return _machine.measured_seconds(lambda: covariance.matmul(x), device) / VECTORS
+    nodes, dtype = nodes_of(config.grid), dtype_of(config.compute)
+    return _product_seconds(zero_covariance(nodes, _tori(config), dtype, device), VECTORS)
 
 
 def _fft_seconds(torus: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
@@ -260,7 +249,7 @@ def _row_seconds(config: Config, rays: LineIntegrals, vectors: int) -> float:
 
 
 def _product_seconds(rows: AbstractOperator, vectors: int) -> float:
-    """Time the product of rows with one of so many vectors at once."""
+    """Time the product of an operator with one of so many vectors at once."""
     x = torch.zeros((vectors, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     return _machine.measured_seconds(lambda: rows.matmul(x), rows.device) / vectors
 
