@@ -140,11 +140,11 @@ class _LineSearch:
             least = trial.t + _FURTHER[0] * (trial.t - before.t)
             t = _lowest_of_cubic(before, trial, least, trial.t * _FURTHER[1])
             before, trial, made = trial, self._at(t), made + 1
-        return (self.start if self.start.value <= trial.value else trial), made + 1
+        return (trial if trial.value < self.start.value else self.start), made + 1
 
     def _between(self, one: _Trial, other: _Trial, made: int) -> tuple[_Trial, int]:
         """The same between two points that have one of these between them."""
-        low, high = (one, other) if one.value <= other.value else (other, one)
+        low, high = (other, one) if other.value < one.value else (one, other)
         largest, was_near = float(self.d.abs().max()), False
         while made < self.most and not abs(high.t - low.t) * largest < _LEAST_CHANGE:
             first, last = sorted((low.t, high.t))
@@ -168,8 +168,8 @@ class _LineSearch:
         return _Trial(t, value, gradient, float(gradient.dot(self.d)))
 
     def _is_high(self, trial: _Trial) -> bool:
-        """Whether the first condition fails: it has not fallen enough."""
-        return trial.value > self.start.value + _FALL * trial.t * self.start.slope
+        """Whether the first condition fails: it has not fallen enough, or is no number."""
+        return not trial.value <= self.start.value + _FALL * trial.t * self.start.slope
 
     def _is_flat(self, trial: _Trial) -> bool:
         """Whether the second condition holds: the slope is less steep than at the start."""

@@ -29,6 +29,8 @@ Rows: TypeAlias = tuple[tuple[float, ...], ...]
 Quantities: TypeAlias = Callable[[Tensor], Mapping[str, float]]
 #: Change of a parameter in forward differences.
 _SHIFT = 1e-5
+#: Effect of a coefficient on data below which they do not see it.
+_LEAST_EFFECT = 1e-100
 
 
 @final
@@ -309,7 +311,12 @@ def average_information(
 
 def mean_scale(mean: AbstractMean, batch: Batch) -> Tensor:
     """Return the change (P,) of each coefficient that moves the data by their own spread."""
-    tiny = torch.finfo(torch.float64).tiny
-    basis = mean.basis(batch.functional)
-    spread = batch.y.double().square().mean().sqrt() + tiny
-    return spread / basis.square().mean(0).sqrt().clamp(min=tiny)
+    spread = batch.y.double().square().mean().sqrt() + torch.finfo(torch.float64).tiny
+    return scale_of_effect(spread, mean.basis(batch.functional).square().mean(0).sqrt())
+
+
+def scale_of_effect(spread: Tensor, effect: Tensor) -> Tensor:
+    """The change (P,) that moves data by `spread`, of coefficients of 1 that move them by `effect`
+    (P,); 1 of those that move none."""
+    seen = effect > _LEAST_EFFECT
+    return torch.where(seen, spread / torch.where(seen, effect, 1.0), 1.0)

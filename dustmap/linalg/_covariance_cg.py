@@ -45,6 +45,12 @@ class AbstractInformation(ABC):
         """Return P r and K P r for r and K r, where P is symmetric and positive definite in
         ⟨·, ·⟩."""
 
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """How many times ⟨r, P r⟩ bounds the squared error of a solution: once where
+        P ≥ (I + B K)⁻¹."""
+
     @abstractmethod
     def taken(self, which: Tensor) -> "AbstractInformation":
         """Return it for the vectors `which` (W,), in that order."""
@@ -198,8 +204,8 @@ class _Columns:
 
     def examined(self, outcome: CovarianceSolve, step: int, max_steps: int) -> "_Columns":
         """Write the columns that have ended to the outcome, and return the others."""
-        # squared, from above as far as that is known
-        status, errors = self.trouble, torch.minimum(self.rz, self.gains.sum(1))
+        # squared, as far as that is known
+        status, errors = self.trouble, torch.minimum(self.system.bound * self.rz, self.gains.sum(1))
         claims = (errors <= self.squared) & (status == GO_ON)
         state = self
         if bool(claims.any()):

@@ -9,7 +9,7 @@ from torch import Tensor
 from dustmap.gp import FitStatus, GPModel, fit_hyperparameters
 from dustmap.gp._batch import Batch
 from dustmap.gp._exact import ExactGP
-from dustmap.gp._means import ConstantMean
+from dustmap.gp._means import ConstantMean, LinearMean
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -100,6 +100,23 @@ def test_the_prior_is_the_stated_penalty() -> None:
     for p, gradient in zip(logs, torch.autograd.grad(at_end, logs), strict=True):
         # All starts are at ln 1 = 0.
         torch.testing.assert_close(gradient, p.detach() / width**2, rtol=0, atol=1e-2)
+
+
+def test_a_slope_that_no_datum_sees_stays() -> None:
+    """All data on x₂ = 0, of whatever size."""
+    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 1] = 0.0
+    for level in (3.0, 10.0, 1e6):
+        y = (3.0 * x[:, 0]).sin() + level
+        data = Batch(PointValues(x), y, torch.full_like(y, 0.01))
+        mean = LinearMean((0.0, 0.0), 0.0)
+        fit = fit_hyperparameters(
+            GPModel(Matern32(1.0, 1.0, dim=2), mean, GaussianLikelihood()), data
+        )
+        found = fit.model.mean
+        assert isinstance(found, LinearMean)
+        assert bool(found.basis(data.functional).isfinite().all())
+        assert all(bool(p.value.isfinite().all()) for p in found.parameters())
 
 
 def test_fixed_parameters_stay_and_some_must_be_free() -> None:

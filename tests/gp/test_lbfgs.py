@@ -105,6 +105,17 @@ def test_a_straight_line_is_followed_as_far_as_trials_go() -> None:
     assert float(found.x.min()) > 100.0
 
 
+def test_where_there_is_no_number_is_a_wall() -> None:
+    def cut(x: Tensor) -> tuple[float, Tensor]:
+        if float(x[0]) > 1.5:
+            return math.nan, x * math.nan
+        return -float(x[0]), -torch.ones_like(x)
+
+    start = torch.zeros(1, dtype=torch.float64)
+    found = minimise(cut, start, max_steps=50, max_evaluations=200, tolerance=1e-8)
+    assert 1.0 < float(found.x[0]) <= 1.5
+
+
 #: Trials of a minimisation that must be torch's but for rounding.
 SAME = 50
 

@@ -1,14 +1,15 @@
 """Natural steps that only solve with the precision, beside those that factorise it."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.families import AbstractFamily, FullRankFamily, KrylovFullRankFamily, _family
-from dustmap.gp.features import CholeskyFeatures, Features
+from dustmap.gp.features import CholeskyFeatures, Features, TorusFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import (
@@ -32,6 +33,7 @@ from dustmap.inference import (
     solve_direct,
     svi,
 )
+from dustmap.inference.variational._model import full_elbo
 from dustmap.inference.variational._natural_step import StepLengths
 from tests.combinations import covering
 from tests.inference.checkpointers import keeps, often_interrupted
@@ -153,6 +155,25 @@ def test_full_passes_settle_where_those_of_the_dense_family_do(name: str) -> Non
     assert dense.converged
     assert solved.elbo == pytest.approx(dense.elbo, rel=1e-9)
     assert solved.passes == dense.passes
+
+
+def test_steps_that_were_halved_grow_again() -> None:
+    """Counts of a rate that varies by factors of a hundred: as high as steps of one pass get."""
+    generator = torch.Generator().manual_seed(0)
+    x = 3.0 * torch.rand(300, 1, generator=generator, dtype=torch.float64)
+    rate = (2.5 * (2.0 * x[:, 0]).sin() + 3.0).exp()
+    batch = Batch(PointValues(x), torch.poisson(rate, generator=generator))
+    grid = RegularGrid.from_bounds((0.0,), (3.0,), (7,))
+    torus = TorusFeatures(GridPrior.padded(Matern32(1.0, 4.0, dim=1), grid))
+    family = FullRankFamily(torus.n_features)
+    mean = ConstantMean(math.log(float(batch.y.mean())), learn=False)
+    model = VariationalModel(torus, mean, PoissonLikelihood(), family)
+    source = RowSource(torus, batch.functional)
+    found = settle(model, family.prior(), batch, source, max_passes=20)
+    assert found.converged
+    settings = SVISettings(300, 20)
+    far = fit_svi(model, batch, source, settings, torch.Generator().manual_seed(0))
+    assert found.elbo == pytest.approx(full_elbo(model, far.posterior, batch, source), abs=0.1)
 
 
 @dataclass(frozen=True, eq=False)

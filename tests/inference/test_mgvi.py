@@ -38,9 +38,8 @@ from dustmap.inference.lognormal._lognormal_descent import (
     gauss_newton,
     line_search,
 )
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, draws_at_once
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_curves import draws_at_once
 from dustmap.inference.lognormal._mgvi_hyper import evidence_step, learned_from
 from dustmap.inference.lognormal._mgvi_samples import DrawSolver, Perturbations, metric_draws
 from dustmap.linalg import AbstractOperator, KeptNumbers

@@ -13,14 +13,13 @@ from dustmap.gp import Batch, ConstantMean, ZeroPoints
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, draws_at_once
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_curves import (
     Centres,
     CurvedDraws,
     curved_at_once,
     curved_draws,
-    draws_at_once,
 )
 from dustmap.inference.lognormal._mgvi_samples import DrawSolver, Perturbations, metric_draws
 from dustmap.inference.lognormal._tangent import GramPreconditioner

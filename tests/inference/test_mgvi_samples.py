@@ -9,9 +9,8 @@ from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import MGVISettings, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_samples
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, bends, excess_spread
 from dustmap.inference.lognormal._lognormal_problem import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_curves import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
 from tests.inference.test_seen_nodes import case
 

@@ -127,6 +127,11 @@ def test_degrees_of_freedom_and_scale_of_plain_residuals(nu: float, scale: float
     assert fixed.scale == 1.0
 
 
+def test_data_without_errors_of_their_own_say_nothing_of_the_law() -> None:
+    law, ratio = StudentTNoise(4.0, 1.2), torch.ones(20, dtype=torch.float64)
+    assert fitted_noise(ratio, law, RobustSettings(), torch.zeros(20).double()) == law
+
+
 def test_values_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="nu must be positive"):
         StudentTNoise(-1.0)

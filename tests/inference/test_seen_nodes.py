@@ -20,13 +20,13 @@ from dustmap.inference import (
 from dustmap.inference.lognormal import _mgvi_phases, _tangent
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, descend
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import Iterate, draws_at_once
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     metric_solver,
     node_preconditioner,
 )
-from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws, draws_at_once
+from dustmap.inference.lognormal._mgvi_curves import Centres, curved_draws
 from dustmap.inference.lognormal._mgvi_samples import (
     DrawSolver,
     Perturbations,

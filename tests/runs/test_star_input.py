@@ -34,9 +34,9 @@ def test_noise_free_values_pass_the_cuts_that_the_stars_passed(tmp_path: Path) -
     cut = parse_cut(CardTable({"column": "extinction_error", "below": 0.5}, "here"), {})
     card = replace(card_named("generic"), presets={"default": (cut,)})
     data, system = DataConfig(catalog=(str(path),)), system_named("A_V")
-    stars = read_stars(data, card, system).stars
-    assert stars.source_id.tolist() == [1, 3]
-    truth = read_truth(data, card, stars, "true_av")
+    read = read_stars(data, card, system)
+    assert read.stars.source_id.tolist() == [1, 3]
+    truth = read_truth(data, card, read, "true_av")
     assert truth.tolist() == [0.11, 0.33]
 
 

@@ -358,14 +358,14 @@ class GroupSamples:
     def zero_points(self) -> Prediction:
         """Mean and variance (G,) of b."""
         b = self.prior.offsets(self.white[:, : self.prior.count])
-        return Prediction(b.mean(0), b.var(0))
+        return Prediction(b.mean(0), b.var(0, correction=0))
 
     def scales(self) -> Prediction | None:
         """Mean and variance (G,) of s; None where there are no scales."""
         if not self.prior.has_scales:
             return None
         s = self.prior.scale_std * self.white[:, self.prior.count :]
-        return Prediction(s.mean(0), s.var(0))
+        return Prediction(s.mean(0), s.var(0, correction=0))
 
     def measured(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
         """Draws of measurements (S, N) of draws of L ρ (S, N); these, without groups."""

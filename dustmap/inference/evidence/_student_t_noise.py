@@ -228,6 +228,8 @@ def fitted_around(
     some, m, v = data[part], mean[part].double(), variance[part].double()
     share = measured_weight(some, present.likelihood)
     p = torch.ones_like(m) if share is None else share.to(m)
+    if not bool((p > 0).any()):  # no datum has an error of measurement to speak of
+        return present
     objective = _Objective(
         some, m, p / p.mean(), _weight(present.scale_std, float(p.mean()) * len(data))
     )
@@ -397,6 +399,8 @@ def fitted_noise(
     mean w u / s² = 1 + ln s / (τ² Σ p), w = (ν+1)/(ν+u/s²).
     """
     share = torch.ones_like(ratio) if share is None else share.to(ratio)
+    if not bool((share > 0).any()):
+        return present
     weight = _weight(settings.scale_std, float(share.sum()))
     share = share / share.mean()
     nu, scale = present.nu, present.scale

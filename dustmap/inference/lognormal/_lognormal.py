@@ -20,6 +20,7 @@ from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
     PointValues,
+    groups_of,
     without_groups,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -264,7 +265,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
         field = self._field_draws(functional)
         draws, lacking = field, torch.zeros_like(field[0])
         if self.unresolved is not None:
-            lacking = self.unresolved.variance(functional, field.var(0), self._squares)
+            spread = field.var(0, correction=0)
+            lacking = self.unresolved.variance(functional, spread, self._squares)
         if self.groups is not None:
             draws = self.groups.measured(functional, field)
             lacking = lacking * self.groups.mean_square_gain(functional, field)
@@ -293,7 +295,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
             if nodes is not None:
                 share = weighted / squares
             else:
-                share = (self._field_draws(some).var(0) / weighted).sqrt()
+                share = (self._field_draws(some).var(0, correction=0) / weighted).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
@@ -324,7 +326,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """The variance (N,) of draws (S, N) of integrals, or of values at places."""
         if isinstance(functional, PointValues):
             return log_normal_variance(draws.mean(0), self._log_moments_at(functional, draws)[1])
-        return draws.var(0)
+        return draws.var(0, correction=0)
 
     def _squares(self, functional: AbstractFunctional, weight: Tensor | None) -> Tensor:
         """L E[ρ²] (N,), or L (v E[ρ²]) with v (M,) at the nodes."""
@@ -351,13 +353,13 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return None if self.groups is None else self.groups.scales()
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Sample covariance (N, N), of rank S − 1, scaled to the variances of `predict`, with what
-        is unresolved on its diagonal."""
+        """Covariance (N, N) of the samples, scaled to the variances of `predict`, with what is
+        unresolved on its diagonal."""
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
-        ratio = (self._spread(functional, draws) / draws.var(0)).nan_to_num(nan=1.0)
-        centred = (draws - draws.mean(0)) * ratio.sqrt()
-        return centred.mT @ centred / (self.n_samples - 1) + unresolved.diag()
+        ratio = self._spread(functional, draws) / draws.var(0, correction=0)
+        centred = (draws - draws.mean(0)) * ratio.nan_to_num(nan=1.0).sqrt()
+        return centred.mT @ centred / self.n_samples + unresolved.diag()
 
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
@@ -386,18 +388,21 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return torch.cat([mean for mean, _ in moments]), torch.cat([std for _, std in moments])
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
-        """Quantiles of f (Q, N) at probabilities q (Q,) in (0, 1); > 0 and ascending in q.
+        """Quantiles of f (Q, N) at probabilities q (Q,) in (0, 1), ascending in q.
 
-        exp(mean + Φ⁻¹(q) std) with the moments of ln f: exact at nodes for a Gaussian q(ln ρ), and
-        smoother than order statistics of S samples.
+        exp(mean + Φ⁻¹(q) std) with the moments of ln f, exact at nodes for a Gaussian q(ln ρ); of
+        measurements in groups, which may be below 0, mean + Φ⁻¹(q) std.
         """
         if q.ndim != 1 or not bool(((q > 0) & (q < 1)).all()):
             raise UserError(
                 f"q must be a vector of probabilities in (0, 1), e.g. 0.16, 0.5, 0.84, got {q}"
             )
+        normal: Tensor = torch.special.ndtri(q.double())[:, None]
+        if self.groups is not None and groups_of(functional) is not None:
+            f = self.predict(functional)
+            return f.mean + normal.to(f.mean) * f.std
         mean, std = self.log_moments(functional)
-        normal: Tensor = torch.special.ndtri(q.to(std))
-        return (mean + normal[:, None] * std).exp()
+        return (mean + normal.to(std) * std).exp()
 
     def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""

@@ -1,8 +1,8 @@
-"""The energy of a log-normal field and its derivatives."""
+"""The energy of a log-normal field, its derivatives, and whether straight deviations stay low."""
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 import torch
@@ -14,7 +14,12 @@ from dustmap.inference.lognormal._lognormal_problem import (
     node_preconditioner,
 )
 from dustmap.inference.lognormal._tangent import GramPreconditioner, NodePreconditioner, Tangent
-from dustmap.linalg import Progress, divided
+from dustmap.linalg import AdaptiveBatch, Progress, divided
+
+#: Straight deviations that spread the responses by this much more than the linear model are curved.
+_LARGEST_EXCESS = 0.03
+#: What helps where even few samples are too many.
+ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
 
 
 @final
@@ -184,3 +189,60 @@ def preconditioner_at(
     if old is not None and rank <= old.rank:
         return old.refreshed(gram, size, progress)
     return GramPreconditioner.of(gram, size, rank, problem.together, progress)
+
+
+def draws_at_once(count: int) -> AdaptiveBatch:
+    """All samples at once, fewer where memory runs out."""
+    return AdaptiveBatch("samples drawn together", count, ADVICE)
+
+
+def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
+    """Whether straight deviations leave the data at second order."""
+    # Of responses that overflow the excess is no number.
+    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
+
+
+@torch.no_grad()
+def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
+    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
+
+        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
+
+    The metric is that of the linear model: what second order adds is not in the posterior.
+    """
+    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
+    at_once = draws_at_once(count) if at_once is None else at_once
+    own = straight[world.share(count)]
+
+    def response(part: slice, sign: int) -> Tensor:
+        moved = torch.add(mean.xi, own[part], alpha=sign)
+        density = problem.log_density(moved).exp()
+        return problem.response(density, moved)
+
+    sides = [at_once.in_groups(len(own), partial(response, sign=s)) for s in (1, -1)]
+    bent = torch.cat([*sides[0], *sides[1]])
+    centre = world.total(bent.sum(0)) / (2 * count)
+    square = world.total((bent - centre).square().sum(0)) / (2 * count)
+    spread = (square / problem.noise).mean()
+    return float((spread / determined_share(mean, straight, at_once)).sqrt()) - 1.0
+
+
+@torch.no_grad()
+def determined_share(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch) -> float:
+    """γ/N of the numbers γ = tr(Λ⁻¹ JᵀWJ) that N data determine, Λ = I + JᵀWJ, from draws δ_s
+    (K, n) of N(0, Λ⁻¹):
+
+        γ ≈ mean_s ‖W^½ J δ_s‖²
+
+    Reference: MacKay (1992), "Bayesian interpolation", section 4.
+    """
+    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
+    own, tangent = straight[world.share(count)], problem.tangent(mean.log_density.exp(), mean.c)
+
+    def square(part: slice) -> Tensor:
+        spread = tangent.root_weights * tangent.matmul(own[part])
+        return spread.square().sum(dtype=torch.float64)[None]
+
+    none = torch.zeros(1, dtype=torch.float64, device=straight.device)
+    total = torch.cat([none, *at_once.in_groups(len(own), square)]).sum()
+    return float(world.total(total)) / (count * len(problem.y))

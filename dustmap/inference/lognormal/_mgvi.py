@@ -348,7 +348,7 @@ def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Te
         return None
     beta = deviations[:, first : first + len(scales)].to(scales) * scales
     centred = beta - beta.mean(0)
-    return centred.mT @ centred / (len(beta) - 1)
+    return centred.mT @ centred / len(beta)
 
 
 def _status(state: FitState) -> MGVIStatus:

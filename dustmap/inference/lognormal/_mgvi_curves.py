@@ -1,8 +1,8 @@
-"""Deviations of posterior samples along the curvature of the field, and whether it matters."""
+"""Deviations of posterior samples along the curvature of the field."""
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import final
 
 import torch
@@ -17,7 +17,7 @@ from dustmap.inference.lognormal._lognormal_descent import (
     Accuracy,
     vertex,
 )
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import ADVICE
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
@@ -28,6 +28,7 @@ from dustmap.linalg import (
     AdaptiveBatch,
     Progress,
     SolveResult,
+    SolveStatus,
     chunks,
     numbers_together,
     unwatched,
@@ -38,21 +39,14 @@ _PARTS = (1.0, 0.5, 0.25, 0.0)
 #: Largest change of the log-density that a step may ask for: where data say little samples move by
 #: several, and the energy decides whether that is too far.
 _REACH = 8.0
-#: Straight deviations that spread the responses by this much more than the linear model are curved.
-_LARGEST_EXCESS = 0.03
+#: How far from 1 the lowest energy along a whole Gauss-Newton step is where a response is linear.
+_LINEAR = 0.1
 #: Curved samples at once on a CPU: products of 32 share rows and vectors of the preconditioner, and
 #: take half as long as those of 4 times 8 while vectors of so many numbers in all stay in cache. A
 #: fit goes on from what it has kept after every such group, too, so that of more it takes fewer.
 _CURVED_TOGETHER, _FEWEST, _NUMBERS = 32, 8, 2**22
 #: Products of vectors that are summed at once, in float64: larger temporaries take longer.
 _SUMMED_AT_ONCE = 2**17
-#: What helps where even few samples are too many.
-_ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
-
-
-def draws_at_once(count: int) -> AdaptiveBatch:
-    """All samples at once, fewer where memory runs out."""
-    return AdaptiveBatch("samples drawn together", count, _ADVICE)
 
 
 def curved_at_once(count: int, problem: LogNormalProblem) -> AdaptiveBatch:
@@ -64,71 +58,20 @@ def curved_at_once(count: int, problem: LogNormalProblem) -> AdaptiveBatch:
         in_cache = -(-size // max(1, round(size * longest / _NUMBERS)))
         groups = -(-size // min(_CURVED_TOGETHER, max(_FEWEST, in_cache)))
         size = -(-size // groups)
-    return AdaptiveBatch("samples that are curved together", size, _ADVICE)
-
-
-def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
-    """Whether straight deviations leave the data at second order."""
-    # Of responses that overflow the excess is no number.
-    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
-
-
-@torch.no_grad()
-def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
-    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
-
-        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
-
-    The metric is that of the linear model: what second order adds is not in the posterior.
-    """
-    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
-    at_once = draws_at_once(count) if at_once is None else at_once
-    own = straight[world.share(count)]
-
-    def response(part: slice, sign: int) -> Tensor:
-        moved = torch.add(mean.xi, own[part], alpha=sign)
-        density = problem.log_density(moved).exp()
-        return problem.response(density, moved)
-
-    sides = [at_once.in_groups(len(own), partial(response, sign=s)) for s in (1, -1)]
-    bent = torch.cat([*sides[0], *sides[1]])
-    centre = world.total(bent.sum(0)) / (2 * count)
-    square = world.total((bent - centre).square().sum(0)) / (2 * count)
-    spread = (square / problem.noise).mean()
-    return float((spread / determined_share(mean, straight, at_once)).sqrt()) - 1.0
-
-
-@torch.no_grad()
-def determined_share(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch) -> float:
-    """γ/N of the numbers γ = tr(Λ⁻¹ JᵀWJ) that N data determine, Λ = I + JᵀWJ, from draws δ_s
-    (K, n) of N(0, Λ⁻¹):
-
-        γ ≈ mean_s ‖W^½ J δ_s‖²
-
-    Reference: MacKay (1992), "Bayesian interpolation", section 4.
-    """
-    world, count, problem = mean.problem.world, len(straight), mean.problem.apart()
-    own, tangent = straight[world.share(count)], problem.tangent(mean.log_density.exp(), mean.c)
-
-    def square(part: slice) -> Tensor:
-        spread = tangent.root_weights * tangent.matmul(own[part])
-        return spread.square().sum(dtype=torch.float64)[None]
-
-    none = torch.zeros(1, dtype=torch.float64, device=straight.device)
-    total = torch.cat([none, *at_once.in_groups(len(own), square)]).sum()
-    return float(world.total(total)) / (count * len(problem.y))
+    return AdaptiveBatch("samples that are curved together", size, ADVICE)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class CurvedDraws:
-    """Ends of K descents: ξ_s (K, n), multipliers z_s (K, Q) for a warm start, and the CG steps and
-    Gauss-Newton steps of every sample (K,)."""
+    """Ends of K descents: ξ_s (K, n), multipliers z_s (K, Q) for a warm start, CG steps and
+    Gauss-Newton steps of every sample (K,), and whether its last step was solved for (K,)."""
 
     xi: Tensor
     z: Tensor
     cg_steps: Tensor
     steps: Tensor
+    solved: Tensor
 
     @property
     def slowest(self) -> int:
@@ -170,6 +113,8 @@ def curved_draws(
     accuracy: Accuracy,
     preconditioner: Preconditioner | None,
     progress: Progress = unwatched,
+    *,
+    near: bool = False,
 ) -> CurvedDraws:
     """K deviations that honour the curvature of ρ: the ξ_s that minimise
 
@@ -190,20 +135,21 @@ def curved_draws(
     and products are T e₁ = T Tᵀ v, ‖e₁‖² = v · T e₁ and e · e₁ = T e · v.
 
     start (K, n): first deviations, of which each sample takes the part with the lowest energy:
-    straight ones overshoot where the density is uncertain by factors; z (K, Q): first multipliers.
+    straight ones overshoot where the density is uncertain by factors; z (K, Q): first multipliers;
+    near: whether a first step that is as long as that of a linear response is the last.
     """
     problem = mean.problem
     centre = problem.response(mean.log_density.exp(), mean.xi)
     target = centre + problem.noise.sqrt() * noise
     part = _part(mean, target, white, start)[:, None]
     samples = _Samples.first(problem, target, mean.xi + white, part * start - white, z)
-    cg_steps, steps = _descended(samples, accuracy, preconditioner, progress)
+    made = _descended(samples, accuracy, preconditioner, progress, near)
     # e₀ = t δ − ξ₀ is made again: vectors of the field's variables are the largest of the fit.
     share = samples.share[:, None]
     moved = problem.root.rmatmul(samples.pull).addcmul_(share * part, start)
     moved.addcmul_(share, white, value=-1.0)
     moved[:, problem.root.n_field :] = samples.c
-    return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, cg_steps, steps)
+    return CurvedDraws(moved.add_(white).add_(mean.xi), samples.z, *made)
 
 
 def _part(mean: Centres, target: Tensor, white: Tensor, start: Tensor) -> Tensor:
@@ -355,28 +301,33 @@ def _descended(
     accuracy: Accuracy,
     preconditioner: Preconditioner | None,
     progress: Progress,
-) -> tuple[Tensor, Tensor]:
-    """Lower every E_s, in place, until it falls by less than `accuracy.decrease`: CG steps and
-    Gauss-Newton steps of every sample (K,)."""
+    near: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower every E_s, in place, until it falls by less than `accuracy.decrease`, or, `near`, by a
+    first step as of a linear response: CG steps and Gauss-Newton steps of every sample (K,), and
+    whether the last of them was solved for."""
     cg_steps = torch.zeros(len(samples.z), dtype=torch.int64, device=samples.z.device)
     steps, tight = torch.zeros_like(cg_steps), torch.ones_like(samples.strain)
     active = torch.arange(len(samples.z), device=samples.z.device)
-    for _ in range(accuracy.steps):
+    solved = torch.ones_like(active, dtype=torch.bool)
+    for step in range(accuracy.steps):
         here = samples.taken(active)
         solve = _solved(here, accuracy, tight[active], preconditioner, progress)
         cg_steps[active] += solve.steps
         steps[active] += 1
+        solved[active] = solve.status == SolveStatus.CONVERGED.value
         here.z.copy_(solve.x)
         samples.z.index_copy_(0, active, solve.x)
-        decrease = _line_search(here, samples, active)
+        decrease, linear = _line_search(here, samples, active)
         # Where no length lowers the energy the direction is solved for again, more tightly.
         stuck = decrease <= 0.0
         tight[active[stuck]] *= TIGHTER
         goes_on = torch.where(stuck, tight[active] >= TIGHTEST, decrease >= accuracy.decrease)
+        goes_on &= ~linear if near and step == 0 else True
         active = active[goes_on]
         if len(active) == 0:
             break
-    return cg_steps, steps
+    return cg_steps, steps, solved
 
 
 def _solved(
@@ -405,10 +356,10 @@ def _solved(
     )
 
 
-def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
+def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> tuple[Tensor, Tensor]:
     """Move samples in their places (W,) to the lowest of ξ_s + t Δξ_s for t = 1 or what is within
     reach, half of that, the `vertex` of both and, where these lead upwards, halves of them:
-    decrease of the energy (W,), 0 where there is none.
+    decrease of the energy (W,), 0 where there is none, and whether the vertex is near 1 (W,).
 
     here: the same samples with the multipliers of their step.
     """
@@ -433,7 +384,8 @@ def _line_search(here: _Samples, samples: _Samples, places: Tensor) -> Tensor:
     moved = (decrease > 0.0).nonzero().squeeze(1)
     length = torch.stack(lengths)[best[moved], moved]
     samples.put(places[moved], step.taken(here, moved, length))
-    return decrease.clamp_min(0.0)
+    linear = (whole == 1.0) & ((third - 1.0).abs() <= _LINEAR) & (decrease > 0.0)
+    return decrease.clamp_min(0.0), linear
 
 
 def _taken(values: Tensor, which: Tensor) -> Tensor:

@@ -45,6 +45,10 @@ _STRAY = 1.75
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.
 _RESTLESS = 1.0
+#: Move of the mean response, in units of the noise, at which the samples of an earlier fit were
+#: near: 0.07 to 0.1 where new data lie between the old ones. Where they are of another patch of the
+#: sky, or farther, it is 0.13 to 3, and standard deviations would be up to 1.6 times too large.
+_STAYS = 0.12
 #: Move of ξ̄, in Monte Carlo errors of the mean, below which it rests: every turn moves it about a
 #: third as far as the turn before, so that all to come would move it by less than that error.
 _RESTING = 2.0
@@ -174,7 +178,8 @@ class Sampling:
         if turn == 0:
             return False
         if state.means is not None:
-            return turn == TURNS or self._is_near(state)
+            stays = self._is_near(state) and state.history[-1].moved < _STAYS
+            return turn == TURNS or stays
         if state.strayed:
             return False
         if turn > settings.refinements or not settings.redrawn or self._earlier(state) is not None:

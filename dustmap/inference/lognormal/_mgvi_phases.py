@@ -183,8 +183,10 @@ class Learning:
         weights = state.weights.updated(*state.ratios(spread), turn > _BARE, share)
         state = state.weighed(weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
-        if rests or turn + 1 == robust.max_rounds:
-            return state.at(Phase.MODE)
+        if rests or turn + 1 >= robust.max_rounds + (_BARE + 1 if self.start is not None else 0):
+            # Where something is learned, every step of it renews the weights as well.
+            still_moves = not weights.settled and len(state.prior) == 0
+            return replace(state, moved=state.moved or still_moves).at(Phase.MODE)
         return state.at(Phase.WEIGHTS, turn + 1)
 
     def _find_mode(self, state: FitState) -> FitState:

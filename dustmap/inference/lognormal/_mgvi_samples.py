@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_descent import Accuracy, relative
-from dustmap.inference.lognormal._lognormal_energy import Iterate
+from dustmap.inference.lognormal._lognormal_energy import (
+    Iterate,
+    bends,
+    determined_share,
+    draws_at_once,
+)
 from dustmap.inference.lognormal._lognormal_problem import (
     LogNormalProblem,
     Preconditioner,
@@ -24,11 +29,8 @@ from dustmap.inference.lognormal._lognormal_problem import (
 from dustmap.inference.lognormal._mgvi_curves import (
     Centres,
     CurvedDraws,
-    bends,
     curved_at_once,
     curved_draws,
-    determined_share,
-    draws_at_once,
 )
 from dustmap.inference.lognormal._mgvi_settings import TURNS, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import FitState, MGVIStart, mean_of_samples, samples_at
@@ -355,8 +357,14 @@ class Sampler:
         z = torch.cat([state.z.new_empty(0, len(state.z)), *(draws.z for draws in made)])
         drawn = (world.stacked(own, len(which)) for own in (xi, z))
         slowest = max([state.slowest, *(draws.slowest for draws in made)])
-        slowest = int(world.gathered(torch.tensor([slowest])).max())
-        return replace(state, drawn=(*state.drawn, *zip(*drawn, strict=True)), slowest=slowest)
+        unsolved = sum(int((~draws.solved).sum()) for draws in made)
+        slowest, missed = world.gathered(torch.tensor([[slowest, unsolved]])).amax(0).tolist()
+        return replace(
+            state,
+            drawn=(*state.drawn, *zip(*drawn, strict=True)),
+            slowest=slowest,
+            unsolved=missed > 0 or (first > 0 and state.unsolved),
+        )
 
     def _curved_part(self, state: FitState, start: Tensor, which: range) -> CurvedDraws:
         """Curved draws `which`, made by this rank alone."""
@@ -367,24 +375,26 @@ class Sampler:
         numbers = mean_of_samples(settings.samples, state.count)[which.start : which.stop]
         centres = Centres.of(state.problem.apart(), state.all_means, numbers)
         wanted, coarse = (_CURVED, 1.0) if self._stay(state) else (_ROUGHLY, _COARSE)
-        steps, residual = wanted.steps, fine_residual(state, wanted.residual, coarse)
+        residual = fine_residual(state, wanted.residual, coarse)
+        near = False
         if state.curve_draws is not None:
             z = state.curve_draws[which.start : which.stop]
         elif state.sample_draws is not None:
             z = sign * state.sample_draws[pair]
         else:
             z = state.z.new_zeros(len(pair), len(state.z))
-            if state.is_near(self.start, self.settings):
-                steps, residual = 1, _SHORT_RESIDUAL
+            near = state.is_near(self.start, self.settings)
+            residual = _SHORT_RESIDUAL if near else residual
         accuracy = Accuracy(
             residual * settings.residual,
             wanted.decrease * len(state.problem.y) * min(1.0, _DETERMINED * state.share),
-            steps,
+            wanted.steps,
             settings.cg_steps,
         )
         how = accuracy, _apart(state), self.progress
         white, noise = own.white.mul_(sign), own.noise.mul_(sign)
-        return curved_draws(centres, white, noise, start[which.start : which.stop], z, *how)
+        first = start[which.start : which.stop]
+        return curved_draws(centres, white, noise, first, z, *how, near=near)
 
     def _stay(self, state: FitState) -> bool:
         """Whether the next draws are perhaps the last, of a fit that no other follows: they are

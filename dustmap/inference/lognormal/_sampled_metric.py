@@ -72,13 +72,13 @@ class SampledTangent:
         each, tangents = self._own_count, self.tangents
         every, own_c = (v.repeat_interleave(each, dim=0) for v in (tangents.entered(field), c))
         own = self.root_weights * tangents.of_entered(every, own_c)
-        whole = own.reshape(self.shape[0], each, -1).transpose(0, 1)
+        whole = own.reshape(self.shape[0], each, own.shape[-1]).transpose(0, 1)
         return self.world.stacked(whole, self.shape[1]).transpose(0, 1).flatten(1)
 
     def pulled(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The pull (K, M) on the log-density, and that on the last variables (K, V), of Ĵᵀ z."""
         means, count = self.shape
-        own = z.reshape(means, count, -1)[:, self.world.share(count)].flatten(0, 1)
+        own = z.reshape(means, count, self.size // count)[:, self.world.share(count)].flatten(0, 1)
         pull, c = (
             self.world.total(part.reshape(means, self._own_count, part.shape[-1]).sum(1))
             for part in self.tangents.pulled_entered(self.root_weights * own)

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, Parameters, maximise, own_batch
+from dustmap.gp._model import scale_of_effect
 from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussian
 from dustmap.gp.features import Features, chunks
 from dustmap.gp.functionals import world_of
@@ -348,11 +349,10 @@ def _linear_scales(model: VariationalModel, batch: Batch) -> dict[str, Tensor]:
     """Return the unit of parameters that are no logarithms, by their names."""
     own, total = own_batch(batch), world_of(batch.functional).total
     effect = total(model.mean.basis(own.functional).square().sum(0)) / len(batch)
-    tiny = torch.finfo(torch.float64).tiny
-    spread = batch.y.double().square().mean().sqrt() + tiny
+    spread = batch.y.double().square().mean().sqrt() + torch.finfo(torch.float64).tiny
     points = (p for p in model.features.parameters() if p.name == "inducing")
     return {
-        "mean": spread / effect.sqrt().clamp_min(tiny),
+        "mean": scale_of_effect(spread, effect.sqrt()),
         **{p.name: _spacing(p.value) for p in points},
     }
 

@@ -343,7 +343,7 @@ def settle(
 
     Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5), which the
     pass that finds its ELBO shows. Other likelihoods: Newton-like steps; one that lowers the ELBO
-    is taken back and the length halved.
+    is taken back and the length halved, and doubled again after one that raises it.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def settle(
         gained, still = tried.elbo - at.elbo, tolerance * len(batch)
         converged = abs(gained) < still or (length == 1.0 and tried.rests(at, still))
         if gained >= 0:
-            at = tried
+            at, length = tried, min(1.0, 2.0 * length)
         else:
             length, converged = 0.5 * length, abs(gained) < still
     return SettledFit(at.posterior, at.elbo, passes, converged)

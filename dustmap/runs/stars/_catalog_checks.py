@@ -34,6 +34,9 @@ _FAR = 5.0
 _OPAQUE = 50.0
 #: Share of the stars that may have place and extinction of another: they are rounded.
 _MOST_REPEATED = 1e-2
+#: Times that a number is there for each of the next one, for it to be no rounded one; share of the
+#: stars, and stars, that may have it.
+_MORE_OFTEN, _MOST_OF_ONE, _FEW_OF_ONE = 10, 1e-2, 10.0
 #: Share of extinctions of exactly 0 where none is below: of round numbers as many are above 0.
 _MOST_AT_ZERO = 1e-2
 #: Errors above the lowest extinction within which stars are at the edge, share of these and number
@@ -79,7 +82,8 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
         of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
     of_extinctions = (_signs(stars), _cut(stars), _edge(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
-    return (*of_places, *of_extinctions, _sentinels(stars), *of_distances, _repetitions(stars))
+    of_values = _sentinels(stars), _repeated_value(stars)
+    return (*of_places, *of_extinctions, *of_values, *of_distances, _repetitions(stars))
 
 
 def parallax_precision(
@@ -114,9 +118,7 @@ def store_checks(path: Path) -> tuple[Check, ...]:
 
 def _sentinels(stars: StarTable) -> Check:
     """Check that no impossible extinction is repeated: a missing value that is written as one."""
-    y, error = stars.extinction, stars.extinction_error
-    impossible = (y < _BELOW * error) | (y > _OPAQUE * (stars.system.per_a_v or 1.0))
-    values, counts = np.unique(y[impossible], return_counts=True)
+    values, counts = np.unique(stars.extinction[_impossible(stars)], return_counts=True)
     # Rounding gives a few stars the same value next to what is possible, and none far from it.
     is_far = len(values) > 0 and abs(values[counts.argmax()]) > _FAR
     most = max(0.0 if is_far else _MOST_BELOW, 3.0 / len(stars))
@@ -128,6 +130,42 @@ def _sentinels(stars: StarTable) -> Check:
         "or cut them by a card"
     )
     return Check("share of stars with one impossible extinction", share, 0.0, most, advice)
+
+
+def _impossible(stars: StarTable) -> NDArray[np.bool_]:
+    """Mask extinctions that neither dust nor noise makes."""
+    y, error = stars.extinction, stars.extinction_error
+    return (y < _BELOW * error) | (y > _OPAQUE * (stars.system.per_a_v or 1.0))
+
+
+def _repeated_value(stars: StarTable) -> Check:
+    """Check that no number is repeated far more often than any other: a missing value that is
+    written as one. Rounded numbers are repeated, each about as often as the next."""
+    distances, possible = stars.distances, stars.extinction[~_impossible(stars)]
+    columns = {"l": stars.l, "b": stars.b, "extinction": possible}
+    if isinstance(distances, ParallaxDistances):
+        columns["parallax"] = distances.parallax[distances.parallax >= _BELOW * distances.error]
+    else:
+        columns["distance"] = stars.distance
+    most, worst, number = 0, "extinction", 0.0
+    for name, column in columns.items():
+        # Angles that were turned differ by rounding.
+        values, counts = np.unique(column.round(7), return_counts=True)
+        order = counts.argsort()[::-1]
+        if len(order) < 2:  # a field at one place, or of nothing
+            continue
+        if counts[order[1]] * _MORE_OFTEN <= counts[order[0]] and counts[order[0]] > most:
+            most, worst, number = int(counts[order[0]]), name, float(values[order[0]])
+    # Zeros among extinctions, and the lowest of them, have checks of their own.
+    if worst == "extinction" and number in (0.0, float(stars.extinction.min())):
+        most = 0
+    advice = (
+        f"column {worst}: {most} stars of {len(stars)} have {number:.6g}, to all digits, and no "
+        "other number is there a tenth as often; if that stands for a missing value, leave such "
+        "rows out, by a card's cuts or by writing none there (data.invalid, --invalid drop)"
+    )
+    limit = max(_MOST_OF_ONE, _FEW_OF_ONE / len(stars))
+    return Check("share of stars with one number", most / len(stars), 0.0, limit, advice)
 
 
 def _repetitions(stars: StarTable) -> Check:
@@ -148,8 +186,8 @@ def _distances(stars: StarTable) -> Check:
     unit, other = ("pc", "kpc") if middle > _NEAREST else ("kpc", "pc")
     advice = (
         f"column distance: if the file has {unit}, where {other} were expected, name the unit, as "
-        f'--column "distance=NAME [{unit}]", or call the column distance_{unit}; of distance '
-        "moduli make distances first"
+        f'--column "distance=NAME [{unit}]" (of percentiles distance_p50, of coordinates x, y and '
+        f"z), or call the column distance_{unit}; of distance moduli make distances first"
     )
     return Check("median distance in pc", middle, _NEAREST, _FARTHEST, advice)
 

@@ -40,8 +40,9 @@ _LEAST_BEYOND = 0.05
 _LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
 #: Share of the stars that may be fainter than the limit of their catalog.
 _MOST_FAINTER = 0.02
-#: Magnitudes by which the limit of a catalog is beyond its faintest star, at most.
-_MOST_BEYOND = 1.0
+#: Magnitudes by which the limit of a catalog is beyond its faintest stars, at most; the part of
+#: the stars that is brighter than these, among which there may be a few sentinels.
+_MOST_BEYOND, _FAINTEST = 1.0, 0.98
 #: Part of the rays that may end at the faces of a box beyond which no dust is expected.
 _CUT = 0.05
 #: The most that is sound of what engines report; 0 of others.
@@ -171,9 +172,9 @@ def _magnitudes(config: Config, stars: StarTable) -> tuple[Check, ...]:
     if limit == 0.0 or stars.magnitude is None or len(stars) == 0:
         return ()
     fainter = float(np.mean(stars.magnitude > limit))
-    faintest = float(stars.magnitude.max())
+    faintest = float(np.quantile(stars.magnitude, _FAINTEST))
     advice = (
-        f"data.magnitude_limit = {limit:g} mag, while the faintest star has {faintest:.4g}: take "
+        f"data.magnitude_limit = {limit:g} mag, while the faintest stars have {faintest:.4g}: take "
         "the limit of the catalog, in the band of its magnitudes"
     )
     if fainter == 1.0:

@@ -185,9 +185,13 @@ def card_for(
 
 
 def read_truth(
-    data: DataConfig, card: SchemaCard, stars: StarTable, column: str
+    data: DataConfig, card: SchemaCard, measured: StarInput, column: str
 ) -> NDArray[np.float64]:
-    """Noise-free extinctions (N,) of these stars, which the catalog of [data] has in `column`."""
+    """Noise-free extinctions (N,) of measured stars, in their system, which the catalog of [data]
+    has in `column`: in the system of the measured ones there, if its name says no other."""
+    stars, files = measured.stars, measured.provenance["files"]
+    systems = {system_named(file["extinction_system"]) for file in files}
+    declared = systems.pop() if len(systems) == 1 else stars.system
     wanted = ColumnRef.parse(column)
     for path in data.catalog:
         names = [found.name for found in open_table(Path(path)).columns]
@@ -196,18 +200,18 @@ def read_truth(
             raise UserError(f"{path}: no column {column} of noise-free extinctions; {hint}")
     aliases = (catalogs.Alias(wanted, u.mag),)
     # The errors stay: a cut may ask for them.
-    measured = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
-    columns = {name: c for name, c in card.columns.items() if name not in measured}
+    others = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
+    columns = {name: c for name, c in card.columns.items() if name not in others}
     extinction = catalogs.CardColumn("extinction", aliases, ColumnType.NUMBER, u.mag)
     noise_free = replace(
         card,
         extinctions=(catalogs.ExtinctionKind.ERROR,),
         columns={**columns, "extinction": extinction},
         constants={**card.constants, "extinction_error": 1.0},
-        named=card.named.difference(measured) | {"extinction"},
+        named=card.named.difference(others) | {"extinction", "extinction_error"},
     )
     try:
-        truth = read_stars(data, noise_free, stars.system).stars
+        truth = in_system(read_stars(data, noise_free, declared).stars, stars.system)
     except UserError as error:
         raise UserError(f"with {column} in place of the extinction: {error}") from None
     order = np.argsort(truth.source_id)

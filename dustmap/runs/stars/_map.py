@@ -142,7 +142,7 @@ class StarMap(AbstractFinishedRun):
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()
         if truth_column:
-            truth = _input.read_truth(data, card, read.stars, truth_column)
+            truth = _input.read_truth(data, card, read, truth_column)
             truth = conversion(read.stars.system, own.system) * truth
             result["truth"] = self._noise_free_scores(observed, truth)
         counts = {
@@ -253,9 +253,9 @@ class StarMap(AbstractFinishedRun):
     def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:
         """Read stars as the run has read its own: with its distances, groups and data.system."""
         data, card = self._asked(catalog, card)
-        named = system_named(system) if system else _input.system_of(data)
-        if named and not system:
-            log.info("%s: extinctions without a label are %s (data.system)", catalog, named)
+        named = system_named(system) if system else _input.system_of(data) or self.run.stars.system
+        if not system:
+            log.info("%s: extinctions without a label are %s, as the run's", catalog, named)
         return _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
 
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:

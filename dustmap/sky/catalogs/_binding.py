@@ -1,23 +1,20 @@
 """The columns of a file that a card reads, their units there, and the stars that rows are."""
 
-import difflib
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
-from astropy import units as u
-from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky.catalogs import _names, _rules
-from dustmap.sky.catalogs._card import NO_COLUMN, Alias, CardColumn, SchemaCard
+from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard
+from dustmap.sky.catalogs._matching import COMPARED, Matcher, Source
 from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
@@ -26,7 +23,6 @@ _SHOWN = 6  # columns of a file that an error lists
 #: Names of distance moduli.
 _MODULI = {"dm", "dmod", "distmod", "mu", "mod"}
 _LIKE = 0.5  # how much a column is like one that is meant
-_COMPARED = 1000  # columns of a file whose names are compared with those of the card
 _ERROR = "_error"
 #: Errors and percentiles, which without a unit of their own are in that of their values.
 _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinction")} | {
@@ -34,27 +30,6 @@ _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinctio
     for name in ("distance", "extinction")
     for end in ("p16", "p84", "error_lower", "error_upper")
 }
-
-
-@final
-@dataclass(frozen=True)
-class Source:
-    """A column of the file: card value = factor * file value. An error of 0 that its file has
-    rounded is half of a `step`, in the card's unit."""
-
-    ref: ColumnRef
-    kind: ColumnType
-    factor: float
-    unit: str
-    step: float = 0.0
-
-    def values(self, chunk: Chunk) -> Any:
-        """Return the column in the card's unit."""
-        values = chunk[self.ref] if self.factor == 1.0 else chunk[self.ref] * self.factor
-        return np.where(values == 0.0, self.step / 2.0, values) if self.step else values
-
-    def __str__(self) -> str:
-        return f"{self.ref} [{self.unit}]" if self.unit else str(self.ref)
 
 
 @final
@@ -94,149 +69,6 @@ class Binding:
         return {name: count for name, count in counts.items() if count}
 
 
-@final
-@dataclass(frozen=True)
-class _Matcher:
-    """Matches columns of a card with those of a file; called: those with a unit in brackets."""
-
-    path: Path
-    card: SchemaCard
-    columns: tuple[FileColumn, ...]
-    called: Mapping[str, str]
-
-    @classmethod
-    def of(cls, path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> Self:
-        """Take units in names, `dist (kpc)`, for those of columns that have no other."""
-        parts = {c.name: found for c in columns if (found := _names.unit_in_name(c.name))}
-        filled = (
-            replace(c, unit=parts[c.name][1]) if c.name in parts and not c.unit else c
-            for c in columns
-        )
-        return cls(path, card, tuple(filled), {name: called for name, (called, _) in parts.items()})
-
-    def source(self, name: str) -> Source | None:
-        """Locate a column of the card in the file."""
-        return self.source_of(self.card.columns[name]) if name in self.card.columns else None
-
-    def source_of(self, column: CardColumn) -> Source | None:
-        """Locate a column in the file."""
-        for alias in column.aliases:
-            match = self._find(alias.ref)
-            if match is not None:
-                factor, unit = self._unit(match, alias, column)
-                ref = ColumnRef(match.name, alias.ref.entry)
-                return Source(ref, column.kind, factor, unit, column.step)
-        return None
-
-    def has(self, name: str) -> bool:
-        return name in self.card.constants or self.source(name) is not None
-
-    def closest(self, names: Sequence[str]) -> list[str]:
-        """List columns of the file without another use in the card, those first that look most like
-        these of the card."""
-        others = self.card.columns.keys() - set(names)
-        used = {word for name in others for word in self._words(name)}
-        free = [c.name for c in self.columns[:_COMPARED] if c.name.lower() not in used]
-        return sorted(free, key=lambda f: max(self.likeness(n, f) for n in names), reverse=True)
-
-    def likeness(self, name: str, column: str) -> float:
-        """Compare a column of the file with one of the card: 1 where they are the same, 0 of what
-        is called an extinction with anything else."""
-        if not name.startswith("extinction") and _names.CALLED_EXTINCTION.search(column.lower()):
-            return 0.0
-        words = [*self._words(name), name]
-        matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)
-        return max((match.ratio() for match in matches), default=0.0)
-
-    def _words(self, name: str) -> list[str]:
-        """List the names that the card has for a column, in small letters."""
-        column = self.card.columns.get(name)
-        return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
-
-    def _find(self, ref: ColumnRef) -> FileColumn | None:
-        """Find a column by its exact name, else by that before a unit in brackets, else by the only
-        one that differs in case alone; of one letter only an angle, for B may be a magnitude."""
-        same = [column for column in self.columns if column.name == ref.name]
-        exact = same or [c for c in self.columns if self.called.get(c.name) == ref.name]
-        names = ((c, self.called.get(c.name, c.name)) for c in self.columns)
-        close = exact or [c for c, name in names if name.lower() == ref.name.lower()]
-        if len(ref.name) == 1:
-            close = exact or [column for column in close if _is_angle(column.unit)]
-        if not close:
-            return None
-        if not same and len(close) > 1:
-            found = ", ".join(column.name for column in close)
-            raise UserError(
-                f"{self.path}: the column {ref.name} could be any of {found}; rename all but one"
-            )
-        column = close[0]
-        if column.width == 0:
-            raise UserError(
-                f"{self.path}: column {column.name} holds lists or other values that are no number "
-                f"or text, expected one a row for {ref}; make a plain column of it, or name another"
-            )
-        entries = 1 if ref.entry is None else ref.entry + 1
-        if (ref.entry is None and column.width != 1) or column.width < entries:
-            raise UserError(
-                f"{self.path}: column {column.name} has {column.width} entries a row, the card "
-                f"{self.card.name} asks for {ref}"
-            )
-        return column
-
-    def _unit(self, match: FileColumn, alias: Alias, column: CardColumn) -> tuple[float, str]:
-        """Return the factor to the card's unit, and the file's unit, or else the card's."""
-        if column.unit == u.dimensionless_unscaled or column.kind is not ColumnType.NUMBER:
-            return 1.0, ""
-        unit = alias.unit if not match.unit else self._parsed(match, column)
-        unit = alias.unit if unit == u.dimensionless_unscaled else unit
-        if isinstance(unit, FunctionUnitBase) or unit in (u.dex, u.dB):
-            raise UserError(
-                f"{self.path}: column {match.name} is in {match.unit}, a logarithm: expected a "
-                f"unit like {column.unit} for {column.name}; make a column of the numbers first"
-            )
-        try:
-            return float(unit.to(column.unit)), unit.to_string()
-        except u.UnitConversionError:
-            raise UserError(
-                f"{self.path}: column {match.name} is in {match.unit}: expected a unit like "
-                f"{column.unit} for {column.name}; correct the file's units or the column's name"
-            ) from None
-
-    def _parsed(self, match: FileColumn, column: CardColumn) -> u.UnitBase:
-        """The unit of the file; where it is none that is known the user's, who has named it."""
-        written = match.unit.removeprefix("Angle[").removesuffix("]") if "[" in match.unit else ""
-        lower = match.unit.lower()
-        for text in filter(None, (match.unit, written, lower, lower.removesuffix("s"))):
-            for style in (None, "cds", "vounit"):
-                try:
-                    return u.Unit(text, format=style)
-                except (ValueError, TypeError):
-                    continue
-        if column.name in self.card.named:
-            return column.aliases[0].unit
-        raise UserError(
-            f"{self.path}: column {match.name}: {match.unit!r} is no unit that is known; name "
-            f'another, as --column "{column.name}={match.name} [{column.unit}]"'
-        )
-
-    def says_unit(self, name: str, source: Source) -> bool:
-        """Whether a unit is in the file or in the column's name, or comes from the user."""
-        column = self.card.columns[name]
-        by_alias = {alias.ref.name.lower(): alias.unit for alias in column.aliases}
-        words = source.ref.name.lower().split("_")
-        if any(c.unit for c in self.columns if c.name == source.ref.name):
-            return True
-        of_name = by_alias[source.ref.name.lower()] != column.unit or str(column.unit) in words
-        return of_name or (name in self.card.named and len(column.aliases) > 1)  # with a [unit]
-
-
-def _is_angle(unit: str) -> bool:
-    try:
-        return bool(u.Unit(unit).is_equivalent(u.deg))
-    except (ValueError, TypeError):
-        return False
-
-
 def bind(
     path: Path,
     card: SchemaCard,
@@ -246,7 +78,7 @@ def bind(
     with_identifiers: bool = True,
 ) -> Binding:
     """Choose the columns to read; UserError says what was looked for and what is there."""
-    matcher = _Matcher.of(path, card, columns)
+    matcher = Matcher.of(path, card, columns)
     kinds = (
         _first(matcher, card.positions, "directions"),
         _first(matcher, card.distances, "distances"),
@@ -272,6 +104,7 @@ def bind(
             sources[name] = replace(sources[name], factor=like.factor, unit=like.unit)
     _check_distinct(path, sources)
     _check_pairs(matcher, sources)
+    _check_units(matcher, sources)
     _check_named(card, ways, sources)
     if kinds[1].is_exact:
         _check_exact(matcher, sources)
@@ -280,14 +113,14 @@ def bind(
     return Binding(MappingProxyType(sources), MappingProxyType(constants), *kinds, group)
 
 
-def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
+def _group(matcher: Matcher, sources: Mapping[str, Source]) -> Source | None:
     """Locate the column of groups, if one is asked for."""
     wanted = matcher.card.group
     if wanted is None:
         return None
     source = matcher.source_of(wanted)
     if source is None and matcher.card.group_required:
-        names = [column.name for column in matcher.columns[:_COMPARED]]
+        names = [column.name for column in matcher.columns[:COMPARED]]
         hint = did_you_mean(wanted.name, names) or f"it has {', '.join(names[:_SHOWN])}"
         raise UserError(
             f"{matcher.path}: there is no column {wanted.name} of groups (data.groups, --groups); "
@@ -303,11 +136,11 @@ def _group(matcher: _Matcher, sources: Mapping[str, Source]) -> Source | None:
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
     """Check whether a file has any of the columns of extinctions of a card."""
-    matcher = _Matcher.of(path, card, columns)
+    matcher = Matcher.of(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
 
-def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
+def _first(matcher: Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
     """Choose the first that the file has, of those with most of the columns that the user named."""
     complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
     named = {way: len(matcher.card.named & set(way.columns)) for way in alternatives}
@@ -320,7 +153,7 @@ def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Wa
     raise _missing(matcher, purpose + instead, nearest)
 
 
-def _promise(matcher: _Matcher, way: Way) -> float:
+def _promise(matcher: Matcher, way: Way) -> float:
     """Tell how much of a way the file may have: 1 for a column that is there, less for one that
     another looks like."""
     lacking = [name for name in way.columns if not matcher.has(name)]
@@ -330,7 +163,7 @@ def _promise(matcher: _Matcher, way: Way) -> float:
     return (len(way.columns) - len(lacking) + sum(likely)) / len(way.columns)
 
 
-def _reads_identifiers(matcher: _Matcher) -> bool:
+def _reads_identifiers(matcher: Matcher) -> bool:
     policy = matcher.card.identifiers
     if policy is _rules.IdentifierPolicy.ROW:
         return False
@@ -354,7 +187,7 @@ def _check_named(
         )
 
 
-def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError:
+def _missing(matcher: Matcher, purpose: str, names: Sequence[str]) -> UserError:
     """Name what is missing, what might be meant, and how to say so."""
     close = matcher.closest(names)
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
@@ -382,7 +215,7 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError
     )
 
 
-def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
+def _guess(matcher: Matcher, name: str, close: Sequence[str]) -> str:
     """Guess which of the columns `close` is the one of the card: the first that looks like an error
     or one side of a value where it is one, and like none where it is none."""
     value = matcher.source(_VALUES.get(name, ""))
@@ -398,16 +231,17 @@ def _guess(matcher: _Matcher, name: str, close: Sequence[str]) -> str:
     return max(alike, key=lambda c: matcher.likeness(name, c), default="NAME")
 
 
-def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
+def _check_exact(matcher: Matcher, sources: Mapping[str, Source]) -> None:
     """Refuse exact distances beside what looks like their errors, unless it is said to be none."""
     card, error = matcher.card, "distance_error"
     if _rules.DistanceKind.GAUSSIAN not in card.distances or not card.columns[error].aliases:
         return
     read = {role: source.ref.name for role, source in sources.items()}
-    unread = [c.name for c in matcher.columns[:_COMPARED] if c.name not in read.values()]
+    unread = [c.name for c in matcher.columns[:COMPARED] if c.name not in read.values()]
     names = [read[role] for role in ("distance", "x", "y", "z") if role in read]
     distance = f"distance dist d {' '.join(names)}"
-    if ignored := [name for name in unread if _names.is_error_of(name, distance)]:
+    ignored = [name for name in unread if _names.is_error_of(name, distance)]
+    if ignored := ignored or [n for n in unread if _names.are_errors_of_distances(n)]:
         remedy = (
             f"name them, such as {_names.options_of_errors(ignored, read.get('distance', 'NAME'))}"
         )
@@ -420,20 +254,43 @@ def _check_exact(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
         )
 
 
-def _check_pairs(matcher: _Matcher, sources: Mapping[str, Source]) -> None:
+def _check_pairs(matcher: Matcher, sources: Mapping[str, Source]) -> None:
     """Refuse errors that no user has named, called after another column than that of values, or as
     another but for capitals: e_av and E_av are the two sides of one."""
     there = Counter(column.name.lower() for column in matcher.columns)
     for error, value in _VALUES.items():
-        if error in sources and not {error, value} & matcher.card.named:
+        if error in sources and value in sources and error not in matcher.card.named:
             own, of = (sources[name].ref.name for name in (error, value))
-            called = re.sub("^(e|s|err|sig|sigma)_|_(e|err|error|std|sig|sigma)$", "", own.lower())
-            if own.lower() != called != of.lower() and called in there:
+            called = _names.values_of_error(own)
+            differs = any(_names.are_other_systems(name, of) for name in called)
+            is_named = value in matcher.card.named
+            is_other = not is_named and any(name in there for name in called)
+            if of.lower() not in called and (differs or is_other):
                 said = f"{value} = {of}, and {error} = {own}, which is another column's"
                 raise UserError(f"{matcher.path}: {said}; name both")
-            if error.endswith(_ERROR) and there[own.lower()] > 1:
+            if not is_named and error.endswith(_ERROR) and there[own.lower()] > 1:
                 said = f"{error} = {own}, and there is another column of these letters"
                 raise UserError(f"{matcher.path}: {said}; name {value} and {error}")
+
+
+def _check_units(matcher: Matcher, sources: Mapping[str, Source]) -> None:
+    """Refuse coordinates of which some have a unit that differs from the usual one, and others
+    none: of hours for ra, dec is in degrees."""
+    for names in (("l", "b"), ("ra", "dec"), ("x", "y", "z")):
+        there = {name: sources[name] for name in names if name in sources}
+        stated = {name for name, source in there.items() if matcher.says_unit(name, source)}
+        unusual = [
+            f"{there[name].ref} in {there[name].unit}"
+            for name in stated
+            if there[name].factor != 1.0 and (name != "ra" or there[name].unit == "rad")
+        ]
+        silent = [str(source.ref) for name, source in there.items() if name not in stated]
+        if unusual and silent:
+            raise UserError(
+                f"{matcher.path}: {', '.join(sorted(unusual))}, and no unit of "
+                f"{', '.join(silent)}: name those of all, as --column "
+                f'"{next(n for n in names if n not in stated)}={silent[0]} [UNIT]"'
+            )
 
 
 def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:

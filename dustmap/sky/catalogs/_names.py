@@ -13,10 +13,10 @@ from dustmap.sky.systems import known_systems
 #: anywhere; and units.
 _ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
 _BOUNDS = (
-    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|"
-    "rel(ative)?|frac(tional)?|var(iance)?"
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|ci|"
+    "rel(ative)?|frac(tional)?|perc(ent)?|pct|var(iance)?"
 )
-_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{_ERROR_WORDS}|0?5|16|84|95|68")
+_ERRORS = re.compile(rf"\b(e|s|b|l|u|p|q|{_BOUNDS})\b|{_ERROR_WORDS}|\b[pq]\d+\b|0?5|16|84|95|68")
 #: The same where one of these is there: err1, lerr.
 _MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{_ERROR_WORDS}|\d+")
 _UNITS = frozenset(("pc", "kpc"))
@@ -26,15 +26,25 @@ _BRACKETED, _LONGEST_UNIT = (u.deg, u.pc, u.mag), 16
 CALLED_EXTINCTION = re.compile(
     r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
 )
-#: In names of columns of errors.
+#: In names of columns of errors, and of what is made of errors.
 _OF_ERRORS = re.compile(f"{_ERROR_WORDS}|(^|_)e_|^s_|^d_")
-#: In names of the lower and of the upper side of a value.
+_MADE_OF_ERRORS = re.compile("over|snr|ratio|corr|var|perc|pct|rel|frac")
+#: In names of the lower and of the upper side of a value, and of what is further from it than one
+#: standard deviation.
 _SIDES = (
     re.compile("(^|_)(lo|low|lower|min|minus)(_|$)|16$"),
     re.compile("(^|_)(hi|high|up|upper|max|plus)(_|$)|84$"),
 )
-#: The end of a name of medians: av50, av_p50, av_median.
-_MEDIAN = re.compile(r"_?(p?50|med|median)$")
+_FAR = re.compile(r"(?:lo|hi|low|high|[pqlu]|[^0-9a-z])(0?5|95|0?25|975|01|99)$")
+#: What names of errors, of one side and of percentiles have around that of their value.
+_BEFORE = re.compile("^(e|s|err|sig|sigma|std|unc|u|d)_")
+_BEHIND = re.compile(
+    "_?(e|err|error|std|sig|sigma|unc)?_?(lo|low|lower|hi|high|up|upper|plus|minus|neg|pos)$|"
+    "_(e|err|error|std|sig|sigma|unc)$|_?p?(16|84)$"
+)
+#: Names of extinctions in a band and of colour excesses: ak, ebpminrp.
+_BAND = "bp|rp|ks|[ubvgriyzjhk]"
+_OF_A_BAND = re.compile(rf"a({_BAND}|w[1-4])|e({_BAND})(min)?(?!\2)({_BAND})")
 
 
 def may_be(role: str, column: str) -> bool:
@@ -46,7 +56,10 @@ def may_be(role: str, column: str) -> bool:
     >>> [may_be("distance_error", name) for name in ("dist_lo_err", "dist")]
     [False, False]
     """
-    if bool(_OF_ERRORS.search(column.lower())) != ("_error" in role):
+    is_error = "_error" in role
+    if bool(_OF_ERRORS.search(column.lower())) != is_error:
+        return False
+    if is_error and _MADE_OF_ERRORS.search(column.lower()):
         return False
     return _is_one_side(role) or not _is_one_side(column.lower())
 
@@ -66,7 +79,11 @@ def is_error_of(column: str, quantity: str) -> bool:
     [True, True, True, False]
     >>> is_error_of("r_lo_geo", "r_med_geo"), is_error_of("B_rgeo", "rgeo")
     (True, True)
+    >>> [is_error_of(name, "dist") for name in ("u_dist", "dist_l68", "dist_q1", "dist+", "dist_n")]
+    [True, True, True, True, False]
     """
+    if column[-1:] in ("+", "-") and _words(column) <= _words(quantity):
+        return True
     of, left, is_marked = _words(quantity), set[str](), False
     pattern = _MARKED if re.search(_ERROR_WORDS, column.lower()) else _ERRORS
     for word in _words(column) - _UNITS - of:
@@ -78,10 +95,37 @@ def is_error_of(column: str, quantity: str) -> bool:
     return is_marked and bool(left) and left <= of
 
 
+def values_of_error(column: str) -> list[str]:
+    """What the value may be called whose error, side or percentile a column is, in small letters.
+
+    >>> values_of_error("E_BV_error"), values_of_error("dist_err_lo"), values_of_error("av84")
+    (['bv_error', 'e_bv', 'bv'], ['dist'], ['av'])
+    """
+    own = column.lower()
+    ahead = _BEFORE.sub("", own)
+    called = (ahead, _BEHIND.sub("", own), _BEHIND.sub("", ahead))
+    return [name for name in dict.fromkeys(called) if name and name != own]
+
+
+def are_errors_of_distances(column: str) -> bool:
+    """Tell whether a column is called after errors and distances, whichever these are.
+
+    >>> [are_errors_of_distances(name) for name in ("dist_geo_err", "dist_flag", "teff_err")]
+    [True, False, False]
+    """
+    named = column.lower()
+    return bool(re.search(_ERROR_WORDS, named)) and "dist" in named
+
+
 def options_of_errors(columns: Sequence[str], distance: str) -> str:
     """Options that name these as the errors of distances, or as both sides of them."""
     sides = [next((c for c in columns if side.search(c.lower())), None) for side in _SIDES]
     low, high = sides
+    bounds = [next((c for c in columns if c.startswith(start)), None) for start in ("b_", "B_")]
+    if None not in bounds:
+        low, high = bounds
+    if any(_FAR.search(c.lower()) or _MADE_OF_ERRORS.search(c.lower()) for c in columns):
+        return "--column distance_error=NAME, a column of standard deviations that you make of them"
     if low is None or high is None:
         roles = {"error": columns[0]}
     elif _OF_ERRORS.search(low.lower()) and _OF_ERRORS.search(high.lower()):
@@ -121,14 +165,38 @@ def _is_unit(written: str) -> bool:
 
 
 def spelled_as(name: str) -> str:
-    """The system that is spelled so, however its letters, or with medians; empty of others.
+    """The system that is spelled so, however its letters, or with words behind; empty of others.
 
-    >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "red")]
-    ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', '']
+    >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "ag_gspphot", "red")]
+    ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', 'A_G', '']
     """
     spelled = {_letters(known): known for known in known_systems()}
-    plain = _letters(_MEDIAN.sub("", name.lower()))
-    return spelled.get(_letters(name)) or spelled.get(plain, "")
+    return next((spelled[begin] for begin in _beginnings(name) if begin in spelled), "")
+
+
+def are_other_systems(name: str, other: str) -> bool:
+    """Tell whether two names are of extinctions whose numbers differ.
+
+    >>> [are_other_systems("av", other) for other in ("E(B-V)", "A0", "y")]
+    [True, False, False]
+    """
+    scales = [known_systems()[own].per_a_v for own in map(spelled_as, (name, other)) if own]
+    return len(set(scales)) > 1
+
+
+def is_of_a_band(name: str) -> bool:
+    """Tell whether a column of extinctions is called after a band or a colour, known or not.
+
+    >>> [is_of_a_band(name) for name in ("A_K", "ebpminrp_gspphot", "E(J-K)", "ext", "err", "ear")]
+    [True, True, True, False, False, False]
+    """
+    return any(_OF_A_BAND.fullmatch(begin) for begin in _beginnings(name))
+
+
+def _beginnings(name: str) -> list[str]:
+    """The letters and digits of a name, then those of all but the last of its words, and so on."""
+    words = re.findall("[a-z]+|[0-9]+", name.lower())
+    return ["".join(words[:count]) for count in range(len(words), 0, -1)]
 
 
 def _letters(name: str) -> str:

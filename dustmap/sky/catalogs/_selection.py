@@ -36,6 +36,8 @@ HASHED_BYTES = 2**30
 MOST_GROUPS = 100_000
 #: Rows that are in memory at once.
 ROWS = 2**17
+#: The brightest and the faintest magnitude that is no sentinel.
+_MAGNITUDES = (-10.0, 40.0)
 
 
 @final
@@ -281,7 +283,7 @@ class Selection:
             reason = f"column {binding.group.ref}: the group is missing"
             problems[reason] = values[_rules.GROUP] == ""
         if self.card.with_magnitudes:
-            problems |= _rules.not_finite(values, (_rules.MAGNITUDE,))
+            problems |= _magnitude_problems(values[_rules.MAGNITUDE])
         valid = self._valid(file, problems, first - start + kept)
         if not valid.any():
             return None
@@ -328,6 +330,16 @@ class Selection:
                 self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
         return valid
+
+
+def _magnitude_problems(magnitude: NDArray[np.float64]) -> _rules.Problems:
+    """Find rows without a magnitude that a star may have."""
+    low, high = _MAGNITUDES
+    return {
+        **_rules.not_finite({_rules.MAGNITUDE: magnitude}, (_rules.MAGNITUDE,)),
+        f"{_rules.MAGNITUDE} is not between {low:g} and {high:g} mag": (magnitude < low)
+        | (magnitude > high),
+    }
 
 
 def _chunks(file: CatalogFile) -> Iterator[Chunk]:

@@ -7,8 +7,14 @@ from pathlib import Path
 from dustmap.errors import UserError
 from dustmap.sky.catalogs._binding import Binding
 from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._names import spelled_as, unit_in_name
-from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+from dustmap.sky.catalogs._names import is_of_a_band, spelled_as, unit_in_name
+from dustmap.sky.systems import (
+    ANSWERED,
+    ExtinctionSystem,
+    conversion,
+    known_systems,
+    system_named,
+)
 from dustmap.tables import AbstractReader
 
 log = logging.getLogger(__name__)
@@ -28,11 +34,14 @@ def system_of_file(
     """Choose the system of a file: by its header or the name of its column, its card, or else the
     caller."""
     column = _column_of(binding)
-    label = reader.keyword("EXTSYS") or (column if column in known_systems() else "")
+    key = ANSWERED if column.startswith("extinction_") and reader.keyword(ANSWERED) else "EXTSYS"
+    label = reader.keyword(key) or (column if column in known_systems() else "")
     try:
         named = system_named(label) if label else None
     except UserError as error:
-        raise UserError(f"{path}: EXTSYS in its header: {error}") from None
+        raise UserError(f"{path}: {key} in its header: {error}") from None
+    if named and reader.keyword(key):
+        _refuse_another(path, column, named, f"{key} in the header")
     if named and card.system and named != card.system:
         raise UserError(
             f"{path}: the extinctions are {named} by the file itself and {card.system} by "
@@ -66,11 +75,34 @@ def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> Exti
     knows which of them it is.
     """
     spelled = spelled_as(column)
-    if declared is None or declared.per_a_v is None or not spelled:
+    if declared is None or declared.per_a_v is None:
+        return declared
+    if not spelled:
+        _refuse_another(path, column, declared, "data.system or --system")
         return declared
     own = system_named(spelled)
-    near = abs(math.log(conversion(own, declared))) < math.log(_OF_A_KIND)
-    if own == declared or (near and spelled in _LOOSE):
+    if _are_of_a_kind(own, declared):
         return declared
     log.warning("%s: column %s is %s by its name: converted to %s", path, column, own, declared)
     return own
+
+
+def _are_of_a_kind(own: ExtinctionSystem, declared: ExtinctionSystem) -> bool:
+    """Whether a column that is called after one system may have extinctions in the other."""
+    near = abs(math.log(conversion(own, declared))) < math.log(_OF_A_KIND)
+    return own == declared or (near and own.name in _LOOSE)
+
+
+def _refuse_another(path: Path, column: str, declared: ExtinctionSystem, where: str) -> None:
+    """Refuse a column whose name says another extinction than is declared, of which one is wrong;
+    a custom system may be called anything."""
+    spelled = spelled_as(column)
+    differs = bool(spelled) and not _are_of_a_kind(system_named(spelled), declared)
+    if declared.per_a_v is None or not (differs or (not spelled and is_of_a_band(column))):
+        return
+    raise UserError(
+        f"{path}: the extinctions are {declared} ({where}), and the column {column} is "
+        f"{spelled or 'the extinction of another band'} by its name; rename it if it has "
+        f"{declared}, or correct what is declared: known are {', '.join(known_systems())}, and "
+        "custom:NAME for any other"
+    )

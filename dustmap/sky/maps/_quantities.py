@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 from dustmap.errors import UserError
+from dustmap.sky.systems import ANSWERED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -334,7 +335,7 @@ def add_answers(
     labelled: bool,
 ) -> None:
     """Add columns (N,) named extinction_..., density_..., measurement_..., distance_... or coverage
-    to a table, in place.
+    to a table, in place, and the system to its header.
 
     Parameters
     ----------
@@ -353,6 +354,7 @@ def add_answers(
     """
     from astropy.table import Column
 
+    table.meta[ANSWERED] = system.name
     for name, values in columns.items():
         quantity, _, what = name.partition("_")
         meaning = "share of the prior's variance that the data took away"

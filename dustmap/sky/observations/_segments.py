@@ -345,7 +345,8 @@ class Stops:
                 _in_place(values, filled) @ self.before.to(values)
                 for values in (a, posterior.lacking(segments).to(a))
             )
-            moments.append(torch.stack([drawn.mean(0), drawn.var(0), whole], 1).double())
+            spread = drawn.var(0, correction=0)
+            moments.append(torch.stack([drawn.mean(0), spread, whole], 1).double())
         return torch.cat(moments)
 
 

@@ -9,6 +9,9 @@ from typing import Any, final
 
 from dustmap.errors import UserError, did_you_mean
 
+#: Key of a table's header: the system of what a map has answered (extinction_mean and others),
+#: beside EXTSYS of what its rows had measured.
+ANSWERED = "MAPSYS"
 #: What the name of a system that is in no table starts with.
 CUSTOM = "custom:"
 

@@ -190,8 +190,8 @@ def worse(name: str, value: float) -> Callable[[Table], None]:
         (worse("extinction", np.nan), "extinction is not finite in row 4"),
         (worse("extinction_error", -0.1), "extinction_error is not > 0 in row 4"),
         (worse("extinction_error", 0.0), "extinction_error is not > 0 in row 4"),
-        (worse("l", -999.0), "l is not between -720 and 720 degrees in row 4"),
-        (worse("l", 1e9), "l is not between -720 and 720 degrees in row 4"),
+        (worse("l", -999.0), "l is not between -360 and 360 degrees in row 4"),
+        (worse("l", 1e9), "l is not between -360 and 360 degrees in row 4"),
         (worse("distance_pc", 1e300), "distance is beyond 1e+07 pc in row 4"),
         (worse("extinction", 1e300), "extinction is beyond 1000 mag in row 4"),
         (worse("extinction_error", 1e-30), "extinction_error is below 1e-09 mag in row 4"),
@@ -227,9 +227,9 @@ def test_text_in_the_place_of_a_number_is_quoted(tmp_path: Path, text: str) -> N
     ("parallax", "words"),
     [
         (-999.0, "parallax is more than 100 errors below 0 in row 4"),
-        (9999.0, "parallax is above 1000 mas in row 4"),
+        (9999.0, "parallax is above 770 mas in row 4"),
         (-49.0, ""),
-        (1001.0, ""),
+        (772.0, ""),
     ],
 )
 def test_parallaxes_that_are_sentinels(tmp_path: Path, parallax: float, words: str) -> None:
